@@ -1,0 +1,1 @@
+"""foretoken: speculative decoding end to end."""

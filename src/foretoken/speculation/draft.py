@@ -1,0 +1,51 @@
+"""The noun of speculative decoding: a tree of guessed tokens. Depth, ancestors and path are functions of `parents`.
+
+Shapes: B rows, N nodes. A chain is `parents = arange(N) - 1`; plain decoding is the tree of one node.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+PADDING = -1
+
+
+class Draft(NamedTuple):
+    """A tree of guesses per row.
+
+    Attributes:
+        tokens: [B, N] int64; node 0 is the pending token: emitted, not yet in the target's cache. Padding is -1.
+        parents: [B, N] int64; `parents[:, 0] == -1` and `parents[b, n] < n`, so ascending nodes are a path's order.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+
+
+def chain_parents(rows: int, nodes: int, device: torch.device | str = "cpu") -> Tensor:
+    """[rows, nodes] parents of a chain: every node follows the one before it."""
+    return torch.arange(-1, nodes - 1, device=device).expand(rows, nodes)
+
+
+def ancestors(parents: Tensor) -> Tensor:
+    """[B, N, N] bool: `out[b, n, m]` is true when m lies on the path from the root to n, n itself included.
+
+    Doubling the reach of the parent relation log2(N) times replaces a walk of N steps.
+    """
+    nodes = parents.shape[1]
+    index = torch.arange(nodes, device=parents.device)
+    reach = (parents.unsqueeze(2) == index) | (index.unsqueeze(1) == index)
+    span = 1
+    while span < nodes - 1:
+        step = reach.to(torch.float32)
+        reach = torch.matmul(step, step) > 0
+        span *= 2
+    return reach
+
+
+def depth(reach: Tensor) -> Tensor:
+    """[B, N] edges between each node and the root, from `ancestors`."""
+    return reach.sum(-1) - 1
