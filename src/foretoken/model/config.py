@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
+from foretoken.model.keys import Keys
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -59,7 +60,7 @@ class ModelConfig:
         qkv_bias, out_bias, mlp_bias: which linears carry a bias.
         qk_norm: an RMS norm over each query and key head before rotation (Qwen 3).
         sliding_windows: per layer, how many tokens a query sees, itself included; None is full attention.
-        max_position: positions the decoder has rotations for: the model's own limit, or `with_max_seq_len`'s.
+        max_position: positions the decoder has rotations for: the model's own limit, or the engine's where it has one.
         dtype: torch name of the dtype that the weights were saved in.
     """
 
@@ -96,21 +97,22 @@ class ModelConfig:
         """Width of all key heads together, and of all value heads."""
         return self.num_kv_heads * self.head_dim
 
-    def with_max_seq_len(self, tokens: int) -> ModelConfig:
-        """The same model under an engine's context limit in tokens; longrope chooses its factors by it."""
-        if tokens < 1:
-            raise ConfigError(f"max_seq_len is {tokens}, expected at least 1")
-        return replace(self, max_position=tokens)
-
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
+    def from_hf(cls, config: Mapping[str, Any], max_seq_len: int | None = None) -> ModelConfig:
         """Read a Hugging Face `config.json`, in transformers 4's or 5's spelling.
+
+        Args:
+            config: the file's content.
+            max_seq_len: the engine's context limit in tokens, by default the model's own; longrope chooses by it.
 
         Raises:
             UnsupportedModelError: the architecture, rotary kind, activation, dtype or quantisation is not implemented.
             CheckpointError: a key is missing or its value is not of the kind it must be.
+            ConfigError: `max_seq_len` is below 1.
         """
-        keys = _Keys(config)
+        if max_seq_len is not None and max_seq_len < 1:
+            raise ConfigError(f"max_seq_len is {max_seq_len}, expected at least 1")
+        keys = Keys(config)
         architecture = keys.architecture()
         if architecture not in FAMILIES:
             raise UnsupportedModelError(
@@ -121,78 +123,8 @@ class ModelConfig:
                 raise UnsupportedModelError(
                     f"config.json has {key!r}: quantised weights are not supported; use the unquantised checkpoint"
                 )
-        return FAMILIES[architecture](keys)
-
-
-class _Keys:
-    """Typed reads from a mapping. `null` and an absent key both mean the default; without a default they are errors."""
-
-    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
-        self.values = values
-        self.where = where
-
-    def _bad(self, key: str, expected: str) -> CheckpointError:
-        got = repr(self.values[key]) if key in self.values else "nothing"
-        return CheckpointError(f"{self.where} has {got} for {key!r}, expected {expected}: is this file complete?")
-
-    def architecture(self) -> str:
-        names = self.values.get("architectures")
-        if not isinstance(names, list) or not names or not isinstance(names[0], str):
-            raise self._bad("architectures", 'a list with one name, for example ["LlamaForCausalLM"]')
-        return names[0]
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self._bad(key, "a positive number")
-        return float(value)
-
-    def optional_number(self, key: str) -> float | None:
-        return None if self.values.get(key) is None else self.number(key)
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or value < 1:
-            raise self._bad(key, "a positive integer")
-        return int(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise self._bad(key, "true or false")
-        return value
-
-    def choice(self, key: str, default: str, known: tuple[str, ...]) -> str:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if value not in known:
-            raise UnsupportedModelError(f"{self.where} has {value!r} for {key!r}; supported: {', '.join(known)}")
-        return str(value)
-
-    def numbers(self, key: str, length: int) -> tuple[float, ...]:
-        value = self.values.get(key)
-        if not isinstance(value, list) or len(value) != length:
-            raise self._bad(key, f"a list of {length} numbers")
-        if any(isinstance(x, bool) or not isinstance(x, int | float) or x <= 0 for x in value):
-            raise self._bad(key, f"a list of {length} positive numbers")
-        return tuple(float(x) for x in value)
-
-    def token_ids(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        """One id, a list of ids, or `null` for none; only an absent key means the default."""
-        value = self.values.get(key, list(default))
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if any(isinstance(x, bool) or not isinstance(x, int) for x in ids):
-            raise self._bad(key, "a token id, a list of token ids or null")
-        return tuple(ids)
-
-    def mapping(self, key: str) -> Mapping[str, Any]:
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, Mapping):
-            raise self._bad(key, "an object or null")
-        return value or {}
+        model = FAMILIES[architecture](keys)
+        return model if max_seq_len is None else replace(model, max_position=max_seq_len)
 
 
 @dataclass(frozen=True)
@@ -210,7 +142,7 @@ class _Defaults:
     rope_names: Mapping[str, str] = field(default_factory=lambda: {kind: kind for kind in ROPE_KINDS})
 
 
-def _rope(keys: _Keys, head_dim: int, defaults: _Defaults) -> RopeConfig:
+def _rope(keys: Keys, head_dim: int, defaults: _Defaults) -> RopeConfig:
     # transformers 5 writes `rope_parameters` and lets a `rope_scaling` that is also present win.
     name = "rope_scaling" if keys.mapping("rope_scaling") else "rope_parameters"
     values = keys.mapping(name)
@@ -218,7 +150,7 @@ def _rope(keys: _Keys, head_dim: int, defaults: _Defaults) -> RopeConfig:
         raise UnsupportedModelError(
             f"{name!r} of config.json differs per layer type; supported: one rotary embedding for all layers"
         )
-    rope = _Keys(values, f"{name!r} of config.json")
+    rope = Keys(values, f"{name!r} of config.json")
     named = values.get("rope_type", values.get("type", "default"))
     if named not in defaults.rope_names:
         raise UnsupportedModelError(
@@ -245,7 +177,7 @@ def _rope(keys: _Keys, head_dim: int, defaults: _Defaults) -> RopeConfig:
     return _scaled(plain, rope)
 
 
-def _scaled(plain: RopeConfig, rope: _Keys) -> RopeConfig:
+def _scaled(plain: RopeConfig, rope: Keys) -> RopeConfig:
     """`plain` with the fields that its kind reads."""
     stretch = plain.max_position / plain.original_max_position
     match plain.kind:
@@ -280,7 +212,7 @@ def _scaled(plain: RopeConfig, rope: _Keys) -> RopeConfig:
     return plain
 
 
-def _plain(keys: _Keys, defaults: _Defaults) -> ModelConfig:
+def _plain(keys: Keys, defaults: _Defaults) -> ModelConfig:
     """A decoder with full attention and without biases; the family's function replaces what differs."""
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
     layers = keys.integer("num_hidden_layers")
@@ -312,17 +244,17 @@ def _plain(keys: _Keys, defaults: _Defaults) -> ModelConfig:
         max_position=rope.max_position,
         eos_token_ids=keys.token_ids("eos_token_id", defaults.eos_token_ids),
         bos_token_id=next(iter(keys.token_ids("bos_token_id", defaults.bos_token_ids)), None),
-        dtype=_Keys({"dtype": str(saved).removeprefix("torch.")}).choice("dtype", "float32", DTYPES),
+        dtype=Keys({"dtype": str(saved).removeprefix("torch.")}).choice("dtype", "float32", DTYPES),
     )
 
 
-def _every_layer(plain: ModelConfig, keys: _Keys, absent: int | None) -> tuple[int | None, ...]:
+def _every_layer(plain: ModelConfig, keys: Keys, absent: int | None) -> tuple[int | None, ...]:
     """One `sliding_window` for all layers; `null` is full attention and an absent key means `absent`."""
     window = keys.values.get("sliding_window", absent)
     return (None if window is None else keys.integer("sliding_window", absent),) * plain.num_layers
 
 
-def _chosen_layers(plain: ModelConfig, keys: _Keys) -> tuple[int | None, ...]:
+def _chosen_layers(plain: ModelConfig, keys: Keys) -> tuple[int | None, ...]:
     """Qwen: `layer_types` where written, else the layers from `max_window_layers` on, if windows are used at all."""
     used = keys.flag("use_sliding_window", False) and keys.values.get("sliding_window", 4096) is not None
     window = keys.integer("sliding_window", 4096) if used else None
@@ -341,19 +273,19 @@ def _chosen_layers(plain: ModelConfig, keys: _Keys) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def _llama(keys: _Keys) -> ModelConfig:
+def _llama(keys: Keys) -> ModelConfig:
     plain = _plain(keys, _Defaults("llama", max_position=2048, eos_token_ids=(2,), bos_token_ids=(1,)))
     bias = keys.flag("attention_bias", False)
     return replace(plain, qkv_bias=bias, out_bias=bias, mlp_bias=keys.flag("mlp_bias", False))
 
 
-def _mistral(keys: _Keys) -> ModelConfig:
+def _mistral(keys: Keys) -> ModelConfig:
     defaults = _Defaults("mistral", max_position=131072, num_kv_heads=8, eos_token_ids=(2,), bos_token_ids=(1,))
     plain = _plain(keys, defaults)
     return replace(plain, sliding_windows=_every_layer(plain, keys, absent=4096))
 
 
-def _phi3(keys: _Keys) -> ModelConfig:
+def _phi3(keys: Keys) -> ModelConfig:
     defaults = _Defaults(
         "phi3",
         max_position=4096,
@@ -368,18 +300,18 @@ def _phi3(keys: _Keys) -> ModelConfig:
     return replace(plain, sliding_windows=_every_layer(plain, keys, absent=None))
 
 
-def _qwen2(keys: _Keys) -> ModelConfig:
+def _qwen2(keys: Keys) -> ModelConfig:
     plain = _plain(keys, _Defaults("qwen2", max_position=32768, num_kv_heads=32))
     return replace(plain, qkv_bias=True, sliding_windows=_chosen_layers(plain, keys))
 
 
-def _qwen3(keys: _Keys) -> ModelConfig:
+def _qwen3(keys: Keys) -> ModelConfig:
     plain = _plain(keys, _Defaults("qwen3", max_position=32768, num_kv_heads=32, head_dim=128))
     bias = keys.flag("attention_bias", False)
     return replace(plain, qkv_bias=bias, out_bias=bias, qk_norm=True, sliding_windows=_chosen_layers(plain, keys))
 
 
-FAMILIES: dict[str, Callable[[_Keys], ModelConfig]] = {
+FAMILIES: dict[str, Callable[[Keys], ModelConfig]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
     "Phi3ForCausalLM": _phi3,

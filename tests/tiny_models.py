@@ -1,0 +1,127 @@
+"""Tiny random transformers models of every supported family, saved as a user would find them.
+
+The weights are wide (standard deviation 0.2), so that logits differ clearly and a wrong detail shows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB = 128
+WIDTH = 0.2
+
+
+class Tiny(NamedTuple):
+    """A family member: its transformers config class, and what of it differs from the common tiny shape.
+
+    `max_seq_len` is the context limit under which it is to be loaded, None for the model's own.
+    """
+
+    config: type[PreTrainedConfig]
+    options: dict[str, Any]
+    max_seq_len: int | None = None
+
+
+def rope(kind: str = "default", theta: float = 10000.0, **options: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": theta, **options}
+
+
+SHORT = [1 + 0.1 * i for i in range(8)]
+LONG = [1 + 0.8 * i for i in range(8)]
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+PHI = {"original_max_position_embeddings": 16, "max_position_embeddings": 128}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 9}
+
+FAMILIES: dict[str, Tiny] = {
+    "llama-2": Tiny(LlamaConfig, {"num_key_value_heads": 4}),
+    "llama-3": Tiny(LlamaConfig, {"rope_parameters": rope(theta=500000.0)}),
+    "llama-3.1": Tiny(LlamaConfig, {"rope_parameters": rope("llama3", 500000.0, **LLAMA3)}),
+    "llama-3.2": Tiny(
+        LlamaConfig,
+        {"tie_word_embeddings": True, "head_dim": 64, "rope_parameters": rope("llama3", 500000.0, **LLAMA3)},
+    ),
+    "llama-biases": Tiny(LlamaConfig, {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
+    "llama-linear": Tiny(LlamaConfig, {"rope_parameters": rope("linear", factor=4.0), "hidden_act": "gelu"}),
+    "llama-dynamic": Tiny(
+        LlamaConfig, {"rope_parameters": rope("dynamic", factor=2.0), "max_position_embeddings": 40}, max_seq_len=128
+    ),
+    "llama-yarn": Tiny(LlamaConfig, {"rope_parameters": rope("yarn", factor=4.0, original_max_position_embeddings=32)}),
+    "tinyllama": Tiny(LlamaConfig, {"num_attention_heads": 8, "num_key_value_heads": 1, "hidden_size": 128}),
+    "mistral": Tiny(MistralConfig, {"sliding_window": 8}),
+    "mistral-full": Tiny(MistralConfig, {"sliding_window": None, "head_dim": 32}),
+    "phi-3-short": Tiny(
+        Phi3Config,
+        {**PHI, "original_max_position_embeddings": 96}
+        | {"rope_parameters": rope("longrope", short_factor=SHORT, long_factor=LONG)},
+        max_seq_len=96,
+    ),
+    "phi-3-long": Tiny(
+        Phi3Config,
+        {**PHI, "sliding_window": 11, "rope_parameters": rope("longrope", short_factor=SHORT, long_factor=LONG)},
+    ),
+    "phi-4-mini": Tiny(
+        Phi3Config,
+        {**PHI, "tie_word_embeddings": True, "num_key_value_heads": 2}
+        | {
+            "rope_parameters": rope(
+                "longrope", short_factor=SHORT[:6], long_factor=LONG[:6], partial_rotary_factor=0.75
+            )
+        },
+    ),
+    "qwen-1.5": Tiny(Qwen2Config, {"num_key_value_heads": 4}),
+    "qwen-2": Tiny(Qwen2Config, {"tie_word_embeddings": True, "rope_parameters": rope(theta=1000000.0)}),
+    "qwen-2.5-windows": Tiny(Qwen2Config, {**WINDOWS, "max_window_layers": 1}),
+    "qwen-2.5-yarn": Tiny(
+        Qwen2Config, {"rope_parameters": rope("yarn", 1000000.0, factor=4.0, original_max_position_embeddings=32)}
+    ),
+    "qwen-3": Tiny(Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen-3-biases": Tiny(Qwen3Config, {"head_dim": 16, "attention_bias": True, **WINDOWS, "max_window_layers": 2}),
+}
+
+COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": WIDTH,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def build(name: str, seed: int = 0) -> PreTrainedModel:
+    """The random model of a family in float32 with eager attention; its biases and norms are random too."""
+    tiny = FAMILIES[name]
+    config = tiny.config(**{**COMMON, **tiny.options})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    # transformers starts biases at 0 and norms at 1, which would hide a bias or a norm that is never applied.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=WIDTH)
+    return model
+
+
+def save(name: str, directory: Path, *, seed: int = 0, max_shard_size: str = "50GB") -> PreTrainedModel:
+    """Save the random model of a family to `directory` and return it."""
+    model = build(name, seed)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    return model
