@@ -1,0 +1,113 @@
+"""Where each tensor of a Hugging Face checkpoint belongs in the decoder: a table, and the lookups that read it.
+
+Covers Llama, Mistral, Qwen 1.5, 2, 2.5, 3 (separate projections) and Phi-3 (fused ones), with and without `model.`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+# Stored module -> module of the decoder, and the piece of it when several stored modules are fused into one.
+# `N` stands for the index of the block; the fused form of a name comes before its parts.
+TABLE: dict[str, tuple[str, str | None]] = {
+    "embed_tokens": ("embed", None),
+    "layers.N.input_layernorm": ("blocks.N.attention_norm", None),
+    "layers.N.self_attn.qkv_proj": ("blocks.N.qkv", None),
+    "layers.N.self_attn.q_proj": ("blocks.N.qkv", "q"),
+    "layers.N.self_attn.k_proj": ("blocks.N.qkv", "k"),
+    "layers.N.self_attn.v_proj": ("blocks.N.qkv", "v"),
+    "layers.N.self_attn.q_norm": ("blocks.N.q_norm", None),
+    "layers.N.self_attn.k_norm": ("blocks.N.k_norm", None),
+    "layers.N.self_attn.o_proj": ("blocks.N.out", None),
+    "layers.N.post_attention_layernorm": ("blocks.N.mlp_norm", None),
+    "layers.N.mlp.gate_up_proj": ("blocks.N.gate_up", None),
+    "layers.N.mlp.gate_proj": ("blocks.N.gate_up", "gate"),
+    "layers.N.mlp.up_proj": ("blocks.N.gate_up", "up"),
+    "layers.N.mlp.down_proj": ("blocks.N.down", None),
+    "norm": ("norm", None),
+    "lm_head": ("head", None),
+}
+
+# Buffers that older exporters wrote beside the weights; they follow from config.json.
+DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+_INDEX = re.compile(r"\b\d+\b")
+
+
+class Shapes(Protocol):
+    """The facts of a `ModelConfig` that decide where the pieces of a fused tensor lie."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def tie_word_embeddings(self) -> bool: ...
+
+
+class Place(NamedTuple):
+    """A parameter of the decoder, and the rows of it that one stored tensor fills; `None` means all rows."""
+
+    parameter: str
+    rows: range | None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The table above, for one model.
+
+    Attributes:
+        rows: for every piece of a fused tensor, the rows it occupies there.
+        tied: the output head reads the embedding, so a stored head is a copy that is not needed.
+    """
+
+    rows: Mapping[str, range]
+    tied: bool
+
+    def ignores(self, name: str) -> bool:
+        """True for a stored tensor that the decoder derives or shares, so that it needs no place."""
+        return DERIVED.fullmatch(name) is not None or (self.tied and name == "lm_head.weight")
+
+    def place(self, name: str) -> Place | None:
+        """Where the stored tensor `name` belongs, or `None` if the families above have no such tensor."""
+        path, index, kind = _split(name.removeprefix("model."))
+        if path not in TABLE:
+            return None
+        ours, piece = TABLE[path]
+        return Place(f"{ours.replace('N', index)}.{kind}", self.rows[piece] if piece else None)
+
+    def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
+        """The stored names that would fill the rows of a parameter that are not `taken`: words for an error."""
+        path, index, kind = _split(parameter)
+        stored = [(name, piece) for name, (ours, piece) in TABLE.items() if ours == path]
+        names = [name for name, piece in stored if piece and self.rows[piece] not in taken] if taken else [stored[0][0]]
+        hint = " or its parts" if not taken and len(stored) > 1 else ""
+        return [f"{'' if path == 'head' else 'model.'}{name.replace('N', index)}.{kind}{hint}" for name in names]
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """A tensor's name as (module with N for the index, index, weight or bias)."""
+    path, _, kind = name.rpartition(".")
+    index = _INDEX.search(path)
+    return _INDEX.sub("N", path, count=1), index[0] if index else "", kind
+
+
+def rules_for(config: Shapes) -> Rules:
+    """The rules for one model's shapes: rows q, k, v and gate, up follow each other in the fused tensors."""
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    width = config.intermediate_size
+    rows = {
+        "q": range(query),
+        "k": range(query, query + key),
+        "v": range(query + key, query + 2 * key),
+        "gate": range(width),
+        "up": range(width, 2 * width),
+    }
+    return Rules(rows, config.tie_word_embeddings)
