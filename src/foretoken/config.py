@@ -1,0 +1,124 @@
+"""What a user can set about an engine, checked at the edge; frozen inside.
+
+An unknown key is an error that names the key and the nearest valid one. Names are those of TensorRT-LLM and vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from foretoken.errors import ConfigError, unknown_name
+
+METHODS = ("draft_target", "ngram", "suffix", "none")
+
+Method = Literal["draft_target", "ngram", "suffix", "none"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Positive = Annotated[int, Field(ge=1)]
+S = TypeVar("S", bound="Settings")
+
+
+class Settings(BaseModel):
+    """Base of every group of settings: immutable, no unknown keys, `ConfigError` instead of a pydantic error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def __init__(self, **values: Any) -> None:
+        unknown = [key for key in values if key not in type(self).model_fields]
+        if unknown:
+            raise ConfigError(unknown_name(f"{type(self).__name__} key", unknown[0], type(self).model_fields))
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(str(part) for part in problem["loc"])
+            name = f"{type(self).__name__}.{where}" if where else type(self).__name__
+            raise ConfigError(f"{name} = {problem['input']!r}: {problem['msg']}") from error
+
+    @classmethod
+    def of(cls: type[S], given: S | Mapping[str, Any] | None) -> S:
+        """These settings from an instance, a mapping or nothing (the defaults)."""
+        if isinstance(given, cls):
+            return given
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(f"got {type(given).__name__} {given!r}, expected {cls.__name__} or a mapping of its keys")
+        return cls(**(given or {}))
+
+
+class SpeculativeConfig(Settings):
+    """How drafts are made.
+
+    Attributes:
+        method: None is "draft_target" when there is a draft, otherwise "none".
+        max_draft_len: longest path of a draft (K), in tokens.
+        tree_top_k: draft_target: branches that each level keeps and expands; 1 is a chain.
+        max_total_draft_tokens: draft_target, suffix: nodes of a tree, best score first; None is
+            `max_draft_len * tree_top_k`.
+        max_matching_ngram_size, min_matching_ngram_size: ngram: suffix lengths that are looked up, longest first.
+        is_use_oldest: ngram: continue the oldest match instead of the newest.
+        is_public_pool: ngram: share n-grams over requests.
+        suffix_decoding_max_tree_depth: suffix: longest match plus draft.
+        suffix_decoding_max_cached_requests: suffix: finished outputs that stay searchable.
+        suffix_decoding_max_spec_factor: suffix: draft at most this many tokens per matched token.
+        suffix_decoding_min_token_prob: suffix: drop guesses less probable than this.
+    """
+
+    method: Method | None = None
+    max_draft_len: Annotated[int, Field(ge=1, le=128)] = 4
+    tree_top_k: Annotated[int, Field(ge=1, le=32)] = 1
+    max_total_draft_tokens: Annotated[int, Field(ge=1, le=512)] | None = None
+    max_matching_ngram_size: Positive = 3
+    min_matching_ngram_size: Positive = 1
+    is_use_oldest: bool = False
+    is_public_pool: bool = False
+    suffix_decoding_max_tree_depth: Annotated[int, Field(ge=2)] = 24
+    suffix_decoding_max_cached_requests: Annotated[int, Field(ge=0)] = 10_000
+    suffix_decoding_max_spec_factor: Annotated[float, Field(gt=0)] = 1.0
+    suffix_decoding_min_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+    @model_validator(mode="after")
+    def _agree(self) -> SpeculativeConfig:
+        if self.min_matching_ngram_size > self.max_matching_ngram_size:
+            raise ValueError(
+                f"min_matching_ngram_size {self.min_matching_ngram_size} exceeds "
+                f"max_matching_ngram_size {self.max_matching_ngram_size}"
+            )
+        return self
+
+
+class KVCacheConfig(Settings):
+    """The page pool.
+
+    Attributes:
+        tokens_per_block: page size.
+        enable_block_reuse: keep full pages of finished requests for prompts with the same beginning.
+        max_tokens: tokens that the pool holds; None plans for every row at full context, as far as memory goes.
+        free_memory_fraction: share of the memory left after the weights that the pool may take.
+    """
+
+    tokens_per_block: Annotated[int, Field(ge=1, le=1024)] = 32
+    enable_block_reuse: bool = True
+    max_tokens: Positive | None = None
+    free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+
+
+class EngineConfig(Settings):
+    """The engine around the model.
+
+    Attributes:
+        dtype: of weights, activations and cache; "auto" is the checkpoint's own (bfloat16 for float16 on CPU).
+        device: "auto" is CUDA where there is one, otherwise the CPU.
+        max_batch_size: sequences that run together.
+        max_num_tokens: tokens of one step over the batch, which bounds the pieces that prompts are cut into.
+        max_mixed_prefill_tokens: prompt tokens of a step that also decodes: small keeps running streams smooth.
+        max_seq_len: prompt plus output; None is the model's context.
+    """
+
+    dtype: DType = "auto"
+    device: str = "auto"
+    max_batch_size: Positive = 16
+    max_num_tokens: Annotated[int, Field(ge=2)] = 512
+    max_mixed_prefill_tokens: Positive = 64
+    max_seq_len: Annotated[int, Field(ge=2)] | None = None

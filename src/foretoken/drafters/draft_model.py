@@ -1,0 +1,227 @@
+"""Draft-target speculation: a small model of the same tokenizer grows a tree of guesses, best first.
+
+The draft keeps its own keys and values in the pages the target's rows own. A chain is the tree of one branch. Scores
+are ranked under the noise that the target draws with, which is what makes guesses come true at temperature > 0.
+Legend: B rows, K branches, C candidates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foretoken.model.decoder import Decoder
+from foretoken.runtime.cache import KVCache, Span
+from foretoken.speculation.draft import PADDING, Draft, chain_parents
+from foretoken.speculation.sampling import Sampling, rank
+
+FEED_ROWS = 512  # most tokens that one forward reads
+LONG_BACKLOG = 16  # beyond this a backlog is read at once, or the other rows' next feed would be padded to its width
+
+
+@dataclass(slots=True)
+class _Row:
+    """One sequence: `length` tokens are in the draft's cache, `backlog` became certain but is not yet."""
+
+    length: int = 0
+    backlog: list[int] = field(default_factory=list)
+    # The last proposal: child tokens of every node, and where its own forward lies past `length`.
+    children: dict[int, dict[int, int]] = field(default_factory=dict)
+    written: dict[int, int] = field(default_factory=dict)
+
+
+class DraftModelDrafter:
+    """Guesses with a decoder over a cache that shares the target's page table.
+
+    Args:
+        decoder: the draft model; its vocabulary is the target's.
+        cache: its keys and values.
+        max_draft_len: depth of the tree.
+        branches: candidates that each level keeps and expands; 1 is a chain.
+        budget: draft tokens a proposal keeps of all candidates, best cumulative score first.
+    """
+
+    taps: tuple[int, ...] = ()
+    namespace = "draft_target"
+    lag = LONG_BACKLOG
+
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, *, max_draft_len: int, branches: int = 1, budget: int | None = None
+    ) -> None:
+        self.decoder, self.cache = decoder, cache
+        self.max_draft_len, self.branches = max_draft_len, branches
+        self.budget = budget if budget is not None else max_draft_len
+        # The cache must hold what is proposed and, past the committed length, what is run to propose it.
+        self.nodes = max(self.budget, branches * (max_draft_len - 1))
+        self._rows: dict[int, _Row] = {}
+
+    def admit(self, row: int, cached: Sequence[int]) -> None:
+        self._rows[row] = _Row(length=len(cached))
+
+    def release(self, row: int) -> None:
+        self._rows.pop(row, None)
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
+        for row, certain in zip(rows, tokens, strict=True):
+            state = self._rows[row]
+            self._keep_path(row, state, certain)
+            while len(state.backlog) > LONG_BACKLOG:
+                self._feed([row], [state.backlog[:FEED_ROWS]])
+                del state.backlog[:FEED_ROWS]
+
+    def _keep_path(self, row: int, state: _Row, certain: Sequence[int]) -> None:
+        """Commits what the last proposal already computed of the accepted path; the rest joins the backlog."""
+        node, kept = 0, 0
+        path: list[int] = []
+        if state.children and certain:
+            kept = 1  # the pending token itself, which `propose` fed
+            for token in certain[1:]:
+                node = state.children.get(node, {}).get(token, -1)
+                if node not in state.written:
+                    break
+                path.append(state.written[node])
+                kept += 1
+        if path and path != list(range(len(path))):
+            index = torch.tensor([row]), torch.tensor([state.length]), torch.tensor([path])
+            self.cache.commit(*index)
+        state.length += len(path)
+        state.backlog.extend(certain[kept:])
+        state.children, state.written = {}, {}
+
+    def _feed(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Reads certain tokens into the cache; returns the last hidden state of each row, [B, H]."""
+        widths = [len(t) for t in tokens]
+        width = max(max(widths), 2 if len(rows) == 1 else 1)  # never one row alone, see model.linear
+        padded = torch.tensor([[*t, *[PADDING] * (width - len(t))] for t in tokens])
+        lengths = [self._rows[row].length for row in rows]
+        reach = torch.ones(width, width, dtype=torch.bool).tril().expand(len(rows), -1, -1)
+        span = Span(torch.tensor(rows), rows, torch.tensor(lengths), reach, width, max(lengths) + width)
+        hidden = self.decoder(padded.flatten(), self.cache, self.cache.view([span])).last
+        for row, count in zip(rows, widths, strict=True):
+            self._rows[row].length += count
+        last = torch.arange(len(rows)) * width + torch.tensor(widths) - 1
+        return hidden[last]
+
+    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
+        states = [self._rows[row] for row in rows]
+        hidden = self._feed(rows, [[*state.backlog, token] for state, token in zip(states, pending, strict=True)])
+        for state in states:
+            state.backlog = []
+        levels = min(max(limits), self.max_draft_len)
+        tree = _Tree(torch.tensor(pending), torch.tensor(limits), self.branches)
+        while tree.level < levels:
+            if tree.level > 0:
+                hidden = self._forward(rows, tree)
+            tree.grow(*self._rank(hidden, rows, sampling, tree))
+        draft, chosen = tree.best(self.budget)
+        self._remember(states, draft, chosen, tree)
+        return draft
+
+    def _rank(self, hidden: Tensor, rows: Sequence[int], sampling: Sampling, tree: _Tree) -> tuple[Tensor, Tensor]:
+        """[B, frontier, K] tokens and scores of the frontier's children."""
+        count = hidden.shape[0]
+        logits = self.decoder.logits(hidden if count > 1 else hidden.expand(2, -1))[:count]
+        frontier = count // len(rows)
+        position = torch.tensor([self._rows[row].length for row in rows]) + tree.level
+        tokens, scores = rank(
+            logits, position.repeat_interleave(frontier), sampling.repeat(frontier), self.branches
+        )
+        shape = (len(rows), frontier, self.branches)
+        return tokens.view(shape), scores.view(shape)
+
+    def _forward(self, rows: Sequence[int], tree: _Tree) -> Tensor:
+        """Runs the frontier past the committed length; returns its hidden states [B * frontier, H]."""
+        lengths = [self._rows[row].length for row in rows]
+        tokens, reach = tree.enter_frontier()
+        width = tokens.shape[1]
+        if tokens.numel() == 1:  # never one row alone: a padding node that sees itself
+            tokens = torch.cat([tokens, tokens.new_full((1, 1), PADDING)], dim=1)
+            size = reach.shape[1]
+            padded = torch.zeros(1, size + 1, size + 1, dtype=torch.bool)
+            padded[:, :size, :size] = reach
+            padded[:, size, size] = True
+            reach = padded
+        span = Span(
+            torch.tensor(rows), rows, torch.tensor(lengths), reach, tokens.shape[1], max(lengths) + reach.shape[1]
+        )
+        hidden = self.decoder(tokens.flatten(), self.cache, self.cache.view([span])).last
+        return hidden.view(len(rows), -1, hidden.shape[1])[:, :width].flatten(0, 1)
+
+    def _remember(self, states: Sequence[_Row], draft: Draft, chosen: Tensor, tree: _Tree) -> None:
+        """Notes which proposed nodes are in the cache, to keep them if they are accepted."""
+        slots = tree.forwarded.gather(1, chosen).tolist()
+        for state, tokens, parents, slot in zip(
+            states, draft.tokens.tolist(), draft.parents.tolist(), slots, strict=True
+        ):
+            state.children, state.written = {0: {}}, {}
+            for node in range(1, len(tokens)):
+                if tokens[node] != PADDING:
+                    state.children.setdefault(parents[node], {}).setdefault(tokens[node], node)
+                    if slot[node] >= 0:
+                        state.written[node] = slot[node]
+
+
+class _Tree:
+    """A tree under growth: all candidates so far, level by level, and the frontier that is expanded next.
+
+    Candidate 0 is the root. `forwarded[b, c]` is the place of candidate c among the nodes that ran, or -1.
+    """
+
+    def __init__(self, pending: Tensor, limits: Tensor, branches: int) -> None:
+        rows = pending.shape[0]
+        self.limits, self.branches, self.level = limits, branches, 0
+        self.tokens, self.parents = pending.unsqueeze(1), torch.full((rows, 1), -1)
+        self.scores = torch.zeros(rows, 1)
+        self.forwarded = torch.full((rows, 1), -1)
+        self.reach = torch.zeros(rows, 0, 0, dtype=torch.bool)
+        self._frontier = torch.zeros(rows, 1, dtype=torch.int64)  # candidates expanded by the next `grow`
+
+    def grow(self, tokens: Tensor, scores: Tensor) -> None:
+        """Adds K children [B, frontier, K] to every frontier node and takes the K best of them as the next frontier."""
+        branches = tokens.shape[2]
+        total = self.scores.gather(1, self._frontier).unsqueeze(2) + scores
+        total = total.masked_fill((self.limits <= self.level).view(-1, 1, 1), float("-inf")).flatten(1)
+        first = self.tokens.shape[1]
+        self.tokens = torch.cat([self.tokens, tokens.flatten(1)], dim=1)
+        self.scores = torch.cat([self.scores, total], dim=1)
+        parents = self._frontier.repeat_interleave(branches, dim=1)
+        self.parents = torch.cat([self.parents, parents], dim=1)
+        self.forwarded = torch.cat([self.forwarded, torch.full_like(parents, -1)], dim=1)
+        self._frontier = first + total.topk(branches, dim=1).indices
+        self.level += 1
+
+    def enter_frontier(self) -> tuple[Tensor, Tensor]:
+        """The frontier takes its place in the cache: its tokens [B, K] and the reach of all nodes that ever ran."""
+        rows, width = self._frontier.shape
+        size = self.reach.shape[1]
+        above = self.forwarded.gather(1, self.parents.gather(1, self._frontier))  # -1: the committed root
+        grown = torch.zeros(rows, size + width, size + width, dtype=torch.bool)
+        grown[:, :size, :size] = self.reach
+        if size:
+            inherited = self.reach.gather(1, above.clamp(min=0).unsqueeze(2).expand(-1, -1, size))
+            grown[:, size:, :size] = inherited & (above >= 0).unsqueeze(2)
+        grown[:, size:, size:] = torch.eye(width, dtype=torch.bool)
+        self.reach = grown
+        self.forwarded.scatter_(1, self._frontier, size + torch.arange(width).expand(rows, -1))
+        return self.tokens.gather(1, self._frontier), grown
+
+    def best(self, budget: int) -> tuple[Draft, Tensor]:
+        """The root and its `budget` best candidates as a draft, and their candidate numbers [B, N].
+
+        A child never scores above its parent and a tie goes to the earlier candidate, so the choice is a tree.
+        """
+        rows, count = self.tokens.shape
+        keep = min(budget, count - 1)
+        order = self.scores[:, 1:].sort(dim=1, descending=True, stable=True).indices[:, :keep] + 1
+        chosen = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), order.sort(dim=1).values], dim=1)
+        node = torch.zeros(rows, count, dtype=torch.int64).scatter(1, chosen, torch.arange(keep + 1).expand(rows, -1))
+        parents = node.gather(1, self.parents.gather(1, chosen).clamp(min=0))
+        tokens = self.tokens.gather(1, chosen)
+        dead = self.scores.gather(1, chosen) == float("-inf")
+        tokens = tokens.masked_fill(dead, PADDING)
+        parents = torch.where(dead, chain_parents(rows, keep + 1), parents)
+        parents[:, 0] = -1
+        return Draft(tokens, parents), chosen

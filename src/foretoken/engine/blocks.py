@@ -1,0 +1,127 @@
+"""Who owns which page of the cache: allocation, sharing of equal prefixes, eviction. Knows neither tensors nor models.
+
+Only full pages of committed tokens are shared; a page is named by the digest of everything up to and including it,
+seeded with the namespace of the drafter whose half it also holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+
+class BlockManager:
+    """Pages 1 .. pages - 1 of one pool; page 0 is the sink of `runtime.cache`.
+
+    A page is free, owned by `count` rows, or idle: owned by nobody but kept for its prefix until space is needed.
+    """
+
+    def __init__(self, pages: int, page_size: int, *, reuse: bool = True) -> None:
+        self.pages, self.page_size, self.reuse = pages, page_size, reuse
+        self._free = list(range(1, pages))  # ascending, so that neighbours are found
+        self._count: dict[int, int] = {}
+        self._digest: dict[int, bytes] = {}
+        self._page_of: dict[bytes, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    @property
+    def available(self) -> int:
+        """Pages that `allocate` could hand out now."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def allocate(self, count: int, after: int | None = None) -> list[int] | None:
+        """`count` pages, side by side with page `after` where possible; None, and nothing taken, if there are too few.
+
+        Args:
+            after: the row's last page so far.
+        """
+        if count > self.available:
+            return None
+        while len(self._free) < count:
+            page, _ = self._idle.popitem(last=False)
+            self._forget(page)
+            insort(self._free, page)
+        start = self._start(count, after)
+        taken = [self._free[i % len(self._free)] for i in range(start, start + count)]
+        gone = set(taken)
+        self._free = [page for page in self._free if page not in gone]
+        self._count.update(dict.fromkeys(taken, 1))
+        return taken
+
+    def _start(self, count: int, after: int | None) -> int:
+        """Index into the free list: right after `after`, or the middle of the longest run so that rows can grow."""
+        if after is not None:
+            index = bisect_left(self._free, after + 1)
+            if index < len(self._free) and self._free[index] == after + 1:
+                return index
+        best, length, begin = 0, 0, 0
+        for i in range(1, len(self._free) + 1):
+            if i == len(self._free) or self._free[i] != self._free[i - 1] + 1:
+                if i - begin > length:
+                    best, length = begin, i - begin
+                begin = i
+        return best if length == len(self._free) == self.pages - 1 else best + max(0, (length - count) // 2)
+
+    def free(self, pages: Sequence[int]) -> None:
+        """Gives back one ownership of each page; shared prefixes stay idle until their space is needed."""
+        for page in reversed(pages):  # a prefix is more useful than what follows it: it becomes the most recent
+            self._count[page] -= 1
+            if self._count[page]:
+                continue
+            del self._count[page]
+            if page in self._digest:
+                self._idle[page] = None
+            else:
+                insort(self._free, page)
+
+    def match(self, tokens: Sequence[int], namespace: str) -> list[int]:
+        """Takes ownership of the longest run of shared pages that hold a proper prefix of `tokens`."""
+        found: list[int] = []
+        if not self.reuse:
+            return found
+        # At least one token stays to be computed: its logits are the first draw.
+        for digest in self._digests(tokens[: len(tokens) - 1], namespace):
+            page = self._page_of.get(digest)
+            if page is None:
+                break
+            self._idle.pop(page, None)
+            self._count[page] = self._count.get(page, 0) + 1
+            found.append(page)
+        return found
+
+    def publish(self, tokens: Sequence[int], namespace: str, pages: Sequence[int]) -> None:
+        """Offers the full pages among `pages`, which hold the committed `tokens`, to other rows."""
+        if not self.reuse:
+            return
+        for page, digest in zip(pages, self._digests(tokens, namespace), strict=False):
+            if digest not in self._page_of and page not in self._digest:
+                self._page_of[digest] = page
+                self._digest[page] = digest
+
+    def _digests(self, tokens: Sequence[int], namespace: str) -> Iterator[bytes]:
+        digest = namespace.encode()
+        for end in range(self.page_size, len(tokens) + 1, self.page_size):
+            block = array("q", tokens[end - self.page_size : end]).tobytes()
+            digest = hashlib.blake2b(digest + block, digest_size=16).digest()
+            yield digest
+
+    def _forget(self, page: int) -> None:
+        del self._page_of[self._digest.pop(page)]
+
+    def check(self) -> None:
+        """Raises AssertionError unless every page is free, owned or idle, exactly once (for tests)."""
+        states = [set(self._free), set(self._count), set(self._idle)]
+        assert sum(map(len, states)) == self.pages - 1
+        assert set.union(*states) == set(range(1, self.pages))
+        assert all(self._page_of[d] == p for p, d in self._digest.items())
+        assert set(self._idle) <= set(self._digest)

@@ -1,0 +1,164 @@
+"""From names and settings to a running engine: resolve, check, load, plan the memory, assemble."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from foretoken.checkpoint.hub import read_config, resolve
+from foretoken.checkpoint.load import load_decoder
+from foretoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
+from foretoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
+from foretoken.drafters.base import Drafter
+from foretoken.drafters.factory import build_drafter
+from foretoken.engine.blocks import BlockManager
+from foretoken.engine.engine import NO_DRAFT, Engine
+from foretoken.engine.runner import Runner
+from foretoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
+from foretoken.model.config import ModelConfig
+from foretoken.model.decoder import Decoder
+from foretoken.runtime.cache import KEY_BLOCK, KVCache, PageTable
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MODEL_FREE = ("ngram", "suffix")  # any request may choose these: they need no weights
+
+
+class Loaded(NamedTuple):
+    """Models and tokenizer of an engine.
+
+    Attributes:
+        max_seq_len: prompt plus output, as asked for or as the target allows.
+    """
+
+    target: Decoder
+    draft: Decoder | None
+    tokenizer: Tokenizer
+    max_seq_len: int
+
+
+def load_models(model: str, draft: str | None, revisions: tuple[str | None, str | None], config: EngineConfig) -> Loaded:
+    """Loads the target and, if there is one, a draft whose tokenizer and vocabulary are checked against it first."""
+    directory = resolve(model, revisions[0])
+    stated = ModelConfig.from_hf(read_config(directory))
+    limit = config.max_seq_len or stated.max_position
+    if limit > stated.max_position:
+        raise ConfigError(
+            f"max_seq_len {limit} exceeds the {stated.max_position} positions that {model} was made for; lower it"
+        )
+    tokenizer = load_tokenizer(directory)
+    draft_directory = resolve(draft, revisions[1]) if draft is not None else None
+    if draft_directory is not None:
+        check_same_tokenizer(tokenizer, load_tokenizer(draft_directory))
+        _check_vocabulary(stated, ModelConfig.from_hf(read_config(draft_directory)), draft_directory)
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, stated, device)
+    loaded = [load_decoder(d, dtype, device, limit) for d in (directory, draft_directory) if d is not None]
+    return Loaded(loaded[0], loaded[1] if len(loaded) > 1 else None, tokenizer, limit)
+
+
+def _check_vocabulary(target: ModelConfig, draft: ModelConfig, directory: Path) -> None:
+    if target.vocab_size != draft.vocab_size:
+        raise DraftMismatchError(
+            f"{directory} has {draft.vocab_size} output rows, the target {target.vocab_size}; they must be equal"
+        )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r}: expected 'auto', 'cpu' or 'cuda[:N]'") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r}: expected 'auto', 'cpu' or 'cuda[:N]'")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: this machine or this build of torch has no CUDA; use 'cpu'")
+    return device
+
+
+def _dtype(name: str, stated: ModelConfig, device: torch.device) -> torch.dtype:
+    dtype = DTYPES[stated.dtype if name == "auto" else name]
+    # float16 GEMMs of more than one row are five times slower than bfloat16 on CPU.
+    return torch.bfloat16 if name == "auto" and device.type == "cpu" and dtype == torch.float16 else dtype
+
+
+def build_engine(
+    loaded: Loaded, speculative: SpeculativeConfig, config: EngineConfig, cache: KVCacheConfig
+) -> tuple[Engine, int]:
+    """The engine and the longest sequence it can hold.
+
+    Raises:
+        MemoryPlanError: the pool cannot hold even one useful sequence.
+    """
+    target, draft = loaded.target, loaded.draft
+    device = target.embed.weight.device
+    page = cache.tokens_per_block
+    # What a draft may need past a row's last token, whichever drafter the request chooses.
+    deepest = speculative.max_draft_len
+    tree = max(speculative.max_total_draft_tokens or 0, deepest * speculative.tree_top_k)
+    lookahead = 2 + tree
+    pages, max_seq_len = _plan_pages(loaded, config, cache, lookahead)
+    per_row = -(-(max_seq_len + lookahead + KEY_BLOCK[target.dtype]) // page)
+    table = PageTable(config.max_batch_size, pages, per_row, page, device)
+
+    def cache_for(decoder: Decoder) -> KVCache:
+        shape = decoder.config
+        return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, decoder.dtype, device)
+
+    methods = [*MODEL_FREE, *(["draft_target"] if draft is not None else [])]
+    drafters: dict[str, Drafter] = {m: build_drafter(m, speculative, draft, cache_for) for m in methods}
+    taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
+    engine = Engine(
+        Runner(target, cache_for(target), taps),
+        table,
+        BlockManager(pages, page, reuse=cache.enable_block_reuse),
+        drafters,
+        max_batch_size=config.max_batch_size,
+        max_num_tokens=config.max_num_tokens,
+        mixed_chunk=config.max_mixed_prefill_tokens,
+    )
+    return engine, max_seq_len
+
+
+def default_method(speculative: SpeculativeConfig, draft: Decoder | None) -> str:
+    """The method of requests that name none."""
+    if speculative.method == "draft_target" and draft is None:
+        raise ConfigError("method 'draft_target' needs a draft model: give draft=PATH or --draft PATH")
+    if speculative.method is not None:
+        return speculative.method
+    return "draft_target" if draft is not None else NO_DRAFT
+
+
+def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int) -> tuple[int, int]:
+    """Pages of the pool, sink included, and the longest sequence they hold with its lookahead."""
+    page = cache.tokens_per_block
+    per_page = sum(
+        KVCache.bytes_per_page(d.config.num_layers, d.config.num_kv_heads, d.config.head_dim, page, d.dtype)
+        for d in (loaded.target, loaded.draft)
+        if d is not None
+    )
+    wanted = cache.max_tokens or config.max_batch_size * (loaded.max_seq_len + lookahead)
+    fits = int(_free_memory(loaded.target.embed.weight.device) * cache.free_memory_fraction) // per_page
+    pages = min(-(-wanted // page), fits)
+    longest = min(loaded.max_seq_len, pages * page - lookahead)
+    if longest < 2:
+        raise MemoryPlanError(
+            f"the cache would hold {pages * page} tokens ({pages} pages of {per_page / 2**20:.1f} MiB) of which drafts "
+            f"take {lookahead}; expected room for a sequence: raise max_tokens or free_memory_fraction"
+        )
+    if cache.max_tokens is not None and pages * page < cache.max_tokens:
+        raise MemoryPlanError(
+            f"max_tokens {cache.max_tokens} needs {cache.max_tokens // page * per_page / 2**30:.2f} GiB, free is room "
+            f"for {pages * page} tokens; lower max_tokens, max_batch_size or max_seq_len"
+        )
+    return pages + 1, longest
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

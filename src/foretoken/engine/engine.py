@@ -1,0 +1,239 @@
+"""The engine's step: plan -> propose -> forward -> verify -> commit -> observe -> advance.
+
+Holds the requests of one target and the drafters they use; tokens in, tokens out. Not thread-safe: one caller steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from foretoken.drafters.base import Drafter
+from foretoken.engine.blocks import BlockManager
+from foretoken.engine.request import Request, TokenLogprob
+from foretoken.engine.runner import Batch, Outcome, Prompt, Runner, merge
+from foretoken.engine.scheduler import Plan, Scheduler
+from foretoken.runtime.cache import PageTable
+from foretoken.speculation.draft import Draft
+from foretoken.speculation.sampling import Sampling, token_logprobs
+
+NO_DRAFT = "none"
+
+
+class Engine:
+    """Continuous batching of speculative decoding.
+
+    Args:
+        runner: the target over its cache.
+        table: the page table that every cache of this engine shares.
+        blocks: the pages of that table.
+        drafters: by method name; a request whose method is "none" decodes plainly.
+        max_batch_size, max_num_tokens, mixed_chunk: see `Scheduler`.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        table: PageTable,
+        blocks: BlockManager,
+        drafters: Mapping[str, Drafter],
+        *,
+        max_batch_size: int,
+        max_num_tokens: int,
+        mixed_chunk: int,
+    ) -> None:
+        self.runner, self.table, self.drafters = runner, table, dict(drafters)
+        self.scheduler = Scheduler(
+            blocks,
+            max_batch_size=max_batch_size,
+            max_num_tokens=max_num_tokens,
+            mixed_chunk=mixed_chunk,
+            lookahead=self._lookahead,
+        )
+        self._rows: dict[int, Request] = {}
+        self._requests: dict[int, Request] = {}
+        self._sampling: tuple[list[Request], Sampling] | None = None
+
+    def _lookahead(self, request: Request, limit: int) -> int:
+        """Slots past the pending token: one for the token after it, or all nodes of the drafter's tree."""
+        return max(1, self.drafters[request.method].nodes) if limit and request.method in self.drafters else 1
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Takes a request; it runs when there is room."""
+        self._requests[request.id] = request
+        self.scheduler.add(request)
+
+    def abort(self, request_id: int) -> None:
+        """Ends a request now and frees its row and pages; an unknown or finished one is left alone."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.stop("abort", None)
+            self._retire(request)
+
+    def step(self) -> list[Request]:
+        """One step over the batch; returns the requests that emitted tokens or ended."""
+        begin = time.perf_counter()
+        plan = self.scheduler.plan()
+        self._apply(plan)
+        decoding = [self._rows[item.row] for item in plan.decode]
+        proposing = time.perf_counter()
+        draft = self._propose(plan, decoding)
+        drafted = time.perf_counter()
+        batch = self._batch(plan, draft)
+        sampled = decoding + [self._rows[chunk.row] for chunk in plan.prefill if chunk.last]
+        outcome = self.runner.run(batch, self._sampling_of(sampled) if sampled else None)
+        verified = time.perf_counter()
+        self._score_prompts(batch, outcome)
+        changed = self._advance(sampled, draft, outcome)
+        observing = time.perf_counter()
+        self._observe(batch, outcome, decoding)
+        end = time.perf_counter()
+        draft_s, verify_s = drafted - proposing + end - observing, verified - drafted
+        for request in sampled + [self._rows[c.row] for c in plan.prefill if not c.last]:
+            request.stats.draft_s += draft_s
+            request.stats.verify_s += verify_s
+            request.stats.other_s += end - begin - draft_s - verify_s
+        for request in changed:
+            if request.finish_reason is not None:
+                self._retire(request)
+        return changed
+
+    def _apply(self, plan: Plan) -> None:
+        """Lets go of preempted rows, then seats the admitted and hands out pages."""
+        for row in plan.preempted:
+            self._leave(row)
+        for row, request_id, cached in plan.admitted:
+            request = self._rows[row] = self._requests[request_id]
+            request.cached_tokens = cached
+            if drafter := self.drafters.get(request.method):
+                drafter.admit(row, request.tokens[:cached])
+        for row, pages in plan.pages:
+            self.table.extend(row, pages)
+
+    def _leave(self, row: int) -> None:
+        request = self._rows.pop(row)
+        self.table.clear(row)
+        if drafter := self.drafters.get(request.method):
+            drafter.release(row)
+
+    def _retire(self, request: Request) -> None:
+        del self._requests[request.id]
+        row = request.row
+        self.scheduler.finish(request)
+        if row is not None:
+            self._leave(row)
+
+    def _propose(self, plan: Plan, decoding: Sequence[Request]) -> Draft:
+        drafts = []
+        for method, drafter in self.drafters.items():
+            places = [i for i, item in enumerate(plan.decode) if item.limit and decoding[i].method == method]
+            if places:
+                requests = [decoding[i] for i in places]
+                rows = [plan.decode[i].row for i in places]
+                limits = [plan.decode[i].limit for i in places]
+                sampling = self._sampling_of(requests)
+                drafts.append((places, drafter.propose(rows, [r.tokens[-1] for r in requests], limits, sampling)))
+        return merge([request.tokens[-1] for request in decoding], drafts)
+
+    def _batch(self, plan: Plan, draft: Draft) -> Batch:
+        rows = [item.row for item in plan.decode]
+        prompts = [
+            Prompt(row, start, self._rows[row].tokens[start : start + count], last)
+            for row, start, count, last in plan.prefill
+        ]
+        return Batch(rows, [self._rows[row].committed for row in rows], draft, prompts)
+
+    def _sampling_of(self, requests: list[Request]) -> Sampling:
+        """The rows' sampling, kept while the batch stays the same and nothing in it depends on history."""
+        kept = self._sampling
+        if kept is not None and kept[1].reusable and kept[0] == requests:
+            return kept[1]
+        sampling = Sampling.of([request.sampling for request in requests])
+        self._sampling = (list(requests), sampling)
+        return sampling
+
+    def _advance(self, sampled: Sequence[Request], draft: Draft, outcome: Outcome) -> list[Request]:
+        """Hands every sampled row its accepted tokens and the target's own; they stop where they must."""
+        if outcome.verdict is None:
+            return []
+        paths, lengths = outcome.verdict.path.tolist(), outcome.verdict.length.tolist()
+        tokens, bonuses = draft.tokens.tolist(), outcome.verdict.bonus.tolist()
+        for i, request in enumerate(sampled):
+            accepted = lengths[i]
+            guesses = tokens[i] if i < len(tokens) else []
+            emitted = [guesses[node] for node in paths[i][1 : accepted + 1]] + [bonuses[i]]
+            drafted = sum(token >= 0 for token in guesses[1:])
+            logprobs = self._logprobs(request, outcome, i, paths[i][: accepted + 1], emitted)
+            # Root and accepted nodes are in the cache now; a prompt piece is counted by `_observe`.
+            if i < len(tokens):
+                request.committed += accepted + 1
+            request.emit(emitted, accepted, drafted, logprobs)
+        return list(sampled)
+
+    def _logprobs(
+        self, request: Request, outcome: Outcome, place: int, path: Sequence[int], emitted: Sequence[int]
+    ) -> list[TokenLogprob]:
+        if request.params.logprobs is None or outcome.logits is None:
+            return []
+        return _token_logprobs(outcome.logits[place, path], emitted, request.params.logprobs)
+
+    def _score_prompts(self, batch: Batch, outcome: Outcome) -> None:
+        """Log-probabilities of prompt tokens, for the requests that want them; the first token has none."""
+        for prompt, hidden in zip(batch.prompts, outcome.prompt_hidden, strict=True):
+            request = self._rows[prompt.row]
+            if request.params.prompt_logprobs is None:
+                continue
+            known = len(request.prompt_logprobs)
+            if known == 0:
+                request.prompt_logprobs.append(None)
+            follow = request.prompt_ids[prompt.start + 1 : prompt.start + 1 + len(prompt.tokens)]
+            follow = follow[max(0, known - 1 - prompt.start) :]  # a preempted request recomputes what it has
+            if follow:
+                first = len(request.prompt_logprobs) - 1 - prompt.start
+                rows = hidden[first : first + len(follow)]
+                logits = self.runner.decoder.logits(rows if len(rows) > 1 else rows.expand(2, -1))[: len(follow)]
+                request.prompt_logprobs += _token_logprobs(logits, follow, request.params.prompt_logprobs)
+
+    def _observe(self, batch: Batch, outcome: Outcome, decoding: Sequence[Request]) -> None:
+        """Tells drafters what became certain: accepted paths, then prompt pieces."""
+        nodes = 0 if outcome.verdict is None else outcome.verdict.path.shape[1]
+        going = [i for i, request in enumerate(decoding) if request.finish_reason is None]
+        for method, drafter in self.drafters.items():
+            places = [i for i in going if decoding[i].method == method]
+            if places:
+                features, certain = self._path_features(outcome, places, nodes), []
+                for i in places:
+                    request = decoding[i]
+                    certain.append(request.tokens[batch.starts[i] : request.committed])
+                drafter.observe([batch.rows[i] for i in places], certain, features)
+        begin = len(decoding) * nodes
+        for prompt in batch.prompts:
+            request, count = self._rows[prompt.row], len(prompt.tokens)
+            request.committed += count
+            if (drafter := self.drafters.get(request.method)) and request.finish_reason is None:
+                features = None if outcome.features is None else outcome.features[begin : begin + count]
+                drafter.observe([prompt.row], [prompt.tokens], features)
+            begin += max(2, count)
+
+    def _path_features(self, outcome: Outcome, places: Sequence[int], nodes: int) -> Tensor | None:
+        """Hidden states of the accepted paths of some decoding rows, concatenated."""
+        if outcome.features is None or outcome.verdict is None:
+            return None
+        paths, lengths = outcome.verdict.path.tolist(), outcome.verdict.length.tolist()
+        return outcome.features[[i * nodes + node for i in places for node in paths[i][: lengths[i] + 1]]]
+
+
+def _token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """One `TokenLogprob` per row of logits [R, V]."""
+    found = token_logprobs(logits, logits.new_tensor(tokens).long(), top)
+    columns = (found.chosen.tolist(), found.rank.tolist(), found.top_tokens.tolist(), found.top_values.tolist())
+    return [
+        TokenLogprob(token, logprob, rank, tuple(zip(ids, values, strict=True)))
+        for token, logprob, rank, ids, values in zip(tokens, *columns, strict=True)
+    ]

@@ -1,0 +1,218 @@
+"""`LLM`: prompts in, completions out. Checks requests, tokenises, and steps the engine for one caller at a time."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from foretoken.checkpoint.chat import Message
+from foretoken.checkpoint.tokenizer import Tokenizer
+from foretoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
+from foretoken.engine.build import build_engine, default_method, load_models
+from foretoken.engine.completion import Chunk, Completion
+from foretoken.engine.detokenize import Detokenizer
+from foretoken.engine.engine import NO_DRAFT, Engine
+from foretoken.engine.request import Request
+from foretoken.errors import PromptTooLongError, RequestError
+from foretoken.speculation.noise import choice_seed
+from foretoken.speculation.params import SamplingParams
+from foretoken.speculation.sampling import RowSampling
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A target model, optionally with a draft, ready to generate.
+
+    The output is a function of target, prompt, sampling parameters and seed alone: no draft, no batch and no chunking
+    of the prompt changes a token.
+
+    Args:
+        model: directory, Hub id, or "embedded".
+        draft: the same for the draft model.
+        speculative: `SpeculativeConfig` or a mapping of its keys.
+        kv_cache: `KVCacheConfig` or a mapping of its keys.
+        revision, draft_revision: Hub revisions.
+        engine: keys of `EngineConfig`: dtype, device, max_batch_size, max_num_tokens, max_seq_len, ...
+
+    Raises:
+        ForetokenError: the models cannot be loaded, do not fit each other or the memory.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        draft: str | None = None,
+        speculative: SpeculativeConfig | Mapping[str, Any] | None = None,
+        *,
+        kv_cache: KVCacheConfig | Mapping[str, Any] | None = None,
+        revision: str | None = None,
+        draft_revision: str | None = None,
+        **engine: Any,
+    ) -> None:
+        config = EngineConfig(**engine)
+        self.speculative = SpeculativeConfig.of(speculative)
+        loaded = load_models(model, draft, (revision, draft_revision), config)
+        self.method = default_method(self.speculative, loaded.draft)
+        self.tokenizer: Tokenizer = loaded.tokenizer
+        self.config = loaded.target.config
+        self.engine: Engine
+        self.engine, self.max_seq_len = build_engine(loaded, self.speculative, config, KVCacheConfig.of(kv_cache))
+        self._ids = itertools.count()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Completes prompts together; in order of the prompts, n completions each.
+
+        Args:
+            prompts: text or token ids, one or several.
+            params: for all prompts, or one for each.
+        """
+        requests = self._requests(_listed(prompts), params)
+        for _ in self._run(requests):
+            pass
+        return [Completion.of(request) for request in requests]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """The assistant's next turn of one conversation or several."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate([self.render_chat(chat) for chat in conversations], params)  # type: ignore[arg-type]
+
+    def render_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The prompt ids of a conversation, ready for the assistant's turn."""
+        return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
+
+    def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """The same as `generate`, step by step; closing the iterator cancels what is not finished."""
+        for request, tokens in self._run(self._requests(_listed(prompts), params)):
+            yield self.chunk(request, tokens)
+
+    def chunk(self, request: Request, tokens: int) -> Chunk:
+        """What the last `tokens` tokens of a request added to its stream."""
+        first = len(request.tokens) - tokens
+        return Chunk(
+            index=request.index,
+            choice=request.choice,
+            text=request.detokenizer.delta(),
+            token_ids=request.tokens[first:],
+            origins=request.origins[len(request.origins) - tokens :],
+            logprobs=request.logprobs[len(request.logprobs) - tokens :] if request.logprobs else None,
+            completion=Completion.of(request) if request.finish_reason is not None else None,
+        )
+
+    def _run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, int]]:
+        """Steps the engine until these requests end; yields each that emitted, with how many tokens."""
+        going = {request.id: len(request.tokens) for request in requests}
+        for request in requests:
+            self.engine.add(request)
+        try:
+            while going:
+                for request in self.engine.step():
+                    if request.id in going:
+                        yield request, len(request.tokens) - going[request.id]
+                        going[request.id] = len(request.tokens)
+                        if request.finish_reason is not None:
+                            del going[request.id]
+        finally:
+            for request_id in going:
+                self.engine.abort(request_id)
+
+    def _requests(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise RequestError(f"got {len(params)} sampling parameters for {len(prompts)} prompts; give one or as many")
+        return [r for i, pair in enumerate(zip(prompts, params, strict=True)) for r in self.make_requests(*pair, i)]
+
+    def make_requests(self, prompt: Prompt, params: SamplingParams, index: int = 0) -> list[Request]:
+        """The n requests of one prompt, checked but not yet in the engine.
+
+        Raises:
+            PromptTooLongError, RequestError: the prompt or a parameter cannot be served by this engine.
+        """
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_prompt(ids)
+        method, max_draft_len = self._speculation(params)
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        eos = frozenset() if params.ignore_eos else frozenset(self.tokenizer.eos_ids)
+        stop_ids = eos | frozenset(params.stop_token_ids)
+        drafter = self.engine.drafters.get(method)
+        bad_words = [ids for word in params.bad_words for ids in _spellings(self.tokenizer, word)]
+        vocab_size, device = self.config.vocab_size, self.engine.table.table.device
+
+        def request(choice: int) -> Request:
+            sampling = RowSampling(
+                params, choice_seed(seed, choice), ids, vocab_size, sorted(stop_ids), bad_words, device
+            )
+            return Request(
+                id=next(self._ids),
+                index=index,
+                choice=choice,
+                prompt=prompt if isinstance(prompt, str) else None,
+                prompt_ids=ids,
+                params=params,
+                sampling=sampling,
+                detokenizer=Detokenizer(self.tokenizer, ids, params),
+                stop_ids=stop_ids,
+                eos_ids=eos,
+                method=method,
+                namespace=drafter.namespace if drafter else "",
+                cache_lag=drafter.lag if drafter else 0,
+                max_draft_len=max_draft_len,
+                max_seq_len=self.max_seq_len,
+            )
+
+        return [request(choice) for choice in range(params.n)]
+
+    def _check_prompt(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestError("the prompt is empty (no tokens); expected at least one token")
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.config.vocab_size:
+                raise RequestError(
+                    f"prompt token {token!r} is not a token id; expected integers 0 .. {self.config.vocab_size - 1}"
+                )
+        if len(ids) >= self.max_seq_len:
+            raise PromptTooLongError(
+                f"the prompt has {len(ids)} tokens, the context holds {self.max_seq_len} with at least one of output; "
+                "shorten the prompt or raise max_seq_len"
+            )
+
+    def _speculation(self, params: SamplingParams) -> tuple[str, int]:
+        """Method and longest draft of a request: the engine's, unless it asks for its own."""
+        asked, longest = params.speculative, self.speculative.max_draft_len
+        if asked is None:
+            return self.method, longest
+        known = (NO_DRAFT, *self.engine.drafters)
+        method = asked.method if asked.method is not None else self.method
+        if method not in known:
+            raise RequestError(f"speculative.method {method!r}: this engine has {', '.join(known)}")
+        if asked.max_draft_len is not None and asked.max_draft_len > longest:
+            raise RequestError(
+                f"speculative.max_draft_len {asked.max_draft_len} exceeds the engine's max_draft_len {longest}"
+            )
+        if not asked.enabled or asked.max_draft_len == 0:
+            return NO_DRAFT, 0
+        return method, asked.max_draft_len or longest
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt or several as several; a list of integers is one prompt."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def _spellings(tokenizer: Tokenizer, word: str) -> list[list[int]]:
+    """Token sequences of a bad word: at the beginning of a text and after a space."""
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (word, " " + word.lstrip())]
+    return [list(unique) for unique in dict.fromkeys(map(tuple, ids)) if unique]

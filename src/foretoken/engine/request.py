@@ -1,0 +1,191 @@
+"""One sequence from prompt to completion: its tokens, how far they are computed, when it stops, what it cost.
+
+A request knows no tensors of the model and no rows beside its own. Ids, text, log-probabilities and counters are
+trimmed together, at the token where the request stops, even in the middle of an accepted draft.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from foretoken.engine.detokenize import Detokenizer
+from foretoken.speculation.params import SamplingParams
+from foretoken.speculation.sampling import RowSampling
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class TokenLogprob(NamedTuple):
+    """Log-probability of one token under the model's raw distribution, its rank from 1, and the best alternatives."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """What speculation did for one request.
+
+    Attributes:
+        method: the drafter, or "none".
+        target_forwards: forwards of the target that emitted tokens of this request; `emitted` is how many tokens.
+        drafted: draft tokens proposed (nodes of trees).
+        accepted: draft tokens that became output.
+        accepted_lengths: `accepted_lengths[a]` forwards accepted a draft tokens.
+        draft_s, verify_s, other_s: wall time of the steps this request took part in, by what they were doing.
+    """
+
+    method: str
+    target_forwards: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_lengths: list[int] = field(default_factory=list)
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    other_s: float = 0.0
+
+    def count(self, emitted: int, drafted: int, accepted: int) -> None:
+        """Adds one forward."""
+        self.target_forwards += 1
+        self.emitted += emitted
+        self.drafted += drafted
+        self.accepted += accepted
+        self.accepted_lengths.extend([0] * (accepted + 1 - len(self.accepted_lengths)))
+        self.accepted_lengths[accepted] += 1
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens emitted per target forward, bonus included; 1.0 means no help."""
+        return self.emitted / self.target_forwards if self.target_forwards else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted tokens."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A sequence in the engine.
+
+    Attributes:
+        id: unique number. `index` and `choice`: which prompt of a call, and which of its n choices.
+        tokens: prompt and output; the last one is pending (not in the cache) while the request decodes.
+        committed: leading tokens whose keys and values are in the target's cache.
+        row: place in the batch, None while waiting.
+        stop_ids: tokens that end the request; `eos_ids` among them end it without a stop reason.
+        method, max_draft_len: the drafter and its longest path for this request.
+        namespace, cache_lag: what that drafter keeps in the cache pages, see `Drafter`.
+    """
+
+    id: int
+    index: int
+    choice: int
+    prompt: str | None
+    prompt_ids: list[int]
+    params: SamplingParams
+    sampling: RowSampling
+    detokenizer: Detokenizer
+    stop_ids: frozenset[int]
+    eos_ids: frozenset[int]
+    method: str
+    namespace: str
+    cache_lag: int
+    max_draft_len: int
+    max_seq_len: int
+    tokens: list[int] = field(default_factory=list)
+    committed: int = 0
+    cached_tokens: int = 0
+    row: int | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    origins: list[bool] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    stats: SpeculationStats = field(init=False)
+    arrived: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    finished: float | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt_ids)
+        self.stats = SpeculationStats(self.method)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[len(self.prompt_ids) :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be computed."""
+        return len(self.tokens) - self.committed
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be emitted."""
+        context = self.max_seq_len - len(self.tokens)
+        if self.params.max_tokens is None:
+            return context
+        return min(context, self.params.max_tokens - (len(self.tokens) - len(self.prompt_ids)))
+
+    @property
+    def draft_limit(self) -> int:
+        """Longest useful draft: with the bonus token it fills what may still be emitted."""
+        return max(0, min(self.max_draft_len, self.room - 1))
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether pages may be reused: prompt log-probabilities need every prompt token computed."""
+        return self.params.prompt_logprobs is None
+
+    def emit(self, tokens: Sequence[int], accepted: int, drafted: int, logprobs: Sequence[TokenLogprob]) -> int:
+        """Appends what one forward emitted, up to the token where the request stops.
+
+        Args:
+            tokens: accepted draft tokens and the target's own token after them.
+            accepted: how many of `tokens` came from the draft.
+            drafted: draft tokens that were verified.
+            logprobs: one per token, or empty.
+
+        Returns:
+            How many tokens were kept.
+        """
+        kept = 0
+        for i, token in enumerate(tokens):
+            self.tokens.append(token)
+            self.origins.append(i < accepted)
+            kept += 1
+            if self._stops_at(token):
+                break
+        self.logprobs.extend(logprobs[:kept])
+        self.stats.count(kept, drafted, min(accepted, kept))
+        if self.first_token is None:
+            self.first_token = time.perf_counter()
+        if self.finish_reason is None:
+            self.sampling.extend(tokens[:kept])
+        return kept
+
+    def _stops_at(self, token: int) -> bool:
+        """Adds the token to the text and decides whether the request ends here."""
+        ends = token in self.stop_ids
+        self.detokenizer.push(token)
+        emitted = len(self.tokens) - len(self.prompt_ids)
+        if ends:
+            self.stop("stop", None if token in self.eos_ids else token)
+        elif emitted >= self.params.min_tokens and (found := self.detokenizer.find_stop()) is not None:
+            self.stop("stop", found)
+        elif self.room <= 0:
+            self.stop("length", None)
+        return self.finish_reason is not None
+
+    def stop(self, reason: FinishReason, detail: int | str | None) -> None:
+        """Ends the request; its text is complete from here on."""
+        self.finish_reason, self.stop_reason = reason, detail
+        self.finished = time.perf_counter()
+        self.detokenizer.finish()

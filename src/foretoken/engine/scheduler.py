@@ -1,0 +1,195 @@
+"""Which rows run in the next step and how many tokens each: continuous batching, chunked prefill, preemption.
+
+Knows lengths and pages, not tensors. A sequence needs its tokens computed; with one token left it decodes, and may
+carry a draft, otherwise it prefills a chunk. There is no other state, so a preempted sequence simply prefills again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from foretoken.engine.blocks import BlockManager
+from foretoken.engine.request import Request
+
+
+class Decode(NamedTuple):
+    """One pending token of `row`, with at most `limit` draft tokens on a path."""
+
+    row: int
+    limit: int
+
+
+class Chunk(NamedTuple):
+    """Tokens [start, start + count) of `row`; `last` when they are all there is, so the next token is drawn."""
+
+    row: int
+    start: int
+    count: int
+    last: bool
+
+
+class Admission(NamedTuple):
+    """Request `id` takes `row`; `cached` leading tokens lie in reused pages."""
+
+    row: int
+    id: int
+    cached: int
+
+
+class Plan(NamedTuple):
+    """One step as plain data: what a rank needs to replay it. Preemptions happen first, then admissions, then pages."""
+
+    preempted: tuple[int, ...]
+    admitted: tuple[Admission, ...]
+    pages: tuple[tuple[int, tuple[int, ...]], ...]
+    decode: tuple[Decode, ...]
+    prefill: tuple[Chunk, ...]
+
+
+class Scheduler:
+    """First come, first served; the newest sequence is preempted when pages run out.
+
+    Args:
+        blocks: the page pool.
+        max_batch_size: rows.
+        max_num_tokens: tokens of one step over the batch.
+        mixed_chunk: most prompt tokens of a step that also decodes, so that a long prompt does not stall streams.
+        lookahead: cache slots that a draft of the given request with the given limit needs past the pending token.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        max_batch_size: int,
+        max_num_tokens: int,
+        mixed_chunk: int,
+        lookahead: Callable[[Request, int], int],
+    ) -> None:
+        self.blocks = blocks
+        self.max_num_tokens, self.mixed_chunk = max_num_tokens, mixed_chunk
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # in order of admission
+        self._lookahead = lookahead
+        self._free_rows = list(range(max_batch_size - 1, -1, -1))
+        self._owned: dict[int, list[int]] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def finish(self, request: Request) -> None:
+        """The request ends, wherever it stands; its full pages stay for their prefix."""
+        if request.row is None:
+            self.waiting.remove(request)
+        else:
+            self._vacate(request)
+
+    def _vacate(self, request: Request) -> None:
+        row = request.row
+        assert row is not None
+        pages = self._owned.pop(row)
+        if request.shares_prefix:
+            held = request.tokens[: max(0, request.committed - request.cache_lag)]
+            self.blocks.publish(held, request.namespace, pages)
+        self.blocks.free(pages)
+        self.running.remove(request)
+        self._free_rows.append(row)
+        request.row = None
+        request.committed = 0
+
+    def plan(self) -> Plan:
+        """Decides the next step and takes the pages for it."""
+        preempted: list[int] = []
+        grown: dict[int, list[int]] = {}
+        decode: list[Decode] = []
+        budget = self.max_num_tokens
+        for request in list(self.running):
+            if request.row is None or request.remaining != 1:
+                continue
+            if not self._make_room(request, preempted, grown):
+                continue
+            assert request.row is not None
+            limit = self._draft_limit(request, budget - 1, grown)
+            decode.append(Decode(request.row, limit))
+            budget -= 1 + limit
+        # A row that was preempted for a later one's sake must not decode.
+        rows = {request.row for request in self.running}
+        decode = [item for item in decode if item.row in rows]
+        admitted: list[Admission] = []
+        prefill: list[Chunk] = []
+        budget = min(budget, self.mixed_chunk) if decode else budget
+        for request in [r for r in self.running if r.remaining > 1]:
+            budget -= self._chunk(request, budget, prefill, grown)
+        if not preempted:  # whoever was just preempted must not come back in the same step
+            budget = self._admit(budget, admitted, prefill, grown)
+        pages = tuple((row, tuple(new)) for row, new in grown.items() if new and row in self._owned)
+        return Plan(tuple(preempted), tuple(admitted), pages, tuple(decode), tuple(prefill))
+
+    def _grow(self, row: int, tokens: int, grown: dict[int, list[int]]) -> bool:
+        """Gives the row pages for `tokens` tokens; False, and nothing taken, if there are too few."""
+        owned = self._owned[row]
+        missing = self.blocks.pages_for(tokens) - len(owned)
+        if missing <= 0:
+            return True
+        new = self.blocks.allocate(missing, owned[-1] if owned else None)
+        if new is None:
+            return False
+        owned.extend(new)
+        grown.setdefault(row, []).extend(new)
+        return True
+
+    def _make_room(self, request: Request, preempted: list[int], grown: dict[int, list[int]]) -> bool:
+        """Room for the pending token, at the expense of the newest rows; False if the request itself had to go."""
+        while request.row is not None and not self._grow(request.row, len(request.tokens), grown):
+            victim = self.running[-1]
+            row = victim.row
+            assert row is not None
+            preempted.append(row)
+            grown.pop(row, None)
+            self._vacate(victim)
+            self.waiting.appendleft(victim)
+        return request.row is not None
+
+    def _draft_limit(self, request: Request, budget: int, grown: dict[int, list[int]]) -> int:
+        limit = max(0, min(request.draft_limit, budget))
+        assert request.row is not None
+        while limit and not self._grow(request.row, len(request.tokens) + self._lookahead(request, limit), grown):
+            limit -= 1
+        return limit
+
+    def _chunk(self, request: Request, budget: int, prefill: list[Chunk], grown: dict[int, list[int]]) -> int:
+        """Plans the next piece of a prompt; returns the tokens it takes."""
+        count = min(request.remaining, budget)
+        row = request.row
+        if row is None or count <= 0 or not self._grow(row, request.committed + count, grown):
+            return 0
+        prefill.append(Chunk(row, request.committed, count, count == request.remaining))
+        return count
+
+    def _admit(
+        self, budget: int, admitted: list[Admission], prefill: list[Chunk], grown: dict[int, list[int]]
+    ) -> int:
+        while self.waiting and self._free_rows and budget > 0:
+            request = self.waiting[0]
+            pages = self.blocks.match(request.tokens, request.namespace) if request.shares_prefix else []
+            # The whole sequence and its lookahead must fit, or it would be preempted before it says a word.
+            slots = len(request.tokens) + 1 + self._lookahead(request, request.draft_limit)
+            if self.blocks.pages_for(slots) - len(pages) > self.blocks.available:
+                self.blocks.free(pages)
+                break
+            self.waiting.popleft()
+            row = self._free_rows.pop()
+            request.row, request.committed = row, len(pages) * self.blocks.page_size
+            self._owned[row] = list(pages)
+            grown[row] = list(pages)
+            self.running.append(request)
+            admitted.append(Admission(row, request.id, request.committed))
+            self._grow(row, len(request.tokens) + 1, grown)
+            budget -= self._chunk(request, budget, prefill, grown)
+        return budget

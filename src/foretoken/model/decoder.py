@@ -1,0 +1,109 @@
+"""The one decoder of every family: embed, blocks, norm, head. It serves trees over a cache view and yields taps.
+
+A tap is the output of block i (0-based), before the final norm. Legend: T tokens of the whole batch, H hidden size,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretoken.model.attention import attend
+from foretoken.model.config import ModelConfig
+from foretoken.model.layers import ACTIVATIONS, RMSNorm, gated
+from foretoken.model.linear import Linear, linear
+from foretoken.model.rotary import apply_rope, rope_tables
+from foretoken.runtime.cache import KVCache, View
+
+
+class Hidden(NamedTuple):
+    """Hidden states of one forward.
+
+    Attributes:
+        last: [T, H] output of the last block, before the final norm.
+        taps: one [T, H] per wanted tap, in the order asked for.
+    """
+
+    last: Tensor
+    taps: tuple[Tensor, ...]
+
+
+class Block(nn.Module):
+    """Pre-norm attention and gated MLP with residuals."""
+
+    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
+        hidden, intermediate = config.hidden_size, config.intermediate_size
+        self.layer, self.heads, self.kv_heads, self.size = layer, heads, kv_heads, size
+        self.window = config.sliding_windows[layer]
+        self.activation = ACTIVATIONS[config.activation]
+        self.attention_norm = RMSNorm(hidden, config.norm_eps, dtype)
+        self.qkv = Linear(hidden, (heads + 2 * kv_heads) * size, config.qkv_bias, dtype)
+        self.q_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
+        self.k_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
+        self.out = Linear(heads * size, hidden, config.out_bias, dtype)
+        self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype)
+        self.gate_up = Linear(hidden, 2 * intermediate, config.mlp_bias, dtype)
+        self.down = Linear(intermediate, hidden, config.mlp_bias, dtype)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache, view: View) -> Tensor:  # [T, H] -> [T, H]
+        qkv = self.qkv(self.attention_norm(x)).view(x.shape[0], -1, self.size)
+        qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = qk.split([self.heads, self.kv_heads], dim=1)
+            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
+        q, k = apply_rope(qk, *rope).split([self.heads, self.kv_heads], dim=1)
+        x = x + self.out(attend(q, k, v, cache=cache, view=view, layer=self.layer, window=self.window))
+        return x + self.down(gated(self.activation, self.gate_up(self.mlp_norm(x))))
+
+
+class Decoder(nn.Module):
+    """A causal language model over a paged cache.
+
+    Args:
+        config: architecture facts; its `max_position` bounds the rotary tables.
+        dtype: of weights and activations.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.embed.weight.requires_grad_(False)
+        self.blocks = nn.ModuleList(Block(config, i, dtype) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, False, dtype)
+        self.head = head
+        self._rope: tuple[Tensor, Tensor] | None = None
+
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, 1, rotated size] at `positions` [T], in the activations' dtype."""
+        if self._rope is None:  # not in __init__, which may run on the meta device
+            cos, sin = rope_tables(self.config.rope, self.config.max_position, positions.device)
+            self._rope = cos.to(self.dtype).unsqueeze(1), sin.to(self.dtype).unsqueeze(1)
+        # Padding nodes and lookahead may stand past the last position; nobody reads them.
+        at = positions.clamp(max=self._rope[0].shape[0] - 1)
+        return self._rope[0][at], self._rope[1][at]
+
+    def forward(self, tokens: Tensor, cache: KVCache, view: View, taps: tuple[int, ...] = ()) -> Hidden:
+        """Runs `tokens` [T] (padding is -1) at the places that `view` names."""
+        x = F.embedding(tokens.clamp(min=0), self.embed.weight)
+        rope = self.rope(view.positions)
+        outputs = {}
+        for i, block in enumerate(self.blocks):
+            x = block(x, rope, cache, view)
+            if i in taps:
+                outputs[i] = x
+        return Hidden(x, tuple(outputs[i] for i in taps))
+
+    def logits(self, last: Tensor) -> Tensor:
+        """[R, V] from the rows `last` [R, H] of `Hidden.last`; R >= 2 on CPU, see `model.linear`."""
+        normed = self.norm(last)
+        if self.head is not None:
+            return self.head(normed)
+        return linear(normed, self.embed.weight, None, packed=False)

@@ -1,0 +1,36 @@
+"""Norm and gated activation: the parts of a block that know neither attention nor caches.
+
+Legend: T tokens of the whole batch, I intermediate size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., size] -> [..., size]
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:  # [T, 2 I] -> [T, I]
+    """activation(gate) * up, for gate and up side by side."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activation(gate).mul_(up)

@@ -1,0 +1,73 @@
+"""Linear layers with prepacked weights, whose rows do not depend on how many rows stand beside them.
+
+On CPU a weight is reordered once for oneDNN, which then reads it at the speed of memory. The price of a fixed
+arithmetic per row: never one row alone (another kernel) and at most ROW_BLOCK rows a call (beyond, oneDNN blocks the
+reduction differently by row count). Both limits were measured; `tests/test_row_invariance.py` holds them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROW_BLOCK = {torch.bfloat16: 32, torch.float16: 32, torch.float32: 1024}
+PACKABLE = (torch.bfloat16, torch.float32)
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether oneDNN takes this weight prepacked on this machine."""
+    if weight.device.type != "cpu" or weight.dtype not in PACKABLE or not torch.backends.mkldnn.is_available():
+        return False
+    return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool) -> Tensor:
+    """x W^T + b in row blocks of fixed arithmetic; x is [M, in] with M >= 2 on CPU."""
+    if x.device.type != "cpu":
+        return F.linear(x, weight, bias)
+    block = ROW_BLOCK[x.dtype]
+    if x.shape[0] <= block:
+        return _block(x, weight, bias, packed)
+    # The last block overlaps the one before it when it would be a single row.
+    pieces = [_block(piece, weight, bias, packed) for piece in x[: _whole(x.shape[0], block)].split(block)]
+    if len(pieces) * block < x.shape[0] and x.shape[0] % block == 1:
+        pieces.append(_block(x[-2:], weight, bias, packed)[1:])
+    return torch.cat(pieces)
+
+
+def _whole(rows: int, block: int) -> int:
+    """Rows that blocks of two or more cover."""
+    return rows - 1 if rows % block == 1 else rows
+
+
+def _block(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool) -> Tensor:
+    if packed:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+    return F.linear(x, weight, bias)
+
+
+class Linear(nn.Module):
+    """y = x W^T + b. Built plain; `pack()` replaces the weight by its fast form once it is filled."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype), requires_grad=False) if bias else None
+        self.packed = False
+
+    def pack(self) -> None:
+        """Reorders the weight for oneDNN and frees the plain one; a second call changes nothing."""
+        if self.packed or not can_pack(self.weight):
+            return
+        weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
+        del self.weight
+        self.weight = weight
+        self.packed = True
+
+    def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out]
+        return linear(x, self.weight, self.bias, self.packed)

@@ -1,0 +1,200 @@
+"""The paged key-value cache: trees are written past a row's committed length; `commit` moves the accepted path up.
+
+One address rule: `slot(row, i) = table[row, i // P] * P + i % P`. Node n of a tree is written at index `start + n`,
+has position `start + depth[n]`, and sees the indexes `[0, start)` and its own ancestors. What was never committed
+was never there. Legend: B rows, N nodes, T = sum of B N over spans, L key length, P page size, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.speculation.draft import depth
+
+# Key lengths are padded to whole blocks, or the reduction over keys would be split differently as a row grows.
+KEY_BLOCK = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 512}
+SINK_PAGE = 0
+
+
+class PageTable:
+    """Which pages each row owns, shared by every cache of an engine (target and draft use the same page numbers).
+
+    Page 0 is a sink that nobody owns: unassigned entries point there.
+    """
+
+    def __init__(self, rows: int, pages: int, pages_per_row: int, page_size: int, device: torch.device | str) -> None:
+        self.pages, self.page_size = pages, page_size
+        self.table = torch.zeros(rows, pages_per_row, dtype=torch.int64, device=device)
+        self._owned: list[list[int]] = [[] for _ in range(rows)]
+        self._contiguous = [True] * rows
+
+    def extend(self, row: int, pages: Sequence[int]) -> None:
+        """Appends pages to a row."""
+        owned = self._owned[row]
+        if pages:
+            self.table[row, len(owned) : len(owned) + len(pages)] = torch.tensor(pages, device=self.table.device)
+        owned.extend(pages)
+        self._contiguous[row] = all(b == a + 1 for a, b in zip(owned, owned[1:], strict=False))
+
+    def clear(self, row: int) -> list[int]:
+        """Takes a row's pages away and returns them."""
+        owned, self._owned[row] = self._owned[row], []
+        self.table[row] = SINK_PAGE
+        self._contiguous[row] = True
+        return owned
+
+    def owned(self, row: int) -> Sequence[int]:
+        return self._owned[row]
+
+    def first_slot(self, row: int, length: int) -> int | None:
+        """Where `length` slots of this row lie side by side, or None when they do not."""
+        owned = self._owned[row]
+        if not owned or not self._contiguous[row] or owned[0] * self.page_size + length > self.pages * self.page_size:
+            return None
+        return owned[0] * self.page_size
+
+    def slots(self, rows: Tensor, index: Tensor) -> Tensor:
+        """[B, K] slots of the row indexes `index` [B, K]; indexes past the table go to the sink."""
+        page = self.table[rows].gather(1, (index // self.page_size).clamp(max=self.table.shape[1] - 1))
+        return page * self.page_size + index % self.page_size
+
+
+class Span(NamedTuple):
+    """A rectangle of new tokens in one forward: the last N of the M nodes of B trees.
+
+    Attributes:
+        rows: [B] rows of the page table; `host_rows` the same as Python ints.
+        starts: [B] committed length of each row, where node 0 of its tree lies.
+        reach: [B, M, M] `ancestors` of each tree, earlier forwards' nodes included.
+        nodes: N, how many of the tree's last nodes this forward computes.
+        longest: upper bound of `starts + M`, known to the host, that sizes the keys.
+    """
+
+    rows: Tensor
+    host_rows: Sequence[int]
+    starts: Tensor
+    reach: Tensor
+    nodes: int
+    longest: int
+
+
+class Segment:
+    """One span as attention sees it: where its keys are and who sees which."""
+
+    def __init__(self, span: Span, table: PageTable, dtype: torch.dtype) -> None:
+        self.batch, self.nodes = span.reach.shape[0], span.nodes
+        self.tokens = self.batch * self.nodes
+        block = KEY_BLOCK[dtype]
+        self.length = -(-span.longest // block) * block
+        self.dtype = dtype
+        self._index = span.starts.unsqueeze(1) + torch.arange(span.reach.shape[1], device=span.starts.device)
+        self._positions = span.starts.unsqueeze(1) + depth(span.reach)
+        self.positions = self._positions[:, -self.nodes :]
+        self.slots = table.slots(span.rows, self._index[:, -self.nodes :]).flatten()
+        self.first_slot = table.first_slot(span.host_rows[0], self.length) if self.batch == 1 else None
+        self.page_index = table.table[span.rows][:, : -(-self.length // table.page_size)]
+        self._span = span
+        self._masks: dict[tuple[int | None, int, int], Tensor] = {}
+
+    def mask(self, window: int | None, groups: int, tile: int) -> Tensor:
+        """[B * tiles, 1, groups * tile, L] additive mask, the nodes padded to whole tiles, groups outermost."""
+        key = (window, groups, tile)
+        if key not in self._masks:
+            self._masks[key] = self._build(window, groups, tile)
+        return self._masks[key]
+
+    def _build(self, window: int | None, groups: int, tile: int) -> Tensor:
+        starts = self._span.starts.view(-1, 1, 1)
+        index = torch.arange(self.length, device=starts.device)
+        visible = (index < starts).expand(-1, self.nodes, -1).contiguous()
+        columns = self._index.unsqueeze(1).expand(-1, self.nodes, -1)
+        visible.scatter_(2, columns, self._span.reach[:, -self.nodes :])
+        if window is not None:
+            at = index.expand(self.batch, -1).scatter(1, self._index, self._positions)
+            visible &= self.positions.unsqueeze(2) - at.unsqueeze(1) < window
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=starts.device)
+        mask.masked_fill_(~visible, float("-inf"))
+        tiles = -(-self.nodes // tile)
+        if tiles * tile > self.nodes:  # padding queries repeat the last node's view: softmax needs one visible key
+            mask = torch.cat([mask, mask[:, -1:].expand(-1, tiles * tile - self.nodes, -1)], dim=1)
+        mask = mask.view(self.batch * tiles, 1, 1, tile, self.length)
+        return mask.expand(-1, 1, groups, -1, -1).reshape(self.batch * tiles, 1, groups * tile, self.length)
+
+
+class View(NamedTuple):
+    """All spans of one forward, tokens concatenated span by span.
+
+    Attributes:
+        positions: [T] rotary positions.
+        slots: [T] where the new keys and values go.
+        segments: the spans in order.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    segments: tuple[Segment, ...]
+
+
+class KVCache:
+    """Keys and values of every layer, [layers, slots, kv heads, D], addressed through a shared `PageTable`."""
+
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, table: PageTable, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        shape = (layers, table.pages * table.page_size, kv_heads, head_dim)
+        # Zeros, not empty: a masked key still enters the sum as 0 * value, which garbage NaN would poison.
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.table = table
+
+    @staticmethod
+    def bytes_per_page(layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> int:
+        return 2 * layers * kv_heads * head_dim * page_size * dtype.itemsize
+
+    def view(self, spans: Sequence[Span]) -> View:
+        """How one forward reads and writes this cache."""
+        segments = tuple(Segment(span, self.table, self.keys.dtype) for span in spans)
+        if len(segments) == 1:
+            return View(segments[0].positions.flatten(), segments[0].slots, segments)
+        positions = torch.cat([segment.positions.flatten() for segment in segments])
+        return View(positions, torch.cat([segment.slots for segment in segments]), segments)
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Stores [T, kv heads, D] keys and values."""
+        self.keys[layer].index_copy_(0, slots, keys)
+        self.values[layer].index_copy_(0, slots, values)
+
+    def read(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, kv heads, L, D] of a segment: a view when the row's pages lie side by side."""
+        keys, values = self.keys[layer], self.values[layer]
+        if segment.first_slot is not None:
+            part = slice(segment.first_slot, segment.first_slot + segment.length)
+            return keys[part].transpose(0, 1).unsqueeze(0), values[part].transpose(0, 1).unsqueeze(0)
+        return self._gather(keys, segment), self._gather(values, segment)
+
+    def _gather(self, stored: Tensor, segment: Segment) -> Tensor:
+        heads, size = stored.shape[1:]
+        pages = stored.view(-1, self.table.page_size, heads, size)[segment.page_index]
+        rows = pages.reshape(segment.batch, -1, heads, size)
+        missing = segment.length - rows.shape[1]
+        if missing > 0:  # the table ends before the padded key length; masked keys may be anything finite
+            rows = torch.cat([rows, rows.new_zeros(segment.batch, missing, heads, size)], dim=1)
+        return rows[:, : segment.length].transpose(1, 2)
+
+    def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
+        """Moves the nodes of `path` [B, K] to the indexes `start, start + 1, ...` of their rows.
+
+        A chain's accepted path is in place already; then nothing moves. Repeated nodes at the end of a path are
+        padding and land past the row's new length.
+        """
+        front = torch.arange(path.shape[1], device=path.device).expand_as(path)
+        if torch.equal(path, front.minimum(path[:, -1:])):
+            return
+        source = self.table.slots(rows, starts.unsqueeze(1) + path).flatten()
+        target = self.table.slots(rows, starts.unsqueeze(1) + front).flatten()
+        for stored in (self.keys, self.values):
+            stored.index_copy_(1, target, stored.index_select(1, source))
