@@ -173,10 +173,20 @@ def test_environment_variables_reach_the_client(hub: Hub, tmp_path: Path) -> Non
         )
 
     assert "offline mode" in run(HF_HUB_OFFLINE="1").stderr
-    online = run(TQDM_POSITION="-1")
+    online = run()
     assert names(Path(online.stdout.strip())) == set(SINGLE) - {"README.md"}
-    assert "Fetching" in online.stderr  # progress, and on stderr only
     assert run(HF_HUB_OFFLINE="1").stdout == online.stdout
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_progress_is_on_stderr_unless_quiet(
+    hub: Hub, quiet: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TQDM_POSITION", "-1")  # shows progress where there is no terminal
+    room.resolve("owner/small", quiet=quiet)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert (shown.err == "") == quiet
 
 
 @pytest.mark.parametrize("model", ["./models/tinny", "/nowhere/at/all", "a/b/c", "~/absent-model"])
