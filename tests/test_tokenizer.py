@@ -279,8 +279,7 @@ def talk(directory: Path, template: object, messages: Any) -> str:
     [
         (None, CONVERSATION, "no chat template"),
         (TEMPLATE, [], "conversation is empty"),
-        (TEMPLATE, [{"content": "x"}], "expected an object with role and content"),
-        (TEMPLATE, ["hello"], "expected an object with role and content"),
+        (TEMPLATE, ["hello", {"content": "x"}], "expected an object with role and content"),
         (TEMPLATE, [{"role": "pirate", "content": "x"}], "unknown role pirate"),
         ("{{ messages[0].content + 1 }}", CONVERSATION, "chat template cannot read"),
         ("{{ ''.__class__.__mro__ }}", CONVERSATION, "unsafe"),
