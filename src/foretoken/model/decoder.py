@@ -73,7 +73,9 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        # Given its weight: a random one on the meta device would import torch._dynamo, two seconds of every start.
+        weight = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size, _weight=weight)
         self.embed.weight.requires_grad_(False)
         self.blocks = nn.ModuleList(Block(config, i, dtype) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
