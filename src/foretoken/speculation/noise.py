@@ -1,0 +1,83 @@
+"""Exponential noise as a pure function of (seed, position, token): the only randomness that sampling ever sees.
+
+A counter-based hash in wrapping integers. Whatever asks, in whatever order or company, gets the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15  # the increment and multipliers of splitmix64 (Steele, Lea, Flood 2014)
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_CHOICE = 0xD1B54A32D192ED03  # any odd constant: keeps the seeds of choices apart from the keys of positions
+_LOW_BIAS_1 = 0x7FEB352D  # the 32-bit finaliser of least avalanche bias known (Wellons, hash-prospector)
+_LOW_BIAS_2 = 0x846CA68B
+_BELOW_ONE = 1.0 - 2.0**-24
+
+
+def wrap64(value: int) -> int:
+    """`value` modulo 2**64 as a signed 64-bit integer, which is what a seed tensor holds."""
+    return _signed(value, 64)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Seed of the i-th of n choices, signed 64-bit; choice 0 keeps the request's own seed."""
+    if choice == 0:
+        return wrap64(seed)
+    return wrap64(_mix_int(_mix_int(seed ^ _CHOICE) + choice * _GOLDEN))
+
+
+def noise(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
+    """Exponential(1) variates.
+
+    Args:
+        seed: [R] int64.
+        position: [R] int64, absolute position in the sequence of the token to be drawn.
+        tokens: [R, K] or [K] int64 token ids, 0 .. 2**31 - 1.
+
+    Returns:
+        [R, K] float32 in [2**-33, 16.7]. Resolution is finest near 0, where the winners of `argmax(p / E)` are.
+    """
+    uniform = _hash(seed, position, tokens).to(torch.float32).mul_(2.0**-32).add_(2.0**-33)
+    # The hash is signed: negative values stand for the upper half of [0, 1). Without the clamp, E could be infinite.
+    uniform.sub_(uniform.floor()).clamp_(max=_BELOW_ONE)
+    return uniform.neg_().log1p_().neg_()
+
+
+def _hash(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
+    """[R, K] int32, uniform over all 2**32 values."""
+    key = _mix(_mix(seed + wrap64(_GOLDEN)) + position * wrap64(_GOLDEN))
+    low, high = key.unsqueeze(1).view(torch.int32).unsqueeze(2).unbind(1)
+    # The second word enters mid-way: were both xored in front, two positions could share their noise up to a
+    # permutation of neighbouring tokens.
+    h = tokens.to(torch.int32) ^ low
+    h ^= (h >> 16) & 0xFFFF
+    h *= _LOW_BIAS_1
+    h ^= high
+    h ^= (h >> 15) & 0x1FFFF
+    h *= _signed(_LOW_BIAS_2, 32)
+    h ^= (h >> 16) & 0xFFFF
+    return h
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 over int64; masks turn arithmetic shifts into logical ones."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * wrap64(_MIX_1)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * wrap64(_MIX_2)
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def _mix_int(x: int) -> int:
+    """`_mix` for one Python integer, unsigned."""
+    mask = (1 << 64) - 1
+    x &= mask
+    x = ((x ^ (x >> 30)) * _MIX_1) & mask
+    x = ((x ^ (x >> 27)) * _MIX_2) & mask
+    return x ^ (x >> 31)
+
+
+def _signed(value: int, bits: int) -> int:
+    half = 1 << (bits - 1)
+    return ((value + half) & ((1 << bits) - 1)) - half

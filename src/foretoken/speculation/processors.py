@@ -1,0 +1,217 @@
+"""From a model's scores to the processed distribution of a node, computed on that node's own path.
+
+Editors (bias, bans, penalties) change scores in place; truncation (min-p, top-k, top-p) keeps a prefix of the tokens in
+the order of (gap, id). Sums of probabilities are taken in integers, so they do not depend on order, batch or kernel.
+Shapes: B rows, N nodes, V tokens; scores [B, N, V] float32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ANY = -2  # matches every token in `BadWords.prefixes`; -1 is padding and matches none
+_UNIT = 2.0**40  # integer mass of the best token; 2**22 tokens of it still fit 63 bits
+_WHOLE = 2**63 - 1
+
+
+class Bias(NamedTuple):
+    """M additions; a (row, token) pair occurs once. All fields [M]."""
+
+    rows: Tensor
+    tokens: Tensor
+    values: Tensor
+
+
+class EndBan(NamedTuple):
+    """M end tokens that may not be drawn at positions below `until`; a pair occurs once. All fields [M]."""
+
+    rows: Tensor
+    tokens: Tensor
+    until: Tensor
+
+
+class BadWords(NamedTuple):
+    """W token sequences that may not be completed.
+
+    Attributes:
+        rows: [W] int64.
+        tokens: [W] int64, the last token of each sequence.
+        prefixes: [W, L] int64, the tokens before it, newest first, filled up with `ANY`.
+        history: [B, L] int64, the newest tokens of each row, newest first, node 0 included, filled up with -1.
+    """
+
+    rows: Tensor
+    tokens: Tensor
+    prefixes: Tensor
+    history: Tensor
+
+
+class Penalties(NamedTuple):
+    """P rows with penalties.
+
+    Attributes:
+        rows: [P] int64.
+        factors: [3, P, 1, 1] float32: repetition, presence, frequency.
+        prompt: [P, V] bool, tokens that the prompt contains.
+        counts: [P, V] float32, how often the output contains each token, node 0 included.
+    """
+
+    rows: Tensor
+    factors: Tensor
+    prompt: Tensor
+    counts: Tensor
+
+
+class Truncation(NamedTuple):
+    """Which tokens survive; each field broadcasts over [B, N, V], None when no row asks for it.
+
+    Attributes:
+        max_cost: [B, 1, 1] float32, -log(min_p); infinite for rows without.
+        top_k: [B, 1, 1] int64; V or more for rows without.
+        top_p: [B, 1, 1] float64; 1 for rows without.
+    """
+
+    max_cost: Tensor | None
+    top_k: Tensor | None
+    top_p: Tensor | None
+
+
+def add_bias(scores: Tensor, bias: Bias) -> None:
+    """Adds logit biases in place."""
+    scores[bias.rows, :, bias.tokens] += bias.values.unsqueeze(1)
+
+
+def ban_ends(scores: Tensor, position: Tensor, ban: EndBan) -> None:
+    """Bans end tokens in place; `position` [B, N] is that of the token to be drawn after each node."""
+    early = position[ban.rows] < ban.until.unsqueeze(1)
+    scores[ban.rows, :, ban.tokens] = scores[ban.rows, :, ban.tokens].masked_fill(early, -torch.inf)
+
+
+def ban_words(scores: Tensor, tokens: Tensor, parents: Tensor, words: BadWords) -> None:
+    """Bans in place what would complete a bad word after each node of `tokens` [B, N]."""
+    nodes = tokens.shape[1]
+    recent = _recent(tokens, parents, words.history)[words.rows]
+    wanted = words.prefixes.unsqueeze(1)
+    complete = ((recent == wanted) | (wanted == ANY)).all(-1)
+    ban = torch.zeros(complete.shape, device=scores.device).masked_fill_(complete, -torch.inf)
+    at = (words.rows.unsqueeze(1), torch.arange(nodes, device=scores.device), words.tokens.unsqueeze(1))
+    # Two words of a row may share their last token; accumulating lets either of them ban it.
+    scores.index_put_(at, ban, accumulate=True)
+
+
+def _recent(tokens: Tensor, parents: Tensor, history: Tensor) -> Tensor:
+    """[B, N, L] the L newest tokens before the draw after each node, newest first.
+
+    The history and the nodes 1 .. N - 1 are laid side by side, each with a pointer to what came before it.
+    """
+    length, nodes = history.shape[1], tokens.shape[1]
+    line = torch.cat((history, tokens[:, 1:]), dim=1)
+    index = torch.arange(length + nodes - 1, device=tokens.device)
+    older = (index[:length] + 1).clamp(max=length - 1).expand(history.shape)
+    before = torch.where(parents[:, 1:] > 0, parents[:, 1:] + (length - 1), 0)
+    older = torch.cat((older, before), dim=1)
+    at = torch.cat((index.new_zeros(1), index[length:])).expand(tokens.shape)
+    recent = tokens.new_empty(*tokens.shape, length)
+    for back in range(length):
+        recent[:, :, back] = line.gather(1, at)
+        at = older.gather(1, at)
+    return recent
+
+
+def penalise(scores: Tensor, tokens: Tensor, reach: Tensor, penalties: Penalties) -> None:
+    """Repetition, frequency and presence penalties in place; each node counts the tokens of its own path."""
+    repetition, presence, frequency = penalties.factors
+    own, guessed = scores[penalties.rows], tokens[penalties.rows]
+    vocabulary = own.shape[-1]
+    # Node 0 is counted in the history already; padding and tokens unknown to the target are on nobody's path.
+    known = (guessed >= 0) & (guessed < vocabulary)
+    known[:, 0] = False
+    on_path = (reach[penalties.rows] & known.unsqueeze(1)).to(torch.float32)
+    index = guessed.clamp(0, vocabulary - 1).unsqueeze(1).expand_as(on_path)
+    counts = penalties.counts.unsqueeze(1).repeat(1, own.shape[1], 1).scatter_add_(2, index, on_path)
+    emitted = counts > 0
+    repeated = penalties.prompt.unsqueeze(1) | emitted
+    own = torch.where(repeated, torch.where(own > 0, own / repetition, own * repetition), own)
+    scores[penalties.rows] = own.sub_(frequency * counts).sub_(presence * emitted)
+
+
+def gaps(scores: Tensor) -> Tensor:
+    """How far each score lies below the best of its row: >= 0, never -0, infinite for banned tokens."""
+    best = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min)
+    return (best - scores).abs_()
+
+
+def smallest(values: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` smallest of non-negative float32 `values` [..., K] in the order of (value, id), with their ids.
+
+    Bits of non-negative floats are ordered like the floats, so a value and its id make one sortable integer:
+    ties are decided by id, not by the kernel.
+    """
+    keys = (values.view(torch.int32).to(torch.int64) << 32) | ids
+    keys = keys.topk(count, dim=-1, largest=False, sorted=True).values
+    return (keys >> 32).to(torch.int32).view(torch.float32), keys & 0xFFFFFFFF
+
+
+def mass(cost: Tensor) -> Tensor:
+    """int64 masses proportional to exp(-cost), 2**40 at cost 0."""
+    return torch.exp(-cost).mul_(_UNIT).to(torch.int64)
+
+
+def log_mass(masses: Tensor) -> Tensor:
+    """[..., 1] float32: the logarithm of the sum of exp(-cost), from `mass`."""
+    return (masses.sum(-1, keepdim=True).to(torch.float64) / _UNIT).log_().to(torch.float32)
+
+
+def truncate(gap: Tensor, cost: Tensor, rules: Truncation, *, ordered: bool) -> Tensor:
+    """`cost` with infinity for the tokens that do not survive min-p, then top-k, then top-p.
+
+    Args:
+        gap: [B, N, K] from `gaps`; decides the order, equal gaps by position in the last dimension.
+        cost: [B, N, K] gap over temperature: negative log-probability up to a constant.
+        rules: what to keep.
+        ordered: the last dimension is sorted by (gap, id) already; otherwise it is in the order of ids.
+    """
+    keep = torch.ones_like(cost, dtype=torch.bool)
+    if rules.max_cost is not None:
+        keep &= cost <= rules.max_cost
+    if rules.top_k is not None:
+        keep &= _prefix(gap, keep.to(torch.int64), rules.top_k, ordered=ordered)
+    if rules.top_p is not None:
+        masses = mass(cost) * keep
+        wanted = (masses.sum(-1, keepdim=True).to(torch.float64) * rules.top_p).ceil().to(torch.int64)
+        # A row without top-p must not lose its last tokens to the rounding of its total.
+        wanted = wanted.clamp_(min=1).masked_fill(rules.top_p >= 1, _WHOLE)
+        keep &= _prefix(gap, masses, wanted, ordered=ordered)
+    return cost.masked_fill(~keep, torch.inf)
+
+
+def _prefix(gap: Tensor, weight: Tensor, wanted: Tensor, *, ordered: bool) -> Tensor:
+    """bool: the weight of all tokens before this one, in the order of (gap, position), is below `wanted`.
+
+    Args:
+        gap: [..., K] float32, non-negative.
+        weight: [..., K] int64, non-negative.
+        wanted: [..., 1] int64, positive.
+        ordered: whether K is sorted by gap.
+    """
+    if ordered:
+        return weight.cumsum(-1) - weight < wanted
+    # Radix selection of the gap at which the weight is reached: 11 + 10 + 10 bits by integer histograms. Ten times
+    # faster than sorting a vocabulary, and exact.
+    bits = gap.view(torch.int32)
+    wanted = wanted.expand(*gap.shape[:-1], 1)
+    reached = torch.zeros_like(wanted)
+    pivot = torch.zeros_like(wanted, dtype=torch.int32)
+    for shift, width in ((20, 11), (10, 10), (0, 10)):
+        digit = (bits >> shift) & ((1 << width) - 1)
+        bins = weight.new_zeros(*gap.shape[:-1], 1 << width).scatter_add_(-1, digit.to(torch.int64), weight)
+        before = bins.cumsum(-1).sub_(bins).add_(reached)
+        chosen = (before < wanted).sum(-1, keepdim=True).sub_(1)
+        reached = before.gather(-1, chosen)
+        weight = weight * (digit == chosen)
+        pivot |= chosen.to(torch.int32) << shift
+    ahead = weight.cumsum(-1).sub_(weight).add_(reached)
+    return (bits < pivot) | ((bits == pivot) & (ahead < wanted))

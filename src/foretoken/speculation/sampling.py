@@ -1,0 +1,142 @@
+"""The target's draw after every node, and what a drafter proposes under the same noise.
+
+The draw is `argmax(p / E)`: p is the processed distribution on the node's own path, E the noise of its position.
+A row's draws are the same bits whatever other rows are in the batch. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.speculation.draft import Draft, depth
+from foretoken.speculation.noise import noise
+from foretoken.speculation.processors import (
+    add_bias,
+    ban_ends,
+    ban_words,
+    gaps,
+    log_mass,
+    mass,
+    penalise,
+    smallest,
+    truncate,
+)
+from foretoken.speculation.rows import RowSampling, Sampling
+
+__all__ = ["RowSampling", "Sampling", "TokenLogprobs", "rank", "sample", "token_logprobs"]
+
+
+class TokenLogprobs(NamedTuple):
+    """The model's own log-probabilities, before any processor; R tokens.
+
+    Attributes:
+        chosen: [R] float32, of the given token.
+        rank: [R] int64, 1 for the most probable; lower ids first among equals.
+        top_values: [R, top] float32, descending.
+        top_tokens: [R, top] int64.
+    """
+
+    chosen: Tensor
+    rank: Tensor
+    top_values: Tensor
+    top_tokens: Tensor
+
+
+def sample(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
+    """The target's draw after every node.
+
+    Args:
+        logits: [B, N, V], any floating type.
+        draft: the tree; what is drawn after padding nodes means nothing.
+        reach: [B, N, N] `ancestors(draft.parents)`.
+        position: [B] int64, absolute position of node 0.
+        sampling: of the same B rows, their histories ending with node 0.
+
+    Returns:
+        [B, N] int64.
+    """
+    if sampling.greedy:
+        # max names the first of equals, like every other path here; float32 because bfloat16 reductions are slow.
+        return logits.to(torch.float32).max(-1).indices
+    at = position.unsqueeze(1) + depth(reach) + 1
+    total, ids = _race(_edit(logits, draft, reach, at, sampling), at, sampling, sampling.candidates)
+    if sampling.candidates == 0:
+        return total.min(-1).indices
+    behind = total > total.amin(-1, keepdim=True)
+    return ids.masked_fill(behind, logits.shape[-1]).amin(-1)
+
+
+def rank(logits: Tensor, position: Tensor, sampling: Sampling, k: int) -> tuple[Tensor, Tensor]:
+    """What a drafter proposes: the k tokens it expects the target to draw, judged under the target's own noise.
+
+    Args:
+        logits: [B, V] the drafter's scores, any floating type.
+        position: [B] int64, absolute position of the token to be guessed.
+        sampling: of the same B rows; penalties and bad words see the history, not the draft's path.
+        k: how many, at most V.
+
+    Returns:
+        tokens [B, k] int64 and scores [B, k] float32, best first: log-softmax over the vocabulary of log p - log E,
+        so that sums along a path rank the nodes of a tree. Greedy rows: log p. Truncated tokens score -inf.
+    """
+    rows = logits.shape[0]
+    root = torch.zeros(rows, 1, dtype=torch.int64, device=logits.device)
+    at = position.unsqueeze(1)
+    scores = _edit(logits.unsqueeze(1), Draft(root, root - 1), root.unsqueeze(2) == 0, at, sampling)
+    # A greedy row is normalised over its whole vocabulary, which the candidates alone cannot give.
+    candidates = max(sampling.candidates, k) if sampling.candidates and sampling.loudness is None else 0
+    total, ids = _race(scores, at, sampling, candidates)
+    total = gaps(-total)
+    values, tokens = smallest(total, ids, k)
+    return tokens.squeeze(1), (-values - log_mass(mass(total))).squeeze(1)
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> TokenLogprobs:
+    """Log-probabilities of `tokens` [R] and of the `top` best under `logits` [R, V]."""
+    gap = gaps(logits.to(torch.float32))
+    ids = torch.arange(gap.shape[-1], device=gap.device)
+    total = log_mass(mass(gap))
+    own = gap.gather(1, tokens.unsqueeze(1))
+    ahead = (gap < own) | ((gap == own) & (ids < tokens.unsqueeze(1)))
+    values, best = smallest(gap, ids, top)
+    return TokenLogprobs((-own - total).squeeze(1), ahead.sum(-1) + 1, -values - total, best)
+
+
+def _edit(logits: Tensor, draft: Draft, reach: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
+    """[B, N, V] float32 scores after bias, bans and penalties; `at` [B, N] is the position of each draw."""
+    editors = (sampling.bias, sampling.words, sampling.ends, sampling.penalties)
+    scores = logits.to(torch.float32, copy=any(editor is not None for editor in editors))
+    if sampling.bias is not None:
+        add_bias(scores, sampling.bias)
+    if sampling.words is not None:
+        ban_words(scores, draft.tokens, draft.parents, sampling.words)
+    if sampling.ends is not None:
+        ban_ends(scores, at, sampling.ends)
+    if sampling.penalties is not None:
+        penalise(scores, draft.tokens, reach, sampling.penalties)
+    return scores
+
+
+def _race(scores: Tensor, at: Tensor, sampling: Sampling, candidates: int) -> tuple[Tensor, Tensor]:
+    """log E - log p up to a constant, the least of which is drawn, and the token ids it belongs to.
+
+    With `candidates` = 0 both span the vocabulary; otherwise only that many best tokens, sorted, noise included:
+    the same numbers for the same tokens either way.
+    """
+    gap = gaps(scores)
+    ids = torch.arange(gap.shape[-1], device=gap.device)
+    if candidates:
+        gap, ids = smallest(gap, ids, candidates)
+    cost = gap if sampling.temperature is None else gap / sampling.temperature
+    if sampling.truncation is not None:
+        cost = truncate(gap, cost, sampling.truncation, ordered=candidates > 0)
+    if sampling.seed is None:
+        return cost, ids
+    seeds = sampling.seed.unsqueeze(1).expand_as(at).reshape(-1)
+    luck = noise(seeds, at.reshape(-1), ids.flatten(0, -2) if candidates else ids).log_().view_as(cost)
+    if sampling.loudness is not None:
+        luck *= sampling.loudness
+    return luck.add_(cost), ids
