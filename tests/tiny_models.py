@@ -41,7 +41,7 @@ def rope(kind: str = "default", theta: float = 10000.0, **options: Any) -> dict[
 
 SHORT = [1 + 0.1 * i for i in range(8)]
 LONG = [1 + 0.8 * i for i in range(8)]
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 PHI = {"original_max_position_embeddings": 16, "max_position_embeddings": 128}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 9}
 
