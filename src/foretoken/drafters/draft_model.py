@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +58,10 @@ class DraftModelDrafter:
         # The cache must hold what is proposed and, past the committed length, what is run to propose it.
         self.nodes = max(self.budget, branches * (max_draft_len - 1))
         self._rows: dict[int, _Row] = {}
+        self._device = decoder.embed.weight.device
+
+    def _ints(self, values: Sequence[Any]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
 
     def admit(self, row: int, cached: Sequence[int]) -> None:
         self._rows[row] = _Row(length=len(cached))
@@ -85,8 +90,7 @@ class DraftModelDrafter:
                 path.append(state.written[node])
                 kept += 1
         if path and path != list(range(len(path))):
-            index = torch.tensor([row]), torch.tensor([state.length]), torch.tensor([path])
-            self.cache.commit(*index)
+            self.cache.commit(self._ints([row]), self._ints([state.length]), self._ints([path]))
         state.length += len(path)
         state.backlog.extend(certain[kept:])
         state.children, state.written = {}, {}
@@ -95,15 +99,14 @@ class DraftModelDrafter:
         """Reads certain tokens into the cache; returns the last hidden state of each row, [B, H]."""
         widths = [len(t) for t in tokens]
         width = max(max(widths), 2 if len(rows) == 1 else 1)  # never one row alone, see model.linear
-        padded = torch.tensor([[*t, *[PADDING] * (width - len(t))] for t in tokens])
+        padded = self._ints([[*t, *[PADDING] * (width - len(t))] for t in tokens])
         lengths = [self._rows[row].length for row in rows]
-        reach = torch.ones(width, width, dtype=torch.bool).tril().expand(len(rows), -1, -1)
-        span = Span(torch.tensor(rows), rows, torch.tensor(lengths), reach, width, max(lengths) + width)
+        reach = torch.ones(width, width, dtype=torch.bool, device=self._device).tril().expand(len(rows), -1, -1)
+        span = Span(self._ints(rows), rows, self._ints(lengths), reach, width, max(lengths) + width)
         hidden = self.decoder(padded.flatten(), self.cache, self.cache.view([span])).last
         for row, count in zip(rows, widths, strict=True):
             self._rows[row].length += count
-        last = torch.arange(len(rows)) * width + torch.tensor(widths) - 1
-        return hidden[last]
+        return hidden[[place * width + count - 1 for place, count in enumerate(widths)]]
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
         states = [self._rows[row] for row in rows]
@@ -111,7 +114,7 @@ class DraftModelDrafter:
         for state in states:
             state.backlog = []
         levels = min(max(limits), self.max_draft_len)
-        tree = _Tree(torch.tensor(pending), torch.tensor(limits), self.branches)
+        tree = _Tree(self._ints(pending), self._ints(limits), self.branches)
         while tree.level < levels:
             if tree.level > 0:
                 hidden = self._forward(rows, tree)
@@ -124,13 +127,8 @@ class DraftModelDrafter:
         """[B, frontier, K] tokens and scores of the frontier's children."""
         count = hidden.shape[0]
         logits = self.decoder.logits(hidden if count > 1 else hidden.expand(2, -1))[:count]
-        frontier = count // len(rows)
-        position = torch.tensor([self._rows[row].length for row in rows]) + tree.level
-        tokens, scores = rank(
-            logits, position.repeat_interleave(frontier), sampling.repeat(frontier), self.branches
-        )
-        shape = (len(rows), frontier, self.branches)
-        return tokens.view(shape), scores.view(shape)
+        position = self._ints([self._rows[row].length for row in rows]) + tree.level
+        return rank(logits.view(len(rows), -1, logits.shape[1]), position, sampling, self.branches)
 
     def _forward(self, rows: Sequence[int], tree: _Tree) -> Tensor:
         """Runs the frontier past the committed length; returns its hidden states [B * frontier, H]."""
@@ -140,13 +138,12 @@ class DraftModelDrafter:
         if tokens.numel() == 1:  # never one row alone: a padding node that sees itself
             tokens = torch.cat([tokens, tokens.new_full((1, 1), PADDING)], dim=1)
             size = reach.shape[1]
-            padded = torch.zeros(1, size + 1, size + 1, dtype=torch.bool)
+            padded = reach.new_zeros(1, size + 1, size + 1)
             padded[:, :size, :size] = reach
             padded[:, size, size] = True
             reach = padded
-        span = Span(
-            torch.tensor(rows), rows, torch.tensor(lengths), reach, tokens.shape[1], max(lengths) + reach.shape[1]
-        )
+        longest = max(lengths) + reach.shape[1]
+        span = Span(self._ints(rows), rows, self._ints(lengths), reach, tokens.shape[1], longest)
         hidden = self.decoder(tokens.flatten(), self.cache, self.cache.view([span])).last
         return hidden.view(len(rows), -1, hidden.shape[1])[:, :width].flatten(0, 1)
 
@@ -173,11 +170,12 @@ class _Tree:
     def __init__(self, pending: Tensor, limits: Tensor, branches: int) -> None:
         rows = pending.shape[0]
         self.limits, self.branches, self.level = limits, branches, 0
-        self.tokens, self.parents = pending.unsqueeze(1), torch.full((rows, 1), -1)
-        self.scores = torch.zeros(rows, 1)
-        self.forwarded = torch.full((rows, 1), -1)
-        self.reach = torch.zeros(rows, 0, 0, dtype=torch.bool)
-        self._frontier = torch.zeros(rows, 1, dtype=torch.int64)  # candidates expanded by the next `grow`
+        device = pending.device
+        self.tokens, self.parents = pending.unsqueeze(1), torch.full((rows, 1), -1, device=device)
+        self.scores = torch.zeros(rows, 1, device=device)
+        self.forwarded = torch.full((rows, 1), -1, device=device)
+        self.reach = torch.zeros(rows, 0, 0, dtype=torch.bool, device=device)
+        self._frontier = torch.zeros_like(self.tokens)  # candidates expanded by the next `grow`
 
     def grow(self, tokens: Tensor, scores: Tensor) -> None:
         """Adds K children [B, frontier, K] to every frontier node and takes the K best of them as the next frontier."""
@@ -198,14 +196,15 @@ class _Tree:
         rows, width = self._frontier.shape
         size = self.reach.shape[1]
         above = self.forwarded.gather(1, self.parents.gather(1, self._frontier))  # -1: the committed root
-        grown = torch.zeros(rows, size + width, size + width, dtype=torch.bool)
+        grown = self.reach.new_zeros(rows, size + width, size + width)
         grown[:, :size, :size] = self.reach
         if size:
             inherited = self.reach.gather(1, above.clamp(min=0).unsqueeze(2).expand(-1, -1, size))
             grown[:, size:, :size] = inherited & (above >= 0).unsqueeze(2)
-        grown[:, size:, size:] = torch.eye(width, dtype=torch.bool)
+        grown[:, size:, size:] = torch.eye(width, dtype=torch.bool, device=grown.device)
         self.reach = grown
-        self.forwarded.scatter_(1, self._frontier, size + torch.arange(width).expand(rows, -1))
+        place = size + torch.arange(width, device=grown.device)
+        self.forwarded.scatter_(1, self._frontier, place.expand(rows, -1))
         return self.tokens.gather(1, self._frontier), grown
 
     def best(self, budget: int) -> tuple[Draft, Tensor]:
@@ -216,12 +215,13 @@ class _Tree:
         rows, count = self.tokens.shape
         keep = min(budget, count - 1)
         order = self.scores[:, 1:].sort(dim=1, descending=True, stable=True).indices[:, :keep] + 1
-        chosen = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), order.sort(dim=1).values], dim=1)
-        node = torch.zeros(rows, count, dtype=torch.int64).scatter(1, chosen, torch.arange(keep + 1).expand(rows, -1))
+        chosen = torch.cat([torch.zeros_like(self.tokens[:, :1]), order.sort(dim=1).values], dim=1)
+        place = torch.arange(keep + 1, device=chosen.device).expand(rows, -1)
+        node = torch.zeros_like(self.tokens).scatter(1, chosen, place)
         parents = node.gather(1, self.parents.gather(1, chosen).clamp(min=0))
         tokens = self.tokens.gather(1, chosen)
         dead = self.scores.gather(1, chosen) == float("-inf")
         tokens = tokens.masked_fill(dead, PADDING)
-        parents = torch.where(dead, chain_parents(rows, keep + 1), parents)
+        parents = torch.where(dead, chain_parents(rows, keep + 1, chosen.device), parents)
         parents[:, 0] = -1
         return Draft(tokens, parents), chosen

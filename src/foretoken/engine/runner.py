@@ -63,13 +63,12 @@ def merge(pending: Sequence[int], drafts: Sequence[tuple[Sequence[int], Draft]])
         return drafts[0][1]
     rows = len(pending)
     nodes = max([1, *(draft.tokens.shape[1] for _, draft in drafts)])
-    tokens = torch.full((rows, nodes), PADDING)
-    tokens[:, 0] = torch.tensor(pending, dtype=torch.int64)
-    parents = chain_parents(rows, nodes).clone()
+    plain = _roots(pending, nodes)
+    tokens, parents = plain.tokens, plain.parents.clone()
     for places, draft in drafts:
         at, width = torch.tensor(places), draft.tokens.shape[1]
-        tokens[at, :width] = draft.tokens
-        parents[at, :width] = draft.parents
+        tokens[at, :width] = draft.tokens.to(tokens.device)
+        parents[at, :width] = draft.parents.to(tokens.device)
     return Draft(tokens, parents)
 
 
@@ -78,39 +77,50 @@ class Runner:
 
     def __init__(self, decoder: Decoder, cache: KVCache, taps: tuple[int, ...]) -> None:
         self.decoder, self.cache, self.taps = decoder, cache, taps
+        self.device = decoder.embed.weight.device
+
+    def _ints(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def run(self, batch: Batch, sampling: Sampling | None) -> Outcome:
         """Forward, draw, verify and commit one step; `sampling` covers the sampled rows in order."""
         sampled = len(batch.rows) + sum(prompt.last for prompt in batch.prompts)
         # Never one row alone, see model.linear: a lone row gets a padding node.
         nodes = max(batch.draft.tokens.shape[1], 2 if sampled == 1 else 1)
-        draft = _widen(batch.draft, nodes)
+        draft = _on(self.device, _widen(batch.draft, nodes))
         reach = ancestors(draft.parents)
-        starts = torch.tensor(batch.starts, dtype=torch.int64)
-        rows = torch.tensor(batch.rows, dtype=torch.int64)
+        starts, rows = self._ints(batch.starts), self._ints(batch.rows)
 
         spans = [Span(rows, batch.rows, starts, reach, nodes, max(batch.starts) + nodes)] if batch.rows else []
-        spans += [_prompt_span(prompt) for prompt in batch.prompts]
+        spans += [self._prompt_span(prompt) for prompt in batch.prompts]
         tokens = [draft.tokens.flatten()] if batch.rows else []
-        tokens += [_prompt_tokens(prompt) for prompt in batch.prompts]
+        tokens += [self._ints([*prompt.tokens, *[PADDING] * (2 - len(prompt.tokens))]) for prompt in batch.prompts]
         hidden = self.decoder(torch.cat(tokens), self.cache, self.cache.view(spans), self.taps)
         features = torch.cat(hidden.taps, dim=1) if self.taps else None
         places, prompt_hidden = self._prompt_places(batch, hidden.last, nodes)
         if sampling is None:
             return Outcome(None, None, features, prompt_hidden)
 
-        index = torch.arange(len(batch.rows) * nodes).view(-1, nodes)
+        index = torch.arange(len(batch.rows) * nodes, device=self.device).view(-1, nodes)
         lasts = [p for p in batch.prompts if p.last]
         if lasts:
-            ends = torch.tensor([place for place, p in zip(places, batch.prompts, strict=True) if p.last])
+            ends = self._ints([place for place, p in zip(places, batch.prompts, strict=True) if p.last])
             index = torch.cat([index, ends.unsqueeze(1).expand(-1, nodes)])
-            draft, reach = _append_roots(draft, [p.tokens[-1] for p in lasts])
-            starts = torch.cat([starts, torch.tensor([p.start + len(p.tokens) - 1 for p in lasts])])
+            roots = _on(self.device, _roots([p.tokens[-1] for p in lasts], nodes))
+            draft = Draft(torch.cat([draft.tokens, roots.tokens]), torch.cat([draft.parents, roots.parents]))
+            reach = ancestors(draft.parents)
+            starts = torch.cat([starts, self._ints([p.start + len(p.tokens) - 1 for p in lasts])])
         logits = self.decoder.logits(hidden.last[index.flatten()]).view(sampled, nodes, -1)
         verdict = verify(draft, reach, sample(logits, draft, reach, starts, sampling))
         if batch.rows:
             self.cache.commit(rows, starts[: len(rows)], verdict.path[: len(rows)])
         return Outcome(verdict, logits, features, prompt_hidden)
+
+    def _prompt_span(self, prompt: Prompt) -> Span:
+        width = max(2, len(prompt.tokens))
+        reach = torch.ones(1, width, width, dtype=torch.bool, device=self.device).tril()
+        row, start = self._ints([prompt.row]), self._ints([prompt.start])
+        return Span(row, [prompt.row], start, reach, width, prompt.start + width)
 
     def _prompt_places(self, batch: Batch, last: Tensor, nodes: int) -> tuple[list[int], list[Tensor]]:
         """Where each prompt piece's last token lies among the T tokens, and each piece's hidden states."""
@@ -122,6 +132,11 @@ class Runner:
         return places, pieces
 
 
+def _on(device: torch.device, draft: Draft) -> Draft:
+    """The draft on `device`, where drafters on the host do not put it."""
+    return Draft(draft.tokens.to(device), draft.parents.to(device))
+
+
 def _widen(draft: Draft, nodes: int) -> Draft:
     """Pads a draft to `nodes` nodes."""
     rows, width = draft.tokens.shape
@@ -131,21 +146,8 @@ def _widen(draft: Draft, nodes: int) -> Draft:
     return Draft(tokens, torch.cat([draft.parents, chain_parents(rows, nodes)[:, width:]], dim=1))
 
 
-def _append_roots(draft: Draft, tokens: Sequence[int]) -> tuple[Draft, Tensor]:
-    """The draft with further rows that have only a root, and the ancestors of all rows."""
-    nodes = draft.tokens.shape[1]
-    roots = torch.full((len(tokens), nodes), PADDING)
-    roots[:, 0] = torch.tensor(tokens)
-    parents = torch.cat([draft.parents, chain_parents(len(tokens), nodes)])
-    return Draft(torch.cat([draft.tokens, roots]), parents), ancestors(parents)
-
-
-def _prompt_span(prompt: Prompt) -> Span:
-    width = max(2, len(prompt.tokens))
-    reach = torch.ones(1, width, width, dtype=torch.bool).tril()
-    row, start = torch.tensor([prompt.row]), torch.tensor([prompt.start])
-    return Span(row, [prompt.row], start, reach, width, prompt.start + width)
-
-
-def _prompt_tokens(prompt: Prompt) -> Tensor:
-    return torch.tensor([*prompt.tokens, *[PADDING] * (2 - len(prompt.tokens))])
+def _roots(pending: Sequence[int], nodes: int) -> Draft:
+    """Rows that have only a root, padded to `nodes` nodes."""
+    tokens = torch.full((len(pending), nodes), PADDING)
+    tokens[:, 0] = torch.tensor(pending, dtype=torch.int64)
+    return Draft(tokens, chain_parents(len(pending), nodes))

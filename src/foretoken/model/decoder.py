@@ -86,8 +86,8 @@ class Decoder(nn.Module):
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, rotated size] at `positions` [T], in the activations' dtype."""
         if self._rope is None:  # not in __init__, which may run on the meta device
-            cos, sin = rope_tables(self.config.rope, self.config.max_position, positions.device)
-            self._rope = cos.to(self.dtype).unsqueeze(1), sin.to(self.dtype).unsqueeze(1)
+            cos, sin = rope_tables(self.config.rope, self.config.max_position, positions.device, self.dtype)
+            self._rope = cos.unsqueeze(1), sin.unsqueeze(1)
         # Padding nodes and lookahead may stand past the last position; nobody reads them.
         at = positions.clamp(max=self._rope[0].shape[0] - 1)
         return self._rope[0][at], self._rope[1][at]

@@ -73,25 +73,26 @@ def rank(logits: Tensor, position: Tensor, sampling: Sampling, k: int) -> tuple[
     """What a drafter proposes: the k tokens it expects the target to draw, judged under the target's own noise.
 
     Args:
-        logits: [B, V] the drafter's scores, any floating type.
-        position: [B] int64, absolute position of the token to be guessed.
+        logits: [B, F, V] the drafter's scores after F nodes of each row, any floating type.
+        position: [B] int64, absolute position of the tokens to be guessed.
         sampling: of the same B rows; penalties and bad words see the history, not the draft's path.
         k: how many, at most V.
 
     Returns:
-        tokens [B, k] int64 and scores [B, k] float32, best first: log-softmax over the vocabulary of log p - log E,
-        so that sums along a path rank the nodes of a tree. Greedy rows: log p. Truncated tokens score -inf.
+        tokens [B, F, k] int64 and scores [B, F, k] float32, best first: log-softmax over the vocabulary of
+        log p - log E, so that sums along a path rank the nodes of a tree. Greedy rows: log p. Truncated tokens score
+        -inf.
     """
-    rows = logits.shape[0]
-    root = torch.zeros(rows, 1, dtype=torch.int64, device=logits.device)
     at = position.unsqueeze(1)
-    scores = _edit(logits.unsqueeze(1), Draft(root, root - 1), root.unsqueeze(2) == 0, at, sampling)
+    root = torch.zeros_like(at)
+    alone, seen = Draft(root, root - 1), root.unsqueeze(2) == 0
+    scores = torch.cat([_edit(each, alone, seen, at, sampling) for each in logits.split(1, dim=1)], dim=1)
     # A greedy row is normalised over its whole vocabulary, which the candidates alone cannot give.
     candidates = max(sampling.candidates, k) if sampling.candidates and sampling.loudness is None else 0
-    total, ids = _race(scores, at, sampling, candidates)
+    total, ids = _race(scores, at.expand(-1, logits.shape[1]), sampling, candidates)
     total = gaps(-total)
     values, tokens = smallest(total, ids, k)
-    return tokens.squeeze(1), (-values - log_mass(mass(total))).squeeze(1)
+    return tokens, -values - log_mass(mass(total))
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> TokenLogprobs:
