@@ -71,7 +71,7 @@ class LLM:
             prompts: text or token ids, one or several.
             params: for all prompts, or one for each.
         """
-        requests = self._requests(_listed(prompts), params)
+        requests = self.requests(prompts, params)
         for _ in self._run(requests):
             pass
         return [Completion.of(request) for request in requests]
@@ -91,7 +91,7 @@ class LLM:
 
     def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> Iterator[Chunk]:
         """The same as `generate`, step by step; closing the iterator cancels what is not finished."""
-        for request, tokens in self._run(self._requests(_listed(prompts), params)):
+        for request, tokens in self._run(self.requests(prompts, params)):
             yield self.chunk(request, tokens)
 
     def chunk(self, request: Request, tokens: int) -> Chunk:
@@ -109,24 +109,28 @@ class LLM:
 
     def _run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, int]]:
         """Steps the engine until these requests end; yields each that emitted, with how many tokens."""
-        going = {request.id: len(request.tokens) for request in requests}
+        going = {request.id: (request, len(request.tokens)) for request in requests}
         for request in requests:
             self.engine.add(request)
         try:
             while going:
-                for request in self.engine.step():
-                    if request.id in going:
-                        yield request, len(request.tokens) - going[request.id]
-                        going[request.id] = len(request.tokens)
+                self.engine.step()
+                # All of ours, not only what this step changed: another iterator may have stepped the engine too.
+                for request, known in list(going.values()):
+                    if len(request.tokens) > known or request.finish_reason is not None:
+                        going[request.id] = request, len(request.tokens)
                         if request.finish_reason is not None:
                             del going[request.id]
+                        yield request, len(request.tokens) - known
         finally:
             for request_id in going:
                 self.engine.abort(request_id)
 
-    def _requests(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    def requests(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
+        """Checked requests in order of the prompts, n each; none is in the engine yet."""
+        prompts = _listed(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):

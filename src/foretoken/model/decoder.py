@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.model.attention import attend
 from foretoken.model.config import ModelConfig
 from foretoken.model.layers import ACTIVATIONS, RMSNorm, gated
-from foretoken.model.linear import Linear, linear
+from foretoken.model.linear import Embedding, Linear
 from foretoken.model.rotary import apply_rope, rope_tables
 from foretoken.runtime.cache import KVCache, View
 
@@ -53,11 +52,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache, view: View) -> Tensor:  # [T, H] -> [T, H]
         qkv = self.qkv(self.attention_norm(x)).view(x.shape[0], -1, self.size)
-        qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
+        qk, v = torch.split_with_sizes(qkv, [self.heads + self.kv_heads, self.kv_heads], 1)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk.split([self.heads, self.kv_heads], dim=1)
+            q, k = torch.split_with_sizes(qk, [self.heads, self.kv_heads], 1)
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
-        q, k = apply_rope(qk, *rope).split([self.heads, self.kv_heads], dim=1)
+        q, k = torch.split_with_sizes(apply_rope(qk, *rope), [self.heads, self.kv_heads], 1)
         x = x + self.out(attend(q, k, v, cache=cache, view=view, layer=self.layer, window=self.window))
         return x + self.down(gated(self.activation, self.gate_up(self.mlp_norm(x))))
 
@@ -73,10 +72,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
-        # Given its weight: a random one on the meta device would import torch._dynamo, two seconds of every start.
-        weight = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype)
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size, _weight=weight)
-        self.embed.weight.requires_grad_(False)
+        self.embed = Embedding(config.vocab_size, config.hidden_size, dtype, tied=config.tie_word_embeddings)
         self.blocks = nn.ModuleList(Block(config, i, dtype) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
         head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, False, dtype)
@@ -94,7 +90,7 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, cache: KVCache, view: View, taps: tuple[int, ...] = ()) -> Hidden:
         """Runs `tokens` [T] (padding is -1) at the places that `view` names."""
-        x = F.embedding(tokens.clamp(min=0), self.embed.weight)
+        x = self.embed(tokens.clamp(min=0))
         rope = self.rope(view.positions)
         outputs = {}
         for i, block in enumerate(self.blocks):
@@ -106,6 +102,4 @@ class Decoder(nn.Module):
     def logits(self, last: Tensor) -> Tensor:
         """[R, V] from the rows `last` [R, H] of `Hidden.last`; R >= 2 on CPU, see `model.linear`."""
         normed = self.norm(last)
-        if self.head is not None:
-            return self.head(normed)
-        return linear(normed, self.embed.weight, None, packed=False)
+        return self.embed.project(normed) if self.head is None else self.head(normed)

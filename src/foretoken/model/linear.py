@@ -71,3 +71,33 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out]
         return linear(x, self.weight, self.bias, self.packed)
+
+
+class Embedding(nn.Module):
+    """Token vectors, which a tied model also reads as its output head.
+
+    Args:
+        tied: whether `project` is used. Then a small table gets a second, prepacked copy: repacking it in every call
+            costs more than reading it. A large one is read at memory speed as it is, and a copy would be felt.
+    """
+
+    COPY_BYTES = 32 * 2**20
+    weight: Tensor
+
+    def __init__(self, count: int, size: int, dtype: torch.dtype, *, tied: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count, size, dtype=dtype), requires_grad=False)
+        self.tied = tied
+        self._packed: Tensor | None = None
+
+    def pack(self) -> None:
+        """Makes the copy, where it pays."""
+        if self.tied and self.weight.nbytes <= self.COPY_BYTES and can_pack(self.weight):
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
+
+    def forward(self, tokens: Tensor) -> Tensor:  # [T] -> [T, size]
+        return F.embedding(tokens, self.weight)
+
+    def project(self, x: Tensor) -> Tensor:  # [R, size] -> [R, count]
+        packed = self._packed
+        return linear(x, self.weight, None, False) if packed is None else linear(x, packed, None, True)

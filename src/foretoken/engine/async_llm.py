@@ -1,0 +1,145 @@
+"""`AsyncLLM`: many callers on an event loop, one engine thread that batches whatever is there.
+
+The engine is stepped by its own thread only; callers hand it requests and cancellations through a queue and get their
+chunks back on their own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+from foretoken.checkpoint.chat import Message
+from foretoken.engine.completion import Chunk, Completion
+from foretoken.engine.llm import LLM, Prompt
+from foretoken.engine.request import Request
+from foretoken.errors import ForetokenError
+from foretoken.speculation.params import SamplingParams
+
+
+class _Stream:
+    """Where the chunks of one call go: a queue on the loop that waits for them."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
+
+    def put(self, item: Chunk | BaseException) -> None:
+        """Called by the engine thread; a loop that is gone needs nothing."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+
+    async def get(self) -> Chunk:
+        item = await self._items.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+
+class _Add(NamedTuple):
+    requests: Sequence[Request]
+    stream: _Stream
+
+
+class _Abort(NamedTuple):
+    requests: Sequence[Request]
+
+
+class AsyncLLM:
+    """An `LLM` for concurrent callers.
+
+    Args:
+        llm: the engine, which belongs to this object from now on.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self._inbox: queue.SimpleQueue[_Add | _Abort | None] = queue.SimpleQueue()
+        self._streams: dict[int, tuple[_Stream, int]] = {}
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="foretoken-engine", daemon=True)
+        self._thread.start()
+
+    async def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """As `LLM.generate`; cancelling the task cancels the requests."""
+        done = [c.completion async for c in self._stream(self.llm.requests(prompts, params)) if c.completion]
+        return sorted(done, key=lambda completion: (completion.index, completion.choice))
+
+    async def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> list[Completion]:
+        """The assistant's next turn of one conversation."""
+        return await self.generate(self.llm.render_chat(messages), params)
+
+    def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> AsyncIterator[Chunk]:
+        """As `LLM.stream`; closing the iterator cancels what is not finished. Bad requests raise here, at once."""
+        return self._stream(self.llm.requests(prompts, params))
+
+    async def _stream(self, requests: Sequence[Request]) -> AsyncIterator[Chunk]:
+        stream, left = _Stream(), len(requests)
+        self._send(_Add(requests, stream))
+        try:
+            while left:
+                chunk = await stream.get()
+                left -= chunk.completion is not None
+                yield chunk
+        finally:
+            if left:
+                self._inbox.put(_Abort(requests))
+
+    def _send(self, message: _Add) -> None:
+        if self._failure is not None:
+            raise ForetokenError("the engine has stopped; start a new one") from self._failure
+        self._inbox.put(message)
+
+    async def close(self) -> None:
+        """Stops the engine after its current step; unfinished streams end with an error."""
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _serve(self) -> None:
+        """The engine thread: takes messages between steps, and waits for one when there is nothing to do."""
+        try:
+            while self._take_messages():
+                for request in self.llm.engine.step():
+                    if request.id in self._streams:
+                        self._deliver(request)
+            self._fail(ForetokenError("the engine was closed"))
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _deliver(self, request: Request) -> None:
+        stream, known = self._streams[request.id]
+        stream.put(self.llm.chunk(request, len(request.tokens) - known))
+        self._streams[request.id] = stream, len(request.tokens)
+        if request.finish_reason is not None:
+            del self._streams[request.id]
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        for stream in {id(stream): stream for stream, _ in self._streams.values()}.values():
+            stream.put(error)
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, _Add):
+                message.stream.put(error)
+
+    def _take_messages(self) -> bool:
+        """Applies what callers sent; False when it is time to stop."""
+        engine = self.llm.engine
+        while not (engine.busy and self._inbox.empty()):
+            message = self._inbox.get()
+            if message is None:
+                return False
+            for request in message.requests:
+                if isinstance(message, _Add):
+                    self._streams[request.id] = message.stream, len(request.tokens)
+                    engine.add(request)
+                else:
+                    self._streams.pop(request.id, None)
+                    engine.abort(request.id)
+        return True
