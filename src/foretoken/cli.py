@@ -1,0 +1,116 @@
+"""The command line: which commands there are, and how errors become one line and an exit code.
+
+Only the command that is called is imported, so `foretoken --help` answers without pydantic, rich or torch.
+Exit codes: 0 done, 1 the proof failed, 2 an error of the user's, 130 interrupted, 141 nobody reads the output.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken import __version__
+from foretoken.errors import ForetokenError
+
+if TYPE_CHECKING:
+    from foretoken.commands.options import Option
+
+COMMANDS = {
+    "generate": "Complete prompts with a target, with or without a draft.",
+    "verify": "Prove that drafts change no token.",
+    "demo": "Show plain and speculative decoding side by side.",
+}
+MODEL = "directory, Hub id, or 'embedded' for the pair that comes with the package."
+EPILOG = "A default of None means: not given. Names may be written with dashes or underscores."
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits; `arguments` are those of the process unless given."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    called = next((argument for argument in given if not argument.startswith("-")), None)
+    build_app(called)(args=given, prog_name="foretoken")
+
+
+def build_app(called: str | None) -> typer.Typer:
+    """The application; of its commands only the one that is called has its options."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.callback(invoke_without_command=True, help="Speculative decoding that never changes a token.")(_top)
+    for name, purpose in COMMANDS.items():
+        function = _command(name) if name == called else _listed
+        app.command(name, help=function.__doc__ or purpose, short_help=purpose, epilog=EPILOG)(function)
+    return app
+
+
+def _top(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
+) -> None:
+    if version:
+        print(f"foretoken {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _listed() -> None:
+    """Stands in the list of commands for one that was not called."""
+
+
+def _command(name: str) -> Callable[..., None]:
+    """A command's module as a function with one parameter per option."""
+    module = import_module(f"foretoken.commands.{name}")
+
+    def run(model: str | None = None, debug: bool = False, **values: Any) -> None:
+        raise SystemExit(_guarded(lambda: module.command(model, values), debug))
+
+    run.__doc__ = module.command.__doc__
+    run.__signature__ = _signature(module.OPTIONS)  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    return run
+
+
+def _guarded(command: Callable[[], int], debug: bool) -> int:
+    """The exit code of a command, whichever way it ends."""
+    try:
+        code = command()
+        sys.stdout.flush()
+    except ForetokenError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit, which would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+def _signature(options: Sequence[Option]) -> inspect.Signature:
+    """The parameters that typer reads: the model, one per option, and --debug."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    model = Annotated[str | None, typer.Argument(help=MODEL, metavar="[MODEL]", show_default="embedded")]
+    debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error.")]
+    return inspect.Signature(
+        [
+            inspect.Parameter("model", kind, default=None, annotation=model),
+            *(inspect.Parameter(o.name, kind, default=o.default, annotation=_annotation(o)) for o in options),
+            inspect.Parameter("debug", kind, default=False, annotation=debug),
+        ]
+    )
+
+
+def _annotation(option: Option) -> Any:
+    spoken = typer.Option(*option.spellings, help=option.help, metavar=option.metavar)
+    return Annotated[option.type if option.default is not None else option.type | None, spoken]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""`foretoken demo`: plain and speculative decoding side by side, with the same tokens, and how much faster it was.
+
+Both sides are timed alone and replayed together, at the speed they had, in a terminal; elsewhere they are printed
+one after the other without control codes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.columns import Columns
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from foretoken.commands.models import open_llm
+from foretoken.commands.options import CACHE, Option, Values, engine_options
+from foretoken.commands.prompts import as_turn, spell
+from foretoken.errors import ConfigError
+from foretoken.speculation.params import SamplingParams
+
+if TYPE_CHECKING:
+    from foretoken.commands.race import Race, Score
+    from foretoken.engine.llm import LLM
+
+PROMPTS = (
+    "Hi, I would like to order a latte with oat milk, please.",
+    "Hello, I want to see a movie tonight. Can you get me two tickets?",
+    "Hello! What do you like to do for fun?",
+    "Tell me a story.",
+)
+ACCEPTED = "bold green"  # bold is left where colours are off
+FRAMES_PER_SECOND = 30
+REUSE = CACHE + "enable_block_reuse"
+
+OPTIONS = (
+    Option("max_tokens", int, 96, "tokens to generate at most per prompt."),
+    Option("temperature", float, 0.0, "0 is greedy."),
+    Option("seed", int, 0, "seed of the drawing at temperatures above 0."),
+    Option("repeat", int, 3, "runs per prompt and side, of which the median counts."),
+    Option("color", bool, True, "colours in a terminal."),
+    *(option for option in engine_options() if option.name != REUSE),
+)
+
+
+def command(model: str | None, values: Values) -> int:
+    """Show plain and speculative decoding side by side: the same tokens, sooner."""
+    if values["repeat"] < 1:
+        raise ConfigError(f"--repeat {values['repeat']}: expected at least 1")
+    params = SamplingParams(max_tokens=values["max_tokens"], temperature=values["temperature"], seed=values["seed"])
+    # A prompt that is found in the cache would make every run but the first look faster.
+    llm = open_llm(model, {**values, REUSE: False})
+    if llm.method == "none":
+        raise ConfigError("the demo compares with speculative decoding; give --draft PATH, or --method ngram or suffix")
+    # Without a terminal rich assumes 80 characters, too few for the table.
+    width = None if sys.stdout.isatty() else 100
+    show(llm, params, values["repeat"], Console(no_color=not values["color"], highlight=False, width=width))
+    return 0
+
+
+def show(llm: LLM, params: SamplingParams, repeat: int, console: Console) -> None:
+    """Races all prompts and shows them.
+
+    Raises:
+        LosslessnessError: plain and speculative tokens differ.
+    """
+    from foretoken.commands.race import race, record, score
+
+    texts = [as_turn(text) if llm.tokenizer.has_chat_template else text for text in PROMPTS]
+    prompts = [spell(llm, text).ids for text in texts]
+    record(llm, prompts[0], params)  # the first run allocates and compiles
+    races = []
+    for text, prompt in zip(PROMPTS, prompts, strict=True):
+        with Console(stderr=True).status("timing plain and speculative decoding, each alone ..."):
+            races.append(race(llm, prompt, params, repeat))
+        console.print(f"\n> {text}", markup=False, style="bold")
+        replay = _replay if console.is_terminal else _print_both
+        replay(console, llm, races[-1], params)
+    names = [text if len(text) <= 40 else f"{text[:37]}..." for text in PROMPTS]
+    scores = [*zip(names, (score([one]) for one in races), strict=True), ("all", score(races))]
+    console.print(_table(llm, scores))
+    total = scores[-1][1]
+    console.print(
+        f"The token ids are identical: {total.tokens} tokens, plain and speculative; runs of each: {repeat}. "
+        f"Speed-up {total.speed_up:.2f}x, acceptance length {total.acceptance_length:.2f}.",
+        soft_wrap=True,
+    )
+
+
+def _replay(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:
+    """Both sides at the speed they had when they ran alone."""
+    from foretoken.commands.race import pieces
+
+    texts = [pieces(llm, take.completion, params) for take in race]
+
+    def picture(seconds: float) -> RenderableType:
+        panels = []
+        for take, parts in zip(race, texts, strict=True):
+            count = take.tokens_at(seconds)
+            spent = min(seconds, take.frames[-1][0])
+            panels.append(
+                Panel(
+                    _coloured(parts[:count], take.completion.origins),
+                    title=take.completion.speculation.method.replace("none", "plain"),
+                    subtitle=f"{count} tokens, {spent:.2f} s",
+                    width=console.width // 2,
+                )
+            )
+        return Columns(panels, padding=0)
+
+    with Live(picture(0.0), console=console, auto_refresh=False) as live:
+        begin = time.perf_counter()
+        while (seconds := time.perf_counter() - begin) < race.seconds:
+            live.update(picture(seconds), refresh=True)
+            time.sleep(1 / FRAMES_PER_SECOND)
+        live.update(picture(race.seconds), refresh=True)
+
+
+def _print_both(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:
+    from foretoken.commands.race import pieces
+
+    parts = pieces(llm, race.speculative.completion, params)
+    marked = _bracketed(parts, race.speculative.completion.origins)
+    for title, text in (("plain", race.plain.completion.text), ("speculative, [drafted and accepted]", marked)):
+        console.print(f"{title}:\n{text}", markup=False, soft_wrap=True)
+
+
+def _coloured(parts: Sequence[str], origins: Sequence[bool]) -> Text:
+    text = Text()
+    for part, drafted in zip(parts, origins, strict=False):
+        text.append(part, ACCEPTED if drafted else "")
+    return text
+
+
+def _bracketed(parts: Sequence[str], origins: Sequence[bool]) -> str:
+    """Runs of drafted tokens in square brackets."""
+    text, inside = "", False
+    for part, drafted in zip(parts, origins, strict=True):
+        if part and drafted != inside:
+            text += "[" if drafted else "]"
+            inside = drafted
+        text += part
+    return text + "]" * inside
+
+
+def _table(llm: LLM, scores: Sequence[tuple[str, Score]]) -> Table:
+    table = Table(title=f"method {llm.method}; median of tokens/s")
+    for name in ("prompt", "tokens", "plain", "speculative", "speed-up", "acceptance length"):
+        table.add_column(name, justify="left" if name == "prompt" else "right")
+    for name, score in scores:
+        table.add_row(
+            Text(name),
+            str(score.tokens),
+            f"{score.plain_speed:.1f}",
+            f"{score.speculative_speed:.1f}",
+            f"{score.speed_up:.2f}x",
+            f"{score.acceptance_length:.2f}",
+        )
+    return table

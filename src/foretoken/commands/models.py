@@ -1,0 +1,55 @@
+"""From options to a loaded `LLM`. Every setting is checked before torch is imported or a file is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foretoken import embedded
+from foretoken.commands.options import CACHE, Values, settings_of
+from foretoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.engine.llm import LLM
+
+
+def open_llm(model: str | None, values: Values) -> LLM:
+    """The engine that the options describe; no model, or "embedded", is the pair that comes with the package.
+
+    Raises:
+        ForetokenError: a setting is refused, or the models cannot be loaded together.
+    """
+    speculative = SpeculativeConfig(**settings_of(SpeculativeConfig, values))
+    engine = EngineConfig(**settings_of(EngineConfig, values))
+    cache = KVCacheConfig(**settings_of(KVCacheConfig, values, CACHE))
+    target, draft = _names(model, values["draft"], speculative.method)
+    threads = values["threads"]
+    if threads is not None and threads < 1:
+        raise ConfigError(f"--threads {threads}: expected at least 1; leave it out for one per core")
+
+    import torch
+
+    from foretoken.engine.llm import LLM
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return LLM(
+        target,
+        draft,
+        speculative,
+        kv_cache=cache,
+        revision=values["revision"],
+        draft_revision=values["draft_revision"],
+        **engine.model_dump(),
+    )
+
+
+def _names(model: str | None, draft: str | None, method: str | None) -> tuple[str, str | None]:
+    """What to load as target and as draft; a draft that the method would not use is refused or left out."""
+    drafting = method in (None, "draft_target")
+    if draft is not None and not drafting:
+        raise ConfigError(f"--draft {draft} has no use with --method {method}; leave one of them out")
+    if model is None or model == embedded.NAME:
+        own = str(embedded.DRAFT) if drafting else None
+        return str(embedded.TARGET), str(embedded.DRAFT) if draft == embedded.NAME else draft or own
+    return model, str(embedded.DRAFT) if draft == embedded.NAME else draft

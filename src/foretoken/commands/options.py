@@ -1,0 +1,166 @@
+"""Options of the commands, taken from the settings classes: their names, types, defaults and documentation.
+
+One source, so an option cannot drift from the field that it sets, nor be accepted without one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from foretoken.config import EngineConfig, KVCacheConfig, Settings, SpeculativeConfig
+from foretoken.errors import ConfigError
+from foretoken.speculation.params import SamplingParams
+
+CACHE = "kv_cache_"  # before the keys of the page pool, whose `max_tokens` is not the request's
+Values = Mapping[str, Any]  # what the user chose, by option name
+ALIASES = {
+    "stop_token_ids": ("--stop-token-id",),
+    "bad_words": ("--bad-word",),
+    "kv_cache_max_tokens": ("--kv-cache-tokens",),
+}
+
+
+class Option(NamedTuple):
+    """One option.
+
+    Attributes:
+        name: as a Python name; spelled with dashes or underscores on the command line.
+        type: bool, int, float, str, list[int] or list[str] (repeatable).
+        default: what it is when not given.
+        help: says the unit and what None means.
+        metavar: what the help shows as its value; None lets the type speak.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    metavar: str | None = None
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """What a user may write, the documented spelling first."""
+        dashed, plain = self.name.replace("_", "-"), self.name
+        if self.type is bool:
+            pairs = (f"--{dashed}/--no-{dashed}", f"--{plain}/--no_{plain}")
+            return pairs if dashed != plain else pairs[:1]
+        return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *ALIASES.get(self.name, ()))))
+
+
+def sampling_options() -> tuple[Option, ...]:
+    """One option per field of `SamplingParams`; how to draft is the engine's choice here."""
+    hints, notes = get_type_hints(SamplingParams), attribute_notes(SamplingParams)
+    return tuple(
+        _option(field.name, hints[field.name], field.default, notes.get(field.name, ""))
+        for field in fields(SamplingParams)
+        if field.name != "speculative"
+    )
+
+
+def settings_options(owner: type[Settings], prefix: str = "") -> tuple[Option, ...]:
+    """One option per field of a group of settings, `prefix` before its name."""
+    hints, notes = get_type_hints(owner), attribute_notes(owner)
+    return tuple(
+        _option(prefix + name, hints[name], field.default, notes.get(name, ""))
+        for name, field in owner.model_fields.items()
+    )
+
+
+def engine_options() -> tuple[Option, ...]:
+    """Which models to load, how to draft, and the engine around them."""
+    return (
+        Option("draft", str, None, "draft model: directory or Hub id; None is the embedded target's own."),
+        Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; None is its main branch."),
+        Option("draft_revision", str, None, "the same for the draft."),
+        *settings_options(SpeculativeConfig),
+        *settings_options(EngineConfig),
+        *settings_options(KVCacheConfig, CACHE),
+        Option("threads", int, None, "threads that compute; None is one per core."),
+    )
+
+
+def sampling_of(values: Values) -> SamplingParams:
+    """The sampling parameters that were chosen.
+
+    Raises:
+        RequestError: a value is refused.
+    """
+    chosen = {field.name: values[field.name] for field in fields(SamplingParams) if field.name in values}
+    for name in ("stop", "stop_token_ids", "bad_words"):
+        chosen[name] = chosen[name] or ()
+    chosen["logit_bias"] = _biases(chosen["logit_bias"])
+    return SamplingParams(**chosen)
+
+
+def settings_of(owner: type[Settings], values: Values, prefix: str = "") -> dict[str, Any]:
+    """Keys and values of a group of settings that are among the options."""
+    return {name: values[prefix + name] for name in owner.model_fields if prefix + name in values}
+
+
+def attribute_notes(owner: type) -> dict[str, str]:
+    """What the `Attributes:` section of a class says about each name, one sentence or more.
+
+    Several names before one colon share a note; lines indented deeper continue it.
+    """
+    text = inspect.getdoc(owner) or ""
+    section = text.partition("Attributes:\n")[2].partition("\n\n")[0]
+    return {
+        name: note
+        for entry in re.split(r"\n(?=    \w)", section)
+        for names, note in [_split_note(entry)]
+        for name in names
+    }
+
+
+def _split_note(entry: str) -> tuple[list[str], str]:
+    names, _, note = entry.strip().partition(":")
+    words = " ".join(note.split())
+    return [name.strip() for name in names.split(",")], words
+
+
+def _option(name: str, hint: Any, default: Any, note: str) -> Option:
+    kind, metavar = _spoken(hint)
+    return Option(name, kind, None if get_origin(kind) is list else default, note, metavar)
+
+
+def _spoken(hint: Any) -> tuple[Any, str | None]:
+    """The type that a command line can say for a field's type, and a word for its value."""
+    parts = list(_parts(hint))
+    if str in parts and len(parts) > 1:  # one string or several
+        return list[str], "TEXT"
+    (kind,) = parts
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return str, "|".join(inner)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return list[str], "ID=BIAS"
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return list[inner[0]], "ID" if inner[0] is int else "TEXT"  # type: ignore[valid-type]
+    return kind, None
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """The members of a union without None and without annotations."""
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) in (Union, types.UnionType):
+        for member in get_args(hint):
+            yield from _parts(member)
+    elif hint is not type(None):
+        yield hint
+
+
+def _biases(given: Sequence[str] | None) -> dict[int, float] | None:
+    biases = {}
+    for text in given or ():
+        token, _, bias = text.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise ConfigError(f"--logit-bias {text!r}: expected ID=BIAS, for example 42=-1.5") from None
+    return biases or None
