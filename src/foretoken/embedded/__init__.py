@@ -10,3 +10,13 @@ from pathlib import Path
 NAME = "embedded"  # what a user calls the pair where a model is asked for
 TARGET = Path(__file__).parent / "target"
 DRAFT = Path(__file__).parent / "draft"
+
+
+def target(model: str) -> str:
+    """Where a target of this name is: the embedded one, or what the name says."""
+    return str(TARGET) if model == NAME else model
+
+
+def draft(model: str) -> str:
+    """Where a draft of this name is."""
+    return str(DRAFT) if model == NAME else model

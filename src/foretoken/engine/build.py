@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from foretoken import embedded
 from foretoken.checkpoint.hub import read_config, resolve
 from foretoken.checkpoint.load import load_decoder
 from foretoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
@@ -41,7 +42,7 @@ class Loaded(NamedTuple):
 
 def load_models(model: str, draft: str | None, revisions: tuple[str | None, str | None], config: EngineConfig) -> Loaded:
     """Loads the target and, if there is one, a draft whose tokenizer and vocabulary are checked against it first."""
-    directory = resolve(model, revisions[0])
+    directory = resolve(embedded.target(model), revisions[0])
     stated = ModelConfig.from_hf(read_config(directory))
     limit = config.max_seq_len or stated.max_position
     if limit > stated.max_position:
@@ -49,7 +50,7 @@ def load_models(model: str, draft: str | None, revisions: tuple[str | None, str 
             f"max_seq_len {limit} exceeds the {stated.max_position} positions that {model} was made for; lower it"
         )
     tokenizer = load_tokenizer(directory)
-    draft_directory = resolve(draft, revisions[1]) if draft is not None else None
+    draft_directory = resolve(embedded.draft(draft), revisions[1]) if draft is not None else None
     if draft_directory is not None:
         check_same_tokenizer(tokenizer, load_tokenizer(draft_directory))
         _check_vocabulary(stated, ModelConfig.from_hf(read_config(draft_directory)), draft_directory)

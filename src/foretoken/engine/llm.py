@@ -30,8 +30,8 @@ class LLM:
     of the prompt changes a token.
 
     Args:
-        model: directory, Hub id, or "embedded".
-        draft: the same for the draft model.
+        model: directory, Hub id, or "embedded" for the target that comes with the package.
+        draft: the same for the draft model; "embedded" is the embedded target's.
         speculative: `SpeculativeConfig` or a mapping of its keys.
         kv_cache: `KVCacheConfig` or a mapping of its keys.
         revision, draft_revision: Hub revisions.
