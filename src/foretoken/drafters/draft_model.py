@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.model.decoder import Decoder
+from foretoken.model.decoder import Decoder, Hidden
 from foretoken.runtime.cache import KVCache, Span
 from foretoken.speculation.draft import PADDING, Draft, chain_parents
 from foretoken.speculation.sampling import Sampling, rank
@@ -103,10 +103,15 @@ class DraftModelDrafter:
         lengths = [self._rows[row].length for row in rows]
         reach = torch.ones(width, width, dtype=torch.bool, device=self._device).tril().expand(len(rows), -1, -1)
         span = Span(self._ints(rows), rows, self._ints(lengths), reach, width, max(lengths) + width)
-        hidden = self.decoder(padded.flatten(), self.cache, self.cache.view([span])).last
+        hidden = self._run(padded, span)
         for row, count in zip(rows, widths, strict=True):
             self._rows[row].length += count
         return hidden[[place * width + count - 1 for place, count in enumerate(widths)]]
+
+    def _run(self, tokens: Tensor, span: Span) -> Tensor:
+        """Last hidden states [B * N, H] of `tokens` [B, N]."""
+        hidden: Hidden = self.decoder(tokens.flatten(), self.cache, self.cache.view([span]))
+        return hidden.last
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
         states = [self._rows[row] for row in rows]
@@ -144,7 +149,7 @@ class DraftModelDrafter:
             reach = padded
         longest = max(lengths) + reach.shape[1]
         span = Span(self._ints(rows), rows, self._ints(lengths), reach, tokens.shape[1], longest)
-        hidden = self.decoder(tokens.flatten(), self.cache, self.cache.view([span])).last
+        hidden = self._run(tokens, span)
         return hidden.view(len(rows), -1, hidden.shape[1])[:, :width].flatten(0, 1)
 
     def _remember(self, states: Sequence[_Row], draft: Draft, chosen: Tensor, tree: _Tree) -> None:

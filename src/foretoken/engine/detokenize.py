@@ -44,7 +44,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Decodes, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
+        self._tokenizer, self._skip_special = tokenizer, params.skip_special_tokens
         self._ids = _context(prompt_ids, tokenizer.special_ids)
         self._start = 0  # the window's first token
         self._read = len(self._ids)  # tokens whose text is out
@@ -53,6 +53,9 @@ class Detokenizer:
         self._sent = 0
         self._done = False
         self.text = ""
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
 
     def push(self, token: int) -> None:
         """Adds a token; without stop strings the text is decoded later, when it is asked for."""

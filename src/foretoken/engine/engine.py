@@ -144,8 +144,8 @@ class Engine:
     def _batch(self, plan: Plan, draft: Draft) -> Batch:
         rows = [item.row for item in plan.decode]
         prompts = [
-            Prompt(row, start, self._rows[row].tokens[start : start + count], last)
-            for row, start, count, last in plan.prefill
+            Prompt(row, start, self._rows[row].tokens[start : start + length], last)
+            for row, start, length, last in plan.prefill
         ]
         return Batch(rows, [self._rows[row].committed for row in rows], draft, prompts)
 
@@ -216,9 +216,10 @@ class Engine:
         for prompt in batch.prompts:
             request, count = self._rows[prompt.row], len(prompt.tokens)
             request.committed += count
-            if (drafter := self.drafters.get(request.method)) and request.finish_reason is None:
+            reader = self.drafters.get(request.method)
+            if reader is not None and request.finish_reason is None:
                 features = None if outcome.features is None else outcome.features[begin : begin + count]
-                drafter.observe([prompt.row], [prompt.tokens], features)
+                reader.observe([prompt.row], [prompt.tokens], features)
             begin += max(2, count)
 
     def _path_features(self, outcome: Outcome, places: Sequence[int], nodes: int) -> Tensor | None:

@@ -22,11 +22,11 @@ class Decode(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Tokens [start, start + count) of `row`; `last` when they are all there is, so the next token is drawn."""
+    """Tokens [start, start + length) of `row`; `last` when they are all there is, so the next token is drawn."""
 
     row: int
     start: int
-    count: int
+    length: int
     last: bool
 
 

@@ -58,7 +58,8 @@ class Block(nn.Module):
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
         q, k = torch.split_with_sizes(apply_rope(qk, *rope), [self.heads, self.kv_heads], 1)
         x = x + self.out(attend(q, k, v, cache=cache, view=view, layer=self.layer, window=self.window))
-        return x + self.down(gated(self.activation, self.gate_up(self.mlp_norm(x))))
+        mixed: Tensor = x + self.down(gated(self.activation, self.gate_up(self.mlp_norm(x))))
+        return mixed
 
 
 class Decoder(nn.Module):
