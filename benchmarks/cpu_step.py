@@ -30,12 +30,11 @@ from foretoken.model.decoder import Decoder
 from foretoken.runtime.cache import KVCache, PageTable, Span
 
 SHAPES: dict[str, dict[str, int]] = {
-    "15m": dict(hidden_size=288, intermediate_size=768, num_hidden_layers=6, num_attention_heads=6, vocab_size=32000),
-    "1b": dict(
-        hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, vocab_size=32000
-    ),
+    "15m": {"hidden_size": 288, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 6},
+    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
 }
 KV_HEADS = {"15m": 6, "1b": 8}
+VOCABULARY = 32000
 CONTEXT = 256
 
 
@@ -48,6 +47,7 @@ def write_checkpoint(shape: str, directory: Path) -> None:
     config = LlamaConfig(
         **SHAPES[shape],
         num_key_value_heads=KV_HEADS[shape],
+        vocab_size=VOCABULARY,
         max_position_embeddings=2048,
         tie_word_embeddings=False,
         dtype="bfloat16",
@@ -163,13 +163,13 @@ def measure(shape: str, rounds: int) -> dict[str, Any]:
     steps = {nodes: step(decoder, nodes) for nodes in (1, 5, 16)}
     alone = linears(decoder, 2)
     repeats = 40 if shape == "15m" else 6
+    ids = torch.tensor([prompt])
     for _ in range(rounds):
         before = busy()
         timed.run("linears", alone, repeats)
         for nodes, work in steps.items():
             timed.run(f"step{nodes}", work, repeats)
         timed.run("ours", lambda: llm.generate(prompt, params), 1)
-        ids = torch.tensor([prompt])
         timed.run(
             "transformers",
             lambda: theirs.generate(ids, max_new_tokens=32, min_new_tokens=32, do_sample=False, pad_token_id=0),
@@ -197,7 +197,8 @@ def measure(shape: str, rounds: int) -> dict[str, Any]:
 
 def child(task: str, argument: str) -> str:
     """Runs one of the tasks below in a fresh process; returns the last line it prints."""
-    done = subprocess.run([sys.executable, __file__, "--child", task, argument], capture_output=True, text=True, check=True)
+    command = [sys.executable, __file__, "--child", task, argument]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[-1]
 
 
@@ -250,7 +251,7 @@ def main() -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "cpu": next((x.split(":")[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), ""),
+        "cpu": Path("/proc/cpuinfo").read_text().partition("model name")[2].partition("\n")[0].strip("\t: "),
         "start": {
             "first token s": statistics.median(first_token() for _ in range(3)),
             "help s": statistics.median(help_seconds() for _ in range(5)),

@@ -12,6 +12,7 @@ import argparse
 import itertools
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,18 @@ def conversations(count: int) -> list[list[dict[str, str]]]:
     return [[{"role": "user", "content": turn}] for turn in turns[:count]]
 
 
-def run(llm: LLM, prompts: list[list[int]], temperature: float, tokens: int, method: str, batch: int) -> list[list[int]]:
-    speculation = RequestSpeculation(method=method)
-    params = [
-        SamplingParams(temperature=temperature, seed=i, max_tokens=tokens, ignore_eos=True, speculative=speculation)
-        for i in range(len(prompts))
-    ]
+def run(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], method: str, batch: int) -> list[list[int]]:
+    """Output ids of every prompt, `batch` of them at a time."""
+    asked = [replace(each, speculative=RequestSpeculation(method=method)) for each in params]
     outputs: list[list[int]] = []
     for first in range(0, len(prompts), batch):
         part = slice(first, first + batch)
-        outputs += [completion.token_ids for completion in llm.generate(prompts[part], params[part])]
+        outputs += [completion.token_ids for completion in llm.generate(prompts[part], asked[part])]
     return outputs
+
+
+def differing(ours: list[list[int]], theirs: list[list[int]]) -> int:
+    return sum(a != b for one, two in zip(ours, theirs, strict=True) for a, b in zip(one, two, strict=True))
 
 
 def main() -> None:
@@ -72,14 +74,17 @@ def main() -> None:
     }
     rows: list[dict[str, Any]] = []
     for temperature in map(float, args.temperatures.split(",")):
-        reference = run(llm, prompts, temperature, args.tokens, "none", 1)
+        params = [
+            SamplingParams(temperature=temperature, seed=i, max_tokens=args.tokens, ignore_eos=True)
+            for i in range(len(prompts))
+        ]
+        reference = run(llm, prompts, params, "none", 1)
         for name, (engine, method, batch) in ways.items():
             begin = time.perf_counter()
-            got = run(engine, prompts, temperature, args.tokens, method, batch)
-            differing = sum(a != b for one, two in zip(reference, got, strict=True) for a, b in zip(one, two, strict=True))
-            tokens = sum(map(len, got))
-            rows.append({"temperature": temperature, "way": name, "tokens": tokens, "differing": differing})
-            print(f"T {temperature}  {name:32} {tokens} tokens, {differing} differ, {time.perf_counter() - begin:.0f} s")
+            got = run(engine, prompts, params, method, batch)
+            tokens, wrong = sum(map(len, got)), differing(reference, got)
+            rows.append({"temperature": temperature, "way": name, "tokens": tokens, "differing": wrong})
+            print(f"T {temperature}  {name:32} {tokens} tokens, {wrong} differ, {time.perf_counter() - begin:.0f} s")
     if args.out:
         args.out.write_text(json.dumps(rows, indent=2) + "\n")
     if any(row["differing"] for row in rows):

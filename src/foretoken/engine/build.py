@@ -40,7 +40,9 @@ class Loaded(NamedTuple):
     max_seq_len: int
 
 
-def load_models(model: str, draft: str | None, revisions: tuple[str | None, str | None], config: EngineConfig) -> Loaded:
+def load_models(
+    model: str, draft: str | None, revisions: tuple[str | None, str | None], config: EngineConfig
+) -> Loaded:
     """Loads the target and, if there is one, a draft whose tokenizer and vocabulary are checked against it first."""
     directory = resolve(embedded.target(model), revisions[0])
     stated = ModelConfig.from_hf(read_config(directory))

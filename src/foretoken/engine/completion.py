@@ -15,7 +15,8 @@ class Completion:
     Attributes:
         index: which prompt of the call. `choice`: which of its n completions.
         token_ids: generated tokens, the one that ended the request included.
-        finish_reason: "stop", "length" or "abort"; `stop_reason` is the stop string or id, None for the model's own end.
+        finish_reason: "stop", "length" or "abort".
+        stop_reason: the stop string or stop id that ended it, None for the model's own end.
         origins: for every token, whether it was drafted (True) or the target's own draw.
         logprobs, prompt_logprobs: if asked for; the first prompt token has none.
         cached_tokens: prompt tokens whose keys and values were reused.

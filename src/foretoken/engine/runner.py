@@ -61,7 +61,6 @@ def merge(pending: Sequence[int], drafts: Sequence[tuple[Sequence[int], Draft]])
     """
     if len(drafts) == 1 and len(drafts[0][0]) == len(pending):
         return drafts[0][1]
-    rows = len(pending)
     nodes = max([1, *(draft.tokens.shape[1] for _, draft in drafts)])
     plain = _roots(pending, nodes)
     tokens, parents = plain.tokens, plain.parents.clone()
