@@ -1,0 +1,43 @@
+# The commands of a developer. Each makes .venv on first use: only python3 (3.11 or newer), pip and make are needed.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+DEMO_OPTIONS ?=
+TEST_OPTIONS ?=
+
+.PHONY: help setup demo test check clean
+
+help:
+	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
+	@echo "make test    the test suite"
+	@echo "make check   ruff, mypy --strict and the import layers"
+	@echo "make setup   only .venv with everything in it"
+	@echo "make clean   remove .venv and caches"
+
+setup: $(INSTALLED)
+
+demo: $(INSTALLED)
+	$(BIN)/foretoken demo $(DEMO_OPTIONS)
+
+# One compute thread per test process: two processes of small models use two cores better than one of two threads.
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(TEST_OPTIONS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf .venv build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch goes first and pinned: left to the resolver, a newer one could bring gigabytes of CUDA libraries.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "error: python %d.%d is too old; \
+	install Python 3.11 or newer, or run: make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,check]'
+	touch $@
