@@ -81,8 +81,7 @@ def show(llm: LLM, params: SamplingParams, repeat: int, console: Console) -> Non
         console.print(f"\n> {text}", markup=False, style="bold")
         replay = _replay if console.is_terminal else _print_both
         replay(console, llm, races[-1], params)
-    names = [text if len(text) <= 40 else f"{text[:37]}..." for text in PROMPTS]
-    scores = [*zip(names, (score([one]) for one in races), strict=True), ("all", score(races))]
+    scores = [*zip(PROMPTS, (score([one]) for one in races), strict=True), ("all", score(races))]
     console.print(_table(llm, scores))
     total = scores[-1][1]
     console.print(
@@ -150,8 +149,9 @@ def _bracketed(parts: Sequence[str], origins: Sequence[bool]) -> str:
 
 def _table(llm: LLM, scores: Sequence[tuple[str, Score]]) -> Table:
     table = Table(title=f"method {llm.method}; median of tokens/s")
-    for name in ("prompt", "tokens", "plain", "speculative", "speed-up", "acceptance length"):
-        table.add_column(name, justify="left" if name == "prompt" else "right")
+    table.add_column("prompt", no_wrap=True, overflow="ellipsis")
+    for name in ("tokens", "plain", "speculative", "speed-up", "acceptance length"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, score in scores:
         table.add_row(
             Text(name),
