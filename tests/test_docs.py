@@ -1,0 +1,58 @@
+"""What the README says is executed: its Python runs, its commands run, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "embedded" / "README.md"]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Lines that begin with the program's name; MODEL and DRAFT stand for the embedded pair."""
+    lines = [line for block in blocks("") for line in block.splitlines() if line.startswith("foretoken ")]
+    return [line.replace("MODEL", "embedded").replace("DRAFT", "embedded") for line in lines]
+
+
+def test_the_readme_has_examples() -> None:
+    assert blocks("python")
+    assert len(commands()) >= 3
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_of_the_readme_runs(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_of_the_readme_run(command: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hello"}\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
+    line, _, target = command.partition(" > ")
+    arguments = shlex.split(line)[1:]
+    if arguments[0] == "verify":  # the whole proof takes minutes; the test suite has its own
+        arguments += ["--num-prompts", "2", "--max-tokens", "8", "--temperatures", "0.7"]
+    done = subprocess.run(
+        [sys.executable, "-m", "foretoken.cli", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    if target:
+        assert len(done.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
+        assert link.startswith("http") or (document.parent / link).exists(), f"{document.name}: {link}"
