@@ -53,13 +53,17 @@ def _hash(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
     # The second word enters mid-way: were both xored in front, two positions could share their noise up to a
     # permutation of neighbouring tokens.
     h = tokens.to(torch.int32) ^ low
-    h ^= (h >> 16) & 0xFFFF
-    h *= _LOW_BIAS_1
+    scratch = torch.empty_like(h)
+    _fold(h, 16, scratch).mul_(_LOW_BIAS_1)
     h ^= high
-    h ^= (h >> 15) & 0x1FFFF
-    h *= _signed(_LOW_BIAS_2, 32)
-    h ^= (h >> 16) & 0xFFFF
-    return h
+    _fold(h, 15, scratch).mul_(_signed(_LOW_BIAS_2, 32))
+    return _fold(h, 16, scratch)
+
+
+def _fold(h: Tensor, shift: int, scratch: Tensor) -> Tensor:
+    """h ^= h >>> shift in place; one scratch tensor, since over a vocabulary new memory costs more than arithmetic."""
+    torch.bitwise_right_shift(h, shift, out=scratch)
+    return h.bitwise_xor_(scratch.bitwise_and_((1 << (32 - shift)) - 1))
 
 
 def _mix(x: Tensor) -> Tensor:

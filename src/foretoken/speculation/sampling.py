@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.speculation.draft import Draft, depth
+from foretoken.speculation.draft import PADDING, Draft, depth
 from foretoken.speculation.noise import noise
 from foretoken.speculation.processors import (
     add_bias,
@@ -73,26 +73,29 @@ def rank(logits: Tensor, position: Tensor, sampling: Sampling, k: int) -> tuple[
     """What a drafter proposes: the k tokens it expects the target to draw, judged under the target's own noise.
 
     Args:
-        logits: [B, F, V] the drafter's scores after F nodes of each row, any floating type.
+        logits: [B, V] or [B, F, V] the drafter's scores after one or F nodes of each row, any floating type.
         position: [B] int64, absolute position of the tokens to be guessed.
         sampling: of the same B rows; penalties and bad words see the history, not the draft's path.
         k: how many, at most V.
 
     Returns:
-        tokens [B, F, k] int64 and scores [B, F, k] float32, best first: log-softmax over the vocabulary of
-        log p - log E, so that sums along a path rank the nodes of a tree. Greedy rows: log p. Truncated tokens score
-        -inf.
+        tokens int64 and scores float32, shaped like logits with k for V, best first: log-softmax over the vocabulary
+        of log p - log E, so that sums along a path rank the nodes of a tree. Greedy rows: log p. Where fewer than k
+        tokens survive truncation and bans, the rest are padding that scores -inf.
     """
+    rows = position.shape[0]
     at = position.unsqueeze(1)
     root = torch.zeros_like(at)
-    alone, seen = Draft(root, root - 1), root.unsqueeze(2) == 0
-    scores = torch.cat([_edit(each, alone, seen, at, sampling) for each in logits.split(1, dim=1)], dim=1)
+    frontier = logits.reshape(rows, -1, logits.shape[-1])
+    scores = _edit(frontier, Draft(root, root - 1), root.unsqueeze(2) == 0, at, sampling)
     # A greedy row is normalised over its whole vocabulary, which the candidates alone cannot give.
     candidates = max(sampling.candidates, k) if sampling.candidates and sampling.loudness is None else 0
-    total, ids = _race(scores, at.expand(-1, logits.shape[1]), sampling, candidates)
+    total, ids = _race(scores, at.expand(scores.shape[:2]), sampling, candidates)
     total = gaps(-total)
     values, tokens = smallest(total, ids, k)
-    return tokens, -values - log_mass(mass(total))
+    found = (*logits.shape[:-1], k)
+    tokens = tokens.masked_fill(values == torch.inf, PADDING)
+    return tokens.view(found), (-values - log_mass(mass(total))).view(found)
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> TokenLogprobs:
@@ -107,7 +110,10 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> TokenLogprobs:
 
 
 def _edit(logits: Tensor, draft: Draft, reach: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
-    """[B, N, V] float32 scores after bias, bans and penalties; `at` [B, N] is the position of each draw."""
+    """[B, N, V] float32 scores after bias, bans and penalties; `at` [B, N] is the position of each draw.
+
+    A draft and positions of one node stand for all N: scores that share their history.
+    """
     editors = (sampling.bias, sampling.words, sampling.ends, sampling.penalties)
     scores = logits.to(torch.float32, copy=any(editor is not None for editor in editors))
     if sampling.bias is not None:
