@@ -127,3 +127,5 @@ def save(model: LlamaForCausalLM, directory: Path) -> None:
     """Writes bfloat16 weights in the Hugging Face layout, the tied head left out."""
     state = {n: p.detach().to(torch.bfloat16) for n, p in model.state_dict().items() if n != "lm_head.weight"}
     model.save_pretrained(directory, state_dict=state)
+    path = directory / "config.json"  # which states the dtype of the master weights, not of the file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "bfloat16"}, indent=2) + "\n")

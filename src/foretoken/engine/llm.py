@@ -143,6 +143,8 @@ class LLM:
         Raises:
             PromptTooLongError, RequestError: the prompt or a parameter cannot be served by this engine.
         """
+        if not prompt:
+            raise RequestError("the prompt is empty; expected text or at least one token id")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_prompt(ids)
         method, max_draft_len = self._speculation(params)
@@ -178,8 +180,6 @@ class LLM:
         return [request(choice) for choice in range(params.n)]
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
-        if not ids:
-            raise RequestError("the prompt is empty (no tokens); expected at least one token")
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.config.vocab_size:
                 raise RequestError(

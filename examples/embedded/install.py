@@ -1,0 +1,26 @@
+"""Puts the trained pair where the package looks for it: weights, configuration and the shared tokenizer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from foretoken.embedded import DRAFT, TARGET
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="directory with target/, draft/ and tokenizer/")
+    args = parser.parse_args()
+    for source, directory in ((args.work / "target", TARGET), (args.work / "draft", DRAFT)):
+        directory.mkdir(exist_ok=True)
+        for file in (*sorted(source.iterdir()), *sorted((args.work / "tokenizer").iterdir())):
+            shutil.copyfile(file, directory / file.name)
+        config = directory / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "bfloat16"}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
