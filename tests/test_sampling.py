@@ -136,21 +136,21 @@ def kept(logits: Tensor, params: SamplingParams, vocab: int = V, **state: Any) -
     ids=str,
 )
 def test_frequencies_match_the_enumerated_distribution(options: dict[str, Any]) -> None:
-    """Chi-square of 20000 independent draws, over seeds and positions alike."""
+    """Chi-square of 6000 independent draws, over seeds and positions alike."""
     params = SamplingParams(**options)
     logits = torch.randn(V, generator=torch.Generator().manual_seed(1)) * 1.5
     prompt, output = [1, 2, 5], [5, 6, 0]
     expected = reference(logits.numpy(), params, prompt, output, ends=END, words=BAD_WORDS)
     sampling = Sampling.of(
-        [row(params, prompt, output, seed=seed, ends=END, words=BAD_WORDS) for seed in range(-100, 100)]
+        [row(params, prompt, output, seed=seed, ends=END, words=BAD_WORDS) for seed in range(-30, 30)]
     )
     counts = np.zeros(V)
     for position in range(5, 105):
-        parents = chain_parents(200, 1)
+        parents = chain_parents(60, 1)
         draft = Draft(torch.zeros_like(parents), parents)
         # The end ban looks at positions, so it is lifted here by moving none: all draws are of one output length.
         late = sampling if params.min_tokens == 0 else _frozen_end_ban(sampling)
-        drawn = sample(logits.expand(200, 1, V), draft, ancestors(parents), torch.full((200,), position), late)
+        drawn = sample(logits.expand(60, 1, V), draft, ancestors(parents), torch.full((60,), position), late)
         counts += np.bincount(drawn.flatten().numpy(), minlength=V)
     assert counts[expected == 0].sum() == 0
     possible = expected > 0
@@ -189,7 +189,7 @@ def params_of(draw: st.DrawFn, temperature: float | None = None) -> SamplingPara
 tokens_of = st.lists(st.integers(0, V - 1), max_size=7)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(params_of(), tokens_of, tokens_of, st.integers(0, 2**40), st.booleans())
 def test_draw_is_argmax_of_p_over_e(
     params: SamplingParams, prompt: list[int], output: list[int], seed: int, bad: bool
@@ -206,7 +206,7 @@ def test_draw_is_argmax_of_p_over_e(
     assert race[got] >= race.max() * (1 - 1e-4)  # float32 may decide a tie of one part in ten thousand
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32), st.floats(0.3, 2), st.integers(1, 100), st.floats(0.05, 0.999), st.floats(0.001, 0.9))
 def test_kept_sets_are_those_of_transformers(seed: int, t: float, k: int, p: float, min_p: float) -> None:
     size = 100
@@ -267,7 +267,7 @@ def test_ties_go_to_the_lowest_ids_in_every_path() -> None:
 @pytest.mark.parametrize("temperature", [1e-40, 1e-9, 1e30, 1e300])
 def test_extreme_temperatures_stay_finite(temperature: float) -> None:
     logits = torch.tensor([[1.0, 1.0 + 2**-20, -math.inf, 0.5] + [-3.0] * 8])
-    drawn = {draw_after([row(SamplingParams(temperature=temperature), seed=s)], logits, [4]).item() for s in range(300)}
+    drawn = {draw_after([row(SamplingParams(temperature=temperature), seed=s)], logits, [4]).item() for s in range(150)}
     assert drawn == ({1} if temperature < 1 else set(range(V)) - {2})
 
 
@@ -285,7 +285,7 @@ def test_banned_scores_are_never_drawn_or_ranked_first() -> None:
 # --- one row among others -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_row_does_not_depend_on_its_neighbours(data: st.DataObject) -> None:
     """Drawn and ranked bits alone equal those in a batch, where other rows switch other paths on."""
@@ -333,7 +333,7 @@ def test_candidates_alone_give_the_draw_of_the_whole_vocabulary(dtype: torch.dty
     size, nodes = 5003, 8
     logits = (torch.randn(1, nodes, size, generator=torch.Generator().manual_seed(3)) * 2).to(dtype)
     parents = chain_parents(1, nodes)
-    for k in (1, 2, 50, 1000):
+    for k in (1, 50, 1000):
         states = [
             RowSampling(SamplingParams(top_k=k, temperature=1.1, **options), 5, [1], size),
             RowSampling(SamplingParams(), 6, [1], size),
@@ -342,7 +342,7 @@ def test_candidates_alone_give_the_draw_of_the_whole_vocabulary(dtype: torch.dty
         assert (alone.candidates, both.candidates) == (k, 0)
         draft, reach = Draft(torch.zeros_like(parents), parents), ancestors(parents)
         twice = Draft(*(part.expand(2, nodes) for part in draft))
-        for position in range(10, 1000, 90):
+        for position in range(10, 1000, 300):
             at = torch.tensor([position])
             wide = sample(logits.expand(2, -1, -1), twice, reach.expand(2, -1, -1), at.expand(2), both)
             assert torch.equal(sample(logits, draft, reach, at, alone)[0], wide[0])
@@ -372,7 +372,7 @@ def test_rank_scores_are_log_softmax_of_the_perturbed_scores() -> None:
 # --- trees --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_node_draws_what_a_plain_row_with_its_path_draws(data: st.DataObject) -> None:
     nodes = data.draw(st.integers(1, 9))
@@ -474,7 +474,7 @@ def test_no_tree_changes_the_output(temperature: float) -> None:
     options: list[dict[str, Any]] = [EVERYTHING, {"top_p": 0.9, "frequency_penalty": 0.5}, {}]
     prompts = [[1, 2, 3, 4], [5], [6, 0, 1]]
     length, total = 24, 0
-    for seed in range(8):
+    for seed in range(4):
         models = [RandomModel(1000 * seed + b) for b in range(3)]
 
         def fresh(seed: int = seed) -> list[RowSampling]:
@@ -487,7 +487,7 @@ def test_no_tree_changes_the_output(temperature: float) -> None:
         outputs, accepted = decode_with_trees(models, fresh(), prompts, expected, random.Random(seed))
         assert [output[:length] for output in outputs] == expected
         total += accepted
-    assert total > 8 * length  # of 24 x 24 tokens; the trees were not vacuous
+    assert total > 4 * length  # of 4 x 3 x 24 tokens; the trees were not vacuous
 
 
 def test_padding_and_foreign_tokens_poison_nothing() -> None:

@@ -201,6 +201,7 @@ def _beyond(gap: Tensor, weight: Tensor, wanted: Tensor, *, ordered: bool) -> Te
         return weight.cumsum(-1) - weight >= wanted
     # Radix selection of the gap at which the weight is reached: 11 + 10 + 10 bits by integer histograms. It is exact,
     # and several times faster than sorting a vocabulary. The outer bins collect what lies before and after the digit.
+    wanted = wanted.expand_as(weight[..., :1]).contiguous()
     bits = gap.view(torch.int32)
     pivot = torch.zeros_like(bits[..., :1])
     reached = torch.zeros_like(weight[..., :1])
@@ -208,9 +209,9 @@ def _beyond(gap: Tensor, weight: Tensor, wanted: Tensor, *, ordered: bool) -> Te
         last = 1 << width
         digit = (bits - pivot).bitwise_right_shift_(shift).add_(1).clamp_(0, last + 1).to(torch.int64)
         bins = weight.new_zeros(*gap.shape[:-1], last + 2).scatter_add_(-1, digit, weight)
-        before = bins.cumsum(-1).sub_(bins)
-        chosen = (before < wanted).sum(-1, keepdim=True).sub_(1).clamp_(1, last)
-        reached = before.gather(-1, chosen)
+        through = bins.cumsum(-1)
+        chosen = torch.searchsorted(through, wanted).clamp_(1, last)  # the first bin through which it is reached
+        reached = through.gather(-1, chosen - 1)
         pivot += (chosen - 1).to(torch.int32) << shift
     tie = bits == pivot
     inside = weight * tie
