@@ -26,7 +26,7 @@ def tiny_llm_dir(tiny_pair: Pair) -> Path:
 def family_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One tiny target of every kind of attention, each with a tokenizer of letters."""
     root = tmp_path_factory.mktemp("families")
-    names = ("llama-3.1", "mistral", "phi-3", "qwen-2.5", "qwen-3")
+    names = ("llama-3.1", "mistral", "phi-3-short", "qwen-2.5-windows", "qwen-3")
     for name in names:
         save(name, root / name)
         speak(root / name)
