@@ -16,6 +16,10 @@ from foretoken.runtime.cache import KVCache, Segment, View
 
 TILE = 16
 FULL_TILES = (torch.float32,)  # dtypes whose kernel changes its arithmetic below a full tile
+# From 64 folded rows on, the bfloat16 kernel may repack the keys. Over head sizes 16 to 256, 1 to 16 query heads per
+# key head, 1 to 200 nodes and 1 to 850 keys that changed bits only where the head size is no multiple of LANES. One
+# folded row alone is another kernel for head sizes from 80 on.
+PACKED_ROWS, LANES, LEAST_ROWS = 64, 32, 2
 
 
 def attend(
@@ -40,7 +44,7 @@ def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: in
     keys, values = cache.read(layer, segment)
     batch, nodes, key_heads = segment.batch, segment.nodes, keys.shape[1]
     groups, size = q.shape[1] // key_heads, q.shape[2]
-    tile = TILE if nodes > TILE or q.dtype in FULL_TILES else nodes
+    tile = _tile(nodes, groups, size, q.dtype)
     tiles = -(-nodes // tile)
 
     q = q.view(batch, nodes, key_heads, groups, size)
@@ -53,3 +57,11 @@ def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: in
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=segment.mask(window, groups, tile))
     out = out.view(batch * tiles, key_heads, groups, tile, size).permute(0, 3, 1, 2, 4)
     return out.reshape(batch, tiles * tile, -1)[:, :nodes].reshape(segment.tokens, -1)
+
+
+def _tile(nodes: int, groups: int, size: int, dtype: torch.dtype) -> int:
+    """How many nodes are attended for together, padding nodes included."""
+    if dtype in FULL_TILES:
+        return TILE
+    widest = TILE if size % LANES == 0 else max(1, min(TILE, (PACKED_ROWS - 1) // groups))
+    return widest if nodes > widest else max(nodes, -(-LEAST_ROWS // groups))

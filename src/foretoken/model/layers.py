@@ -11,6 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+# Below so many elements torch does not share a pointwise operation among threads. Above, a thread's share may end within
+# a row, and the exponential of its last few elements is another function than that of whole vectors.
+WHOLE_ROWS = 2**15 - 1
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -33,4 +37,7 @@ class RMSNorm(nn.Module):
 def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:  # [T, 2 I] -> [T, I]
     """activation(gate) * up, for gate and up side by side."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return activation(gate).mul_(up)
+    rows = max(1, WHOLE_ROWS // gate.shape[-1])
+    if gate.device.type != "cpu" or len(gate) <= rows:
+        return activation(gate).mul_(up)
+    return torch.cat([activation(part) for part in gate.split(rows)]).mul_(up)

@@ -42,7 +42,8 @@ def _whole(rows: int, block: int) -> int:
 
 
 def _block(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool) -> Tensor:
-    if packed:
+    # F.linear in float32 is not oneDNN's, and its reduction depends on the number of rows; in bfloat16 it is the same.
+    if packed or (x.dtype == torch.float32 and can_pack(weight)):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
     return F.linear(x, weight, bias)
 
