@@ -35,7 +35,7 @@ def attend(
         [T, Hq * D].
     """
     cache.write(layer, view.slots, k, v)
-    pieces = q.split([segment.tokens for segment in view.segments]) if len(view.segments) > 1 else (q,)
+    pieces = torch.split(q, [segment.tokens for segment in view.segments]) if len(view.segments) > 1 else (q,)
     outs = [_segment(x, cache, s, layer, window) for x, s in zip(pieces, view.segments, strict=True)]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
@@ -47,16 +47,24 @@ def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: in
     tile = _tile(nodes, groups, size, q.dtype)
     tiles = -(-nodes // tile)
 
+    if segment.chains is not None:
+        q = q[segment.chains.source]
     q = q.view(batch, nodes, key_heads, groups, size)
     if tiles * tile > nodes:
         q = F.pad(q, (0, 0, 0, 0, 0, 0, 0, tiles * tile - nodes))
     q = q.view(batch * tiles, tile, key_heads, groups, size).permute(0, 2, 3, 1, 4)
     q = q.reshape(batch * tiles, key_heads, groups * tile, size)
     if tiles > 1:
-        keys, values = (x.repeat_interleave(tiles, 0) if batch > 1 else x.expand(tiles, -1, -1, -1) for x in (keys, values))
+        keys, values = (_repeat(x, tiles) for x in (keys, values))
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=segment.mask(window, groups, tile))
     out = out.view(batch * tiles, key_heads, groups, tile, size).permute(0, 3, 1, 2, 4)
-    return out.reshape(batch, tiles * tile, -1)[:, :nodes].reshape(segment.tokens, -1)
+    out = out.reshape(batch, tiles * tile, -1)[:, :nodes].reshape(batch * nodes, -1)
+    return out if segment.chains is None else out[segment.chains.place]
+
+
+def _repeat(x: Tensor, tiles: int) -> Tensor:
+    """[B * tiles, ...] from [B, ...]; one row is not copied."""
+    return x.repeat_interleave(tiles, 0) if x.shape[0] > 1 else x.expand(tiles, -1, -1, -1)
 
 
 def _tile(nodes: int, groups: int, size: int, dtype: torch.dtype) -> int:

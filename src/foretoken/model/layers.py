@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Below so many elements torch does not share a pointwise operation among threads. Above, a thread's share may end within
-# a row, and the exponential of its last few elements is another function than that of whole vectors.
+# Up to so many elements torch does not share a pointwise operation among threads. Beyond, a thread's share may end
+# within a row, and the exponential of its last few elements is another function than that of whole vectors.
 WHOLE_ROWS = 2**15 - 1
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -40,4 +40,4 @@ def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:  #
     rows = max(1, WHOLE_ROWS // gate.shape[-1])
     if gate.device.type != "cpu" or len(gate) <= rows:
         return activation(gate).mul_(up)
-    return torch.cat([activation(part) for part in gate.split(rows)]).mul_(up)
+    return torch.cat([activation(part) for part in torch.split(gate, rows)]).mul_(up)

@@ -17,7 +17,8 @@ PACKABLE = (torch.bfloat16, torch.float32)
 
 def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN takes this weight prepacked on this machine."""
-    if weight.device.type != "cpu" or weight.dtype not in PACKABLE or not torch.backends.mkldnn.is_available():
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if weight.device.type != "cpu" or weight.dtype not in PACKABLE or not available:
         return False
     return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
@@ -30,7 +31,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool) -> Tens
     if x.shape[0] <= block:
         return _block(x, weight, bias, packed)
     # The last block overlaps the one before it when it would be a single row.
-    pieces = [_block(piece, weight, bias, packed) for piece in x[: _whole(x.shape[0], block)].split(block)]
+    whole = torch.split(x[: _whole(x.shape[0], block)], block)
+    pieces = [_block(piece, weight, bias, packed) for piece in whole]
     if len(pieces) * block < x.shape[0] and x.shape[0] % block == 1:
         pieces.append(_block(x[-2:], weight, bias, packed)[1:])
     return torch.cat(pieces)

@@ -8,11 +8,13 @@ was never there. Legend: B rows, N nodes, T = sum of B N over spans, L key lengt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from foretoken.runtime.chains import Chains, chains, is_chain
 from foretoken.speculation.draft import depth
 
 # Key lengths are padded to whole blocks, or the reduction over keys would be split differently as a row grows.
@@ -38,7 +40,7 @@ class PageTable:
         if pages:
             self.table[row, len(owned) : len(owned) + len(pages)] = torch.tensor(pages, device=self.table.device)
         owned.extend(pages)
-        self._contiguous[row] = all(b == a + 1 for a, b in zip(owned, owned[1:], strict=False))
+        self._contiguous[row] = all(b == a + 1 for a, b in pairwise(owned))
 
     def clear(self, row: int) -> list[int]:
         """Takes a row's pages away and returns them."""
@@ -82,23 +84,53 @@ class Span(NamedTuple):
     longest: int
 
 
+def _index(span: Span) -> Tensor:
+    """[B, M] where the nodes of a span's trees lie in their rows."""
+    return span.starts.unsqueeze(1) + torch.arange(span.reach.shape[1], device=span.starts.device)
+
+
 class Segment:
-    """One span as attention sees it: where its keys are and who sees which."""
+    """One span as attention sees it: B' rows of N' queries, where their keys are and who sees which.
+
+    On the host a branching tree is attended for as the chains it consists of, see `runtime.chains`; otherwise B' and
+    N' are the span's own.
+
+    Attributes:
+        batch, nodes: B' and N'. `tokens`: B N of the span.
+        length: L, the keys of a row.
+        chains: how queries are taken from the span's tokens and put back, None for the identity.
+        slots, positions: [B, N] of the span's tokens.
+    """
 
     def __init__(self, span: Span, table: PageTable, dtype: torch.dtype) -> None:
-        self.batch, self.nodes = span.reach.shape[0], span.nodes
-        self.tokens = self.batch * self.nodes
+        self.tokens = span.reach.shape[0] * span.nodes
         block = KEY_BLOCK[dtype]
         self.length = -(-span.longest // block) * block
         self.dtype = dtype
-        self._index = span.starts.unsqueeze(1) + torch.arange(span.reach.shape[1], device=span.starts.device)
-        self._positions = span.starts.unsqueeze(1) + depth(span.reach)
-        self.positions = self._positions[:, -self.nodes :]
-        self.slots = table.slots(span.rows, self._index[:, -self.nodes :]).flatten()
-        self.first_slot = table.first_slot(span.host_rows[0], self.length) if self.batch == 1 else None
+        index = _index(span)
+        self.positions = (span.starts.unsqueeze(1) + depth(span.reach))[:, -span.nodes :]
+        self.slots = table.slots(span.rows, index[:, -span.nodes :]).flatten()
+        self._masks: dict[tuple[int | None, int, int], Tensor] = {}
+        self.chains = None
+        self.key_slots: Tensor | None = None
+        if span.starts.device.type == "cpu" and span.nodes == span.reach.shape[1] and not is_chain(span.reach):
+            self.chains = chains(span.reach)
+            span = self._straightened(span, table, self.chains)
+        self.batch, self.nodes = span.reach.shape[0], span.nodes
+        self.first_slot = None
+        if self.batch == 1 and self.chains is None:
+            self.first_slot = table.first_slot(span.host_rows[0], self.length)
         self.page_index = table.table[span.rows][:, : -(-self.length // table.page_size)]
         self._span = span
-        self._masks: dict[tuple[int | None, int, int], Tensor] = {}
+
+    def _straightened(self, span: Span, table: PageTable, parts: Chains) -> Span:
+        """The chains as a span of their own, whose keys are found by `key_slots` [C, L]."""
+        rows, starts = span.rows[parts.rows], span.starts[parts.rows].unsqueeze(1)
+        count, nodes = parts.path.shape
+        self.key_slots = table.slots(rows, torch.arange(self.length).expand(count, -1))
+        self.key_slots.scatter_(1, starts + torch.arange(nodes), table.slots(rows, starts + parts.path))
+        reach = torch.ones(nodes, nodes, dtype=torch.bool).tril().expand(count, -1, -1)
+        return Span(rows, (), starts.squeeze(1), reach, nodes, span.longest)
 
     def mask(self, window: int | None, groups: int, tile: int) -> Tensor:
         """[B * tiles, 1, groups * tile, L] additive mask, the nodes padded to whole tiles, groups outermost."""
@@ -108,15 +140,16 @@ class Segment:
         return self._masks[key]
 
     def _build(self, window: int | None, groups: int, tile: int) -> Tensor:
-        starts = self._span.starts.view(-1, 1, 1)
-        index = torch.arange(self.length, device=starts.device)
-        visible = (index < starts).expand(-1, self.nodes, -1).contiguous()
-        columns = self._index.unsqueeze(1).expand(-1, self.nodes, -1)
-        visible.scatter_(2, columns, self._span.reach[:, -self.nodes :])
+        span = self._span
+        index = torch.arange(self.length, device=span.starts.device)
+        visible = (index < span.starts.view(-1, 1, 1)).expand(-1, self.nodes, -1).contiguous()
+        columns = _index(span)
+        visible.scatter_(2, columns.unsqueeze(1).expand(-1, self.nodes, -1), span.reach[:, -self.nodes :])
         if window is not None:
-            at = index.expand(self.batch, -1).scatter(1, self._index, self._positions)
-            visible &= self.positions.unsqueeze(2) - at.unsqueeze(1) < window
-        mask = torch.zeros(visible.shape, dtype=self.dtype, device=starts.device)
+            positions = span.starts.unsqueeze(1) + depth(span.reach)
+            at = index.expand(self.batch, -1).scatter(1, columns, positions)
+            visible &= positions[:, -self.nodes :].unsqueeze(2) - at.unsqueeze(1) < window
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=index.device)
         mask.masked_fill_(~visible, float("-inf"))
         tiles = -(-self.nodes // tile)
         if tiles * tile > self.nodes:  # padding queries repeat the last node's view: softmax needs one visible key
@@ -143,7 +176,13 @@ class KVCache:
     """Keys and values of every layer, [layers, slots, kv heads, D], addressed through a shared `PageTable`."""
 
     def __init__(
-        self, layers: int, kv_heads: int, head_dim: int, table: PageTable, dtype: torch.dtype, device: torch.device | str
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        table: PageTable,
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> None:
         shape = (layers, table.pages * table.page_size, kv_heads, head_dim)
         # Zeros, not empty: a masked key still enters the sum as 0 * value, which garbage NaN would poison.
@@ -178,6 +217,8 @@ class KVCache:
 
     def _gather(self, stored: Tensor, segment: Segment) -> Tensor:
         heads, size = stored.shape[1:]
+        if segment.key_slots is not None:
+            return stored[segment.key_slots].transpose(1, 2)
         pages = stored.view(-1, self.table.page_size, heads, size)[segment.page_index]
         rows = pages.reshape(segment.batch, -1, heads, size)
         missing = segment.length - rows.shape[1]
