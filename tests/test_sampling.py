@@ -348,6 +348,19 @@ def test_candidates_alone_give_the_draw_of_the_whole_vocabulary(dtype: torch.dty
             assert torch.equal(sample(logits, draft, reach, at, alone)[0], wide[0])
 
 
+def test_a_neighbour_with_top_p_costs_no_row_its_tail() -> None:
+    """A token too improbable to have an integer mass still belongs to a row that truncates nothing."""
+    logits = torch.zeros(2, V)
+    logits[:, 4] = -60.0
+    states = [row(SamplingParams()), row(SamplingParams(top_p=0.5))]
+    alone = rank(logits[:1], torch.tensor([3]), Sampling.of(states[:1]), V)
+    both = rank(logits, torch.tensor([3, 3]), Sampling.of(states), V)
+    assert alone[1].isfinite().all()
+    assert torch.equal(both[0][:1], alone[0])
+    assert torch.equal(both[1][:1], alone[1])
+    assert both[1][1].isfinite().sum() == V // 2
+
+
 def test_a_perfect_drafter_proposes_what_the_target_draws() -> None:
     generator = torch.Generator().manual_seed(0)
     for seed in range(60):
@@ -377,15 +390,21 @@ def test_rank_scores_are_log_softmax_of_the_perturbed_scores() -> None:
 def test_a_node_draws_what_a_plain_row_with_its_path_draws(data: st.DataObject) -> None:
     nodes = data.draw(st.integers(1, 9))
     params = data.draw(params_of())
-    prompt, output = [0, *data.draw(tokens_of)], data.draw(tokens_of)
+    prompt, output = (
+        [0, *data.draw(st.lists(st.integers(0, 3), max_size=4))],
+        data.draw(st.lists(st.integers(0, 3), max_size=4)),
+    )
     parents = [-1] + [data.draw(st.integers(0, n - 1)) for n in range(1, nodes)]
-    tokens = data.draw(st.lists(st.integers(0, V - 1), min_size=nodes, max_size=nodes))
+    # Few different tokens, likely ones, so that bad words often end on a path, across its root and in the prompt.
+    words = data.draw(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=9))
+    tokens = data.draw(st.lists(st.integers(0, 3), min_size=nodes, max_size=nodes))
     padding = data.draw(st.integers(1, nodes))
     logits = torch.randn(1, nodes, V, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))) * 2
+    logits[:, :, :4] += 4
     position = len(prompt) + len(output) - 1
     draft = Draft(torch.tensor([tokens]), torch.tensor([parents]))
     draft.tokens[:, padding:] = PADDING
-    state = row(params, prompt, output, ends=END, words=BAD_WORDS)
+    state = row(params, prompt, output, ends=END, words=words)
     drawn = sample(logits, draft, ancestors(draft.parents), torch.tensor([position]), Sampling.of([state]))
     for node in range(padding):
         path: list[int] = []
@@ -393,8 +412,36 @@ def test_a_node_draws_what_a_plain_row_with_its_path_draws(data: st.DataObject) 
         while at > 0:
             path.insert(0, tokens[at])
             at = parents[at]
-        plain = row(params, prompt, output + path, ends=END, words=BAD_WORDS)
+        plain = row(params, prompt, output + path, ends=END, words=words)
         assert draw_after([plain], logits[:, node], [position + len(path)]).item() == drawn[0, node]
+
+
+def test_bad_words_are_found_along_every_path() -> None:
+    """Greedy over 0 > 1 > 2 shows which of 0 and 1 are banned; words and paths are made of 0 and 1."""
+    rng = random.Random(5)
+    binary = [[(number >> bit) & 1 for bit in range(size)] for size in (2, 3, 4, 5) for number in range(1 << size)]
+    seen = set()
+    for _ in range(60):
+        words = rng.sample(binary, 8)
+        context = [rng.randrange(2) for _ in range(rng.randint(1, 4))]
+        parents = [-1] + [rng.randrange(max(0, n - 2), n) for n in range(1, 8)]
+        tokens = [context[-1]] + [rng.randrange(2) for _ in range(7)]
+        draft = Draft(torch.tensor([tokens]), torch.tensor([parents]))
+        state = row(SamplingParams(temperature=0), context[:1], context[1:], words=words)
+        logits = torch.arange(V, 0, -1.0).expand(1, 8, V)
+        at = torch.tensor([len(context) - 1])
+        drawn = sample(logits, draft, ancestors(draft.parents), at, Sampling.of([state]))[0].tolist()
+        for node in range(8):
+            path: list[int] = []
+            step = node
+            while step > 0:
+                path.insert(0, tokens[step])
+                step = parents[step]
+            whole = context + path
+            banned = {word[-1] for word in words if whole[-len(word) + 1 :] == word[:-1]}
+            assert drawn[node] == min({0, 1, 2} - banned)
+            seen.add(drawn[node])
+    assert seen == {0, 1, 2}
 
 
 class RandomModel:
