@@ -50,13 +50,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=12, help="sequences a step and process")
     parser.add_argument("--rate", type=float, default=6e-3)
     parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--go-on", action="store_true", help="start from WORK/draft instead of anew")
     args = parser.parse_args()
 
     rank, _ = start()
     target = LlamaForCausalLM.from_pretrained(args.work / "target", dtype=torch.float32).eval()
-    draft = LlamaForCausalLM(draft_config(target.config, args.layers)).float().train()
-    draft.config.dtype = "bfloat16"
-    start_from(target, draft)
+    if args.go_on:
+        draft = LlamaForCausalLM.from_pretrained(args.work / "draft", dtype=torch.float32).train()
+    else:
+        draft = LlamaForCausalLM(draft_config(target.config, args.layers)).float().train()
+        start_from(target, draft)
     train, held_out = np.load(args.work / "train.npy"), np.load(args.work / "held_out.npy")
 
     def log_probs(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:

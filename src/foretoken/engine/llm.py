@@ -149,7 +149,8 @@ class LLM:
         self._check_prompt(ids)
         method, max_draft_len = self._speculation(params)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        eos = frozenset() if params.ignore_eos else frozenset(self.tokenizer.eos_ids)
+        known = (token for token in self.tokenizer.eos_ids if token < self.config.vocab_size)
+        eos = frozenset() if params.ignore_eos else frozenset(known)
         stop_ids = eos | frozenset(params.stop_token_ids)
         drafter = self.engine.drafters.get(method)
         bad_words = [ids for word in params.bad_words for ids in _spellings(self.tokenizer, word)]
@@ -180,6 +181,8 @@ class LLM:
         return [request(choice) for choice in range(params.n)]
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestError("the prompt is empty (no tokens); expected at least one token")
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.config.vocab_size:
                 raise RequestError(
