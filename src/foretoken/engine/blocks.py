@@ -52,9 +52,11 @@ class BlockManager:
             self._forget(page)
             insort(self._free, page)
         start = self._start(count, after)
-        taken = [self._free[i % len(self._free)] for i in range(start, start + count)]
-        gone = set(taken)
-        self._free = [page for page in self._free if page not in gone]
+        taken = self._free[start : start + count]
+        del self._free[start : start + count]
+        wrapped = count - len(taken)
+        taken += self._free[:wrapped]
+        del self._free[:wrapped]
         self._count.update(dict.fromkeys(taken, 1))
         return taken
 

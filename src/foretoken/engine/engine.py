@@ -81,6 +81,8 @@ class Engine:
         begin = time.perf_counter()
         plan = self.scheduler.plan()
         self._apply(plan)
+        if not plan.decode and not plan.prefill:
+            return []
         decoding = [self._rows[item.row] for item in plan.decode]
         proposing = time.perf_counter()
         draft = self._propose(plan, decoding)
@@ -110,7 +112,8 @@ class Engine:
             self._leave(row)
         for row, request_id, cached in plan.admitted:
             request = self._rows[row] = self._requests[request_id]
-            request.cached_tokens = cached
+            if request.first_token is None:  # a preempted one finds its own pages, which nobody saved it
+                request.cached_tokens = cached
             if drafter := self.drafters.get(request.method):
                 drafter.admit(row, request.tokens[:cached])
         for row, pages in plan.pages:
@@ -174,6 +177,7 @@ class Engine:
             if i < len(tokens):
                 request.committed += accepted + 1
             request.emit(emitted, accepted, drafted, logprobs)
+            request.committed = min(request.committed, len(request.tokens))
         return list(sampled)
 
     def _logprobs(
@@ -203,31 +207,32 @@ class Engine:
     def _observe(self, batch: Batch, outcome: Outcome, decoding: Sequence[Request]) -> None:
         """Tells drafters what became certain: accepted paths, then prompt pieces."""
         nodes = 0 if outcome.verdict is None else outcome.verdict.path.shape[1]
-        going = [i for i, request in enumerate(decoding) if request.finish_reason is None]
         for method, drafter in self.drafters.items():
-            places = [i for i in going if decoding[i].method == method]
+            # Finished requests too: what their pages offer to others must be there in the drafter's half as well.
+            places = [i for i, request in enumerate(decoding) if request.method == method]
             if places:
-                features, certain = self._path_features(outcome, places, nodes), []
-                for i in places:
-                    request = decoding[i]
-                    certain.append(request.tokens[batch.starts[i] : request.committed])
+                certain = [decoding[i].tokens[batch.starts[i] : decoding[i].committed] for i in places]
+                features = self._path_features(outcome, places, [len(tokens) for tokens in certain], nodes)
                 drafter.observe([batch.rows[i] for i in places], certain, features)
         begin = len(decoding) * nodes
         for prompt in batch.prompts:
             request, count = self._rows[prompt.row], len(prompt.tokens)
             request.committed += count
             reader = self.drafters.get(request.method)
-            if reader is not None and request.finish_reason is None:
+            if reader is not None:
                 features = None if outcome.features is None else outcome.features[begin : begin + count]
                 reader.observe([prompt.row], [prompt.tokens], features)
             begin += max(2, count)
 
-    def _path_features(self, outcome: Outcome, places: Sequence[int], nodes: int) -> Tensor | None:
-        """Hidden states of the accepted paths of some decoding rows, concatenated."""
+    def _path_features(
+        self, outcome: Outcome, places: Sequence[int], lengths: Sequence[int], nodes: int
+    ) -> Tensor | None:
+        """Hidden states of the first `lengths` tokens on the accepted paths of some decoding rows, concatenated."""
         if outcome.features is None or outcome.verdict is None:
             return None
-        paths, lengths = outcome.verdict.path.tolist(), outcome.verdict.length.tolist()
-        return outcome.features[[i * nodes + node for i in places for node in paths[i][: lengths[i] + 1]]]
+        paths = outcome.verdict.path.tolist()
+        at = [i * nodes + node for i, length in zip(places, lengths, strict=True) for node in paths[i][:length]]
+        return outcome.features[at]
 
 
 def _token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:

@@ -174,13 +174,20 @@ class Request:
     def _stops_at(self, token: int) -> bool:
         """Adds the token to the text and decides whether the request ends here."""
         ends = token in self.stop_ids
+        full = self.room <= 0
         self.detokenizer.push(token)
-        emitted = len(self.tokens) - len(self.prompt_ids)
-        if ends:
-            self.stop("stop", None if token in self.eos_ids else token)
-        elif emitted >= self.params.min_tokens and (found := self.detokenizer.find_stop()) is not None:
+        if ends or full:
+            self.detokenizer.finish()  # text that was held back may complete a stop string
+        found = None
+        if len(self.tokens) - len(self.prompt_ids) >= self.params.min_tokens:
+            found = self.detokenizer.find_stop()
+        else:
+            self.detokenizer.pass_stop()
+        if found is not None:
             self.stop("stop", found)
-        elif self.room <= 0:
+        elif ends:
+            self.stop("stop", None if token in self.eos_ids else token)
+        elif full:
             self.stop("length", None)
         return self.finish_reason is not None
 

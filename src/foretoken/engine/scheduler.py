@@ -108,16 +108,18 @@ class Scheduler:
         preempted: list[int] = []
         grown: dict[int, list[int]] = {}
         decode: list[Decode] = []
-        budget = self.max_num_tokens
-        for request in list(self.running):
-            if request.row is None or request.remaining != 1:
-                continue
-            if not self._make_room(request, preempted, grown):
+        pending = [request for request in self.running if request.remaining == 1]
+        budget = self.max_num_tokens - len(pending)
+        # Drafts leave room for prompts, or busy streams would keep new ones out for as long as they run.
+        prompts = len(pending) < len(self.running) or bool(self.waiting and self._free_rows)
+        reserved = min(self.mixed_chunk, self.max_num_tokens // 2) if prompts else 0
+        for request in pending:
+            if request.row is None or not self._make_room(request, preempted, grown):
                 continue
             assert request.row is not None
-            limit = self._draft_limit(request, budget - 1, grown)
+            limit = self._draft_limit(request, budget - reserved, grown)
             decode.append(Decode(request.row, limit))
-            budget -= 1 + limit
+            budget -= limit
         # A row that was preempted for a later one's sake must not decode.
         rows = {request.row for request in self.running}
         decode = [item for item in decode if item.row in rows]
