@@ -59,6 +59,9 @@ def load_models(
     device = _device(config.device)
     dtype = _dtype(config.dtype, stated, device)
     loaded = [load_decoder(d, dtype, device, limit) for d in (directory, draft_directory) if d is not None]
+    deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
+    for decoder in loaded:
+        decoder.set_deterministic(deterministic)
     return Loaded(loaded[0], loaded[1] if len(loaded) > 1 else None, tokenizer, limit)
 
 

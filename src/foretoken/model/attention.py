@@ -44,7 +44,7 @@ def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: in
     keys, values = cache.read(layer, segment)
     batch, nodes, key_heads = segment.batch, segment.nodes, keys.shape[1]
     groups, size = q.shape[1] // key_heads, q.shape[2]
-    tile = _tile(nodes, groups, size, q.dtype)
+    tile = TILE if q.is_cuda else _tile(nodes, groups, size, q.dtype)  # a tensor core's tile is no smaller
     tiles = -(-nodes // tile)
 
     if segment.chains is not None:

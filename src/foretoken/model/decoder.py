@@ -80,6 +80,12 @@ class Decoder(nn.Module):
         self.head = head
         self._rope: tuple[Tensor, Tensor] | None = None
 
+    def set_deterministic(self, deterministic: bool) -> None:
+        """Whether a token's numbers may depend on what is computed beside it; they do not unless this is turned off."""
+        for module in self.modules():
+            if isinstance(module, Linear | Embedding):
+                module.deterministic = deterministic
+
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, rotated size] at `positions` [T], in the activations' dtype."""
         if self._rope is None:  # not in __init__, which may run on the meta device

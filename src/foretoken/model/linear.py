@@ -2,7 +2,8 @@
 
 On CPU a weight is reordered once for oneDNN, which then reads it at the speed of memory. The price of a fixed
 arithmetic per row: never one row alone (another kernel) and at most ROW_BLOCK rows a call (beyond, oneDNN blocks the
-reduction differently by row count). Both limits were measured; `tests/test_row_invariance.py` holds them.
+reduction differently by row count). Both limits were measured; `tests/test_row_invariance.py` holds them. On CUDA the
+library chooses a kernel by row count, so there every product has the same number of rows, if that is asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ROW_BLOCK = {torch.bfloat16: 32, torch.float16: 32, torch.float32: 1024}
+CUDA_ROWS = 64
 PACKABLE = (torch.bfloat16, torch.float32)
 
 
@@ -23,10 +25,18 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool) -> Tensor:
-    """x W^T + b in row blocks of fixed arithmetic; x is [M, in] with M >= 2 on CPU."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool, deterministic: bool = True) -> Tensor:
+    """x W^T + b.
+
+    Args:
+        x: [M, in]; M >= 2 on CPU if `deterministic`.
+        packed: whether `weight` [out, in] was reordered for oneDNN.
+        deterministic: give a row the same bits whatever M is.
+    """
+    if not deterministic:
+        return _block(x, weight, bias, packed)
     if x.device.type != "cpu":
-        return F.linear(x, weight, bias)
+        return in_tiles(x, CUDA_ROWS, weight, bias)
     block = ROW_BLOCK[x.dtype]
     if x.shape[0] <= block:
         return _block(x, weight, bias, packed)
@@ -36,6 +46,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool) -> Tens
     if len(pieces) * block < x.shape[0] and x.shape[0] % block == 1:
         pieces.append(_block(x[-2:], weight, bias, packed)[1:])
     return torch.cat(pieces)
+
+
+def in_tiles(x: Tensor, rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b in products of exactly `rows` rows, the last one padded with zeros."""
+    count = x.shape[0]
+    tiles = torch.split(F.pad(x, (0, 0, 0, -count % rows)), rows)
+    return torch.cat([F.linear(tile, weight, bias) for tile in tiles])[:count]
 
 
 def _whole(rows: int, block: int) -> int:
@@ -55,6 +72,7 @@ class Linear(nn.Module):
 
     weight: Tensor
     bias: Tensor | None
+    deterministic = True
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -73,7 +91,7 @@ class Linear(nn.Module):
         self.packed = True
 
     def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out]
-        return linear(x, self.weight, self.bias, self.packed)
+        return linear(x, self.weight, self.bias, self.packed, self.deterministic)
 
 
 class Embedding(nn.Module):
@@ -86,6 +104,7 @@ class Embedding(nn.Module):
 
     COPY_BYTES = 32 * 2**20
     weight: Tensor
+    deterministic = True
 
     def __init__(self, count: int, size: int, dtype: torch.dtype, *, tied: bool) -> None:
         super().__init__()
@@ -102,5 +121,5 @@ class Embedding(nn.Module):
         return F.embedding(tokens, self.weight)
 
     def project(self, x: Tensor) -> Tensor:  # [R, size] -> [R, count]
-        packed = self._packed
-        return linear(x, self.weight, None, False) if packed is None else linear(x, packed, None, True)
+        packed = self._packed is not None
+        return linear(x, self.weight if self._packed is None else self._packed, None, packed, self.deterministic)
