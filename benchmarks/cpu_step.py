@@ -49,7 +49,7 @@ def write_checkpoint(shape: str, directory: Path) -> None:
         num_key_value_heads=KV_HEADS[shape],
         vocab_size=VOCABULARY,
         max_position_embeddings=2048,
-        tie_word_embeddings=False,
+        tie_word_embeddings=shape == "15m",
         dtype="bfloat16",
         bos_token_id=1,
         eos_token_id=2,
@@ -99,8 +99,7 @@ def linears(decoder: Decoder, rows: int) -> Callable[[], None]:
     def run() -> None:
         for block in decoder.blocks:
             block.qkv(x), block.out(a), block.gate_up(x), block.down(m)
-        assert decoder.head is not None
-        decoder.head(x)
+        decoder.embed.project(x) if decoder.head is None else decoder.head(x)
 
     return run
 
@@ -109,7 +108,7 @@ def step(decoder: Decoder, nodes: int) -> Callable[[], None]:
     """Forward and logits of `nodes` nodes after CONTEXT tokens, one sequence."""
     config = decoder.config
     table = PageTable(1, 64, 32, 32, "cpu")
-    table.extend(0, list(range(1, 33)))
+    table.extend(0, list(range(1, 33)))  # 1024 slots side by side
     cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, decoder.dtype, "cpu")
     width = max(nodes, 2)  # the runner never computes one row alone
     reach = torch.ones(1, width, width, dtype=torch.bool).tril()
@@ -120,6 +119,18 @@ def step(decoder: Decoder, nodes: int) -> Callable[[], None]:
         decoder.logits(hidden)
 
     return run
+
+
+def prefill(decoder: Decoder, deterministic: bool) -> Callable[[], None]:
+    """A prompt of CONTEXT tokens, with and without the fixed row blocks."""
+    run = step(decoder, CONTEXT)
+
+    def work() -> None:
+        decoder.set_deterministic(deterministic)
+        run()
+        decoder.set_deterministic(True)
+
+    return work
 
 
 def overhead(llm: LLM, batch: int) -> float:
@@ -164,11 +175,14 @@ def measure(shape: str, rounds: int) -> dict[str, Any]:
     alone = linears(decoder, 2)
     repeats = 40 if shape == "15m" else 6
     ids = torch.tensor([prompt])
+    read = {fixed: prefill(decoder, fixed) for fixed in (True, False)}
     for _ in range(rounds):
         before = busy()
         timed.run("linears", alone, repeats)
         for nodes, work in steps.items():
             timed.run(f"step{nodes}", work, repeats)
+        for fixed, work in read.items():
+            timed.run("prefill, deterministic" if fixed else "prefill, free", work, 2)
         timed.run("ours", lambda: llm.generate(prompt, params), 1)
         timed.run(
             "transformers",
@@ -183,6 +197,7 @@ def measure(shape: str, rounds: int) -> dict[str, Any]:
         "step5 / step1": timed.ratio("step5", "step1"),
         "step16 / step1": timed.ratio("step16", "step1"),
         "transformers / ours": timed.ratio("transformers", "ours"),
+        "prefill deterministic / free": timed.ratio("prefill, deterministic", "prefill, free"),
         "non-linear us a layer": 1e6 * (timed.median("step1") - timed.median("linears")) / decoder.config.num_layers,
         "foreign cpu seconds a round": spent,
         "memory": memory,
@@ -202,20 +217,23 @@ def child(task: str, argument: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def resident(field: str) -> int:
+    """Bytes of VmRSS (now) or VmHWM (the peak since it was reset)."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(field))
+    return int(line.split()[1]) * 1024
 
 
 def task_memory(path: str) -> None:
     """Peak resident memory of loading and generating, beside the weights and the cache that was touched."""
     LLM(str(TARGET)).generate([1], SamplingParams(temperature=0, max_tokens=4))  # libraries and their first-call arenas
-    baseline = peak()
+    baseline = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     llm = LLM(path, max_batch_size=1, max_seq_len=512)
     llm.generate(list(range(3, 259)), SamplingParams(temperature=0, max_tokens=32, ignore_eos=True))
     cache = llm.engine.runner.cache
     weights = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
     kv = 2 * cache.keys.numel() * cache.keys.element_size()
-    used = peak() - baseline
+    used = resident("VmHWM") - baseline
     print(json.dumps({"weights": weights, "kv": kv, "peak": used, "peak / (weights + kv)": used / (weights + kv)}))
 
 
