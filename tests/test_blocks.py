@@ -1,0 +1,173 @@
+"""BlockManager against a model that remembers what every page holds: nothing leaks, and what is shared is true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from foretoken.engine.blocks import BlockManager
+
+PAGES, SIZE = 10, 2
+Name = tuple[str, tuple[int, ...]]  # a drafter's namespace and all tokens up to the end of a page
+# Two token ids and two namespaces: prefixes meet often.
+TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+NAMESPACES = st.sampled_from(["", "draft_target"])
+
+
+def names(tokens: list[int], namespace: str) -> list[Name]:
+    """The names of the full pages of a text."""
+    return [(namespace, tuple(tokens[:end])) for end in range(SIZE, len(tokens) + 1, SIZE)]
+
+
+class Blocks(RuleBasedStateMachine):
+    """Sequences come, grow and go as in an engine."""
+
+    sequences = Bundle("sequences")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = BlockManager(PAGES, SIZE)
+        self.owners: dict[int, int] = {}
+        self.held: dict[Name, int] = {}  # what may be found, and where
+
+    def take(self, count: int, after: int | None) -> list[int] | None:
+        """Allocates and holds the answer to the rules."""
+        idle = set(self.held.values()) - self.owners.keys()
+        free = set(range(1, PAGES)) - self.owners.keys() - idle
+        pages = self.blocks.allocate(count, after)
+        if count > len(free) + len(idle):
+            assert pages is None
+            return None
+        assert pages is not None
+        assert len(pages) == len(set(pages)) == count
+        assert free | idle >= set(pages)
+        if count <= len(free):
+            assert not idle & set(pages), "a prefix was forgotten although there was room"
+            if after is not None and after + 1 in free and count:
+                assert pages[0] == after + 1, "the row's next page was free and not taken"
+        # More may be forgotten than is handed out only if the pool takes pages it does not need.
+        assert self.blocks.idle == len(idle) - max(0, count - len(free))
+        self.owners.update(dict.fromkeys(pages, 1))
+        self.forget()
+        return pages
+
+    def forget(self) -> None:
+        """Drops the names of pages that the pool says it evicted."""
+        known = set(self.blocks._digest)
+        assert known <= set(self.held.values())
+        self.held = {name: page for name, page in self.held.items() if page in known}
+
+    @rule(target=sequences, tokens=TEXTS, namespace=NAMESPACES)
+    def begin(self, tokens: list[int], namespace: str) -> Any:
+        pages = self.blocks.match(tokens, namespace)
+        expected: list[int] = []
+        for name in names(tokens[:-1], namespace):
+            if name not in self.held:
+                break
+            expected.append(self.held[name])
+        assert pages == expected
+        for page in pages:
+            self.owners[page] = self.owners.get(page, 0) + 1
+        new = self.take(self.blocks.pages_for(len(tokens)) - len(pages), pages[-1] if pages else None)
+        if new is None:
+            self.give(pages)
+            return multiple()
+        return tokens, namespace, [*pages, *new]
+
+    @rule(target=sequences, sequence=consumes(sequences), more=TEXTS)
+    def grow(self, sequence: tuple[list[int], str, list[int]], more: list[int]) -> Any:
+        tokens, namespace, pages = sequence
+        longer = tokens + more
+        new = self.take(self.blocks.pages_for(len(longer)) - len(pages), pages[-1])
+        return sequence if new is None else (longer, namespace, [*pages, *new])
+
+    @rule(sequence=consumes(sequences), lag=st.integers(0, 3))
+    def end(self, sequence: tuple[list[int], str, list[int]], lag: int) -> None:
+        tokens, namespace, pages = sequence
+        certain = tokens[: max(0, len(tokens) - lag)]
+        self.blocks.publish(certain, namespace, pages)
+        for name, page in zip(names(certain, namespace), pages, strict=False):
+            if name not in self.held and page not in self.held.values():
+                self.held[name] = page
+        self.give(pages)
+
+    @rule(sequence=consumes(sequences))
+    def vanish(self, sequence: tuple[list[int], str, list[int]]) -> None:
+        self.give(sequence[2])
+
+    def give(self, pages: list[int]) -> None:
+        self.blocks.free(pages)
+        for page in pages:
+            self.owners[page] -= 1
+            if not self.owners[page]:
+                del self.owners[page]
+
+    @invariant()
+    def every_page_is_somewhere(self) -> None:
+        self.blocks.check()
+        assert self.blocks.available == PAGES - 1 - len(self.owners)
+        assert self.blocks.idle == len(set(self.held.values()) - self.owners.keys())
+
+
+Blocks.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBlocks = Blocks.TestCase
+
+
+def published(blocks: BlockManager, tokens: list[int], namespace: str = "") -> list[int]:
+    """Pages of a sequence that came and went."""
+    pages = blocks.allocate(blocks.pages_for(len(tokens)))
+    assert pages is not None
+    blocks.publish(tokens, namespace, pages)
+    blocks.free(pages)
+    return pages
+
+
+def test_the_last_token_is_always_computed() -> None:
+    blocks = BlockManager(8, 2)
+    pages = published(blocks, [1, 2, 3, 4])
+    assert blocks.match([1, 2, 3, 4], "") == pages[:1]
+    assert blocks.match([1, 2, 3, 4, 5], "") == pages
+
+
+def test_a_page_is_named_by_everything_before_it() -> None:
+    blocks = BlockManager(8, 2)
+    published(blocks, [1, 2, 3, 4])
+    assert blocks.match([9, 9, 3, 4, 5], "") == []
+    assert blocks.match([3, 4, 5], "") == []
+    assert blocks.match([1, 2, 3, 4, 5], "draft_target") == []
+
+
+def test_the_least_recently_used_prefix_goes_first_and_its_end_before_its_beginning() -> None:
+    blocks = BlockManager(7, 2)
+    old = published(blocks, [1, 1, 1, 1, 1, 1])
+    published(blocks, [2, 2, 2, 2, 2, 2])
+    kept = blocks.match([1, 1, 1, 1, 1, 1, 1], "")
+    assert kept == old
+    blocks.free(kept)  # used last, though it came first
+    assert blocks.allocate(2) is not None
+    assert len(blocks.match([2, 2, 2, 2, 2, 2, 2], "")) == 1
+    assert blocks.match([1, 1, 1, 1, 1, 1, 1], "") == old
+
+
+def test_nothing_is_kept_without_reuse() -> None:
+    blocks = BlockManager(8, 2, reuse=False)
+    published(blocks, [1, 2, 3, 4])
+    assert blocks.idle == 0
+    assert blocks.match([1, 2, 3, 4, 5], "") == []
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_that_grow_in_turn_stay_in_one_piece(rows: int) -> None:
+    """Side by side pages are read as a view, without a copy."""
+    blocks = BlockManager(1 + 8 * rows, 2)
+    owned: list[list[int]] = [[] for _ in range(rows)]
+    for _ in range(3):
+        for pages in owned:
+            new = blocks.allocate(1, pages[-1] if pages else None)
+            assert new is not None
+            pages += new
+    assert all(pages == list(range(pages[0], pages[0] + 3)) for pages in owned)
