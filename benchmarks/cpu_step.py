@@ -164,7 +164,7 @@ def measure(shape: str, rounds: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as path:
         write_checkpoint(shape, Path(path))
-        memory = json.loads(child("memory", path))
+        memory = json.loads(child("memory", path)) if shape == "1b" else None
         llm = LLM(path, max_batch_size=16, max_seq_len=512)
         theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
     decoder = llm.engine.runner.decoder

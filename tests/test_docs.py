@@ -21,7 +21,7 @@ def blocks(language: str) -> list[str]:
 
 def commands() -> list[str]:
     """Lines that begin with the program's name; MODEL and DRAFT stand for the embedded pair."""
-    lines = [line for block in blocks("") for line in block.splitlines() if line.startswith("foretoken ")]
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("foretoken ")]
     return [line.replace("MODEL", "embedded").replace("DRAFT", "embedded") for line in lines]
 
 

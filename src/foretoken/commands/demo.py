@@ -32,14 +32,15 @@ PROMPTS = (
     "Hi, I would like to order a latte with oat milk, please.",
     "Hello, I want to see a movie tonight. Can you get me two tickets?",
     "Hello! What do you like to do for fun?",
-    "Tell me a story.",
+    "I just got a new dog!",
 )
 ACCEPTED = "bold green"  # bold is left where colours are off
 FRAMES_PER_SECOND = 30
 REUSE = CACHE + "enable_block_reuse"
 
 OPTIONS = (
-    Option("max_tokens", int, 96, "tokens to generate at most per prompt."),
+    Option("max_tokens", int, 128, "tokens to generate per prompt."),
+    Option("ignore_eos", bool, True, "write on past the end of the answer, the other speaker's turns too."),
     Option("temperature", float, 0.0, "0 is greedy."),
     Option("seed", int, 0, "seed of the drawing at temperatures above 0."),
     Option("repeat", int, 3, "runs per prompt and side, of which the median counts."),
@@ -52,7 +53,8 @@ def command(model: str | None, values: Values) -> int:
     """Show plain and speculative decoding side by side: the same tokens, sooner."""
     if values["repeat"] < 1:
         raise ConfigError(f"--repeat {values['repeat']}: expected at least 1")
-    params = SamplingParams(max_tokens=values["max_tokens"], temperature=values["temperature"], seed=values["seed"])
+    wanted = ("max_tokens", "ignore_eos", "temperature", "seed")
+    params = SamplingParams(**{name: values[name] for name in wanted})
     # A prompt that is found in the cache would make every run but the first look faster.
     llm = open_llm(model, {**values, REUSE: False})
     if llm.method == "none":
@@ -123,9 +125,9 @@ def _replay(console: Console, llm: LLM, race: Race, params: SamplingParams) -> N
 def _print_both(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:
     from foretoken.commands.race import pieces
 
-    parts = pieces(llm, race.speculative.completion, params)
-    marked = _bracketed(parts, race.speculative.completion.origins)
-    for title, text in (("plain", race.plain.completion.text), ("speculative, [drafted and accepted]", marked)):
+    plain = "".join(pieces(llm, race.plain.completion, params))
+    marked = _bracketed(pieces(llm, race.speculative.completion, params), race.speculative.completion.origins)
+    for title, text in (("plain", plain), ("speculative, [drafted and accepted]", marked)):
         console.print(f"{title}:\n{text}", markup=False, soft_wrap=True)
 
 
@@ -149,7 +151,7 @@ def _bracketed(parts: Sequence[str], origins: Sequence[bool]) -> str:
 
 def _table(llm: LLM, scores: Sequence[tuple[str, Score]]) -> Table:
     table = Table(title=f"method {llm.method}; median of tokens/s")
-    table.add_column("prompt", no_wrap=True, overflow="ellipsis")
+    table.add_column("prompt", no_wrap=True, overflow="ellipsis", max_width=32)
     for name in ("tokens", "plain", "speculative", "speed-up", "acceptance length"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, score in scores:

@@ -108,12 +108,13 @@ def score(races: Iterable[Race]) -> Score:
 
 
 def pieces(llm: LLM, completion: Completion, params: SamplingParams) -> list[str]:
-    """The text that each token of a completion added; they join to its text."""
+    """What each token of a completion added to its text; a mark, such as the end of a turn, is shown as a new line."""
     detokenizer = Detokenizer(llm.tokenizer, completion.prompt_token_ids, params)
     found = []
     for token in completion.token_ids:
         detokenizer.push(token)
-        found.append(detokenizer.delta())
+        marked = token in llm.tokenizer.special_ids and found and not found[-1].endswith("\n")
+        found.append(detokenizer.delta() + "\n" * bool(marked))
     detokenizer.finish()
     found[-1] += detokenizer.delta()
     return found
