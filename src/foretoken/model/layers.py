@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Up to so many elements torch does not share a pointwise operation among threads. Beyond, a thread's share may end
-# within a row, and the exponential of its last few elements is another function than that of whole vectors.
-WHOLE_ROWS = 2**15 - 1
+# Up to so many elements torch does not share an activation among threads, gelu being the first to be shared. Beyond,
+# a thread's share may end within a row, and the exponential of its last few elements is another function than that of
+# whole vectors.
+WHOLE_ROWS = 2**14
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
