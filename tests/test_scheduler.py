@@ -1,0 +1,229 @@
+"""Scheduler: every plan can be replayed from its own data, keeps its limits, starves nobody and comes to an end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from foretoken.engine.blocks import BlockManager
+from foretoken.engine.detokenize import Detokenizer
+from foretoken.engine.request import Request
+from foretoken.engine.scheduler import Plan, Scheduler
+from foretoken.speculation.params import SamplingParams
+from foretoken.speculation.sampling import RowSampling
+
+VOCAB, PAGE, CONTEXT = 8, 4, 40
+ROWS, BUDGET, MIXED, NODES, LAG = 4, 16, 6, 5, 3
+PAGES = 1 + (CONTEXT + 2 + NODES) // PAGE  # the sink, and hardly more than one sequence of full length
+NUMBERS = itertools.count()
+
+
+class Mute:
+    """A tokenizer whose tokens have no text."""
+
+    special_ids: frozenset[int] = frozenset()
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return ""
+
+
+def request(prompt: Sequence[int], max_tokens: int, *, drafts: int = 0) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=0)
+    return Request(
+        id=next(NUMBERS), index=0, choice=0, prompt=None, prompt_ids=list(prompt), params=params,
+        sampling=RowSampling(params, 0, prompt, VOCAB), detokenizer=Detokenizer(Mute(), prompt, params),
+        stop_ids=frozenset(), eos_ids=frozenset(), method="draft" if drafts else "none",
+        namespace="draft" if drafts else "", cache_lag=LAG if drafts else 0, max_draft_len=drafts, max_seq_len=CONTEXT,
+    )  # fmt: skip
+
+
+def lookahead(wanted: Request, limit: int) -> int:
+    return NODES if limit else 1
+
+
+def scheduler(pages: int = PAGES, *, budget: int = BUDGET, rows: int = ROWS) -> Scheduler:
+    return Scheduler(
+        BlockManager(pages, PAGE), max_batch_size=rows, max_num_tokens=budget, mixed_chunk=MIXED, lookahead=lookahead
+    )
+
+
+def execute(plan: Plan, rows: dict[int, Request], accept: int = 0, token: int = 1) -> list[Request]:
+    """What an engine would do with a plan: compute, emit, return who ended."""
+    for row, limit in plan.decode:
+        accepted = min(accept, limit)
+        rows[row].committed += 1 + accepted
+        rows[row].emit([token] * (accepted + 1), accepted, limit, [])
+        rows[row].committed = min(rows[row].committed, len(rows[row].tokens))
+    for row, _, length, last in plan.prefill:
+        rows[row].committed += length
+        if last:
+            rows[row].emit([token], 0, 0, [])
+    return [rows[row] for row in sorted(rows) if rows[row].finish_reason is not None]
+
+
+class Serving(RuleBasedStateMachine):
+    """Requests come, are cancelled and end; `rows` and `pages` know nothing but what the plans say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = scheduler()
+        self.alive: dict[int, Request] = {}
+        self.rows: dict[int, Request] = {}
+        self.pages: dict[int, list[int]] = {}
+        self.seniority: dict[int, int] = {}  # when a row was last admitted
+
+    @rule(
+        beginning=st.integers(1, 3), length=st.integers(1, 36), count=st.integers(1, 30), drafts=st.sampled_from([0, 3])
+    )
+    def add(self, beginning: int, length: int, count: int, drafts: int) -> None:
+        new = request([beginning] * length, count, drafts=drafts)
+        self.alive[new.id] = new
+        self.scheduler.add(new)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.leave(self.alive[data.draw(st.sampled_from(sorted(self.alive)))])
+
+    def leave(self, gone: Request) -> None:
+        del self.alive[gone.id]
+        if gone.row is not None:
+            del self.rows[gone.row], self.pages[gone.row], self.seniority[gone.row]
+        self.scheduler.finish(gone)
+        assert gone.row is None
+
+    @rule(accept=st.integers(0, 3), token=st.integers(1, 2))
+    def step(self, accept: int, token: int) -> None:
+        waiting = [waits.id for waits in self.scheduler.waiting]
+        plan = self.scheduler.plan()
+        self.replay(plan, waiting)
+        self.judge(plan)
+        assert plan.decode or plan.prefill or not self.alive, "nothing moves although somebody waits"
+        for ended in execute(plan, self.rows, accept, token):
+            self.leave(ended)
+
+    def replay(self, plan: Plan, waiting: list[int]) -> None:
+        for row in plan.preempted:
+            assert self.seniority[row] == max(self.seniority.values()), "an older row had to go first"
+            del self.rows[row], self.pages[row], self.seniority[row]
+        assert [admission.id for admission in plan.admitted] == waiting[: len(plan.admitted)]
+        for row, number, cached in plan.admitted:
+            assert row not in self.rows
+            assert cached % PAGE == 0
+            assert cached < len(self.alive[number].tokens)
+            self.rows[row], self.pages[row] = self.alive[number], []
+            self.seniority[row] = max(self.seniority.values(), default=0) + 1
+        for row, new in plan.pages:
+            self.pages[row].extend(new)
+
+    def judge(self, plan: Plan) -> None:
+        used = [item.row for item in plan.decode] + [chunk.row for chunk in plan.prefill]
+        assert len(used) == len(set(used))
+        computed = sum(chunk.length for chunk in plan.prefill)
+        assert len(plan.decode) + sum(item.limit for item in plan.decode) + computed <= BUDGET
+        assert not plan.decode or computed <= MIXED
+        pending = {row for row, each in self.rows.items() if each.remaining == 1}
+        assert pending <= set(used), "a running stream emits in every step"
+        for row, limit in plan.decode:
+            assert self.rows[row].remaining == 1
+            assert limit <= self.rows[row].draft_limit
+            needed = len(self.rows[row].tokens) + (lookahead(self.rows[row], limit) if limit else 0)
+            assert len(self.pages[row]) * PAGE >= needed
+        for row, start, length, last in plan.prefill:
+            assert start == self.rows[row].committed
+            assert length >= 1
+            assert last == (start + length == len(self.rows[row].tokens))
+            assert len(self.pages[row]) * PAGE >= start + length
+
+    @invariant()
+    def nobody_writes_what_another_reads(self) -> None:
+        self.scheduler.blocks.check()
+        assert set(self.rows) == {each.row for each in self.alive.values() if each.row is not None}
+        for (_, one), (_, other) in itertools.combinations(sorted(self.pages.items()), 2):
+            shared = len([1 for a, b in zip(one, other, strict=False) if a == b])
+            assert one[:shared] == other[:shared], "shared pages are a common beginning"
+            assert not set(one[shared:]) & set(other[shared:])
+        for row, pages in self.pages.items():
+            for other, pages_there in self.pages.items():
+                common = len(set(pages) & set(pages_there)) * PAGE
+                assert row == other or self.rows[row].tokens[:common] == self.rows[other].tokens[:common]
+                assert row == other or common <= self.rows[row].committed
+
+    def teardown(self) -> None:
+        for _ in range(40 * (1 + len(self.alive))):
+            if not self.alive:
+                break
+            self.step(0, 1)
+        assert not self.alive, "it never ends"
+        assert not self.scheduler.busy
+        assert self.scheduler.blocks.available == PAGES - 1
+
+
+Serving.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestServing = Serving.TestCase
+
+
+def test_a_long_prompt_comes_in_pieces_beside_a_running_stream() -> None:
+    planner = scheduler(60)
+    stream, long = request([1], 30), request([2] * 35, 2)
+    planner.add(stream)
+    rows = {0: stream}
+    execute(planner.plan(), rows)
+    planner.add(long)
+    pieces = []
+    while long.first_token is None:
+        plan = planner.plan()
+        rows |= {row: long for row, *_ in plan.admitted}
+        assert [item.row for item in plan.decode] == [0]
+        pieces += [chunk.length for chunk in plan.prefill]
+        execute(plan, rows)
+    assert pieces == [6, 6, 6, 6, 6, 5]
+
+
+def test_a_prompt_alone_takes_the_whole_step() -> None:
+    planner = scheduler(60)
+    planner.add(request([2] * 35, 2))
+    assert [chunk.length for chunk in planner.plan().prefill] == [BUDGET]
+
+
+def test_drafts_leave_room_for_prompts() -> None:
+    """Three rows could draft away the whole step; then nobody new would ever come in."""
+    planner = scheduler(60)
+    streams = [request([i], 30, drafts=5) for i in range(3)]
+    for stream in streams:
+        planner.add(stream)
+    rows = dict(enumerate(streams))
+    execute(planner.plan(), rows)
+    assert sum(item.limit for item in planner.plan().decode) == BUDGET - 3
+    planner.add(request([7] * 20, 2))
+    plan = planner.plan()
+    assert sum(item.limit for item in plan.decode) == BUDGET - 3 - MIXED
+    assert [chunk.length for chunk in plan.prefill] == [MIXED]
+
+
+def test_a_sequence_that_cannot_have_its_lookahead_waits() -> None:
+    """Or it would be preempted before it says a word."""
+    planner = scheduler(1 + 5)  # 20 slots
+    planner.add(request([1] * 7, 9, drafts=3))
+    planner.add(request([2] * 7, 9, drafts=3))
+    assert [chunk.length for chunk in planner.plan().prefill] == [7]
+    assert len(planner.waiting) == 1
+
+
+def test_without_pages_for_a_draft_a_row_decodes_plainly() -> None:
+    planner = scheduler(1 + 5)  # 20 slots
+    lone = request([1] * 9, 11, drafts=3)
+    planner.add(lone)
+    rows = {0: lone}
+    execute(planner.plan(), rows)
+    limits = []
+    while lone.finish_reason is None:
+        plan = planner.plan()
+        limits.append(plan.decode[0].limit)
+        execute(plan, rows)
+    # With 10 to 15 tokens the draft's five slots fit.
+    assert limits == [3] * 6 + [0] * 4
