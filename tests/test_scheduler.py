@@ -75,6 +75,7 @@ class Serving(RuleBasedStateMachine):
         self.rows: dict[int, Request] = {}
         self.pages: dict[int, list[int]] = {}
         self.seniority: dict[int, int] = {}  # when a row was last admitted
+        self.content: dict[int, tuple[str, list[int]]] = {}  # what lies in a full page, and whose half of it
 
     @rule(
         beginning=st.integers(1, 3), length=st.integers(1, 36), count=st.integers(1, 30), drafts=st.sampled_from([0, 3])
@@ -103,7 +104,11 @@ class Serving(RuleBasedStateMachine):
         self.replay(plan, waiting)
         self.judge(plan)
         assert plan.decode or plan.prefill or not self.alive, "nothing moves although somebody waits"
-        for ended in execute(plan, self.rows, accept, token):
+        finished = execute(plan, self.rows, accept, token)
+        for row, each in self.rows.items():
+            for end in range(PAGE, each.committed - each.cache_lag + 1, PAGE):
+                self.content[self.pages[row][end // PAGE - 1]] = each.namespace, each.tokens[:end]
+        for ended in finished:
             self.leave(ended)
 
     def replay(self, plan: Plan, waiting: list[int]) -> None:
@@ -117,8 +122,15 @@ class Serving(RuleBasedStateMachine):
             assert cached < len(self.alive[number].tokens)
             self.rows[row], self.pages[row] = self.alive[number], []
             self.seniority[row] = max(self.seniority.values(), default=0) + 1
+        reused = {row: cached // PAGE for row, _, cached in plan.admitted}
         for row, new in plan.pages:
+            for page in new[reused.get(row, 0) :]:
+                self.content.pop(page, None)
             self.pages[row].extend(new)
+        for row, count in reused.items():
+            for i, page in enumerate(self.pages[row][:count]):
+                expected = self.rows[row].namespace, self.rows[row].tokens[: (i + 1) * PAGE]
+                assert self.content.get(page) == expected, "a page was reused that does not hold this prefix"
 
     def judge(self, plan: Plan) -> None:
         used = [item.row for item in plan.decode] + [chunk.row for chunk in plan.prefill]
