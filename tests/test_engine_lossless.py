@@ -1,4 +1,4 @@
-"""Losslessness as an equality: whatever drafts, whoever shares the batch, a request says what it says alone and plainly.
+"""Losslessness as an equality: whatever drafts and whoever shares the batch, a request says what it says alone.
 
 Token ids, text and log-probabilities are compared exactly; plain decoding of the request by itself is the oracle.
 """
