@@ -30,6 +30,7 @@ from engine_checks import (
 )
 from foretoken import LLM, Completion, SamplingParams
 from foretoken.engine.request import Request
+from foretoken.engine.scheduler import Plan
 from tiny_models import VOCAB
 
 PROMPT = [9, 10, 11, 12, 13]
@@ -121,6 +122,7 @@ def test_the_context_ends_a_request_wherever_a_draft_stands(pair: Pair) -> None:
         assert got.finish_reason == "length"
         assert said(got) == said(alone(llm, prompt, FULL))
         trimmed(got)
+        assert got.speculation.accepted == got.speculation.drafted, "drafted what cannot be emitted"
     check_idle(llm.engine)
 
 
@@ -176,15 +178,27 @@ def test_prompt_logprobs_are_the_models_own(pair: Pair, pieces: int) -> None:
             assert [token for token, _ in item.top] == expected[place].topk(2).indices.tolist()
 
 
-def test_preempted_prompts_keep_their_logprobs_and_count_no_reuse(pair: Pair) -> None:
+def test_preempted_prompts_keep_their_logprobs(pair: Pair) -> None:
     params = SamplingParams(temperature=0.8, seed=2, max_tokens=20, ignore_eos=True, prompt_logprobs=1)
     llm = make_llm(pair.target, pair.draft, max_seq_len=72, cache={"max_tokens": 100})
     expected = [alone(llm, prompt, params) for prompt in prompts(6)]
-    for each in (params, replace(params, prompt_logprobs=None)):
-        got = llm.generate(prompts(6), each)
-        assert [g.token_ids for g in got] == [e.token_ids for e in expected]
-        assert all(g.cached_tokens < max(1, len(g.prompt_token_ids)) for g in got)
-    assert [g.prompt_logprobs for g in llm.generate(prompts(6), params)] == [e.prompt_logprobs for e in expected]
+    assert [said(got) for got in llm.generate(prompts(6), params)] == [said(each) for each in expected]
+
+
+def test_what_a_preempted_request_finds_of_its_own_is_no_reuse(pair: Pair) -> None:
+    llm = make_llm(pair.target, pair.draft, max_seq_len=72, max_mixed_prefill_tokens=9, cache={"max_tokens": 120})
+    found: list[int] = []
+    plan = llm.engine.scheduler.plan
+
+    def watched() -> Plan:
+        made = plan()
+        found.extend(admission.cached for admission in made.admitted)
+        return made
+
+    llm.engine.scheduler.plan = watched  # type: ignore[method-assign]
+    got = llm.generate(prompts(6), replace(PARAMS, max_tokens=24))
+    assert max(found) > 0
+    assert [completion.cached_tokens for completion in got] == [0] * 6
 
 
 def test_cancelling_frees_at_once_and_disturbs_nobody(pair: Pair) -> None:
