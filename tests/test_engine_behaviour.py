@@ -186,19 +186,25 @@ def test_preempted_prompts_keep_their_logprobs(pair: Pair) -> None:
 
 
 def test_what_a_preempted_request_finds_of_its_own_is_no_reuse(pair: Pair) -> None:
-    llm = make_llm(pair.target, pair.draft, max_seq_len=72, max_mixed_prefill_tokens=9, cache={"max_tokens": 120})
+    llm = make_llm(pair.target, pair.target, max_seq_len=72, max_mixed_prefill_tokens=5, cache={"max_tokens": 80})
+    growing, long = llm.requests([PROMPT, prompts(3)[2]], [replace(PARAMS, max_tokens=n) for n in (60, 8)])
     found: list[int] = []
     plan = llm.engine.scheduler.plan
 
     def watched() -> Plan:
         made = plan()
-        found.extend(admission.cached for admission in made.admitted)
+        found.extend(admission.cached for admission in made.admitted if admission.id == long.id)
         return made
 
     llm.engine.scheduler.plan = watched  # type: ignore[method-assign]
-    got = llm.generate(prompts(6), replace(PARAMS, max_tokens=24))
-    assert max(found) > 0
-    assert [completion.cached_tokens for completion in got] == [0] * 6
+    llm.engine.add(growing)
+    llm.engine.step()
+    llm.engine.add(long)
+    while llm.engine.busy:
+        llm.engine.step()
+    # First preempted before its prompt was read, then found the pages it had filled itself.
+    assert found[0] == 0 < found[-1]
+    assert long.cached_tokens == 0
 
 
 def test_cancelling_frees_at_once_and_disturbs_nobody(pair: Pair) -> None:

@@ -112,8 +112,8 @@ class Engine:
             self._leave(row)
         for row, request_id, cached in plan.admitted:
             request = self._rows[row] = self._requests[request_id]
-            if request.first_token is None:  # a preempted one finds its own pages, which nobody saved it
-                request.cached_tokens = cached
+            if not request.started:  # a preempted one finds its own pages, which nobody saved it
+                request.cached_tokens, request.started = cached, True
             if drafter := self.drafters.get(request.method):
                 drafter.admit(row, request.tokens[:cached])
         for row, pages in plan.pages:

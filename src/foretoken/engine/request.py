@@ -78,7 +78,7 @@ class Request:
         id: unique number. `index` and `choice`: which prompt of a call, and which of its n choices.
         tokens: prompt and output; the last one is pending (not in the cache) while the request decodes.
         committed: leading tokens whose keys and values are in the target's cache.
-        row: place in the batch, None while waiting.
+        row: place in the batch, None while waiting; `started` once it had one.
         stop_ids: tokens that end the request; `eos_ids` among them end it without a stop reason.
         method, max_draft_len: the drafter and its longest path for this request.
         namespace, cache_lag: what that drafter keeps in the cache pages, see `Drafter`.
@@ -103,6 +103,7 @@ class Request:
     committed: int = 0
     cached_tokens: int = 0
     row: int | None = None
+    started: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     origins: list[bool] = field(default_factory=list)
