@@ -17,7 +17,7 @@ from torch import Tensor
 from foretoken.model.decoder import Decoder, Hidden
 from foretoken.runtime.cache import KVCache, Span
 from foretoken.speculation.draft import PADDING, Draft, chain_parents
-from foretoken.speculation.sampling import Sampling, rank
+from foretoken.speculation.sampling import Sampling, rank, sample
 
 FEED_ROWS = 512  # most tokens that one forward reads
 LONG_BACKLOG = 16  # beyond this a backlog is read at once, or the other rows' next feed would be padded to its width
@@ -133,7 +133,13 @@ class DraftModelDrafter:
         count = hidden.shape[0]
         logits = self.decoder.logits(hidden if count > 1 else hidden.expand(2, -1))[:count]
         position = self._ints([self._rows[row].length for row in rows]) + tree.level
-        return rank(logits.view(len(rows), -1, logits.shape[1]), position, sampling, self.branches)
+        logits = logits.view(len(rows), -1, logits.shape[1])
+        if self.branches > 1:
+            return rank(logits, position, sampling, self.branches)
+        # The best single guess is the draft's own draw under the target's rule; nothing is left to be ranked.
+        root = torch.zeros_like(position).view(-1, 1)
+        drawn = sample(logits, Draft(root, root - 1), root.unsqueeze(2) == 0, position - 1, sampling)
+        return drawn.unsqueeze(2), logits.new_zeros(len(rows), 1, 1, dtype=torch.float32)
 
     def _forward(self, rows: Sequence[int], tree: _Tree) -> Tensor:
         """Runs the frontier past the committed length; returns its hidden states [B * frontier, H]."""
