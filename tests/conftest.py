@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cli_checks import Pair, make_pair, speak
-from tiny_models import save
+from cli_checks import Pair, call, make_pair
 
 
 @pytest.fixture(scope="session")
@@ -16,18 +16,19 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(tmp_path_factory.mktemp("pair"))
 
 
+@pytest.fixture
+def pair(tiny_pair: Pair) -> Pair:
+    """The same by its short name."""
+    return tiny_pair
+
+
 @pytest.fixture(scope="session")
 def tiny_llm_dir(tiny_pair: Pair) -> Path:
     """The target of the pair."""
     return Path(tiny_pair.target)
 
 
-@pytest.fixture(scope="session")
-def family_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One tiny target of every kind of attention, each with a tokenizer of letters."""
-    root = tmp_path_factory.mktemp("families")
-    names = ("llama-3.1", "mistral", "phi-3-short", "qwen-2.5-windows", "qwen-3")
-    for name in names:
-        save(name, root / name)
-        speak(root / name)
-    return {name: root / name for name in names}
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command line in this process."""
+    return lambda *arguments: call(capfd, *arguments)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from cli_checks import LETTERS, SPECIAL, Answer, Pair, call, greedy, make_pair
+from cli_checks import LETTERS, SPECIAL, Answer, Pair, greedy
 from foretoken import SamplingParams
 from foretoken.cli import COMMANDS
 from foretoken.commands.generate import in_order
@@ -30,16 +30,6 @@ SPECULATION = {
     "method", "target_forwards", "drafted", "accepted", "acceptance_length", "acceptance_rate", "accepted_lengths",
     "draft_s", "verify_s", "other_s",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Any:
-    return lambda *arguments: call(capfd, *arguments)
 
 
 # --- the surface

@@ -10,22 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from cli_checks import Pair, call, greedy, make_pair
+from cli_checks import Pair, greedy
 from foretoken import LLM, LosslessnessError, SamplingParams, embedded
 from foretoken.commands import demo, race
 from foretoken.commands.prompts import BUILT_IN, Spelled
 from foretoken.commands.verify import verify
 from foretoken.engine.runner import Batch, Outcome, Runner
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Any:
-    return lambda *arguments: call(capfd, *arguments)
 
 
 class Broken(Runner):

@@ -110,7 +110,7 @@ def score(races: Iterable[Race]) -> Score:
 def pieces(llm: LLM, completion: Completion, params: SamplingParams) -> list[str]:
     """What each token of a completion added to its text; a mark, such as the end of a turn, is shown as a new line."""
     detokenizer = Detokenizer(llm.tokenizer, completion.prompt_token_ids, params)
-    found = []
+    found: list[str] = []
     for token in completion.token_ids:
         detokenizer.push(token)
         marked = token in llm.tokenizer.special_ids and found and not found[-1].endswith("\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from foretoken.drafters.base import Drafter
@@ -237,7 +238,7 @@ class Engine:
 
 def _token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
     """One `TokenLogprob` per row of logits [R, V]."""
-    found = token_logprobs(logits, logits.new_tensor(tokens).long(), top)
+    found = token_logprobs(logits, torch.tensor(tokens, device=logits.device), top)
     columns = (found.chosen.tolist(), found.rank.tolist(), found.top_tokens.tolist(), found.top_values.tolist())
     return [
         TokenLogprob(token, logprob, rank, tuple(zip(ids, values, strict=True)))
