@@ -49,7 +49,7 @@ def _names(model: str | None, draft: str | None, method: str | None) -> tuple[st
     drafting = method in (None, "draft_target")
     if draft is not None and not drafting:
         raise ConfigError(f"--draft {draft} has no use with --method {method}; leave one of them out")
-    if model is None or model == embedded.NAME:
-        own = str(embedded.DRAFT) if drafting else None
-        return str(embedded.TARGET), str(embedded.DRAFT) if draft == embedded.NAME else draft or own
-    return model, str(embedded.DRAFT) if draft == embedded.NAME else draft
+    target = model or embedded.NAME
+    if draft is None and drafting and target == embedded.NAME:
+        draft = embedded.NAME
+    return target, draft
