@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from foretoken.engine.llm import LLM
+from foretoken.errors import ConfigError
 from foretoken.model.linear import Embedding, Linear, in_tiles, linear
 from foretoken.speculation.params import SamplingParams
 
@@ -36,4 +37,11 @@ def test_the_option_reaches_every_linear(tiny_llm_dir: Path, option: bool | None
     found = [m.deterministic for m in llm.engine.runner.decoder.modules() if isinstance(m, Linear | Embedding)]
     assert found
     assert set(found) == {option is not False}
+    assert llm.generate([[3, 4, 5]], SamplingParams(temperature=0, max_tokens=4))[0].token_ids
+
+
+def test_float16_on_the_cpu_needs_the_promise_given_up(tiny_llm_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="bfloat16 or float32"):
+        LLM(str(tiny_llm_dir), device="cpu", dtype="float16")
+    llm = LLM(str(tiny_llm_dir), device="cpu", dtype="float16", deterministic=False)
     assert llm.generate([[3, 4, 5]], SamplingParams(temperature=0, max_tokens=4))[0].token_ids

@@ -58,8 +58,13 @@ def load_models(
         _check_vocabulary(stated, ModelConfig.from_hf(read_config(draft_directory)), draft_directory)
     device = _device(config.device)
     dtype = _dtype(config.dtype, stated, device)
-    loaded = [load_decoder(d, dtype, device, limit) for d in (directory, draft_directory) if d is not None]
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
+    if deterministic and device.type == "cpu" and dtype == torch.float16:
+        raise ConfigError(
+            "float16 kernels on the CPU give a token other bits in another batch; use dtype bfloat16 or float32, "
+            "or give up equal outputs with deterministic=False"
+        )
+    loaded = [load_decoder(d, dtype, device, limit) for d in (directory, draft_directory) if d is not None]
     for decoder in loaded:
         decoder.set_deterministic(deterministic)
     return Loaded(loaded[0], loaded[1] if len(loaded) > 1 else None, tokenizer, limit)
