@@ -79,7 +79,7 @@ def test_demo_prints_both_sides_without_control_codes(run: Any, pair: Pair) -> N
     assert answer.code == 0
     assert "\x1b" not in answer.out
     assert all(f"> {prompt}" in answer.out for prompt in demo.PROMPTS)
-    assert answer.out.count("speculative, [drafted and accepted]:") == len(demo.PROMPTS)
+    assert answer.out.count("speculative, ⟦drafted and accepted⟧:") == len(demo.PROMPTS)
     assert "The token ids are identical: 40 tokens" in answer.out
 
 
@@ -115,8 +115,8 @@ def test_a_race_counts_what_its_completions_say(pair: Pair) -> None:
 
 
 def test_brackets_hold_what_was_drafted() -> None:
-    assert demo._bracketed(["a", "b", "c", "", "d", "e"], [False, True, True, False, True, False]) == "a[bcd]e"
-    assert demo._bracketed(["a", "b"], [True, True]) == "[ab]"
+    assert demo._bracketed(["a", "b", "c", "", "d", "e"], [False, True, True, False, True, False]) == "a⟦bcd⟧e"
+    assert demo._bracketed(["a", "b"], [True, True]) == "⟦ab⟧"
 
 
 # --- the embedded pair

@@ -14,7 +14,8 @@ import foretoken
 from foretoken import errors
 
 PROMISED = {
-    "LLM", "SamplingParams", "RequestSpeculation", "SpeculativeConfig", "KVCacheConfig", "Completion", "Chunk"
+    "LLM", "AsyncLLM", "SamplingParams", "RequestSpeculation", "SpeculativeConfig", "KVCacheConfig", "Completion",
+    "Chunk",
 }  # fmt: skip
 
 

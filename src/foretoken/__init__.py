@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretoken.config import KVCacheConfig, SpeculativeConfig
+    from foretoken.engine.async_llm import AsyncLLM
     from foretoken.engine.completion import Chunk, Completion
     from foretoken.engine.llm import LLM
     from foretoken.errors import (
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CheckpointError",
     "Chunk",
     "Completion",
@@ -51,6 +53,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "engine.llm",
+    "AsyncLLM": "engine.async_llm",
     "Chunk": "engine.completion",
     "Completion": "engine.completion",
     "KVCacheConfig": "config",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken import __version__
-from foretoken.errors import ForetokenError
+from foretoken.errors import ConfigError, ForetokenError
 
 if TYPE_CHECKING:
     from foretoken.commands.options import Option
@@ -77,6 +77,8 @@ def _command(name: str) -> Callable[..., None]:
 def _guarded(command: Callable[[], int], debug: bool) -> int:
     """The exit code of a command, whichever way it ends."""
     try:
+        if sys.stdout is None:
+            raise ConfigError("standard output is closed; expected a place to write to, for example a file")
         code = command()
         sys.stdout.flush()
     except ForetokenError as error:
@@ -87,10 +89,20 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Python flushes stdout once more at exit, which would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: the output cannot be written: {error.strerror or error}", file=sys.stderr)
+        _drop_output()
+        return 2
     return code
+
+
+def _drop_output() -> None:
+    """Python flushes stdout once more at exit, which would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _signature(options: Sequence[Option]) -> inspect.Signature:

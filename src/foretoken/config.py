@@ -23,7 +23,7 @@ S = TypeVar("S", bound="Settings")
 class Settings(BaseModel):
     """Base of every group of settings: immutable, no unknown keys, `ConfigError` instead of a pydantic error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def __init__(self, **values: Any) -> None:
         unknown = [key for key in values if key not in type(self).model_fields]
@@ -69,8 +69,8 @@ class SpeculativeConfig(Settings):
     max_draft_len: Annotated[int, Field(ge=1, le=128)] = 4
     tree_top_k: Annotated[int, Field(ge=1, le=32)] = 1
     max_total_draft_tokens: Annotated[int, Field(ge=1, le=512)] | None = None
-    max_matching_ngram_size: Positive = 3
-    min_matching_ngram_size: Positive = 1
+    max_matching_ngram_size: Annotated[int, Field(ge=1, le=64)] = 3
+    min_matching_ngram_size: Annotated[int, Field(ge=1, le=64)] = 1
     is_use_oldest: bool = False
     is_public_pool: bool = False
     suffix_decoding_max_tree_depth: Annotated[int, Field(ge=2)] = 24
@@ -120,7 +120,7 @@ class EngineConfig(Settings):
 
     dtype: DType = "auto"
     device: str = "auto"
-    max_batch_size: Positive = 16
+    max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 16
     max_num_tokens: Annotated[int, Field(ge=2)] = 512
     max_mixed_prefill_tokens: Positive = 64
     max_seq_len: Annotated[int, Field(ge=2)] | None = None

@@ -14,7 +14,7 @@ import tokenizers
 
 from foretoken.checkpoint.chat import Message, Templates, named_templates, read_templates, render
 from foretoken.checkpoint.hub import read_json, transformers_tokenizer
-from foretoken.errors import CheckpointError, DraftMismatchError, UnsupportedModelError
+from foretoken.errors import CheckpointError, DraftMismatchError, RequestError, UnsupportedModelError
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -70,6 +70,13 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` adds what the model expects around a prompt, such as BOS."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text holds {text[error.start : error.end]!r} at character {error.start}, which is not Unicode "
+                "text; expected text that UTF-8 can spell"
+            ) from error
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 

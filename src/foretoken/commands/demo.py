@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from foretoken.engine.llm import LLM
 
 PROMPTS = (
-    "Hi, I would like to order a latte with oat milk, please.",
+    "Hi! A large latte with oat milk, please.",
     "Hello, I want to see a movie tonight. Can you get me two tickets?",
     "Hello! What do you like to do for fun?",
     "I just got a new dog!",
@@ -107,7 +107,7 @@ def _replay(console: Console, llm: LLM, race: Race, params: SamplingParams) -> N
             panels.append(
                 Panel(
                     _coloured(parts[:count], take.completion.origins),
-                    title=take.completion.speculation.method.replace("none", "plain"),
+                    title=_title(take.completion.speculation.method),
                     subtitle=f"{count} tokens, {spent:.2f} s",
                     width=console.width // 2,
                 )
@@ -122,12 +122,16 @@ def _replay(console: Console, llm: LLM, race: Race, params: SamplingParams) -> N
         live.update(picture(race.seconds), refresh=True)
 
 
+def _title(method: str) -> str:
+    return "plain" if method == "none" else f"speculative ({method}): green was guessed and accepted"
+
+
 def _print_both(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:
     from foretoken.commands.race import pieces
 
     plain = "".join(pieces(llm, race.plain.completion, params))
     marked = _bracketed(pieces(llm, race.speculative.completion, params), race.speculative.completion.origins)
-    for title, text in (("plain", plain), ("speculative, [drafted and accepted]", marked)):
+    for title, text in (("plain", plain), ("speculative, ⟦drafted and accepted⟧", marked)):
         console.print(f"{title}:\n{text}", markup=False, soft_wrap=True)
 
 
@@ -139,21 +143,21 @@ def _coloured(parts: Sequence[str], origins: Sequence[bool]) -> Text:
 
 
 def _bracketed(parts: Sequence[str], origins: Sequence[bool]) -> str:
-    """Runs of drafted tokens in square brackets."""
+    """Runs of drafted tokens in brackets that no text uses."""
     text, inside = "", False
     for part, drafted in zip(parts, origins, strict=True):
         if part and drafted != inside:
-            text += "[" if drafted else "]"
+            text += "⟦" if drafted else "⟧"
             inside = drafted
         text += part
-    return text + "]" * inside
+    return text + "⟧" * inside
 
 
 def _table(llm: LLM, scores: Sequence[tuple[str, Score]]) -> Table:
     table = Table(title=f"method {llm.method}; median of tokens/s")
     table.add_column("prompt", no_wrap=True, overflow="ellipsis", max_width=32)
     for name in ("tokens", "plain", "speculative", "speed-up", "acceptance length"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", min_width=6)
     for name, score in scores:
         table.add_row(
             Text(name),

@@ -9,6 +9,8 @@ from foretoken.commands.options import CACHE, Values, settings_of
 from foretoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from foretoken.errors import ConfigError
 
+MOST_THREADS = 1024
+
 if TYPE_CHECKING:
     from foretoken.engine.llm import LLM
 
@@ -24,8 +26,8 @@ def open_llm(model: str | None, values: Values) -> LLM:
     cache = KVCacheConfig(**settings_of(KVCacheConfig, values, CACHE))
     target, draft = _names(model, values["draft"], speculative.method)
     threads = values["threads"]
-    if threads is not None and threads < 1:
-        raise ConfigError(f"--threads {threads}: expected at least 1; leave it out for one per core")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(f"--threads {threads}: expected 1 to {MOST_THREADS}; leave it out for one per core")
 
     import torch
 

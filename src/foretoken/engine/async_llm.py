@@ -7,6 +7,7 @@ chunks back on their own loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -29,7 +30,7 @@ class _Stream:
 
     def put(self, item: Chunk | BaseException) -> None:
         """Called by the engine thread; a loop that is gone needs nothing."""
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
     async def get(self) -> Chunk:
@@ -91,9 +92,10 @@ class AsyncLLM:
                 self._inbox.put(_Abort(requests))
 
     def _send(self, message: _Add) -> None:
+        self._inbox.put(message)
+        # Looked at after the message is in: then either the engine thread finds it, or the failure is found here.
         if self._failure is not None:
             raise ForetokenError("the engine has stopped; start a new one") from self._failure
-        self._inbox.put(message)
 
     async def close(self) -> None:
         """Stops the engine after its current step; unfinished streams end with an error."""
@@ -123,6 +125,9 @@ class AsyncLLM:
         self._failure = error
         for stream in {id(stream): stream for stream, _ in self._streams.values()}.values():
             stream.put(error)
+        for request_id in self._streams:
+            self.llm.engine.abort(request_id)
+        self._streams.clear()
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, _Add):

@@ -21,6 +21,7 @@ from foretoken.speculation.params import SamplingParams
 from foretoken.speculation.sampling import RowSampling
 
 Prompt = str | Sequence[int]
+MOST_CHOICES = 1024
 
 
 class LLM:
@@ -147,6 +148,7 @@ class LLM:
             raise RequestError("the prompt is empty; expected text or at least one token id")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_prompt(ids)
+        self._check_sizes(params)
         method, max_draft_len = self._speculation(params)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         known = (token for token in self.tokenizer.eos_ids if token < self.config.vocab_size)
@@ -193,6 +195,18 @@ class LLM:
                 f"the prompt has {len(ids)} tokens, the context holds {self.max_seq_len} with at least one of output; "
                 "shorten the prompt or raise max_seq_len"
             )
+
+    def _check_sizes(self, params: SamplingParams) -> None:
+        """Refuses what only this model's vocabulary and context make too large."""
+        for name, limit in (
+            ("logprobs", self.config.vocab_size),
+            ("prompt_logprobs", self.config.vocab_size),
+            ("min_tokens", self.max_seq_len),
+            ("n", MOST_CHOICES),
+        ):
+            value = getattr(params, name)
+            if value is not None and value > limit:
+                raise RequestError(f"{name} is {value}, expected at most {limit} for this model")
 
     def _speculation(self, params: SamplingParams) -> tuple[str, int]:
         """Method and longest draft of a request: the engine's, unless it asks for its own."""
