@@ -66,6 +66,9 @@ def trimmed(completion: Completion) -> None:
     assert completion.origins.count(True) == stats.accepted
     assert sum(accepted * times for accepted, times in enumerate(stats.accepted_lengths)) == stats.accepted
     assert sum(stats.accepted_lengths) == stats.target_forwards
+    assert sum(stats.drafted_lengths) == stats.target_forwards
+    assert sum(length * times for length, times in enumerate(stats.drafted_lengths)) <= stats.drafted
+    assert sum(stats.tried[:1]) == sum(stats.drafted_lengths[1:]) >= sum(stats.accepted_lengths[1:])
     assert stats.accepted <= stats.drafted
 
 

@@ -56,12 +56,12 @@ def execute(plan: Plan, rows: dict[int, Request], accept: int = 0, token: int = 
     for row, limit in plan.decode:
         accepted = min(accept, limit)
         rows[row].committed += 1 + accepted
-        rows[row].emit([token] * (accepted + 1), accepted, limit, [])
+        rows[row].emit([token] * (accepted + 1), accepted, list(range(1, limit + 1)), [])
         rows[row].committed = min(rows[row].committed, len(rows[row].tokens))
     for row, _, length, last in plan.prefill:
         rows[row].committed += length
         if last:
-            rows[row].emit([token], 0, 0, [])
+            rows[row].emit([token], 0, [], [])
     return [rows[row] for row in sorted(rows) if rows[row].finish_reason is not None]
 
 

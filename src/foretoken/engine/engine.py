@@ -17,7 +17,7 @@ from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.runner import Batch, Outcome, Prompt, Runner, merge
 from foretoken.engine.scheduler import Plan, Scheduler
 from foretoken.runtime.cache import PageTable
-from foretoken.speculation.draft import Draft
+from foretoken.speculation.draft import PADDING, Draft
 from foretoken.speculation.sampling import Sampling, token_logprobs
 
 NO_DRAFT = "none"
@@ -168,11 +168,12 @@ class Engine:
             return []
         paths, lengths = outcome.verdict.path.tolist(), outcome.verdict.length.tolist()
         tokens, bonuses = draft.tokens.tolist(), outcome.verdict.bonus.tolist()
+        parents = draft.parents.tolist()
         for i, request in enumerate(sampled):
             accepted = lengths[i]
             guesses = tokens[i] if i < len(tokens) else []
             emitted = [guesses[node] for node in paths[i][1 : accepted + 1]] + [bonuses[i]]
-            drafted = sum(token >= 0 for token in guesses[1:])
+            drafted = _guess_depths(guesses, parents[i]) if guesses else []
             logprobs = self._logprobs(request, outcome, i, paths[i][: accepted + 1], emitted)
             # Root and accepted nodes are in the cache now; a prompt piece is counted by `_observe`.
             if i < len(tokens):
@@ -234,6 +235,14 @@ class Engine:
         paths = outcome.verdict.path.tolist()
         at = [i * nodes + node for i, length in zip(places, lengths, strict=True) for node in paths[i][:length]]
         return outcome.features[at]
+
+
+def _guess_depths(tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """Depth of every draft token of one row's tree, padding left out."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return [depth for depth, token in zip(depths[1:], tokens[1:], strict=True) if token != PADDING]
 
 
 def _token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:

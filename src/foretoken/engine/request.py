@@ -37,6 +37,8 @@ class SpeculationStats:
         drafted: draft tokens proposed (nodes of trees).
         accepted: draft tokens that became output.
         accepted_lengths: `accepted_lengths[a]` forwards accepted a draft tokens.
+        drafted_lengths: `drafted_lengths[d]` forwards had a draft whose longest path was d tokens; 0 is plain.
+        tried: `tried[i]` forwards came to a guess at position i of a path: all before it had been accepted.
         draft_s, verify_s, other_s: wall time of the steps this request took part in, by what they were doing.
     """
 
@@ -46,18 +48,22 @@ class SpeculationStats:
     drafted: int = 0
     accepted: int = 0
     accepted_lengths: list[int] = field(default_factory=list)
+    drafted_lengths: list[int] = field(default_factory=list)
+    tried: list[int] = field(default_factory=list)
     draft_s: float = 0.0
     verify_s: float = 0.0
     other_s: float = 0.0
 
-    def count(self, emitted: int, drafted: int, accepted: int) -> None:
-        """Adds one forward."""
+    def count(self, emitted: int, drafted: int, accepted: int, longest: int) -> None:
+        """Adds one forward; `longest` is the longest path of its draft."""
         self.target_forwards += 1
         self.emitted += emitted
         self.drafted += drafted
         self.accepted += accepted
-        self.accepted_lengths.extend([0] * (accepted + 1 - len(self.accepted_lengths)))
-        self.accepted_lengths[accepted] += 1
+        _tally(self.accepted_lengths, accepted)
+        _tally(self.drafted_lengths, longest)
+        for position in range(min(accepted + 1, longest)):
+            _tally(self.tried, position)
 
     @property
     def acceptance_length(self) -> float:
@@ -68,6 +74,12 @@ class SpeculationStats:
     def acceptance_rate(self) -> float:
         """Accepted / drafted tokens."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+
+def _tally(counts: list[int], index: int) -> None:
+    """One more at `index` of a list that grows as needed."""
+    counts.extend([0] * (index + 1 - len(counts)))
+    counts[index] += 1
 
 
 @dataclass(slots=True, eq=False)
@@ -145,13 +157,15 @@ class Request:
         """Whether pages may be reused: prompt log-probabilities need every prompt token computed."""
         return self.params.prompt_logprobs is None
 
-    def emit(self, tokens: Sequence[int], accepted: int, drafted: int, logprobs: Sequence[TokenLogprob]) -> int:
+    def emit(
+        self, tokens: Sequence[int], accepted: int, drafted: Sequence[int], logprobs: Sequence[TokenLogprob]
+    ) -> int:
         """Appends what one forward emitted, up to the token where the request stops.
 
         Args:
             tokens: accepted draft tokens and the target's own token after them.
             accepted: how many of `tokens` came from the draft.
-            drafted: draft tokens that were verified.
+            drafted: depth in the tree of each draft token that was verified; 1 follows the pending token.
             logprobs: one per token, or empty.
 
         Returns:
@@ -165,7 +179,7 @@ class Request:
             if self._stops_at(token):
                 break
         self.logprobs.extend(logprobs[:kept])
-        self.stats.count(kept, drafted, min(accepted, kept))
+        self.stats.count(kept, len(drafted), min(accepted, kept), max(drafted, default=0))
         if self.first_token is None:
             self.first_token = time.perf_counter()
         if self.finish_reason is None:
