@@ -139,7 +139,7 @@ def test_who_sees_whom(parents: list[int], start: int, window: int | None, partl
     segment = view.segments[0]
     keys, values = cache.read(1, segment)
     assert keys.shape == (segment.batch, 1, segment.length, 1)
-    assert segment.length % KEY_BLOCK[torch.float32] == 0
+    assert segment.length % KEY_BLOCK == 0
     assert torch.equal(keys, -values)
     mask = segment.mask(window, 1, segment.nodes)[:, 0]
     places = segment.chains.place.tolist() if segment.chains else range(segment.tokens)

@@ -16,6 +16,7 @@ METHODS = ("draft_target", "ngram", "suffix", "none")
 
 Method = Literal["draft_target", "ngram", "suffix", "none"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8", "int8_weight_only", "int4", "int4_g128"]
 Positive = Annotated[int, Field(ge=1)]
 S = TypeVar("S", bound="Settings")
 
@@ -116,6 +117,9 @@ class EngineConfig(Settings):
         max_seq_len: prompt plus output; None is the model's context.
         deterministic: give a token the same bits whatever is computed beside it, so that drafts and batches cannot
             change the output even in bfloat16; None is on for the CPU and off for CUDA, where fixed tiles cost time.
+        quantization: what the target's weights are rounded to when they are loaded (CPU): int8 and int4 multiply with
+            8-bit activations, int8 has a scale per output, int4 per 32 inputs, int4_g128 per 128.
+        draft_quantization: the same for a draft model.
     """
 
     dtype: DType = "auto"
@@ -125,3 +129,5 @@ class EngineConfig(Settings):
     max_mixed_prefill_tokens: Positive = 64
     max_seq_len: Annotated[int, Field(ge=2)] | None = None
     deterministic: bool | None = None
+    quantization: Quantization = "none"
+    draft_quantization: Quantization = "none"

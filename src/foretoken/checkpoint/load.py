@@ -23,6 +23,7 @@ from foretoken.checkpoint.mapping import Place, Rules, rules_for
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.model.config import ModelConfig
 from foretoken.model.decoder import Decoder
+from foretoken.model.formats.names import FORMATS
 
 WEIGHT_FILES = (
     "model.safetensors.index.json",
@@ -43,7 +44,11 @@ class Stored(NamedTuple):
 
 
 def load_decoder(
-    directory: Path, dtype: torch.dtype, device: torch.device | str, max_seq_len: int | None = None
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_seq_len: int | None = None,
+    quantization: str = "none",
 ) -> Decoder:
     """The decoder of a checkpoint directory with its weights in place.
 
@@ -52,6 +57,7 @@ def load_decoder(
         dtype: of all parameters, whatever the files hold.
         device: where the parameters live.
         max_seq_len: longest sequence to serve; by default what config.json states.
+        quantization: a name in `model.formats.names`, or "none".
 
     Raises:
         CheckpointError: a file is missing, unreadable or does not fit the configuration.
@@ -63,7 +69,7 @@ def load_decoder(
     except CheckpointError as error:
         raise type(error)(f"{directory}: {error}") from error
     with torch.device("meta"):
-        decoder = Decoder(config, dtype)
+        decoder = Decoder(config, dtype, FORMATS.get(quantization))
     load_parameters(decoder, read_tensors(directory), rules_for(config), dtype, device)
     return decoder
 

@@ -98,7 +98,7 @@ class DraftModelDrafter:
     def _feed(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
         """Reads certain tokens into the cache; returns the last hidden state of each row, [B, H]."""
         widths = [len(t) for t in tokens]
-        width = max(max(widths), 2 if len(rows) == 1 else 1)  # never one row alone, see model.linear
+        width = max(max(widths), self.decoder.least_rows if len(rows) == 1 else 1)
         padded = self._ints([[*t, *[PADDING] * (width - len(t))] for t in tokens])
         lengths = [self._rows[row].length for row in rows]
         reach = torch.ones(width, width, dtype=torch.bool, device=self._device).tril().expand(len(rows), -1, -1)
@@ -130,8 +130,7 @@ class DraftModelDrafter:
 
     def _rank(self, hidden: Tensor, rows: Sequence[int], sampling: Sampling, tree: _Tree) -> tuple[Tensor, Tensor]:
         """[B, frontier, K] tokens and scores of the frontier's children."""
-        count = hidden.shape[0]
-        logits = self.decoder.logits(hidden if count > 1 else hidden.expand(2, -1))[:count]
+        logits = self.decoder.logits(hidden)
         position = self._ints([self._rows[row].length for row in rows]) + tree.level
         logits = logits.view(len(rows), -1, logits.shape[1])
         if self.branches > 1:
@@ -146,7 +145,7 @@ class DraftModelDrafter:
         lengths = [self._rows[row].length for row in rows]
         tokens, reach = tree.enter_frontier()
         width = tokens.shape[1]
-        if tokens.numel() == 1:  # never one row alone: a padding node that sees itself
+        if tokens.numel() < self.decoder.least_rows:  # a padding node that sees itself
             tokens = torch.cat([tokens, tokens.new_full((1, 1), PADDING)], dim=1)
             size = reach.shape[1]
             padded = reach.new_zeros(1, size + 1, size + 1)

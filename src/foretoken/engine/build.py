@@ -64,7 +64,10 @@ def load_models(
             "float16 kernels on the CPU give a token other bits in another batch; use dtype bfloat16 or float32, "
             "or give up equal outputs with deterministic=False"
         )
-    loaded = [load_decoder(d, dtype, device, limit) for d in (directory, draft_directory) if d is not None]
+    if device.type != "cpu" and (config.quantization, config.draft_quantization) != ("none", "none"):
+        raise ConfigError(f"quantization {config.quantization!r} is computed on the CPU only; leave it out on {device}")
+    quantized = ((directory, config.quantization), (draft_directory, config.draft_quantization))
+    loaded = [load_decoder(path, dtype, device, limit, name) for path, name in quantized if path is not None]
     for decoder in loaded:
         decoder.set_deterministic(deterministic)
     return Loaded(loaded[0], loaded[1] if len(loaded) > 1 else None, tokenizer, limit)
@@ -113,7 +116,7 @@ def build_engine(
     tree = max(speculative.max_total_draft_tokens or 0, deepest * speculative.tree_top_k)
     lookahead = 2 + tree
     pages, max_seq_len = _plan_pages(loaded, config, cache, lookahead)
-    per_row = -(-(max_seq_len + lookahead + KEY_BLOCK[target.dtype]) // page)
+    per_row = -(-(max_seq_len + lookahead + KEY_BLOCK) // page)
     table = PageTable(config.max_batch_size, pages, per_row, page, device)
 
     def cache_for(decoder: Decoder) -> KVCache:

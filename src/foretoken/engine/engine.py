@@ -203,7 +203,7 @@ class Engine:
             if follow:
                 first = len(request.prompt_logprobs) - 1 - prompt.start
                 rows = hidden[first : first + len(follow)]
-                logits = self.runner.decoder.logits(rows if len(rows) > 1 else rows.expand(2, -1))[: len(follow)]
+                logits = self.runner.decoder.logits(rows)
                 request.prompt_logprobs += _token_logprobs(logits, follow, request.params.prompt_logprobs)
 
     def _observe(self, batch: Batch, outcome: Outcome, decoding: Sequence[Request]) -> None:
@@ -224,7 +224,7 @@ class Engine:
             if reader is not None:
                 features = None if outcome.features is None else outcome.features[begin : begin + count]
                 reader.observe([prompt.row], [prompt.tokens], features)
-            begin += max(2, count)
+            begin += max(self.runner.decoder.least_rows, count)
 
     def _path_features(
         self, outcome: Outcome, places: Sequence[int], lengths: Sequence[int], nodes: int

@@ -84,8 +84,8 @@ class Runner:
     def run(self, batch: Batch, sampling: Sampling | None) -> Outcome:
         """Forward, draw, verify and commit one step; `sampling` covers the sampled rows in order."""
         sampled = len(batch.rows) + sum(prompt.last for prompt in batch.prompts)
-        # Never one row alone, see model.linear: a lone row gets a padding node.
-        nodes = max(batch.draft.tokens.shape[1], 2 if sampled == 1 else 1)
+        # A lone row may need a padding node beside it.
+        nodes = max(batch.draft.tokens.shape[1], self.decoder.least_rows if sampled == 1 else 1)
         draft = _on(self.device, _widen(batch.draft, nodes))
         reach = ancestors(draft.parents)
         starts, rows = self._ints(batch.starts), self._ints(batch.rows)
@@ -93,7 +93,8 @@ class Runner:
         spans = [Span(rows, batch.rows, starts, reach, nodes, max(batch.starts) + nodes)] if batch.rows else []
         spans += [self._prompt_span(prompt) for prompt in batch.prompts]
         tokens = [draft.tokens.flatten()] if batch.rows else []
-        tokens += [self._ints([*prompt.tokens, *[PADDING] * (2 - len(prompt.tokens))]) for prompt in batch.prompts]
+        least = self.decoder.least_rows
+        tokens += [self._ints([*p.tokens, *[PADDING] * (least - len(p.tokens))]) for p in batch.prompts]
         hidden = self.decoder(torch.cat(tokens), self.cache, self.cache.view(spans), self.taps)
         features = torch.cat(hidden.taps, dim=1) if self.taps else None
         places, prompt_hidden = self._prompt_places(batch, hidden.last, nodes)
@@ -116,7 +117,7 @@ class Runner:
         return Outcome(verdict, logits, features, prompt_hidden)
 
     def _prompt_span(self, prompt: Prompt) -> Span:
-        width = max(2, len(prompt.tokens))
+        width = max(self.decoder.least_rows, len(prompt.tokens))
         reach = torch.ones(1, width, width, dtype=torch.bool, device=self.device).tril()
         row, start = self._ints([prompt.row]), self._ints([prompt.start])
         return Span(row, [prompt.row], start, reach, width, prompt.start + width)
@@ -127,7 +128,7 @@ class Runner:
         for prompt in batch.prompts:
             places.append(begin + len(prompt.tokens) - 1)
             pieces.append(last[begin : begin + len(prompt.tokens)])
-            begin += max(2, len(prompt.tokens))
+            begin += max(self.decoder.least_rows, len(prompt.tokens))
         return places, pieces
 
 

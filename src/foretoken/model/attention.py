@@ -1,8 +1,8 @@
 """Attention of new tokens over a cache view: one function, the same numbers for a row whatever stands beside it.
 
 Query heads that share a key head are folded into query rows, so keys are read once (4-8 times faster than repeating
-them). A query's arithmetic must not depend on how many queries run beside it: wide spans are cut into tiles of TILE
-nodes, narrow ones run as they are where the kernel was measured not to care, padded to a full tile where it does.
+them). A query's arithmetic must not depend on how many queries run beside it: spans run in tiles of equal height, the
+last one padded. The compiled kernels have an attention of their own (`model.native`); this one runs everywhere.
 Legend: T tokens, Hq query heads, Hk key heads, G = Hq / Hk, D head size, B rows, N nodes, L key length.
 """
 
@@ -15,11 +15,8 @@ from torch import Tensor
 from foretoken.runtime.cache import KVCache, Segment, View
 
 TILE = 16
-FULL_TILES = (torch.float32,)  # dtypes whose kernel changes its arithmetic below a full tile
-# From 64 folded rows on, the bfloat16 kernel may repack the keys. Over head sizes 16 to 256, 1 to 16 query heads per
-# key head, 1 to 200 nodes and 1 to 850 keys that changed bits only where the head size is no multiple of LANES. One
-# folded row alone is another kernel for head sizes from 80 on.
-PACKED_ROWS, LANES, LEAST_ROWS = 64, 32, 2
+# From 64 folded rows on the bfloat16 kernel may repack the keys, which changes its arithmetic.
+PACKED_ROWS = 64
 
 
 def attend(
@@ -44,7 +41,7 @@ def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: in
     keys, values = cache.read(layer, segment)
     batch, nodes, key_heads = segment.batch, segment.nodes, keys.shape[1]
     groups, size = q.shape[1] // key_heads, q.shape[2]
-    tile = TILE if q.is_cuda else _tile(nodes, groups, size, q.dtype)  # a tensor core's tile is no smaller
+    tile = TILE if q.is_cuda else _tile(groups, q.dtype)
     tiles = -(-nodes // tile)
 
     if segment.chains is not None:
@@ -67,9 +64,6 @@ def _repeat(x: Tensor, tiles: int) -> Tensor:
     return x.repeat_interleave(tiles, 0) if x.shape[0] > 1 else x.expand(tiles, -1, -1, -1)
 
 
-def _tile(nodes: int, groups: int, size: int, dtype: torch.dtype) -> int:
+def _tile(groups: int, dtype: torch.dtype) -> int:
     """How many nodes are attended for together, padding nodes included."""
-    if dtype in FULL_TILES:
-        return TILE
-    widest = TILE if size % LANES == 0 else max(1, min(TILE, (PACKED_ROWS - 1) // groups))
-    return widest if nodes > widest else max(nodes, -(-LEAST_ROWS // groups))
+    return TILE if dtype == torch.float32 else max(1, min(TILE, (PACKED_ROWS - 1) // groups))

@@ -6,6 +6,7 @@ V vocabulary.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 
 from foretoken.model.attention import attend
 from foretoken.model.config import ModelConfig
+from foretoken.model.formats.base import WeightFormat
 from foretoken.model.layers import ACTIVATIONS, RMSNorm, gated
 from foretoken.model.linear import Embedding, Linear
+from foretoken.model.native import NativeDecoder
 from foretoken.model.rotary import apply_rope, rope_tables
 from foretoken.runtime.cache import KVCache, View
 
@@ -34,7 +37,7 @@ class Hidden(NamedTuple):
 class Block(nn.Module):
     """Pre-norm attention and gated MLP with residuals."""
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, format: WeightFormat | None) -> None:
         super().__init__()
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, intermediate = config.hidden_size, config.intermediate_size
@@ -42,13 +45,13 @@ class Block(nn.Module):
         self.window = config.sliding_windows[layer]
         self.activation = ACTIVATIONS[config.activation]
         self.attention_norm = RMSNorm(hidden, config.norm_eps, dtype)
-        self.qkv = Linear(hidden, (heads + 2 * kv_heads) * size, config.qkv_bias, dtype)
+        self.qkv = Linear(hidden, (heads + 2 * kv_heads) * size, config.qkv_bias, dtype, format)
         self.q_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
-        self.out = Linear(heads * size, hidden, config.out_bias, dtype)
+        self.out = Linear(heads * size, hidden, config.out_bias, dtype, format)
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype)
-        self.gate_up = Linear(hidden, 2 * intermediate, config.mlp_bias, dtype)
-        self.down = Linear(intermediate, hidden, config.mlp_bias, dtype)
+        self.gate_up = Linear(hidden, 2 * intermediate, config.mlp_bias, dtype, format)
+        self.down = Linear(intermediate, hidden, config.mlp_bias, dtype, format)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache, view: View) -> Tensor:  # [T, H] -> [T, H]
         qkv = self.qkv(self.attention_norm(x)).view(x.shape[0], -1, self.size)
@@ -68,17 +71,28 @@ class Decoder(nn.Module):
     Args:
         config: architecture facts; its `max_position` bounds the rotary tables.
         dtype: of weights and activations.
+        format: what the linears are quantised to when they are packed, None for nothing.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, format: WeightFormat | None = None) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
-        self.embed = Embedding(config.vocab_size, config.hidden_size, dtype, tied=config.tie_word_embeddings)
-        self.blocks = nn.ModuleList(Block(config, i, dtype) for i in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
-        head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, False, dtype)
-        self.head = head
+        tied, hidden = config.tie_word_embeddings, config.hidden_size
+        self.embed = Embedding(config.vocab_size, hidden, dtype, tied=tied, format=format)
+        self.blocks = nn.ModuleList(Block(config, i, dtype, format) for i in range(config.num_layers))
+        self.norm = RMSNorm(hidden, config.norm_eps, dtype)
+        self.head = None if tied else Linear(hidden, config.vocab_size, False, dtype, format)
         self._rope: tuple[Tensor, Tensor] | None = None
+
+    @cached_property
+    def native(self) -> NativeDecoder | None:
+        """The blocks as one call of the compiled kernels, where these can; ask when all weights are there."""
+        return NativeDecoder.of(self)
+
+    @property
+    def least_rows(self) -> int:
+        """Fewest tokens of a forward: torch computes a lone row with another kernel than two, see `model.linear`."""
+        return 1 if self.native is not None or self.embed.weight.is_cuda else 2
 
     def set_deterministic(self, deterministic: bool) -> None:
         """Whether a token's numbers may depend on what is computed beside it; they do not unless this is turned off."""
@@ -86,17 +100,24 @@ class Decoder(nn.Module):
             if isinstance(module, Linear | Embedding):
                 module.deterministic = deterministic
 
-    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, 1, rotated size] at `positions` [T], in the activations' dtype."""
+    def rope_tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos and sin [positions, 1, rotated size] in the activations' dtype."""
         if self._rope is None:  # not in __init__, which may run on the meta device
-            cos, sin = rope_tables(self.config.rope, self.config.max_position, positions.device, self.dtype)
+            cos, sin = rope_tables(self.config.rope, self.config.max_position, device, self.dtype)
             self._rope = cos.unsqueeze(1), sin.unsqueeze(1)
+        return self._rope
+
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, 1, rotated size] at `positions` [T]."""
+        cos, sin = self.rope_tables(positions.device)
         # Padding nodes and lookahead may stand past the last position; nobody reads them.
-        at = positions.clamp(max=self._rope[0].shape[0] - 1)
-        return self._rope[0][at], self._rope[1][at]
+        at = positions.clamp(max=cos.shape[0] - 1)
+        return cos[at], sin[at]
 
     def forward(self, tokens: Tensor, cache: KVCache, view: View, taps: tuple[int, ...] = ()) -> Hidden:
-        """Runs `tokens` [T] (padding is -1) at the places that `view` names."""
+        """Runs `tokens` [T] (padding is -1) at the places that `view` names; T >= `least_rows`."""
+        if self.native is not None:
+            return Hidden(*self.native(tokens, cache, view, taps))
         x = self.embed(tokens.clamp(min=0))
         rope = self.rope(view.positions)
         outputs = {}
@@ -107,6 +128,9 @@ class Decoder(nn.Module):
         return Hidden(x, tuple(outputs[i] for i in taps))
 
     def logits(self, last: Tensor) -> Tensor:
-        """[R, V] from the rows `last` [R, H] of `Hidden.last`; R >= 2 on CPU, see `model.linear`."""
-        normed = self.norm(last)
-        return self.embed.project(normed) if self.head is None else self.head(normed)
+        """[R, V] from the rows `last` [R, H] of `Hidden.last`."""
+        if self.native is not None:
+            return self.native.logits(last)
+        count = last.shape[0]
+        normed = self.norm(last if count >= self.least_rows else last.expand(self.least_rows, -1))
+        return (self.embed.project(normed) if self.head is None else self.head(normed))[:count]

@@ -1,7 +1,8 @@
 """Linear layers with prepacked weights, whose rows do not depend on how many rows stand beside them.
 
-On CPU a weight is reordered once for oneDNN, which then reads it at the speed of memory. The price of a fixed
-arithmetic per row: never one row alone (another kernel) and at most ROW_BLOCK rows a call (beyond, oneDNN blocks the
+On CPU a bfloat16 or quantised weight is packed for the compiled kernels, which read it at the speed of memory whatever
+the number of rows. Where there are none, and in float32, it is reordered for oneDNN. The price of a fixed arithmetic
+per row there: never one row alone (another kernel) and at most ROW_BLOCK rows a call (beyond, oneDNN blocks the
 reduction differently by row count). Both limits were measured; `tests/test_row_invariance.py` holds them. On CUDA the
 library chooses a kernel by row count, so there every product has the same number of rows, if that is asked for.
 """
@@ -11,6 +12,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from foretoken.model.formats.base import Stored, WeightFormat
+from foretoken.model.formats.packing import pack_bfloat16, unpaired
+from foretoken.native.library import Library, PackedWeight, library
 
 ROW_BLOCK = {torch.bfloat16: 32, torch.float16: 32, torch.float32: 1024}
 CUDA_ROWS = 64
@@ -23,6 +28,11 @@ def can_pack(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or weight.dtype not in PACKABLE or not available:
         return False
     return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def kernels_for(weight: Tensor) -> Library | None:
+    """The compiled kernels, if they can hold this weight."""
+    return library() if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool, deterministic: bool = True) -> Tensor:
@@ -68,29 +78,60 @@ def _block(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool) -> Tens
 
 
 class Linear(nn.Module):
-    """y = x W^T + b. Built plain; `pack()` replaces the weight by its fast form once it is filled."""
+    """y = x W^T + b. Built plain; `pack()` replaces the weight by its fast form once it is filled.
+
+    Attributes:
+        format: what `pack` quantises the weight to, None for nothing.
+        packed: whether `weight` was reordered for oneDNN.
+        native: the weight in the compiled kernels' layout, where they are used.
+        stored: the quantised weight where they are not.
+    """
 
     weight: Tensor
     bias: Tensor | None
     deterministic = True
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, format: WeightFormat | None = None
+    ) -> None:
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
+        self.in_features, self.out_features, self.format = in_features, out_features, format
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype), requires_grad=False) if bias else None
         self.packed = False
+        self.native: PackedWeight | None = None
+        self.stored: Stored | None = None
+        self._library: Library | None = None
 
     def pack(self) -> None:
-        """Reorders the weight for oneDNN and frees the plain one; a second call changes nothing."""
-        if self.packed or not can_pack(self.weight):
+        """Packs the weight and frees the plain one; a second call changes nothing."""
+        if self.packed or self.native is not None or self.stored is not None:
             return
-        weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
+        weight, bias = self.weight.detach(), None if self.bias is None else self.bias.detach()
+        self._library = kernels_for(weight)
+        if self.format is not None:
+            stored = self.format.quantise(weight)
+            if self._library is None:
+                self.stored = stored
+            else:
+                self.native = self.format.pack(stored, self.in_features, bias)
+        elif self._library is not None:
+            self.native = pack_bfloat16(weight, bias)
+        elif can_pack(weight):
+            del self.weight
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+            self.packed = True
+            return
+        else:
+            return
         del self.weight
-        self.weight = weight
-        self.packed = True
 
     def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out]
+        if self.native is not None and self._library is not None:
+            return self._library.linear(self.native, x, x.dtype)
+        if self.stored is not None and self.format is not None:
+            y = self.format.linear(x, self.stored)
+            return (y if self.bias is None else y + self.bias).to(x.dtype)
         return linear(x, self.weight, self.bias, self.packed, self.deterministic)
 
 
@@ -98,28 +139,43 @@ class Embedding(nn.Module):
     """Token vectors, which a tied model also reads as its output head.
 
     Args:
-        tied: whether `project` is used. Then a small table gets a second, prepacked copy: repacking it in every call
-            costs more than reading it. A large one is read at memory speed as it is, and a copy would be felt.
+        tied: whether `project` is used. The compiled kernels read one packed table for both. Without them a small table
+            gets a second, prepacked copy, since repacking it in every call costs more than reading it; a large one is
+            read at memory speed as it is, and a copy would be felt. Quantised, the head is a copy of its own.
     """
 
     COPY_BYTES = 32 * 2**20
     weight: Tensor
     deterministic = True
 
-    def __init__(self, count: int, size: int, dtype: torch.dtype, *, tied: bool) -> None:
+    def __init__(
+        self, count: int, size: int, dtype: torch.dtype, *, tied: bool, format: WeightFormat | None = None
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, size, dtype=dtype), requires_grad=False)
-        self.tied = tied
-        self._packed: Tensor | None = None
+        self.count, self.size, self.tied, self.format = count, size, tied, format
+        self.head: Linear | None = None
+        self.paired = False  # whether the table itself lies in the compiled kernels' layout
 
     def pack(self) -> None:
-        """Makes the copy, where it pays."""
-        if self.tied and self.weight.nbytes <= self.COPY_BYTES and can_pack(self.weight):
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
+        """Packs what the head reads; a second call changes nothing."""
+        weight = self.weight.detach()
+        copied = weight.nbytes <= self.COPY_BYTES and can_pack(weight)
+        if not self.tied or self.head is not None or not (self.format or kernels_for(weight) or copied):
+            return
+        head = Linear(self.size, self.count, False, weight.dtype, self.format)
+        head.weight = nn.Parameter(weight, requires_grad=False)
+        head.pack()
+        if self.format is None and head.native is not None:
+            del self.weight
+            self.weight, self.paired = head.native.kept[0], True
+        self.head = head
 
     def forward(self, tokens: Tensor) -> Tensor:  # [T] -> [T, size]
-        return F.embedding(tokens, self.weight)
+        return unpaired(self.weight, tokens, self.size) if self.paired else F.embedding(tokens, self.weight)
 
     def project(self, x: Tensor) -> Tensor:  # [R, size] -> [R, count]
-        packed = self._packed is not None
-        return linear(x, self.weight if self._packed is None else self._packed, None, packed, self.deterministic)
+        if self.head is None:
+            return linear(x, self.weight, None, False, self.deterministic)
+        projected: Tensor = self.head(x)
+        return projected

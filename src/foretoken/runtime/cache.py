@@ -8,6 +8,7 @@ was never there. Legend: B rows, N nodes, T = sum of B N over spans, L key lengt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,8 +18,9 @@ from torch import Tensor
 from foretoken.runtime.chains import Chains, chains, is_chain
 from foretoken.speculation.draft import depth
 
-# Key lengths are padded to whole blocks, or the reduction over keys would be split differently as a row grows.
-KEY_BLOCK = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 512}
+# Where torch attends, key lengths are padded to whole blocks, or the sum over keys would be split differently as a row
+# grows. 512 is the length at which its kernel cuts them itself; shorter blocks change bits on some processors.
+KEY_BLOCK = 512
 SINK_PAGE = 0
 
 
@@ -104,8 +106,7 @@ class Segment:
 
     def __init__(self, span: Span, table: PageTable, dtype: torch.dtype) -> None:
         self.tokens = span.reach.shape[0] * span.nodes
-        block = KEY_BLOCK[dtype]
-        self.length = -(-span.longest // block) * block
+        self.length = -(-span.longest // KEY_BLOCK) * KEY_BLOCK
         self.dtype = dtype
         index = _index(span)
         self.positions = (span.starts.unsqueeze(1) + depth(span.reach))[:, -span.nodes :]
@@ -158,18 +159,31 @@ class Segment:
         return mask.expand(-1, 1, groups, -1, -1).reshape(self.batch * tiles, 1, groups * tile, self.length)
 
 
-class View(NamedTuple):
-    """All spans of one forward, tokens concatenated span by span.
+class View:
+    """All spans of one forward, tokens concatenated span by span; what torch needs of them is made when asked for.
 
     Attributes:
-        positions: [T] rotary positions.
-        slots: [T] where the new keys and values go.
-        segments: the spans in order.
+        spans: the spans in order.
+        table: the pages that they live in.
     """
 
-    positions: Tensor
-    slots: Tensor
-    segments: tuple[Segment, ...]
+    def __init__(self, spans: Sequence[Span], table: PageTable, dtype: torch.dtype) -> None:
+        self.spans, self.table, self._dtype = tuple(spans), table, dtype
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The spans as attention sees them."""
+        return tuple(Segment(span, self.table, self._dtype) for span in self.spans)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[T] rotary positions."""
+        return torch.cat([segment.positions.flatten() for segment in self.segments])
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """[T] where the new keys and values go."""
+        return torch.cat([segment.slots for segment in self.segments])
 
 
 class KVCache:
@@ -196,11 +210,7 @@ class KVCache:
 
     def view(self, spans: Sequence[Span]) -> View:
         """How one forward reads and writes this cache."""
-        segments = tuple(Segment(span, self.table, self.keys.dtype) for span in spans)
-        if len(segments) == 1:
-            return View(segments[0].positions.flatten(), segments[0].slots, segments)
-        positions = torch.cat([segment.positions.flatten() for segment in segments])
-        return View(positions, torch.cat([segment.slots for segment in segments]), segments)
+        return View(spans, self.table, self.keys.dtype)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores [T, kv heads, D] keys and values."""

@@ -1,0 +1,28 @@
+"""Builds the compiled CPU kernels where there is a compiler for them; the package installs and works without one."""
+
+import platform
+
+from setuptools import Extension, setup
+
+FOLDER = "src/foretoken/native/"
+COMMON = ["-std=c++17", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-Wno-uninitialized"]
+VARIANTS = {
+    "avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")] + ["-mfma"],
+    "avx2": ["-mavx2", "-mfma"],
+}
+
+
+def extension(name: str, flags: list[str]) -> Extension:
+    # Not linked with -fopenmp: the runtime that torch brings is used, see native/library.py.
+    return Extension(
+        f"foretoken.native._{name}",
+        [FOLDER + "decoder.cpp"],
+        depends=[FOLDER + header for header in ("attention.h", "linear.h", "pointwise.h", "simd.h", "team.h")],
+        extra_compile_args=COMMON + flags,
+        language="c++",
+        optional=True,
+    )
+
+
+x86 = platform.system() == "Linux" and platform.machine() == "x86_64"
+setup(ext_modules=[extension(*variant) for variant in VARIANTS.items()] if x86 else [])

@@ -1,0 +1,220 @@
+"""The compiled library as Python sees it: which variant this machine runs, its structures, its three calls.
+
+The library computes on torch's own OpenMP threads: two pools would take each other's cores. Tensors that a structure
+points to must be kept alive by whoever holds the structure.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+
+SWITCH = "FORETOKEN_NATIVE"
+# What a CPU must have, as /proc/cpuinfo spells it, best variant first.
+VARIANTS = {
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "fma"},
+    "avx2": {"avx2", "fma"},
+}
+BF16, INT8, INT8_WEIGHT_ONLY, INT4 = range(4)
+# Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
+ALONE_BYTES = 2**19
+
+
+class Weight(Structure):
+    """See linear.h."""
+
+    _fields_ = [
+        ("format", c_int32), ("inputs", c_int32), ("outputs", c_int32), ("group", c_int32),
+        ("data", c_void_p), ("scale", c_void_p), ("bias", c_void_p),
+    ]  # fmt: skip
+
+
+class Layer(Structure):
+    """See decoder.cpp."""
+
+    _fields_ = [
+        ("attention_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("mlp_norm", c_void_p),
+        ("qkv", Weight), ("out", Weight), ("gate_up", Weight), ("down", Weight), ("window", c_int64),
+    ]  # fmt: skip
+
+
+class Model(Structure):
+    """See decoder.cpp."""
+
+    _fields_ = [
+        ("layers", c_int32), ("hidden", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_size", c_int32),
+        ("rotated", c_int32), ("intermediate", c_int32), ("activation", c_int32), ("eps", c_float),
+        ("embed_packed", c_int32), ("vocabulary", c_int64), ("embed", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
+        ("positions", c_int64),
+        ("layer", POINTER(Layer)),
+    ]  # fmt: skip
+
+
+class Pages(Structure):
+    """See decoder.cpp."""
+
+    _fields_ = [
+        ("keys", c_void_p), ("values", c_void_p), ("layer_stride", c_int64), ("page_size", c_int64),
+        ("table_stride", c_int64), ("table", c_void_p),
+    ]  # fmt: skip
+
+
+class Span(Structure):
+    """See attention.h."""
+
+    _fields_ = [
+        ("batch", c_int32), ("nodes", c_int32), ("total", c_int32),
+        ("rows", c_void_p), ("starts", c_void_p), ("reach", c_void_p),
+    ]  # fmt: skip
+
+
+class PackedWeight(NamedTuple):
+    """A linear's weight in the library's layout.
+
+    Attributes:
+        weight: the structure, which points into `kept`.
+        kept: data, and scale and bias where there are any.
+    """
+
+    weight: Weight
+    kept: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.kept)
+
+
+class Library:
+    """One loaded variant."""
+
+    def __init__(self, name: str, file: Path) -> None:
+        self.name = name
+        library = ctypes.CDLL(str(file))
+        self._linear, self._forward = library.foretoken_linear, library.foretoken_forward
+        self._linear.argtypes = [POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_int32, c_int32]
+        self._forward.argtypes = [
+            POINTER(Model), POINTER(Pages), POINTER(Span), c_int32, c_void_p, c_int32, c_void_p, POINTER(c_void_p),
+            c_int32,
+        ]  # fmt: skip
+
+    def linear(
+        self, packed: PackedWeight, x: Tensor, dtype: torch.dtype, norm: tuple[Tensor, float] | None = None
+    ) -> Tensor:
+        """norm(x) W^T + bias.
+
+        Args:
+            x: [M, in] bfloat16.
+            dtype: of the result, bfloat16 or float32.
+            norm: weight [in] and epsilon of an RMS norm that comes first, or None.
+        """
+        x = x.contiguous()
+        y = torch.empty(x.shape[0], packed.weight.outputs, dtype=dtype)
+        weight, eps = (None, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
+        wide = dtype == torch.float32
+        threads = _threads(packed.nbytes)
+        _check(self._linear(packed.weight, x.data_ptr(), x.shape[0], weight, eps, y.data_ptr(), wide, threads))
+        return y
+
+    def forward(
+        self,
+        model: Model,
+        pages: Pages,
+        spans: Sequence[Span],
+        tokens: Tensor,
+        taps: Sequence[Tensor | None],
+        nbytes: int,
+    ) -> Tensor:
+        """All blocks of a decoder.
+
+        Args:
+            tokens: [T] int64, padding negative.
+            taps: one per layer, [T, H] bfloat16 that receives the layer's output, or None.
+            nbytes: of all weights, by which the number of threads is chosen.
+
+        Returns:
+            [T, H] output of the last block.
+        """
+        x = torch.empty(tokens.shape[0], model.hidden, dtype=torch.bfloat16)
+        pointers = (c_void_p * len(taps))(*(None if tap is None else tap.data_ptr() for tap in taps))
+        listed = (Span * len(spans))(*spans)
+        count, threads = tokens.shape[0], _threads(nbytes)
+        _check(
+            self._forward(model, pages, listed, len(spans), tokens.data_ptr(), count, x.data_ptr(), pointers, threads)
+        )
+        return x
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a contiguous tensor's data lie, for a structure; None for null."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+@cache
+def library() -> Library | None:
+    """The best variant that was built and that this machine runs; None where there is none.
+
+    The choice depends on the machine alone, never on a measurement: sums of bfloat16 products differ between variants
+    in their last bits, and the same seed must give the same text tomorrow.
+
+    Raises:
+        ConfigError: the environment asks for a variant that is not there.
+    """
+    wanted = os.environ.get(SWITCH, "auto")
+    if wanted not in ("auto", "off", *VARIANTS):
+        raise ConfigError(f"{SWITCH}={wanted!r}: expected auto, off, {' or '.join(VARIANTS)}")
+    names = [] if wanted == "off" else list(VARIANTS) if wanted == "auto" else [wanted]
+    for name in names:
+        file = next(Path(__file__).parent.glob(f"_{name}.*"), None)
+        if file is not None and VARIANTS[name] <= _cpu_flags() and _share_threads():
+            try:
+                return Library(name, file)
+            except OSError:
+                continue
+    if wanted in VARIANTS:
+        raise ConfigError(f"{SWITCH}={wanted!r}: not built, or this CPU lacks its instructions; use auto")
+    return None
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+
+
+def _share_threads() -> bool:
+    """Makes the OpenMP runtime that torch brought visible to libraries loaded later."""
+    runtimes = ("libgomp", "libiomp5", "libomp")
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    paths = {line.split(maxsplit=5)[-1] for line in maps if any(name in line for name in runtimes)}
+    for path in sorted(paths):
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    return bool(paths)
+
+
+def _threads(nbytes: int) -> int:
+    return 1 if nbytes <= ALONE_BYTES else torch.get_num_threads()
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise MemoryError("the compiled kernels ran out of memory for their workspace")
+
+
+def struct_of(kind: type[Structure], **values: Any) -> Any:
+    """A structure with pointers given as tensors."""
+    return kind(**{name: address(value) if isinstance(value, Tensor) else value for name, value in values.items()})
