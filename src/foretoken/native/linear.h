@@ -86,6 +86,21 @@ constexpr int tiles_together(int rows, int more) {
   return fit < 1 ? 1 : fit > 4 ? 4 : fit;
 }
 
+// How far ahead of its reading a kernel asks for weights: the processor's own prefetching loses a stream where a tile ends,
+// and waits for memory and arithmetic in turn where there is much of the latter.
+class Lead {
+ public:
+  Lead(int64_t tile_bytes, int64_t step_bytes, int tiles)
+      : jump_((tiles - 1) * tile_bytes), turn_(tile_bytes / step_bytes - AHEAD / step_bytes) {}
+
+  // Bytes ahead of step `k`; from shortly before a tile's end on, those of the tile that its stream goes on with.
+  int64_t at(int64_t k) const { return k < turn_ ? AHEAD : AHEAD + jump_; }
+
+ private:
+  static constexpr int64_t AHEAD = 2048;
+  int64_t jump_, turn_;
+};
+
 // The kernels. tile<M, N> computes M rows from `row` on for N tiles from `tile` on, into out[m][n].
 
 // [tile][in / 2][16][2]: bfloat16, or signed bytes that are unpacked to it.
@@ -101,14 +116,19 @@ struct WideKernel {
   template <int M, int N>
   static void tile(const Weight& w, const Rows& rows, int row, int tile, Floats (&out)[M][N]) {
     int64_t steps = padded(w.in, 128) / 2, size = steps * BYTES;
+    Lead lead(size, BYTES, N);
     const uint8_t* data = w.data + tile * size;
     const uint32_t* x = rows.block(row, w);
     Floats sums[M][N];
     for (int m = 0; m < M; m++)
       for (int n = 0; n < N; n++) sums[m][n] = zeros();
     for (int64_t k = 0; k < steps; k++, data += BYTES, x += M) {
+      int64_t ahead = lead.at(k);
       Pairs weight[N];
-      for (int n = 0; n < N; n++) weight[n] = unpack(data + n * size);
+      for (int n = 0; n < N; n++) {
+        fetch(data + n * size + ahead);
+        weight[n] = unpack(data + n * size);
+      }
       for (int m = 0; m < M; m++) {
         Pairs input = spread_pair(x[m]);
         for (int n = 0; n < N; n++) sums[m][n] = dot2(sums[m][n], weight[n], input);
@@ -128,14 +148,19 @@ struct Int8Kernel {
   template <int M, int N>
   static void tile(const Weight& w, const Rows& rows, int row, int tile, Floats (&out)[M][N]) {
     int64_t steps = padded(w.in, 128) / 4, size = steps * 64;
+    Lead lead(size, 64, N);
     const uint8_t* data = w.data + tile * size;
     const uint32_t* x = rows.block(row, w);
     Ints sums[M][N];
     for (int m = 0; m < M; m++)
       for (int n = 0; n < N; n++) sums[m][n] = spread_int(-128 * rows.totals[row + m]);
     for (int64_t k = 0; k < steps; k++, data += 64, x += M) {
+      int64_t ahead = lead.at(k);
       Quads weight[N];
-      for (int n = 0; n < N; n++) weight[n] = load_quads(data + n * size);
+      for (int n = 0; n < N; n++) {
+        fetch(data + n * size + ahead);
+        weight[n] = load_quads(data + n * size);
+      }
       for (int m = 0; m < M; m++) {
         Quads input = spread_quad(x[m]);
         for (int n = 0; n < N; n++) sums[m][n] = dot4(sums[m][n], weight[n], input);
@@ -155,6 +180,7 @@ struct Int4Kernel {
   template <int M, int N>
   static void tile(const Weight& w, const Rows& rows, int row, int tile, Floats (&out)[M][N]) {
     int64_t width = padded(w.in, 128), size = width * LANES / 2, outs = padded(w.out, LANES);
+    Lead lead(size, 64, N);
     const uint8_t* data = w.data + tile * size;
     const bf16* scales = static_cast<const bf16*>(w.scale) + tile * LANES;
     const uint32_t* x = rows.block(row, w);
@@ -170,8 +196,10 @@ struct Int4Kernel {
         for (int n = 0; n < N; n++) sums[m][n] = spread_int(offset);
       }
       for (int64_t k = begin; k < begin + w.group; k += 8, data += 64, x += 2 * M) {
+        int64_t ahead = lead.at(k / 8);
         Quads low[N], high[N];
         for (int n = 0; n < N; n++) {
+          fetch(data + n * size + ahead);
           Quads both = load_quads(data + n * size);
           low[n] = low_nibbles(both);
           high[n] = high_nibbles(both);

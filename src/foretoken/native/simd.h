@@ -28,6 +28,8 @@ inline bf16 to_bf16(float value) {  // nearest, ties to even
   return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+inline void fetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
+
 inline uint32_t dword(const void* at) {
   uint32_t value;
   std::memcpy(&value, at, 4);

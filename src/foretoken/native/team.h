@@ -18,51 +18,61 @@ namespace foretoken {
 
 class Team {
  public:
-  explicit Team(int phases) : phases_(size_t(phases)) {}
+  Team(int threads, int phases) : threads_(threads), next_(size_t(threads) * size_t(phases)), done_(size_t(phases)) {}
 
-  struct alignas(64) Phase { std::atomic<int> next{0}, done{0}; };
-  Phase& phase(int index) { return phases_[size_t(index)]; }
+  std::atomic<int>& next(int phase, int thread) { return next_[size_t(phase) * size_t(threads_) + size_t(thread)]; }
+  std::atomic<int>& done(int phase) { return done_[size_t(phase)]; }
 
  private:
-  std::vector<Phase> phases_;
+  int threads_;
+  std::vector<std::atomic<int>> next_, done_;  // value-initialised: all zero
 };
 
 // One thread of a team. All threads call the same phases in the same order.
 class Worker {
  public:
-  Worker(Team& team, int threads) : team_(team), threads_(threads) {}
+  Worker(Team& team, int threads, int index) : team_(team), threads_(threads), index_(index) {}
 
   int threads() const { return threads_; }
 
-  // Runs `task(i)` for 0 <= i < count, spread over the team, and returns when all are done.
+  // Runs `task(i)` for 0 <= i < count, spread over the team, and returns when all are done. A thread begins with a run of
+  // neighbours of its own, so that what it reads lies in one piece, and then helps the others with theirs.
   template <class Task>
   void each(int count, Task task) {
-    Team::Phase& phase = team_.phase(phase_++);
     int mine = 0;
-    for (int i; (i = phase.next.fetch_add(1, std::memory_order_relaxed)) < count; mine++) task(i);
-    if (mine > 0) phase.done.fetch_add(mine, std::memory_order_acq_rel);
-    for (int spins = 0; phase.done.load(std::memory_order_acquire) < count; spins++)
+    for (int step = 0; step < threads_; step++) {
+      int owner = (index_ + step) % threads_;
+      int begin = share(count, owner), size = share(count, owner + 1) - begin;
+      std::atomic<int>& next = team_.next(phase_, owner);
+      for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < size; mine++) task(begin + i);
+    }
+    std::atomic<int>& done = team_.done(phase_++);
+    if (mine > 0) done.fetch_add(mine, std::memory_order_acq_rel);
+    for (int spins = 0; done.load(std::memory_order_acquire) < count; spins++)
       spins < PATIENCE ? _mm_pause() : void(sched_yield());
   }
 
  private:
   static constexpr int PATIENCE = 4000;
+
+  int share(int count, int thread) const { return int(int64_t(count) * thread / threads_); }
+
   Team& team_;
-  int threads_, phase_ = 0;
+  int threads_, index_, phase_ = 0;
 };
 
 // Runs `work(worker)` on `threads` threads of the process's OpenMP pool, which torch computes with too.
 template <class Work>
 void run_team(int threads, int phases, Work work) {
-  Team team(phases);
+  Team team(threads, phases);
   if (threads <= 1) {
-    Worker worker(team, 1);
+    Worker worker(team, 1, 0);
     work(worker);
     return;
   }
 #pragma omp parallel num_threads(threads)
   {
-    Worker worker(team, omp_get_num_threads());
+    Worker worker(team, omp_get_num_threads(), omp_get_thread_num());
     work(worker);
   }
 }
