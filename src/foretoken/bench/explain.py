@@ -69,7 +69,7 @@ def explain(run: Run) -> str:
     if run.mismatches:
         parts.insert(
             0,
-            f"Outputs differ from plain decoding in {len(run.mismatches)} takes: no speed-up counts until they are equal.",
+            f"Outputs differ from plain decoding in {len(run.mismatches)} takes; that comes before speed.",
         )
     return "\n\n".join(parts)
 
@@ -150,7 +150,7 @@ def _low_position(case: Case) -> str | None:
         worth = gain * shorter.step_s / shorter.tokens_per_row
         if cost > worth:
             place = longer.draft_len
-            conditional = case.longest.acceptance.positions[place - 1].conditional
+            conditional = case.longest.acceptance.positions[place - 1].conditional or 0.0
             return (
                 f"Acceptance too low at position {place}: {gain:.0%} of forwards accept that guess ({conditional:.0%} "
                 f"of those that get there). It costs {_ms(cost)} and saves {_ms(worth)}: draft at most {place - 1}."

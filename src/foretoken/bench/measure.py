@@ -112,10 +112,10 @@ def _sum(a: Sequence[int], b: Sequence[int]) -> list[int]:
 def positions(accepted: Sequence[int], drafted: Sequence[int], tried: Sequence[int]) -> list[Position]:
     """The table of acceptance by position from the counts of `SpeculationStats`."""
     table = []
-    for place, reached in enumerate(tried):
+    for place in range(len(drafted) - 1):
         guessed, kept = sum(drafted[place + 1 :]), sum(accepted[place + 1 :])
-        rates = kept / guessed if guessed else 0.0, kept / reached if reached else 0.0
-        table.append(Position(place + 1, guessed, reached, kept, *rates))
+        reached = tried[place] if place < len(tried) else 0
+        table.append(Position(place + 1, guessed, reached, kept, kept / guessed, kept / reached if reached else None))
     return table
 
 

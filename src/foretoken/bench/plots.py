@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -135,7 +136,7 @@ def _acceptance(axes: Axes, cells: Sequence[Cell]) -> None:
         longest = max(cell.speculative, key=lambda variant: variant.max_draft_len)
         places = [one.position for one in longest.acceptance.positions]
         of_all = [one.unconditional for one in longest.acceptance.positions]
-        of_reached = [one.conditional for one in longest.acceptance.positions]
+        of_reached = [math.nan if one.conditional is None else one.conditional for one in longest.acceptance.positions]
         axes.plot(places, of_all, color=colour, marker="o", label=name)
         axes.plot(places, of_reached, color=colour, linestyle="--", marker=".")
     axes.set_ylim(0, 1)

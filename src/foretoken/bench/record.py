@@ -46,7 +46,7 @@ class Position:
         position: from 1, the guess right after the pending token.
         drafted: forwards with a guess there. `tried`: those of them that accepted all guesses before it.
         accepted: forwards that accepted it.
-        unconditional: accepted / drafted. `conditional`: accepted / tried.
+        unconditional: accepted / drafted. `conditional`: accepted / tried, None where nothing came so far.
     """
 
     position: int
@@ -54,7 +54,7 @@ class Position:
     tried: int
     accepted: int
     unconditional: float
-    conditional: float
+    conditional: float | None
 
 
 @dataclass(frozen=True, config=STRICT)

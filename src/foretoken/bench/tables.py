@@ -64,8 +64,8 @@ def _positions(cell: Cell) -> Table:
     rows = []
     for one in cell.speculative:
         for words, rate in (("of all guesses", "unconditional"), ("of those reached", "conditional")):
-            rates = (f"{getattr(position, rate):.1%}" for position in one.acceptance.positions)
-            rows.append((f"{one.label}, {words}", *rates))
+            rates = (getattr(position, rate) for position in one.acceptance.positions)
+            rows.append((f"{one.label}, {words}", *("" if share is None else f"{share:.1%}" for share in rates)))
     return Table("guesses accepted by position", ("drafts", *map(str, range(1, longest + 1))), rows)
 
 
