@@ -155,7 +155,16 @@ def test_a_drafter_that_seldom_finds_anything() -> None:
 
 def test_an_interval_around_one_is_no_verdict() -> None:
     made = changed(cell([2], HALF, linear), 1, speed_up=Interval(1.02, 0.9, 1.15))
-    assert "cannot be told from plain decoding: 1.02x [0.90, 1.15]" in explain(run_of(made))
+    text = explain(run_of(made))
+    assert "cannot be told from plain decoding: 1.02x [0.90, 1.15]" in text
+    assert text.endswith("Recommended: measure again with more --repeat, on a machine without other work.")
+
+
+def test_other_work_on_the_machine_is_named() -> None:
+    run = run_of(cell([2], GOOD))
+    busy = replace(run, environment=replace(run.environment, load_after=3.2))
+    assert "The machine was busy (load average 3.2, threads 1)" in explain(busy)
+    assert "busy" not in explain(run)
 
 
 def test_a_better_length_is_recommended_to_be_measured() -> None:

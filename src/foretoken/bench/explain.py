@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from foretoken.bench.predict import Outlook, Prediction, reach
-from foretoken.bench.record import Cell, ContextCost, Load, Run, StepCost, Variant
+from foretoken.bench.record import Cell, ContextCost, Environment, Load, Run, StepCost, Variant
 from foretoken.bench.tables import factor
 from foretoken.errors import ConfigError
 
@@ -21,6 +21,7 @@ DEAR_HOST = 0.25
 CONTEXT_LOSS = 0.85
 LONG_CONTEXT = 256  # tokens
 ENOUGH_STEPS = 10
+FOREIGN_LOAD = 0.75  # of the load average, beyond our own threads
 WORTH_CHANGING = 1.03
 
 
@@ -65,13 +66,23 @@ def explain(run: Run) -> str:
     """
     if run.kind == "server":
         return _explain_loads(run.loads)
-    parts = [_explain_cell(cell, run.cells) for cell in run.cells]
+    parts = [*_busy(run.environment), *(_explain_cell(cell, run.cells) for cell in run.cells)]
     if run.mismatches:
         parts.insert(
             0,
             f"Outputs differ from plain decoding in {len(run.mismatches)} takes; that comes before speed.",
         )
     return "\n\n".join(parts)
+
+
+def _busy(made: Environment) -> list[str]:
+    """A warning where others were at work on the machine."""
+    load = max(made.load_before, made.load_after)
+    if made.threads is None or load <= made.threads + FOREIGN_LOAD:
+        return []
+    return [
+        f"The machine was busy (load average {load:.1f}, threads {made.threads}): trust ratios, and only the narrow."
+    ]
 
 
 def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:
@@ -90,12 +101,16 @@ def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:
 def _verdict(cell: Cell, best: Variant) -> str:
     gain = f"{factor(best.speed_up)}, {best.tokens_per_second:.1f} against {cell.plain.tokens_per_second:.1f} tokens/s"
     setting = f"{best.method} with draft length {best.max_draft_len}"
-    low, high = best.speed_up.low, best.speed_up.high
-    if low is not None and high is not None and low <= 1 <= high:
-        return f"The best measured, {setting}, cannot be told from plain decoding: {gain}. More --repeat narrows this."
+    if _undecided(best):
+        return f"The best measured, {setting}, cannot be told from plain decoding: {gain}."
     if best.speed_up.value > 1:
         return f"The fastest measured is {setting}: {gain}."
     return f"Nothing measured is faster than plain decoding; the best, {setting}, is {gain}."
+
+
+def _undecided(variant: Variant) -> bool:
+    low, high = variant.speed_up.low, variant.speed_up.high
+    return low is not None and high is not None and low <= 1 <= high
 
 
 def _where_time_goes(case: Case) -> str:
@@ -260,6 +275,8 @@ def _table(table: Sequence[Prediction]) -> list[str]:
 
 
 def _advice(case: Case, table: Sequence[Prediction]) -> str:
+    if _undecided(case.best):
+        return "Recommended: measure again with more --repeat, on a machine without other work."
     promising = max(table, key=lambda line: line.speed_up)
     measured = case.best.speed_up.value
     if max(promising.speed_up, measured) <= 1:

@@ -23,15 +23,14 @@ class Table(NamedTuple):
 def tables(run: Run) -> Iterator[Table]:
     """All tables of a run."""
     for cell in run.cells:
-        yield from (_variants(cell), _categories(cell), _positions(cell), _histogram(cell))
+        yield from (_speeds(cell), _times(cell), _categories(cell), _positions(cell), _histogram(cell))
     if run.loads:
         yield _loads(run.loads)
 
 
-def _variants(cell: Cell) -> Table:
+def _speeds(cell: Cell) -> Table:
     title = f"{cell.label}: {cell.requests} requests, prompts of {cell.mean_prompt_tokens:.0f} tokens on average"
-    head = ("drafts", "speed-up", "tokens/s", "accepted", "length", "forwards/token", "TTFT ms", "ITL p50", "p95",
-            "p99", "draft", "verify", "host")  # fmt: skip
+    head = ("drafts", "speed-up", "tokens/s", "acceptance rate", "acceptance length", "forwards/token")
     rows = [
         (
             one.label,
@@ -40,13 +39,25 @@ def _variants(cell: Cell) -> Table:
             f"{one.acceptance.rate:.1%}" if one.acceptance.drafted else "",
             f"{one.acceptance.length:.2f}",
             f"{one.acceptance.forwards_per_token:.2f}",
+        )
+        for one in cell.variants
+    ]
+    return Table(title, head, rows)
+
+
+def _times(cell: Cell) -> Table:
+    head = ("drafts", "TTFT p50", "p95", "ITL p50", "p95", "p99", "draft", "verify", "host")
+    rows = [
+        (
+            one.label,
             _ms(one.ttft_s.p50),
+            _ms(one.ttft_s.p95),
             *_latencies(one.inter_token_s),
             *(f"{share:.0%}" for share in (one.time_share.draft, one.time_share.verify, one.time_share.host)),
         )
         for one in cell.variants
     ]
-    return Table(title, head, rows)
+    return Table("milliseconds to the first token and between tokens, and where the time went", head, rows)
 
 
 def _categories(cell: Cell) -> Table:

@@ -32,9 +32,15 @@ SWEPT = ("max_draft_len", "max_batch_size", REUSE)  # what the sweep sets itself
 ENGINE = tuple(option for option in engine_options() if option.name not in SWEPT)
 
 COMMON = (
-    Option("workload", list[str], None, "builtin, FILE or hf:org/name[:split[:column]], repeatable; None is builtin."),
+    Option(
+        "workload",
+        list[str],
+        None,
+        "builtin, FILE or hf:org/name[:split[:column]], repeatable; None is builtin.",
+        "NAME",
+    ),
     Option("limit", int, None, "prompts to take of each workload, evenly from its categories; None is all."),
-    Option("category", list[str], None, "only prompts of this category, repeatable; None is all."),
+    Option("category", list[str], None, "only prompts of this category, repeatable; None is all.", "NAME"),
     Option("temperature", str, "0", "temperatures, separated by commas; 0 is greedy.", "LIST"),
     Option("output_len", int, 64, "tokens of an output at most."),
     Option("ignore_eos", bool, False, "go on to output_len past the model's own end."),
@@ -67,8 +73,8 @@ N = TypeVar("N", int, float)
 def command(model: str | None, values: Values) -> int:
     """Measure what drafts gain: acceptance, tokens/s, latencies, speed-up with its confidence interval.
 
-    `foretoken bench report DIR...` draws what --out wrote, `foretoken bench explain DIR...` says what to change.
-    With --url, MODEL is the name that the server knows; the first that it lists unless given.
+    `foretoken bench report DIR` draws what --out wrote, `foretoken bench explain DIR` says what to change. With --url,
+    MODEL is the name that the server knows, the first that it lists unless given.
     """
     from foretoken.bench.workloads import BUILTIN, read_workload
 
