@@ -110,11 +110,15 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"data: {json.dumps(event, ensure_ascii=False)}\r\n\r\n".encode())
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64  # the default of 5 loses connections of a load
+
+
 @contextmanager
 def serving(**settings: Any) -> Iterator[tuple[str, Behaviour]]:
     """A running server: its URL and how it behaves."""
     state = Behaviour(**settings)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Canned", (Handler,), {"behaviour": state}))
+    server = Server(("127.0.0.1", 0), type("Canned", (Handler,), {"behaviour": state}))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

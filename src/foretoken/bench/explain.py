@@ -80,9 +80,7 @@ def _busy(made: Environment) -> list[str]:
     load = max(made.load_before, made.load_after)
     if made.threads is None or load <= made.threads + FOREIGN_LOAD:
         return []
-    return [
-        f"The machine was busy (load average {load:.1f}, threads {made.threads}): trust ratios, and only the narrow."
-    ]
+    return [f"The machine was busy (load average {load:.1f}, threads {made.threads}): mistrust wide intervals."]
 
 
 def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:

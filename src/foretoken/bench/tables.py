@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ def tables(run: Run) -> Iterator[Table]:
     for cell in run.cells:
         yield from (_speeds(cell), _times(cell), _categories(cell), _positions(cell), _histogram(cell))
     if run.loads:
-        yield _loads(run.loads)
+        yield from (_loads(run.loads), _latencies_of(run.loads))
 
 
 def _speeds(cell: Cell) -> Table:
@@ -88,30 +89,42 @@ def _histogram(cell: Cell) -> Table:
 
 
 def _loads(loads: Sequence[Load]) -> Table:
-    head = ("load", "side", "speed-up", "tokens/s", "latency ms", "p95", "TTFT p50", "p95", "ms/token", "ITL p50",
-            "p95", "p99", "failed")  # fmt: skip
+    head = ("load", "side", "speed-up", "tokens/s", "latency p50", "p95", "requests", "failed")
     rows = [
         (
-            f"{load.workload}, {load.label}",
+            f"{load.workload}, temperature {load.temperature:g}, {load.label}",
             load.side,
             factor(load.speed_up) if load.speed_up else "",
             f"{load.tokens_per_second:.1f}",
             _ms(load.latency_s.p50),
             _ms(load.latency_s.p95),
-            _ms(load.ttft_s.p50),
-            _ms(load.ttft_s.p95),
-            _ms(load.per_token_s.mean) if load.per_token_s else "",
-            *_latencies(load.inter_token_s, "~" * (load.inter_token_basis == "estimated")),
+            str(load.requests * len(load.round_s)),
             str(sum(load.failures.values())),
         )
         for load in loads
     ]
-    return Table("servers under load", head, rows)
+    return Table("servers under load: tokens and milliseconds per request", head, rows)
+
+
+def _latencies_of(loads: Sequence[Load]) -> Table:
+    head = ("load", "side", "TTFT p50", "p95", "p99", "per token", "ITL p50", "p95", "p99")
+    rows = [
+        (
+            f"{load.workload}, temperature {load.temperature:g}, {load.label}",
+            load.side,
+            *_latencies(load.ttft_s),
+            _ms(load.per_token_s.mean) if load.per_token_s else "",
+            *_latencies(load.inter_token_s, "~" * (load.inter_token_basis == "estimated")),
+        )
+        for load in loads
+    ]
+    return Table("milliseconds to the first token and between tokens", head, rows)
 
 
 def verdicts(run: Run) -> list[str]:
     """What was equal, what was not, what failed and what is only estimated."""
-    texts = [f"different from plain decoding: {_mismatch(found)}" for found in run.mismatches[:5]]
+    distinct = list(Counter(run.mismatches).items())
+    texts = [f"different from plain decoding: {_mismatch(found)}, in {count} takes" for found, count in distinct[:5]]
     if run.mismatches:
         texts.append(f"{len(run.mismatches)} takes differ; `foretoken verify` shows the logits")
     elif run.cells:

@@ -32,15 +32,7 @@ SWEPT = ("max_draft_len", "max_batch_size", REUSE)  # what the sweep sets itself
 ENGINE = tuple(option for option in engine_options() if option.name not in SWEPT)
 
 COMMON = (
-    Option(
-        "workload",
-        list[str],
-        None,
-        "builtin, FILE or hf:org/name[:split[:column]], repeatable; None is builtin.",
-        "NAME",
-    ),
-    Option("limit", int, None, "prompts to take of each workload, evenly from its categories; None is all."),
-    Option("category", list[str], None, "only prompts of this category, repeatable; None is all.", "NAME"),
+    Option("workload", list[str], None, "builtin, FILE or hf:org/name[:split[:column]]; None is builtin.", "NAME"),
     Option("temperature", str, "0", "temperatures, separated by commas; 0 is greedy.", "LIST"),
     Option("output_len", int, 64, "tokens of an output at most."),
     Option("ignore_eos", bool, False, "go on to output_len past the model's own end."),
