@@ -93,6 +93,6 @@ def contexts(seconds: Sequence[float], tokens: Sequence[float]) -> list[ContextC
 
 
 def run_of(*cells: Cell, **other: Any) -> Run:
-    made = Environment("0.1.0", None, "foretoken bench", {}, "here", "a processor", 2, "cpu", 1, 0.0, 0.0)
+    made = Environment("0.1.0", None, "foretoken bench", {}, "here", "a processor", 2, "cpu", "float32", 1, 0.0, 0.0)
     run = Run(SCHEMA, "engine", "2026-01-01T00:00:00+0000", made, 0, {}, [], {"speed_up": "measured"}, [*cells], [], [])
     return replace(run, **other)

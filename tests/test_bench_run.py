@@ -177,7 +177,7 @@ def test_a_run_is_shown_and_written(run: Any, pair: Pair, tmp_path: Path) -> Non
     assert "token ids: equal to plain decoding in every take" in shown
     assert "Recommended:" in shown
     made = found.environment
-    assert (made.device, made.threads, found.seed) == ("cpu", 1, 0)
+    assert (made.device, made.dtype, made.threads, found.seed) == ("cpu", "float32", 1, 0)
     assert {"python", "torch", "transformers"} <= made.versions.keys()
     assert any("cut to their first tokens" in note for note in found.notes)
     assert any("Student's t" in note for note in found.notes)

@@ -21,12 +21,12 @@ def load_average() -> float:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
-def describe(device: str, threads: int | None, load_before: float) -> Environment:
+def describe(device: str, dtype: str | None, threads: int | None, load_before: float) -> Environment:
     """The environment of this process.
 
     Args:
         device: what computed, or the URL that was asked.
-        threads: that computed in this process, None for a server's.
+        dtype, threads: of what computed in this process, None for a server.
         load_before: `load_average()` before the run.
     """
     return Environment(
@@ -38,6 +38,7 @@ def describe(device: str, threads: int | None, load_before: float) -> Environmen
         cpu=_cpu(),
         cores=os.cpu_count() or 1,
         device=device,
+        dtype=dtype,
         threads=threads,
         load_before=load_before,
         load_after=load_average(),

@@ -17,6 +17,7 @@ SELDOM = 0.5
 LONG_PROMPT = 0.3
 DEAR_DRAFT = 0.25
 DEAR_VERIFY = 1.25
+DEAR_GUESS = 1.2
 DEAR_HOST = 0.25
 CONTEXT_LOSS = 0.85
 LONG_CONTEXT = 256  # tokens
@@ -161,7 +162,7 @@ def _low_position(case: Case) -> str | None:
     for shorter, longer in pairwise([Prediction(0, 1.0, case.plain.seconds, 0.0, 1.0, "measured"), *_costed(case)]):
         cost, gain = longer.step_s - shorter.step_s, longer.tokens_per_row - shorter.tokens_per_row
         worth = gain * shorter.step_s / shorter.tokens_per_row
-        if cost > worth:
+        if cost > DEAR_GUESS * worth:
             place = longer.draft_len
             conditional = case.longest.acceptance.positions[place - 1].conditional or 0.0
             return (

@@ -261,6 +261,7 @@ class Environment:
     cpu: str
     cores: int
     device: str
+    dtype: str | None
     threads: int | None
     load_before: float
     load_after: float

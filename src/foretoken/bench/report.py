@@ -99,7 +99,7 @@ def _environment(run: Run) -> str:
         ("foretoken", f"{made.foretoken} {made.commit or ''}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in made.versions.items())),
         ("machine", f"{made.cpu}, {made.cores} cores, {made.platform}"),
-        ("device, threads", f"{made.device}, {made.threads or 'of the server'}"),
+        ("device, dtype, threads", f"{made.device}, {made.dtype or 'its own'}, {made.threads or 'its own'}"),
         ("load average before, after", f"{made.load_before:.2f}, {made.load_after:.2f}"),
         ("seed", str(run.seed)),
         *(("estimated", name) for name, basis in run.basis.items() if basis == "estimated"),

@@ -33,6 +33,8 @@ ENGINE = tuple(option for option in engine_options() if option.name not in SWEPT
 
 COMMON = (
     Option("workload", list[str], None, "builtin, FILE or hf:org/name[:split[:column]]; None is builtin.", "NAME"),
+    Option("limit", int, None, "prompts to take of each workload, evenly from its categories; None is all."),
+    Option("category", list[str], None, "only prompts of this category, repeatable; None is all.", "NAME"),
     Option("temperature", str, "0", "temperatures, separated by commas; 0 is greedy.", "LIST"),
     Option("output_len", int, 64, "tokens of an output at most."),
     Option("ignore_eos", bool, False, "go on to output_len past the model's own end."),
@@ -164,13 +166,13 @@ def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workl
     with _progress() as progress:
         task = progress.add_task("loading", total=grid.takes(len(workloads)))
         cells, mismatches = run(llm, workloads, grid, lambda what: progress.update(task, advance=1, description=what))
-    device = str(llm.engine.table.table.device)
+    device, dtype = str(llm.engine.table.table.device), str(llm.engine.runner.decoder.dtype).removeprefix("torch.")
     notes = [INTERVAL_RULE, "prefix pages are not reused, and drafters forget earlier outputs before every take"]
     return Run(
         schema=SCHEMA,
         kind="engine",
         created=created,
-        environment=describe(device, torch.get_num_threads(), before),
+        environment=describe(device, dtype, torch.get_num_threads(), before),
         seed=values["seed"],
         settings={**_settings(model, values, (*COMMON, *LOCAL)), "method": llm.method},
         notes=notes + [FIT_RULE] * (asked is not None),
@@ -225,7 +227,7 @@ def _measure_server(model: str | None, values: Values, workloads: Sequence[Workl
         schema=SCHEMA,
         kind="server",
         created=created,
-        environment=describe(values["url"], None, before),
+        environment=describe(values["url"], None, None, before),
         seed=values["seed"],
         settings=_settings(model, {**values, "api_key": None}, (*COMMON, *REMOTE)),
         notes=list(NOTES),
