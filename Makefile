@@ -39,5 +39,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	install Python 3.11 or newer, or run: make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,check]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,check,bench]'
 	touch $@

@@ -17,7 +17,7 @@ import torch
 
 from cli_checks import LETTERS, SPECIAL, Answer, Pair, greedy
 from foretoken import SamplingParams
-from foretoken.cli import COMMANDS
+from foretoken.cli import COMMANDS, module_name
 from foretoken.commands.generate import in_order
 from foretoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from foretoken.engine.completion import Chunk
@@ -58,8 +58,8 @@ def test_every_option_is_explained(run: Any, command: str) -> None:
     answer = run(command, "--help")
     assert answer.code == 0
     shown = " ".join(answer.out.split())
-    options = import_module(f"foretoken.commands.{command}").OPTIONS
-    assert len(options) > 20
+    options = import_module(module_name(command)).OPTIONS
+    assert len(options) > (0 if " " in command else 20)
     for option in options:
         assert re.fullmatch(r"\S.{8,}\.", option.help), option
         assert option.help[:24] in shown

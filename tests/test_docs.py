@@ -40,9 +40,11 @@ def test_python_of_the_readme_runs(code: str, capsys: pytest.CaptureFixture[str]
 def test_commands_of_the_readme_run(command: str, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hello"}\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
     line, _, target = command.partition(" > ")
-    arguments = shlex.split(line)[1:]
+    arguments = shlex.split(line, comments=True)[1:]
     if arguments[0] == "verify":  # the whole proof takes minutes; the test suite has its own
         arguments += ["--num-prompts", "2", "--max-tokens", "8", "--temperatures", "0.7"]
+    if arguments[0] == "bench":
+        arguments += ["--limit", "1", "--output-len", "8", "--repeat", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "foretoken.cli", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
     )

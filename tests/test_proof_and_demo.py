@@ -13,8 +13,8 @@ from rich.console import Console
 from cli_checks import Pair, greedy
 from foretoken import LLM, LosslessnessError, SamplingParams, embedded
 from foretoken.commands import demo, race
-from foretoken.commands.prompts import BUILT_IN, Spelled
 from foretoken.commands.verify import verify
+from foretoken.data.prompts import BUILT_IN, Spelled
 from foretoken.engine.runner import Batch, Outcome, Runner
 
 

@@ -20,12 +20,16 @@ from foretoken import __version__
 from foretoken.errors import ConfigError, ForetokenError
 
 if TYPE_CHECKING:
-    from foretoken.commands.options import Option
+    from foretoken.commands.options import Argument, Option
 
+# A name of two words is a command of its own, in the module of both words.
 COMMANDS = {
     "generate": "Complete prompts with a target, with or without a draft.",
     "verify": "Prove that drafts change no token.",
     "demo": "Show plain and speculative decoding side by side.",
+    "bench": "Measure what drafts gain, in this process or on a server.",
+    "bench report": "Draw the figures of runs as a page.",
+    "bench explain": "Say why a run is fast or slow, and what to set.",
 }
 MODEL = "directory, Hub id, or 'embedded' for the pair that comes with the package."
 EPILOG = "A default of None means: not given. Names may be written with dashes or underscores."
@@ -33,9 +37,16 @@ EPILOG = "A default of None means: not given. Names may be written with dashes o
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits; `arguments` are those of the process unless given."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = _joined(list(sys.argv[1:] if arguments is None else arguments))
     called = next((argument for argument in given if not argument.startswith("-")), None)
     build_app(called)(args=given, prog_name="foretoken")
+
+
+def _joined(given: list[str]) -> list[str]:
+    """The arguments with a name of two words as one."""
+    if " ".join(given[:2]) in COMMANDS:
+        return [" ".join(given[:2]), *given[2:]]
+    return given
 
 
 def build_app(called: str | None) -> typer.Typer:
@@ -63,15 +74,21 @@ def _listed() -> None:
 
 def _command(name: str) -> Callable[..., None]:
     """A command's module as a function with one parameter per option."""
-    module = import_module(f"foretoken.commands.{name}")
+    module = import_module(module_name(name))
 
-    def run(model: str | None = None, debug: bool = False, **values: Any) -> None:
-        raise SystemExit(_guarded(lambda: module.command(model, values), debug))
+    def run(argument: Any = None, debug: bool = False, **values: Any) -> None:
+        raise SystemExit(_guarded(lambda: module.command(argument, values), debug))
 
     run.__doc__ = module.command.__doc__
-    run.__signature__ = _signature(module.OPTIONS)  # type: ignore[attr-defined]
+    signature = _signature(getattr(module, "ARGUMENT", None), module.OPTIONS)
+    run.__signature__ = signature  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
+
+
+def module_name(command: str) -> str:
+    """Where a command of one or two words lives."""
+    return f"foretoken.commands.{command.replace(' ', '_')}"
 
 
 def _guarded(command: Callable[[], int], debug: bool) -> int:
@@ -105,14 +122,18 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _signature(options: Sequence[Option]) -> inspect.Signature:
-    """The parameters that typer reads: the model, one per option, and --debug."""
+def _signature(argument: Argument | None, options: Sequence[Option]) -> inspect.Signature:
+    """The parameters that typer reads: the argument (a model unless the command says otherwise), options, --debug."""
     kind = inspect.Parameter.KEYWORD_ONLY
-    model = Annotated[str | None, typer.Argument(help=MODEL, metavar="[MODEL]", show_default="embedded")]
+    if argument is None:
+        spoken: Any = Annotated[str | None, typer.Argument(help=MODEL, metavar="[MODEL]", show_default="embedded")]
+    else:
+        spoken = Annotated[argument.type, typer.Argument(help=argument.help, metavar=argument.metavar)]
+    empty = None if argument is None else inspect.Parameter.empty
     debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error.")]
     return inspect.Signature(
         [
-            inspect.Parameter("model", kind, default=None, annotation=model),
+            inspect.Parameter("argument", kind, default=empty, annotation=spoken),
             *(inspect.Parameter(o.name, kind, default=o.default, annotation=_annotation(o)) for o in options),
             inspect.Parameter("debug", kind, default=False, annotation=debug),
         ]

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from foretoken.commands.models import open_llm
 from foretoken.commands.options import CACHE, Option, Values, engine_options
-from foretoken.commands.prompts import as_turn, spell
+from foretoken.data.prompts import as_turn, spell
 from foretoken.errors import ConfigError
 from foretoken.speculation.params import SamplingParams
 

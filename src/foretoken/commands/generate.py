@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from foretoken.commands.models import open_llm
 from foretoken.commands.options import Option, Values, engine_options, sampling_of, sampling_options
-from foretoken.commands.prompts import Spelled, given_prompts, spell
+from foretoken.commands.prompts import given_prompts
+from foretoken.data.prompts import Spelled, spell
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -52,6 +52,19 @@ class Option(NamedTuple):
         return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *ALIASES.get(self.name, ()))))
 
 
+class Argument(NamedTuple):
+    """What a command takes without a name, where that is not a model.
+
+    Attributes:
+        type: str, or list[str] for one or more.
+        help: says what it is. `metavar`: what the help shows as its value.
+    """
+
+    type: Any
+    help: str
+    metavar: str
+
+
 def sampling_options() -> tuple[Option, ...]:
     """One option per field of `SamplingParams`; how to draft is the engine's choice here."""
     hints, notes = get_type_hints(SamplingParams), attribute_notes(SamplingParams)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from foretoken.commands.models import open_llm
 from foretoken.commands.options import Option, Values, engine_options
-from foretoken.commands.prompts import BUILT_IN, Source, Spelled, as_turn, read_prompts, spell
 from foretoken.config import METHODS
+from foretoken.data.prompts import BUILT_IN, Source, Spelled, as_turn, read_prompts, spell
 from foretoken.errors import ConfigError, unknown_name
 from foretoken.speculation.params import SamplingParams
 

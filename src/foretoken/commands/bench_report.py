@@ -1,0 +1,23 @@
+"""`foretoken bench report`: figures of runs as one page and as PNGs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from foretoken.commands.options import Argument, Option, Values
+
+ARGUMENT = Argument(list[str], "directories or files that `foretoken bench --out` wrote.", "RUNS...")
+OPTIONS = (Option("out", str, None, "directory for report.html and the PNGs; None is the first of RUNS.", "DIR"),)
+
+
+def command(places: list[str], values: Values) -> int:
+    """Draw runs as a page that needs nothing else: speed-up, acceptance, latency against load, where time goes."""
+    from foretoken.bench.record import read_runs
+    from foretoken.bench.report import write_report
+
+    runs = read_runs(places)
+    first = Path(places[0]).expanduser()
+    out = Path(values["out"]).expanduser() if values["out"] else first if first.is_dir() else first.parent
+    for file in write_report(runs, out):
+        print(file)
+    return 0

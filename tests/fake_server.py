@@ -1,0 +1,130 @@
+"""A small OpenAI-compatible server of canned streams, which also misbehaves as real ones do."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+# Pieces of one answer; every word is a token, so a piece may hold several.
+PIECES = ("one two three ", "four ", "five\u2028six ", "")
+TOKENS = 6
+
+
+@dataclass
+class Behaviour:
+    """How the server answers.
+
+    Attributes:
+        fault: "", or one of error, late_error, stall, cut, early, garbage, no_usage, empty.
+        faulty: how many requests show it, None for all; the rest are fine.
+        continuous: counts tokens in every chunk if asked to.
+        pause: seconds between pieces.
+        bodies: what was asked, in order. `running`, `most`: requests at once, now and ever.
+    """
+
+    fault: str = ""
+    faulty: int | None = None
+    continuous: bool = False
+    pause: float = 0.0
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    running: int = 0
+    most: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Handler(BaseHTTPRequestHandler):
+    behaviour: Behaviour
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keeps quiet."""
+
+    def do_GET(self) -> None:
+        self._reply(200, {"object": "list", "data": [{"id": "canned"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        state = self.behaviour
+        with state.lock:
+            state.bodies.append(body)
+            state.paths.append(self.path)
+            state.keys.append(self.headers.get("Authorization"))
+            state.running += 1
+            state.most = max(state.most, state.running)
+            bad = state.faulty is None or len(state.bodies) <= state.faulty
+        try:
+            self._answer(body, state.fault if bad else "")
+        finally:
+            with state.lock:
+                state.running -= 1
+
+    def _reply(self, status: int, content: dict[str, Any]) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _answer(self, body: dict[str, Any], fault: str) -> None:
+        if fault == "error":
+            self._reply(503, {"error": {"message": "the engine is full"}})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        if fault == "cut":
+            self.send_header("Content-Length", "100000")  # promised and never sent
+        self.end_headers()
+        counted = self.behaviour.continuous and body["stream_options"].get("continuous_usage_stats", False)
+        self._say({"choices": [{"delta": {"role": "assistant"}, "text": ""}]})
+        for at, piece in enumerate(PIECES if fault != "empty" else ()):
+            time.sleep(self.behaviour.pause)
+            if fault and at == 1 and self._misbehaves(fault):
+                return
+            words = " ".join(PIECES[: at + 1]).split()
+            choice = {"delta": {"content": piece}} if "messages" in body else {"text": piece}
+            self._say({"choices": [choice], **({"usage": {"completion_tokens": len(words)}} if counted else {})})
+        self._say({"choices": [{"delta": {}, "text": "", "finish_reason": "stop"}]})
+        if fault != "no_usage":
+            self._say({"choices": [], "usage": {"completion_tokens": 0 if fault == "empty" else TOKENS}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _misbehaves(self, fault: str) -> bool:
+        """What goes wrong in the middle of a stream; whether that is the end of it."""
+        if fault == "stall":
+            time.sleep(1.0)
+        elif fault == "late_error":
+            self._say({"error": {"message": "out of pages"}})
+        elif fault == "garbage":
+            self.wfile.write(b"data: {oops\n\n")
+        return fault in ("stall", "late_error", "garbage", "cut", "early")
+
+    def _say(self, event: dict[str, Any]) -> None:
+        # Unescaped, as some servers send it: U+2028 ends no line of a stream.
+        self.wfile.write(f"data: {json.dumps(event, ensure_ascii=False)}\r\n\r\n".encode())
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64  # the default of 5 loses connections of a load
+
+
+@contextmanager
+def serving(**settings: Any) -> Iterator[tuple[str, Behaviour]]:
+    """A running server: its URL and how it behaves."""
+    state = Behaviour(**settings)
+    server = Server(("127.0.0.1", 0), type("Canned", (Handler,), {"behaviour": state}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", state
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

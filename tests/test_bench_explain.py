@@ -1,0 +1,192 @@
+"""Predictions equal the formula they stand on; a cause of slowness is found where it was built in, and only there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench_checks import PLAIN_S, cell, changed, cheap, contexts, run_of
+from foretoken.bench.explain import explain
+from foretoken.bench.predict import Outlook
+from foretoken.bench.record import Interval, Load, Spread
+from foretoken.errors import ConfigError
+
+HALF = [0.5] * 16
+GOOD = [0.9] * 16
+HOST_S = 0.0001
+
+
+def linear(length: int) -> tuple[float, float]:
+    """One millisecond a guess for drafting, a tenth for verifying it."""
+    return 0.001 * length, PLAIN_S + 0.0001 * length
+
+
+def formula(length: int, accepted: float) -> float:
+    """Speed-up of decoding where every guess is accepted with the same probability."""
+    tokens = sum(accepted**k for k in range(length + 1))
+    draft_s, verify_s = linear(length)
+    return tokens * (PLAIN_S + HOST_S) / (draft_s + verify_s + HOST_S)
+
+
+@pytest.mark.parametrize("accepted", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("lengths", [[4], [2, 8], [1, 2, 4]])
+def test_other_draft_lengths_are_predicted(lengths: list[int], accepted: float) -> None:
+    outlook = Outlook.of(cell(lengths, [accepted] * 16, linear))
+    assert outlook is not None
+    for length in range(1, 2 * max(lengths) + 1):
+        found = outlook.predict(length)
+        assert found.basis == ("measured" if length in lengths else "estimated")
+        assert found.tokens_per_row == pytest.approx(sum(accepted**k for k in range(length + 1)), rel=0.02)
+        assert found.step_s == pytest.approx(sum(linear(length)) + HOST_S)
+        assert found.speed_up == pytest.approx(formula(length, accepted), rel=0.03)
+
+
+def test_prompts_bound_what_is_predicted() -> None:
+    made = changed(cell([2], GOOD), 0, prompt_share=0.5)
+    outlook = Outlook.of(made)
+    assert outlook is not None
+    assert outlook.modelled(16) < 2
+
+
+def test_the_table_ends_where_longer_drafts_get_worse() -> None:
+    outlook = Outlook.of(cell([2], HALF, linear))
+    assert outlook is not None
+    assert [line.draft_len for line in outlook.table()] == [1, 2, 3]
+    rising = Outlook.of(cell([2], [0.99] * 16))
+    assert rising is not None
+    assert [line.draft_len for line in rising.table()] == [1, 2, 3, 4]
+
+
+def test_without_decoding_steps_nothing_is_predicted() -> None:
+    made = changed(cell([2], HALF), 1, steps=[])
+    assert Outlook.of(made) is None
+    assert "raise --output-len" in explain(run_of(made))
+
+
+# --- causes
+
+CAUSES = (
+    "Acceptance too low: ",
+    "Seldom anything to verify",
+    "Draft too expensive",
+    "Acceptance too low at position",
+    "Verification is not free",
+    "Batch too large",
+    "Context too long",
+    "The host is slow",
+    "Prompts dominate",
+    "Slower than plain decoding in",
+)
+
+
+def causes(text: str) -> list[str]:
+    return [cause for cause in CAUSES if cause in text]
+
+
+def test_nothing_is_wrong_with_a_good_pair() -> None:
+    text = explain(run_of(cell([2, 4], GOOD)))
+    assert causes(text) == []
+    assert "The fastest measured is draft_target with draft length 4" in text
+    assert "measured" in text
+
+
+def test_a_draft_that_knows_nothing() -> None:
+    text = explain(run_of(cell([4], [0.02] * 16, linear)))
+    assert "Acceptance too low: " in text
+    assert "Nothing measured is faster than plain decoding" in text
+    assert text.endswith("Recommended: no drafts here (--method none).")
+
+
+def test_an_expensive_draft() -> None:
+    text = explain(run_of(cell([4], GOOD, lambda length: (0.004 * length, PLAIN_S))))
+    assert "Draft too expensive: drafting takes 61% of a step, each guess 0.40 of a plain step" in text
+    assert "could not exceed 1.93x" in text  # 5 / (26.1 / 10.1)
+
+
+def test_the_position_from_which_guesses_do_not_pay() -> None:
+    accepted = [0.9, 0.9, 0.05, 0.05]
+    text = explain(run_of(cell([4], accepted, linear)))
+    assert "Acceptance too low at position 3: 4% of forwards accept that guess (5% of those that get there)" in text
+    assert "draft at most 2" in text
+
+
+def test_a_batch_that_fills_the_machine() -> None:
+    def full(length: int) -> tuple[float, float]:
+        return 0.0001 * length, PLAIN_S * (1 + length)
+
+    small, large = cell([2], GOOD), cell([2], GOOD, full, batch=16)
+    rows = [[replace(step, rows=16) for step in variant.steps] for variant in large.variants]
+    large = changed(changed(large, 0, steps=rows[0]), 1, steps=rows[1])
+    text = explain(run_of(small, large))
+    assert causes(text.split("\n\n")[0]) == []
+    assert "Batch too large to verify for free: the forward over 48 tokens costs 3.00 of the plain one over 16" in text
+    assert "(it is 1.00 at batch 1)" in text
+
+
+def test_gains_that_fade_with_the_context() -> None:
+    made = changed(cell([2], GOOD), 0, contexts=contexts([0.01, 0.01, 0.01], [1, 1, 1]))
+    made = changed(made, 1, contexts=contexts([0.01, 0.012, 0.02], [2.5, 2.0, 1.5]))
+    text = explain(run_of(made))
+    assert "Context too long: decoding gains 2.50x at 64 to 127 tokens and 0.75x at 4096 to 8191" in text
+    steady = changed(made, 1, contexts=contexts([0.01, 0.01, 0.01], [2.5, 2.5, 2.4]))
+    assert "Context" not in explain(run_of(steady))
+
+
+def test_host_prompts_and_categories() -> None:
+    made = cell([2], GOOD)
+    best = made.variants[1]
+    slow = replace(best.categories[0], name="code", speed_up=Interval(0.8))
+    made = changed(made, 1, time_share=replace(best.time_share, host=0.4), categories=[*best.categories, slow])
+    made = changed(made, 0, prompt_share=0.5)
+    found = explain(run_of(made))
+    assert causes(found) == ["The host is slow", "Prompts dominate", "Slower than plain decoding in"]
+    assert "at most 2.00x" in found
+    assert "code (0.80x" in found
+
+
+def test_a_drafter_that_seldom_finds_anything() -> None:
+    made = cell([2], GOOD)
+    found = made.variants[1].acceptance
+    rare = replace(found, drafted_lengths=[found.forwards - 100, 0, 100])
+    text = explain(run_of(changed(made, 1, acceptance=rare, method="ngram")))
+    assert "Seldom anything to verify: 10% of decoding forwards had a draft. ngram" in text
+
+
+def test_an_interval_around_one_is_no_verdict() -> None:
+    made = changed(cell([2], HALF, linear), 1, speed_up=Interval(1.02, 0.9, 1.15))
+    text = explain(run_of(made))
+    assert "cannot be told from plain decoding: 1.02x [0.90, 1.15]" in text
+    assert text.endswith("Recommended: measure again with more --repeat, on a machine without other work.")
+
+
+def test_other_work_on_the_machine_is_named() -> None:
+    run = run_of(cell([2], GOOD))
+    busy = replace(run, environment=replace(run.environment, load_after=3.2))
+    assert "The machine was busy (load average 3.2, threads 1)" in explain(busy)
+    assert "busy" not in explain(run)
+
+
+def test_a_better_length_is_recommended_to_be_measured() -> None:
+    text = explain(run_of(cell([1], GOOD)))
+    assert "Recommended: measure --max-draft-len 2, estimated at" in text
+    assert explain(run_of(cheap_long := cell([4], HALF, cheap))).count("Recommended: --max-draft-len 4") == 1
+    assert cheap_long.speculative[0].max_draft_len == 4
+
+
+# --- servers
+
+
+def load(level: float, speed_up: float | None, side: str = "server") -> Load:
+    spread, gain = Spread(0.1, 0.1, 0.2, 0.3), Interval(speed_up) if speed_up else None
+    return Load("made-up", side, "closed", level, 0.0, 4, {}, [1.0], 10, 10.0, spread, spread, None, None, "measured",
+                gain, None)  # fmt: skip
+
+
+def test_the_load_from_which_a_baseline_is_faster() -> None:
+    loads = [load(16, 0.8), load(1, 1.9), load(4, 1.2), load(1, None, "baseline")]
+    text = explain(run_of(kind="server", loads=loads))
+    assert "concurrency 1: 1.90x" in text
+    assert "From concurrency 16 on the baseline is faster" in text
+    with pytest.raises(ConfigError, match="--baseline-url"):
+        explain(run_of(kind="server", loads=[load(1, None)]))

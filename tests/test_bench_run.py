@@ -1,0 +1,258 @@
+"""Measuring an engine: the same requests plain and speculative, interleaved, compared, and what is written down."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_checks import Pair
+from foretoken import LLM, SamplingParams
+from foretoken.bench import run as bench_run
+from foretoken.bench.drive import Job, Take, drive
+from foretoken.bench.record import Run, read_runs
+from foretoken.bench.run import Grid, prepare, run
+from foretoken.bench.workloads import Item, Workload, spell_turn
+from foretoken.data.prompts import Conversation, as_turn
+from foretoken.errors import PromptTooLongError
+from foretoken.speculation.params import RequestSpeculation
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+GRID = Grid([1, 3], [1, 3], [None], [0.0], output_len=8, repeat=2, seed=5, ignore_eos=False)
+PROMPTS = ("hello", "one two one two", "a", "what?")
+WORKLOAD = Workload("few", "prompts", tuple(Item("odd" if n % 2 else "even", t) for n, t in enumerate(PROMPTS, 1)))
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_pair: Pair) -> LLM:
+    return LLM(
+        tiny_pair.target,
+        tiny_pair.draft,
+        {"max_draft_len": 3},
+        kv_cache={"enable_block_reuse": False},
+        max_batch_size=3,
+    )
+
+
+def jobs_of(llm: LLM, params: SamplingParams) -> list[Job]:
+    return [Job("all", llm.tokenizer.encode(text), replace(params, seed=n)) for n, text in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("method", ["none", "draft_target", "suffix"])
+def test_a_take_is_what_generate_says(llm: LLM, batch: int, method: str) -> None:
+    params = SamplingParams(temperature=0.8, max_tokens=12, speculative=RequestSpeculation(method=method))
+    jobs = jobs_of(llm, params)
+    expected = llm.generate([list(job.prompt) for job in jobs], [job.params for job in jobs])
+    take = drive(llm, jobs, batch)
+    assert [sample.token_ids for sample in take.samples] == [one.token_ids for one in expected]
+    assert max(step.rows for step in take.steps) == batch
+    assert sum(step.emitted for step in take.steps) == sum(len(one.token_ids) for one in expected)
+    for sample in take.samples:
+        assert sum(count for _, count in sample.emissions) == len(sample.token_ids)
+        assert 0 < sample.ttft <= sample.seconds <= take.seconds
+    assert sum(s.draft_s + s.verify_s + s.host_s for s in take.steps) <= take.seconds
+    assert not take.steps[0].decoding  # it read a prompt
+    assert any(step.decoding for step in take.steps)
+    assert not llm.engine.busy
+
+
+def test_drafters_remember_nothing_of_earlier_takes(llm: LLM) -> None:
+    params = replace(GREEDY, max_tokens=24, speculative=RequestSpeculation(method="suffix"))
+    jobs = jobs_of(llm, params)
+    first, second = (drive(llm, jobs, 1) for _ in range(2))
+    assert [s.stats.accepted for s in first.samples] == [s.stats.accepted for s in second.samples]
+    assert len(first.steps) == len(second.steps)
+
+
+def test_cells_and_their_figures(llm: LLM) -> None:
+    told: list[str] = []
+    cells, mismatches = run(llm, [WORKLOAD], GRID, told.append)
+    assert mismatches == []
+    assert len(told) == GRID.takes(1) == 2 * 2 * 3
+    assert [(cell.batch, cell.requests, cell.prompts) for cell in cells] == [(1, 4, 4), (3, 4, 4)]
+    for cell in cells:
+        assert [variant.max_draft_len for variant in cell.variants] == [0, 1, 3]
+        assert {variant.tokens for variant in cell.variants} == {cell.plain.tokens}
+        for variant in cell.variants:
+            ratios = [a / b for a, b in zip(cell.plain.round_s, variant.round_s, strict=True)]
+            assert variant.speed_up.value == pytest.approx(math.prod(ratios) ** (1 / GRID.repeat))
+            assert variant.tokens_per_second == pytest.approx(GRID.repeat * variant.tokens / sum(variant.round_s))
+            share = variant.time_share
+            assert share.draft + share.verify + share.host == pytest.approx(1)
+            assert variant.acceptance.emitted == GRID.repeat * variant.tokens
+            assert sum(c.acceptance.emitted for c in variant.categories) == variant.acceptance.emitted
+            assert [c.name for c in variant.categories] == ["odd", "even"]
+        assert (cell.plain.method, cell.plain.acceptance.drafted) == ("none", 0)
+        assert cell.plain.speed_up.value == 1
+        assert len(cell.speculative[1].acceptance.positions) == 3
+
+
+def test_a_batch_is_filled_with_the_same_prompts_and_other_seeds(llm: LLM) -> None:
+    few = Workload("one", "prompts", WORKLOAD.items[:1])
+    cells, mismatches = run(llm, [few], replace(GRID, batches=[3], temperatures=[1.0]), lambda _: None)
+    assert (cells[0].requests, cells[0].prompts, mismatches) == (3, 1, [])
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, change: Any = None) -> list[tuple[int, int]]:
+    """Every take's draft length and output length; `change` may alter what a take of drafts found."""
+    seen: list[tuple[int, int]] = []
+
+    def wrapped(llm: LLM, jobs: list[Job], batch: int) -> Take:
+        params = jobs[0].params
+        assert params.speculative is not None
+        length = params.speculative.max_draft_len or 0
+        seen.append((length, params.max_tokens or 0))
+        take = drive(llm, jobs, batch)
+        if change is not None and length:
+            change(take)
+        return take
+
+    monkeypatch.setattr(bench_run, "drive", wrapped)
+    return seen
+
+
+def test_rounds_are_interleaved_and_begin_in_turn(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = recorded(monkeypatch)
+    few = Workload("one", "prompts", WORKLOAD.items[:1])
+    run(llm, [few], replace(GRID, batches=[1], output_len=9, repeat=3), lambda _: None)
+    assert seen[:3] == [(0, 8), (1, 8), (3, 8)]  # warm-up
+    assert [length for length, _ in seen[3:]] == [0, 1, 3, 1, 3, 0, 3, 0, 1]
+
+
+def test_a_different_token_is_found_and_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(take: Take) -> None:
+        take.samples[-1].token_ids[4] += 1
+
+    recorded(monkeypatch, spoil)
+    cells, mismatches = run(llm, [WORKLOAD], replace(GRID, batches=[1], draft_lens=[2]), lambda _: None)
+    assert len(cells) == 1
+    assert len(mismatches) == GRID.repeat
+    found = mismatches[0]
+    assert (found.max_draft_len, found.prompt, found.position) == (2, 3, 4)
+    assert found.found == (found.plain or 0) + 1
+
+
+def test_a_missing_token_is_a_difference_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(monkeypatch, lambda take: take.samples[0].token_ids.pop())
+    _, mismatches = run(llm, [WORKLOAD], replace(GRID, batches=[1], draft_lens=[1]), lambda _: None)
+    assert mismatches[0].found is None
+    assert mismatches[0].plain is not None
+
+
+def test_later_turns_follow_the_plain_answers(llm: LLM) -> None:
+    talk = Workload("talk", "spec-bench", (Item("chat", as_turn("hi"), ("and?", "so?")),))
+    first, second, third = (ids for _, ids in prepare(llm, talk, GREEDY))
+    answer = llm.generate(first, GREEDY)[0].text
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]
+    assert second == spell_turn(llm, Conversation([*turns, {"role": "user", "content": "and?"}]))
+    assert len(third) > len(second)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_runs(llm: LLM) -> None:
+    with pytest.raises(PromptTooLongError, match="lower --prompt-len or --output-len"):
+        run(llm, [WORKLOAD], replace(GRID, prompt_lens=[llm.max_seq_len]), lambda _: None)
+
+
+# --- the command
+
+
+def bench(run: Any, pair: Pair, tmp_path: Path, *arguments: str) -> tuple[Run, str]:
+    common = ("--limit", "2", "--output-len", "6", "--repeat", "2", "--out", str(tmp_path / "out"))
+    answer = run("bench", pair.target, "--draft", pair.draft, *common, *arguments)
+    assert answer.code == 0, answer.err
+    return read_runs([str(tmp_path / "out")])[-1], answer.out
+
+
+def test_a_run_is_shown_and_written(run: Any, pair: Pair, tmp_path: Path) -> None:
+    found, shown = bench(run, pair, tmp_path, "--max-draft-len", "1,2", "--batch", "1,2", "--prompt-len", "10",
+                         "--temperature", "0,0.7", "--explain", "--threads", "1")  # fmt: skip
+    assert [(c.temperature, c.batch, c.prompt_len, c.mean_prompt_tokens) for c in found.cells] == [
+        (temperature, batch, 10, 10.0) for temperature in (0.0, 0.7) for batch in (1, 2)
+    ]
+    assert "token ids: equal to plain decoding in every take" in shown
+    assert "Recommended:" in shown
+    made = found.environment
+    assert (made.device, made.dtype, made.threads, found.seed) == ("cpu", "float32", 1, 0)
+    assert {"python", "torch", "transformers"} <= made.versions.keys()
+    assert any("cut to their first tokens" in note for note in found.notes)
+    assert any("Student's t" in note for note in found.notes)
+    assert set(found.basis.values()) == {"measured"}
+    assert (found.settings["method"], found.settings["batch"]) == ("draft_target", "1,2")
+
+
+def test_a_difference_is_exit_code_1(run: Any, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(monkeypatch, lambda take: take.samples[0].token_ids.reverse())
+    answer = run("bench", pair.target, "--method", "ngram", "--limit", "1", "--output-len", "6", "--repeat", "1",
+                 "--explain", "--out", str(tmp_path))  # fmt: skip
+    assert answer.code == 1
+    assert "different from plain decoding: builtin, temperature 0, batch 1, draft length 4, prompt 0" in answer.out
+    assert "comes before speed" in answer.out
+    assert len(read_runs([str(tmp_path)])[0].mismatches) == 1
+
+
+def test_runs_do_not_overwrite_each_other_and_bad_files_are_named(run: Any, pair: Pair, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first, _ = bench(run, pair, tmp_path)
+    (file,) = out.glob("*.json")
+    from foretoken.bench.record import write_run
+
+    assert write_run(first, out) != file
+    assert len(read_runs([str(out)])) == 2
+    content = json.loads(file.read_text())
+    for change, words in (
+        ({"schema": "other"}, "schema: Input should be"),
+        ({"cells": [{}]}, "cells.0.workload"),
+        ({"more": 1}, "more"),
+    ):
+        file.write_text(json.dumps({**content, **change}))
+        answer = run("bench", "explain", str(out))
+        assert answer.code == 2
+        assert words in answer.err
+    for place, words in ((tmp_path, "holds no bench-*.json"), (tmp_path / "none.json", "No such file")):
+        answer = run("bench", "report", str(place))
+        assert (answer.code, answer.err.count("\n")) == (2, 1)
+        assert words in answer.err
+
+
+USAGE = [
+    (["--max-draft-len", "0,1"], "--max-draft-len '0,1': expected whole numbers >= 1"),
+    (["--batch", "1,,2"], "--batch '1,,2'"),
+    (["--batch", "1.5"], "--batch '1.5'"),
+    (["--temperature", "-1"], "--temperature '-1': expected numbers >= 0"),
+    (["--temperature", "nan"], "--temperature 'nan'"),
+    (["--prompt-len", "0"], "--prompt-len '0'"),
+    (["--repeat", "0"], "--repeat 0: expected at least 1"),
+    (["--repeat", "1001"], "--repeat 1001: expected at most 1000"),
+    (["--turns", "0"], "--turns 0"),
+    (["--method", "none"], "--method none has no drafts to measure"),
+    (["--method", "ngrm"], "ngrm"),
+    (["--concurrency", "2"], "--concurrency is for measuring a server: give --url too"),
+    (["--api-key", "x"], "--api-key is for measuring a server"),
+    (["--workload", "no/such"], "--workload no/such: No such file"),
+    (["--category", "chatt"], "did you mean 'chat'?"),
+    (["--out", "/dev/null/x"], "--out /dev/null/x"),
+    (["--prompt-len", "100", "--output-len", "100", "--method", "ngram"], "lower --prompt-len or --output-len"),
+    ([], "give --draft PATH"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), USAGE, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_mistake_is_one_line_and_exit_code_2(run: Any, pair: Pair, arguments: list[str], words: str) -> None:
+    answer = run("bench", pair.target, *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.splitlines()[-1].startswith("error: ")
+    assert words in answer.err
+
+
+def test_report_and_explain_are_commands_of_two_words(run: Any, pair: Pair, tmp_path: Path) -> None:
+    bench(run, pair, tmp_path)
+    bench(run, pair, tmp_path)
+    answer = run("bench", "explain", str(tmp_path / "out"), "--last")
+    assert (answer.code, answer.out.count("Recommended:")) == (0, 1)
+    assert run("bench", "explain", str(tmp_path / "out")).out.count("Recommended:") == 2
+    assert "Usage: foretoken bench report" in run("bench", "report", "--help").out
