@@ -23,7 +23,7 @@ BLOCK = 64  # keys of one product
 CHUNK = 256  # keys that one program reads; the partial results are joined in the order of chunks
 TILE_ROWS = 16  # height of a product: a tensor core's least, so that one node costs what a few do
 # A kernel specialised for one of these being 1 or a multiple of 16 could order its arithmetic differently.
-SIZES = ["nodes", "tree", "tiles", "row_pages", "chunks"]
+SIZES = ["nodes", "tree", "tiles", "row_pages", "chunks", "q_stride"]
 WORKSPACE = 32 * 2**20  # bytes of partial results; wide prompts are attended for in slabs of nodes
 
 
@@ -68,7 +68,7 @@ def _height(group: int) -> int:
     return max(TILE_ROWS, int(triton.next_power_of_2(group)))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _merge(peak, total, out, other_peak, other_total, other):  # type: ignore[no-untyped-def]
     """Joins two softmax accumulators: greatest score, sum of exponentials, weighted values."""
     new = tl.maximum(peak, other_peak)
@@ -80,7 +80,7 @@ def _merge(peak, total, out, other_peak, other_total, other):  # type: ignore[no
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator]
 def _chunk(  # type: ignore[no-untyped-def]
     q, keys, values, rows, starts, depths, paths, straight, table, peaks, totals, outs,
-    scale, nodes, tree, tiles, row_pages, chunks,
+    scale, nodes, tree, tiles, row_pages, chunks, q_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +99,7 @@ def _chunk(  # type: ignore[no-untyped-def]
     position = tl.where(real, start + tl.load(depths + token, mask=real, other=0), -1)
     lanes = tl.arange(0, PADDED)
     query_head = head * GROUP + place % GROUP
-    at = (token * KV_HEADS * GROUP + query_head)[:, None] * SIZE + lanes[None, :]
+    at = (token * q_stride + query_head * SIZE)[:, None] + lanes[None, :]
     x = tl.load(q + at, mask=real[:, None] & (lanes < SIZE)[None, :], other=0.0)
 
     least = chunk * CHUNK
@@ -114,7 +114,7 @@ def _chunk(  # type: ignore[no-untyped-def]
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, PADDED], tl.float32)
-    for item in range(0, tl.maximum(shared - first, 0) + tl.maximum(own_blocks, 0) * per_tile):
+    for item in range(tl.maximum(shared - first, 0) + tl.maximum(own_blocks, 0) * per_tile):
         beyond = item - (shared - first)
         alone = beyond >= 0
         reader = tl.where(alone, beyond // tl.maximum(own_blocks, 1), per_tile - 1)
@@ -149,7 +149,7 @@ def _chunk(  # type: ignore[no-untyped-def]
         tl.store(outs + to[:, None] * SIZE + lanes[None, :], out, mask=real[:, None] & (lanes < SIZE)[None, :])
 
 
-@triton.jit(do_not_specialize=SIZES[::4])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["nodes", "chunks"])  # type: ignore[untyped-decorator]
 def _join(  # type: ignore[no-untyped-def]
     peaks, totals, outs, starts, depths, result, nodes, chunks,
     HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
@@ -177,7 +177,7 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, tree: Tree, window:
     """Attends for the query nodes of B trees whose keys and values are in the cache already.
 
     Args:
-        q: [B * N, Hq, D] rotated queries, contiguous.
+        q: [B * N, Hq, D] rotated queries; the heads of a token are contiguous, tokens may be further apart.
         keys, values: [slots, Hk, D] of one layer, contiguous, in q's dtype.
         tree: where everything lies.
         window: sliding window in positions, or None.
@@ -185,7 +185,8 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, tree: Tree, window:
     Returns:
         [B * N, Hq * D].
     """
-    return _operator(q, keys, values, [*tree[:6]], [tree.page_size, tree.keys, window or 0])
+    out: Tensor = _operator(q, keys, values, [*tree[:6]], [tree.page_size, tree.keys, window or 0])
+    return out
 
 
 @torch.library.custom_op("foretoken::paged_attention", mutates_args=())
@@ -200,7 +201,8 @@ def _operator(q: Tensor, keys: Tensor, values: Tensor, tree: list[Tensor], sizes
     outs = []
     for begin in range(0, nodes, slab):
         part, tiles = slice(begin, begin + slab), slice(begin // per_tile, (begin + slab) // per_tile)
-        queries = [x[:, at].contiguous() for x, at in ((q, part), (depths, part), (paths, part), (straight, tiles))]
+        queries = [x[:, at].contiguous() for x, at in ((depths, part), (paths, part), (straight, tiles))]
+        queries.insert(0, q if slab >= nodes else q[:, part].contiguous())
         outs.append(_slab(queries, [keys, values], [rows, starts, table], (sizes[0], chunks, sizes[2])))
     return outs[0].flatten(0, 1) if len(outs) == 1 else torch.cat(outs, dim=1).flatten(0, 1)
 
@@ -219,14 +221,14 @@ def _slab(queries: list[Tensor], stored: list[Tensor], where: list[Tensor], size
     partial = [q.new_empty(batch, nodes, heads, chunks, *shape, dtype=torch.float32) for shape in ((), (), (size,))]
     _chunk[(batch * tiles, kv_heads, chunks)](
         q, *stored, rows, starts, depths, paths, straight, table, *partial,
-        math.log2(math.e) / math.sqrt(size), nodes, paths.shape[2], tiles, table.shape[1], chunks,
+        math.log2(math.e) / math.sqrt(size), nodes, paths.shape[2], tiles, table.shape[1], chunks, q.stride(1),
         KV_HEADS=kv_heads, GROUP=group, SIZE=size, PADDED=padded, PAGE=page_size,
-        WINDOW=window, ROWS=_height(group), BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4,
+        WINDOW=window, ROWS=_height(group), BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-    result = torch.empty_like(q)
+    result = q.new_empty(q.shape)
     _join[(batch * nodes, heads)](
         *partial, starts, depths, result, nodes, chunks,
-        HEADS=heads, SIZE=size, PADDED=padded, WINDOW=window, CHUNK=CHUNK, num_warps=1,
+        HEADS=heads, SIZE=size, PADDED=padded, WINDOW=window, CHUNK=CHUNK, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return result.flatten(2)
 
