@@ -6,7 +6,6 @@ The oracle is the engine's own step, which sees every token before it takes the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,10 +89,15 @@ def test_every_rule_of_sampling_that_needs_no_history(models: Pair) -> None:
     assert len({key.sampling for key in compare(models, work)}) > 1
 
 
-@pytest.mark.parametrize(
-    "needs_history",
-    [{"repetition_penalty": 1.3}, {"bad_words": ["a"]}, {"logprobs": 2}, {"speculative": RequestSpeculation(method="ngram")}],
-)  # fmt: skip
+NEEDS_HOST: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"bad_words": ["a"]},
+    {"logprobs": 2},
+    {"speculative": RequestSpeculation(method="ngram")},
+]
+
+
+@pytest.mark.parametrize("needs_history", NEEDS_HOST)
 def test_what_needs_the_host_is_left_to_the_engine(models: Pair, needs_history: dict[str, Any]) -> None:
     """As long as such a request runs; then the others go ahead."""
 
