@@ -55,7 +55,7 @@ def drawn(scores: Tensor, positions: Tensor, sampling: Sampling) -> tuple[Tensor
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(97, torch.float32), (SPLIT + 1500, torch.float16)])
 def test_draws_are_those_of_sample(temperatures: tuple[float, ...], vocabulary: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(vocabulary)
-    nodes = 40 if vocabulary < SPLIT else 4
+    nodes = 10 if vocabulary < SPLIT else 3
     scores = (3 * torch.randn(2, nodes, vocabulary, generator=generator)).to(dtype).to(DEVICE)
     scores[1, 0, 5:90] = float("-inf")
     rows = [RowSampling(SamplingParams(temperature=t), 17 + i, [1], vocabulary) for i, t in enumerate(temperatures)]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from foretoken.drafters.device import Proposer
@@ -63,6 +64,11 @@ class CapturedSteps:
 
     def step(self, scheduler: Scheduler) -> list[Request] | None:
         """The requests that emitted tokens or ended; None when this step is the engine's own."""
+        # Streams and graphs are those of the current device.
+        with torch.cuda.device_of(self.runner.cache.keys):  # type: ignore[no-untyped-call]
+            return self._step(scheduler)
+
+    def _step(self, scheduler: Scheduler) -> list[Request] | None:
         begin = time.perf_counter()
         session = self._session
         if session is not None:

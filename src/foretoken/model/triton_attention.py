@@ -203,7 +203,8 @@ def _operator(q: Tensor, keys: Tensor, values: Tensor, tree: list[Tensor], sizes
         part, tiles = slice(begin, begin + slab), slice(begin // per_tile, (begin + slab) // per_tile)
         queries = [x[:, at].contiguous() for x, at in ((depths, part), (paths, part), (straight, tiles))]
         queries.insert(0, q if slab >= nodes else q[:, part].contiguous())
-        outs.append(_slab(queries, [keys, values], [rows, starts, table], (sizes[0], chunks, sizes[2])))
+        with torch.cuda.device_of(keys):  # type: ignore[no-untyped-call]
+            outs.append(_slab(queries, [keys, values], [rows, starts, table], (sizes[0], chunks, sizes[2])))
     return outs[0].flatten(0, 1) if len(outs) == 1 else torch.cat(outs, dim=1).flatten(0, 1)
 
 

@@ -61,8 +61,8 @@ def _best(scores, bests, vocabulary, splits, BLOCK: tl.constexpr, SPLIT: tl.cons
     """The greatest score of one split of one row."""
     row, split = tl.program_id(0), tl.program_id(1)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
-    for begin in range(split * SPLIT, tl.minimum((split + 1) * SPLIT, vocabulary), BLOCK):
-        at = begin + tl.arange(0, BLOCK)
+    for block in range(SPLIT // BLOCK):
+        at = split * SPLIT + block * BLOCK + tl.arange(0, BLOCK)
         score = tl.load(scores + row.to(tl.int64) * vocabulary + at, mask=at < vocabulary, other=float("-inf"))
         best = tl.maximum(best, score.to(tl.float32))
     tl.store(bests + row * splits + split, tl.max(best, 0))
@@ -83,8 +83,8 @@ def _race(  # type: ignore[no-untyped-def]
     least = tl.full([BLOCK], float("inf"), tl.float32)
     winner = tl.full([BLOCK], 0, tl.int32) + vocabulary
     one = tl.arange(0, 1)
-    for begin in range(split * SPLIT, tl.minimum((split + 1) * SPLIT, vocabulary), BLOCK):
-        at = begin + tl.arange(0, BLOCK)
+    for block in range(SPLIT // BLOCK):
+        at = split * SPLIT + block * BLOCK + tl.arange(0, BLOCK)
         score = tl.load(scores + row.to(tl.int64) * vocabulary + at, mask=at < vocabulary, other=float("-inf"))
         cost = tl.abs(best - score.to(tl.float32))
         if TEMPERED:
@@ -124,14 +124,15 @@ def _operator(
     scores, rows, splits = scores.contiguous(), batch * nodes, -(-vocabulary // SPLIT)
     bests = scores.new_empty(rows, splits, dtype=torch.float32)
     costs, winners = torch.empty_like(bests), torch.empty_like(bests, dtype=torch.int32)
-    _best[(rows, splits)](scores, bests, vocabulary, splits, BLOCK=BLOCK, SPLIT=SPLIT, enable_fp_fusion=False)
     # Columns that a kind of batch lacks are not read; any tensor stands in for them.
     columns = (x.contiguous() if x is not None else bests for x in (seed, at, temperature, loudness))
-    _race[(rows, splits)](
-        scores, bests, *columns, costs, winners, vocabulary, splits, nodes,
-        SPLITS=triton.next_power_of_2(splits), NOISY=seed is not None, TEMPERED=temperature is not None,
-        MIXED=loudness is not None, BLOCK=BLOCK, SPLIT=SPLIT, enable_fp_fusion=False,
-    )  # fmt: skip
+    with torch.cuda.device_of(scores):  # type: ignore[no-untyped-call]
+        _best[(rows, splits)](scores, bests, vocabulary, splits, BLOCK=BLOCK, SPLIT=SPLIT, enable_fp_fusion=False)
+        _race[(rows, splits)](
+            scores, bests, *columns, costs, winners, vocabulary, splits, nodes,
+            SPLITS=triton.next_power_of_2(splits), NOISY=seed is not None, TEMPERED=temperature is not None,
+            MIXED=loudness is not None, BLOCK=BLOCK, SPLIT=SPLIT, enable_fp_fusion=False,
+        )  # fmt: skip
     behind = costs > costs.amin(-1, keepdim=True)
     return winners.masked_fill(behind, vocabulary).amin(-1).view(batch, nodes).to(torch.int64)
 
