@@ -82,7 +82,7 @@ def device_step(decoder: Decoder, proposer: Proposer, rounds: int) -> float:
     table = PageTable(1, 65, 64, 32, device)
     table.extend(0, list(range(1, 65)))
     cache = KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, decoder.dtype, device)
-    nodes = nodes_of(1, proposer.depth)
+    nodes = nodes_of(1, proposer.depth, decoder.least_rows)
     lanes, runner, graphs = Lanes.empty(1, nodes, device), Runner(decoder, cache, ()), Graphs(device)
     greedy = RowSampling(SamplingParams(temperature=0), 0, PROMPT, shape.vocab_size, device=device)
     sampling = Sampling.of([greedy])

@@ -78,6 +78,12 @@ def test_the_tokens_are_the_same(models: Pair, method: str | None, count: int, t
     assert {key.batch for key in keys} == ({1} if count == 1 else {1, 2, 4})
 
 
+def test_the_tokens_are_the_same_in_bfloat16(models: Pair) -> None:
+    """Bit for bit, by whatever kernels compute it here; three rows in four lanes."""
+    params = [SamplingParams(temperature=0.9, seed=i, max_tokens=n, ignore_eos=True) for i, n in enumerate((30, 24, 9))]
+    assert compare(models, lambda llm: llm.generate(prompts(3, VOCAB), params), dtype="bfloat16")
+
+
 def test_every_rule_of_sampling_that_needs_no_history(models: Pair) -> None:
     params = [
         SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=20),

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretoken.drafters.device import DraftChain, Plain, Proposer
 from foretoken.drafters.draft_model import DraftModelDrafter
-from foretoken.engine.device_step import decode_step, nodes_of
+from foretoken.engine.device_step import decode_step
 from foretoken.engine.runner import Batch, Runner
 from foretoken.model.config import ModelConfig
 from foretoken.model.decoder import Decoder
@@ -113,7 +113,7 @@ def parts(batch: int, method: str) -> tuple[Runner, Proposer, Lanes]:
     if method == "draft":
         proposer = DraftChain(DraftModelDrafter(*model(), max_draft_len=DEPTH))
         proposer._decoder.rope(torch.zeros(1, dtype=torch.int64, device=CUDA))  # type: ignore[attr-defined]
-    return runner, proposer, Lanes.empty(batch, nodes_of(batch, proposer.depth), CUDA)
+    return runner, proposer, Lanes.empty(batch, 1 + proposer.depth, CUDA)
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -135,7 +135,7 @@ def test_a_step_looks_at_no_value(method: str, batch: int, rule: str) -> None:
     with Watch() as watch:
         decode_step(runner, proposer, lanes, sampling, 512)
     assert watch.count > 100
-    assert lanes.emitted.shape == (batch, 1 + nodes_of(batch, proposer.depth))
+    assert lanes.emitted.shape == (batch, 2 + proposer.depth)
 
 
 def test_a_look_would_be_noticed() -> None:

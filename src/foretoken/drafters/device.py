@@ -88,7 +88,7 @@ class DraftChain:
     def _read(self, rows: Tensor, starts: Tensor, tokens: Tensor, keys: int) -> Tensor:
         """Hidden states [B, H] of the last of `tokens` [B, W], which go to the indexes from `starts` on."""
         batch, width = tokens.shape
-        if batch * width == 1:  # never one row alone, see model.linear
+        if batch * width < self._decoder.least_rows:  # a padding node after it
             tokens = torch.cat([tokens, torch.full_like(tokens, PADDING)], dim=1)
         nodes = tokens.shape[1]
         reach = torch.ones(nodes, nodes, dtype=torch.bool, device=tokens.device).tril().expand(batch, -1, -1)
@@ -98,8 +98,7 @@ class DraftChain:
 
     def _draw(self, hidden: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
         """[B, 1] the draft's own draws after the nodes at positions `at` [B], under the target's noise."""
-        count = hidden.shape[0]
-        logits = self._decoder.logits(hidden if count > 1 else hidden.expand(2, -1))[:count]
+        logits = self._decoder.logits(hidden)
         root = torch.zeros_like(at).view(-1, 1)
         return sample(logits.unsqueeze(1), Draft(root, root - 1), root.unsqueeze(2) == 0, at, sampling)
 

@@ -100,11 +100,14 @@ class CapturedSteps:
         method = methods.pop()
         proposer = self.proposers.get(method)
         batch = 1 << (len(requests) - 1).bit_length()
-        if proposer is None or batch * nodes_of(batch, proposer.depth) > self.max_num_tokens:
+        if proposer is None:
+            return None
+        nodes = nodes_of(batch, proposer.depth, self.runner.decoder.least_rows)
+        if batch * nodes > self.max_num_tokens:
             return None
         fresh = Sampling.of([requests[lane % len(requests)].sampling for lane in range(batch)])
         kind, sampling = self._filled(fresh)
-        lanes, readback = self._seats(batch, nodes_of(batch, proposer.depth))
+        lanes, readback = self._seats(batch, nodes)
         for request in requests:
             proposer.enter(_row(request))
         lanes.load(
