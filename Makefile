@@ -28,7 +28,7 @@ test: $(INSTALLED)
 # No GPU is needed. In a folder of its own: torch for the CPU does not need it, and it is large.
 test-triton: $(INSTALLED)
 	test -d .triton || $(BIN)/pip install --quiet --no-deps --target .triton 'triton>=3.6,<4'
-	OMP_NUM_THREADS=1 PYTHONPATH=.triton $(BIN)/python -m pytest tests/test_triton_attention.py tests/test_triton_draw.py \
+	OMP_NUM_THREADS=1 PYTHONPATH=.triton $(BIN)/python -m pytest tests/test_triton_*.py \
 	tests/test_no_synchronisation.py
 	PYTHONPATH=.triton $(BIN)/python tests/triton_compile.py
 

@@ -8,7 +8,7 @@ import torch
 from adversaries import adversaries
 from engine_checks import DEPTH, alone, inject, make_llm, prompts, said, save_pair, using
 from foretoken import SamplingParams
-from foretoken.speculation import sampling as rules
+from foretoken.speculation import devices
 from foretoken.speculation.draft import Draft, ancestors, chain_parents
 from foretoken.speculation.sampling import RowSampling, Sampling, sample
 
@@ -64,5 +64,5 @@ def test_the_fused_draw_is_the_draw(monkeypatch: pytest.MonkeyPatch, temperature
     parents = chain_parents(2, nodes, "cuda")
     asked = (scores, Draft(torch.zeros_like(parents), parents), ancestors(parents), torch.tensor([3, 9], device="cuda"))
     fused = sample(*asked, batch)
-    monkeypatch.setattr(rules, "TRITON", False)
+    monkeypatch.setattr(devices, "TRITON", False)
     assert torch.equal(fused, sample(*asked, batch))

@@ -9,11 +9,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from foretoken.model import triton_attention as attention
+from foretoken.model import triton_pointwise as pointwise
 from foretoken.speculation import triton_draw
 
 TARGET = GPUTarget("cuda", 90, 32)
 SCALARS = {"scale": "fp32"} | dict.fromkeys(["nodes", "tree", "tiles", "row_pages", "chunks", "q_stride"], "i32")
-SCALARS |= dict.fromkeys(["vocabulary", "splits"], "i32")
+SCALARS |= dict.fromkeys(["vocabulary", "splits", "stride", "heads", "width"], "i32")
 POINTERS = {"straight": "*i32", "peaks": "*fp32", "totals": "*fp32", "outs": "*fp32", "bests": "*fp32"}
 POINTERS |= {"costs": "*fp32", "winners": "*i32", "temperatures": "*fp32", "loudness": "*fp32"}
 INTEGERS = ("rows", "starts", "depths", "paths", "table", "seeds", "positions")
@@ -36,6 +37,9 @@ def main() -> None:
             assert compiled(attention._chunk, dtype, {**heads, **shape, **blocks}, num_warps=4, enable_fp_fusion=False)
             joined = {"HEADS": 8 * group, "CHUNK": attention.CHUNK, **shape}
             assert compiled(attention._join, dtype, joined, num_warps=1, enable_fp_fusion=False)
+            rotated = {"SIZE": size, "DIM": size, "PADDED": triton.next_power_of_2(size)}
+            assert compiled(pointwise._rotate, dtype, rotated, num_warps=1, enable_fp_fusion=False)
+        assert compiled(pointwise._silu_gated, dtype, {"BLOCK": pointwise.BLOCK}, enable_fp_fusion=False)
         split = {"BLOCK": triton_draw.BLOCK, "SPLIT": triton_draw.SPLIT}
         assert compiled(triton_draw._best, dtype, split, enable_fp_fusion=False)
         for noisy in (True, False):

@@ -8,18 +8,16 @@ Legend: T tokens, Hq query heads, Hk key heads, G = Hq / Hk, D head size, B rows
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.runtime.cache import KVCache, Segment, View
+from foretoken.speculation.devices import fused
 
 TILE = 16
 # From 64 folded rows on the bfloat16 kernel may repack the keys, which changes its arithmetic.
 PACKED_ROWS = 64
-TRITON = find_spec("triton") is not None
 
 
 def attend(
@@ -41,7 +39,7 @@ def attend(
 
 
 def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None) -> Tensor:
-    if q.is_cuda and TRITON:
+    if fused(q):
         return _paged(q, cache, segment, layer, window)
     keys, values = cache.read(layer, segment)
     batch, nodes, key_heads = segment.batch, segment.nodes, keys.shape[1]

@@ -6,12 +6,12 @@ A row's draws are the same bits whatever other rows are in the batch. Nothing he
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from foretoken.speculation.devices import fused
 from foretoken.speculation.draft import PADDING, Draft, depth
 from foretoken.speculation.noise import noise
 from foretoken.speculation.processors import (
@@ -28,8 +28,6 @@ from foretoken.speculation.processors import (
 from foretoken.speculation.rows import RowSampling, Sampling
 
 __all__ = ["RowSampling", "Sampling", "TokenLogprobs", "rank", "sample", "token_logprobs"]
-
-TRITON = find_spec("triton") is not None
 
 
 class TokenLogprobs(NamedTuple):
@@ -61,7 +59,7 @@ def sample(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampli
     Returns:
         [B, N] int64.
     """
-    if logits.is_cuda and TRITON and sampling.truncation is None:
+    if fused(logits) and sampling.truncation is None:
         return _fused(logits, draft, reach, position, sampling)
     if sampling.greedy:
         # max names the first of equals, like every other path here; float32 because bfloat16 reductions are slow.
