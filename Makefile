@@ -6,11 +6,12 @@ INSTALLED := .venv/.installed
 DEMO_OPTIONS ?=
 TEST_OPTIONS ?=
 
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo test test-triton check clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
 	@echo "make test    the test suite"
+	@echo "make test-triton  the Triton kernels in Triton's interpreter, then compiled for sm_90 (downloads 286 MB)"
 	@echo "make check   ruff, mypy --strict and the import layers"
 	@echo "make setup   only .venv with everything in it"
 	@echo "make clean   remove .venv and caches"
@@ -24,13 +25,20 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(TEST_OPTIONS)
 
+# No GPU is needed. In a folder of its own: torch for the CPU does not need it, and it is large.
+test-triton: $(INSTALLED)
+	test -d .triton || $(BIN)/pip install --quiet --no-deps --target .triton 'triton>=3.6,<4'
+	OMP_NUM_THREADS=1 PYTHONPATH=.triton $(BIN)/python -m pytest tests/test_triton_*.py \
+	tests/test_no_synchronisation.py
+	PYTHONPATH=.triton $(BIN)/python tests/triton_compile.py
+
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf .venv build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .triton build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and pinned: left to the resolver, a newer one could bring gigabytes of CUDA libraries.

@@ -86,10 +86,16 @@ def speak_bytes(directory: Path) -> None:
 
 
 def make_llm(target: str, draft: str | None = None, *, cache: dict[str, Any] | None = None, **options: Any) -> LLM:
-    """A float32 engine of eight rows with small pages; options of speculation and of the engine are told apart."""
+    """A float32 engine of eight rows with small pages; options of speculation and of the engine are told apart.
+
+    Its steps are the host's own, whatever the device: `test_captured` and `test_cuda` ask for the others.
+    """
     known = {"max_draft_len": DEPTH, "tree_top_k": 1, "method": None, "max_total_draft_tokens": None}
     speculative = {key: options.pop(key, value) for key, value in known.items()}
-    settings = {"dtype": "float32", "device": "cpu", "max_batch_size": 8, "max_seq_len": 96, **options}
+    settings = {
+        "dtype": "float32", "device": tiny_models.DEVICE, "deterministic": True, "cuda_graphs": False,
+        "max_batch_size": 8, "max_seq_len": 96, **options,
+    }  # fmt: skip
     pages = {"tokens_per_block": PAGE, "max_tokens": 1024, **(cache or {})}
     return LLM(target, draft, speculative, kv_cache=pages, **settings)
 

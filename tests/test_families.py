@@ -22,6 +22,7 @@ PROMPT = 24
 GREEDY = 64
 CHUNKS = (7, 1, 10, 6)
 NODES = 14
+DEVICE = tiny_models.DEVICE
 TOLERANCE = 1e-4
 PAGE = 16
 # Page numbers out of order, so that the keys of a row do not lie side by side.
@@ -34,22 +35,22 @@ class Sequence:
     def __init__(self, decoder: Decoder, pages: tuple[int, ...] = SCATTERED) -> None:
         config = decoder.config
         self.decoder, self.length = decoder, 0
-        self.table = PageTable(1, 10, len(pages), PAGE, "cpu")
+        self.table = PageTable(1, 10, len(pages), PAGE, DEVICE)
         self.table.extend(0, pages)
-        self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, self.table, torch.float32, "cpu")
+        self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, self.table, torch.float32, DEVICE)
 
     def forward(self, tokens: list[int], parents: list[int]) -> Tensor:
         """Logits [N, V] after each node of a tree that follows the committed tokens; commits nothing."""
         # A decoder on CPU wants two rows or more: a padding node follows the last one.
         tokens, parents = [*tokens, -1], [*parents, len(tokens) - 1]
-        reach = ancestors(torch.tensor([parents]))
-        starts = torch.tensor([self.length])
-        span = Span(torch.tensor([0]), (0,), starts, reach, len(tokens), self.length + len(tokens))
-        hidden = self.decoder(torch.tensor(tokens), self.cache, self.cache.view([span]))
+        reach = ancestors(torch.tensor([parents], device=DEVICE))
+        starts = torch.tensor([self.length], device=DEVICE)
+        span = Span(torch.zeros_like(starts), (0,), starts, reach, len(tokens), self.length + len(tokens))
+        hidden = self.decoder(torch.tensor(tokens, device=DEVICE), self.cache, self.cache.view([span]))
         return self.decoder.logits(hidden.last)[:-1]
 
     def commit(self, path: list[int]) -> None:
-        self.cache.commit(torch.tensor([0]), torch.tensor([self.length]), torch.tensor([path]))
+        self.cache.commit(*(torch.tensor(x, device=DEVICE) for x in ([0], [self.length], [path])))
         self.length += len(path)
 
     def extend(self, tokens: list[int]) -> Tensor:
@@ -72,7 +73,7 @@ class Pair:
     def __init__(self, name: str, directory: Path) -> None:
         self.model: PreTrainedModel = tiny_models.save(name, directory, max_shard_size="100KB")
         limit = tiny_models.FAMILIES[name].max_seq_len
-        self.decoder = load_decoder(directory, torch.float32, "cpu", max_seq_len=limit)
+        self.decoder = load_decoder(directory, torch.float32, DEVICE, max_seq_len=limit)
         generator = torch.Generator().manual_seed(7)
         self.prompt: list[int] = torch.randint(tiny_models.VOCAB, (PROMPT,), generator=generator).tolist()
         self.logits = self.expected([self.prompt])[0]
@@ -108,7 +109,7 @@ def no_gradients() -> Iterator[None]:
 
 
 def close(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=TOLERANCE)
 
 
 def random_tree(seed: int) -> tuple[list[int], list[int]]:

@@ -5,6 +5,7 @@ The weights are wide (standard deviation 0.2), so that logits differ clearly and
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
+DEVICE = os.environ.get("FORETOKEN_TEST_DEVICE", "cpu")  # where engines and decoders under test compute
 VOCAB = 128
 WIDTH = 0.2
 

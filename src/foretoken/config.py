@@ -120,6 +120,7 @@ class EngineConfig(Settings):
         quantization: what the target's weights are rounded to when they are loaded (CPU): int8 and int4 multiply with
             8-bit activations, int8 has a scale per output, int4 per 32 inputs, int4_g128 per 128.
         draft_quantization: the same for a draft model.
+        cuda_graphs: on CUDA, capture whole decoding steps and run them one ahead of the host; the CPU has no graphs.
     """
 
     dtype: DType = "auto"
@@ -131,3 +132,4 @@ class EngineConfig(Settings):
     deterministic: bool | None = None
     quantization: Quantization = "none"
     draft_quantization: Quantization = "none"
+    cuda_graphs: bool = True

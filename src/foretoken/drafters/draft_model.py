@@ -77,6 +77,17 @@ class DraftModelDrafter:
                 self._feed([row], [state.backlog[:FEED_ROWS]])
                 del state.backlog[:FEED_ROWS]
 
+    def settle(self, row: int) -> None:
+        """Reads the whole backlog, so that everything certain is in the cache."""
+        backlog = self._rows[row].backlog
+        while backlog:
+            self._feed([row], [backlog[:FEED_ROWS]])
+            del backlog[:FEED_ROWS]
+
+    def resume(self, row: int, certain: Sequence[int]) -> None:
+        """All of `certain` is in the cache, the last token perhaps not: a captured step put it there."""
+        self._rows[row] = _Row(length=len(certain) - 1, backlog=list(certain[-1:]))
+
     def _keep_path(self, row: int, state: _Row, certain: Sequence[int]) -> None:
         """Commits what the last proposal already computed of the accepted path; the rest joins the backlog."""
         node, kept = 0, 0

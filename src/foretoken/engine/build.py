@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +15,10 @@ from foretoken.checkpoint.load import load_decoder
 from foretoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 from foretoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from foretoken.drafters.base import Drafter
+from foretoken.drafters.device import proposers
 from foretoken.drafters.factory import build_drafter
 from foretoken.engine.blocks import BlockManager
+from foretoken.engine.captured import CapturedSteps
 from foretoken.engine.engine import NO_DRAFT, Engine
 from foretoken.engine.runner import Runner
 from foretoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
@@ -126,16 +129,24 @@ def build_engine(
     methods = [*MODEL_FREE, *(["draft_target"] if draft is not None else [])]
     drafters: dict[str, Drafter] = {m: build_drafter(m, speculative, draft, cache_for) for m in methods}
     taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
+    runner = Runner(target, cache_for(target), taps)
     engine = Engine(
-        Runner(target, cache_for(target), taps),
+        runner,
         table,
         BlockManager(pages, page, reuse=cache.enable_block_reuse),
         drafters,
         max_batch_size=config.max_batch_size,
         max_num_tokens=config.max_num_tokens,
         mixed_chunk=config.max_mixed_prefill_tokens,
+        captured=_captured(runner, drafters, config),
     )
     return engine, max_seq_len
+
+
+def _captured(runner: Runner, drafters: Mapping[str, Drafter], config: EngineConfig) -> CapturedSteps | None:
+    if runner.device.type != "cuda" or not config.cuda_graphs:
+        return None
+    return CapturedSteps(runner, proposers(drafters, NO_DRAFT), config.max_num_tokens)
 
 
 def default_method(speculative: SpeculativeConfig, draft: Decoder | None) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foretoken.drafters.base import Drafter
 from foretoken.engine.blocks import BlockManager
+from foretoken.engine.captured import CapturedSteps
 from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.runner import Batch, Outcome, Prompt, Runner, merge
 from foretoken.engine.scheduler import Plan, Scheduler
@@ -32,6 +33,7 @@ class Engine:
         blocks: the pages of that table.
         drafters: by method name; a request whose method is "none" decodes plainly.
         max_batch_size, max_num_tokens, mixed_chunk: see `Scheduler`.
+        captured: takes over steps that only decode, None for none.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class Engine:
         max_batch_size: int,
         max_num_tokens: int,
         mixed_chunk: int,
+        captured: CapturedSteps | None = None,
     ) -> None:
+        self.captured = captured
         self.runner, self.table, self.drafters = runner, table, dict(drafters)
         self.scheduler = Scheduler(
             blocks,
@@ -79,6 +83,16 @@ class Engine:
 
     def step(self) -> list[Request]:
         """One step over the batch; returns the requests that emitted tokens or ended."""
+        changed = self.captured.step(self.scheduler) if self.captured is not None else None
+        if changed is None:
+            changed = self._step()
+        for request in changed:
+            if request.finish_reason is not None:
+                self._retire(request)
+        return changed
+
+    def _step(self) -> list[Request]:
+        """The step as the host sees it through."""
         begin = time.perf_counter()
         plan = self.scheduler.plan()
         self._apply(plan)
@@ -102,9 +116,6 @@ class Engine:
             request.stats.draft_s += draft_s
             request.stats.verify_s += verify_s
             request.stats.other_s += end - begin - draft_s - verify_s
-        for request in changed:
-            if request.finish_reason is not None:
-                self._retire(request)
         return changed
 
     def _apply(self, plan: Plan) -> None:

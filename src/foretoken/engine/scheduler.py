@@ -7,7 +7,7 @@ carry a draft, otherwise it prefills a chunk. There is no other state, so a pree
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from foretoken.engine.blocks import BlockManager
@@ -79,6 +79,17 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def may_admit(self) -> bool:
+        """Whether somebody waits and there is a row."""
+        return bool(self.waiting and self._free_rows)
+
+    def reserve(self, rows: Sequence[int], slots: Sequence[int]) -> tuple[bool, dict[int, list[int]]]:
+        """Takes pages for so many slots of each row, outside any plan; whether all could be had, and the new ones."""
+        grown: dict[int, list[int]] = {}
+        found = [self._grow(row, count, grown) for row, count in zip(rows, slots, strict=True)]
+        return all(found), grown
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.runtime.cache import KVCache, Segment, View
+from foretoken.speculation.devices import fused
 
 TILE = 16
 # From 64 folded rows on the bfloat16 kernel may repack the keys, which changes its arithmetic.
@@ -38,6 +39,8 @@ def attend(
 
 
 def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None) -> Tensor:
+    if fused(q):
+        return _paged(q, cache, segment, layer, window)
     keys, values = cache.read(layer, segment)
     batch, nodes, key_heads = segment.batch, segment.nodes, keys.shape[1]
     groups, size = q.shape[1] // key_heads, q.shape[2]
@@ -57,6 +60,16 @@ def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: in
     out = out.view(batch * tiles, key_heads, groups, tile, size).permute(0, 3, 1, 2, 4)
     out = out.reshape(batch, tiles * tile, -1)[:, :nodes].reshape(batch * nodes, -1)
     return out if segment.chains is None else out[segment.chains.place]
+
+
+def _paged(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None) -> Tensor:
+    """On CUDA the kernel walks the page table itself and gives a tree's nodes the bits of plain decoding."""
+    from foretoken.model.triton_attention import Tree, paged_attention
+
+    group = q.shape[1] // cache.keys.shape[2]
+    if group not in segment.trees:
+        segment.trees[group] = Tree.of(segment.span, cache.table, segment.length, group)
+    return paged_attention(q, cache.keys[layer], cache.values[layer], segment.trees[group], window)
 
 
 def _repeat(x: Tensor, tiles: int) -> Tensor:

@@ -61,6 +61,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool, determi
 def in_tiles(x: Tensor, rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b in products of exactly `rows` rows, the last one padded with zeros."""
     count = x.shape[0]
+    if count <= rows:
+        return F.linear(F.pad(x, (0, 0, 0, rows - count)), weight, bias)[:count]
     tiles = torch.split(F.pad(x, (0, 0, 0, -count % rows)), rows)
     return torch.cat([F.linear(tile, weight, bias) for tile in tiles])[:count]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.model.config import RopeConfig
+from foretoken.speculation.devices import fused
 
 
 def _exponents(rope: RopeConfig, device: torch.device | str) -> Tensor:
@@ -139,6 +140,10 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x: [T, heads, head_dim]; queries and keys side by side need one call.
         cos, sin: [T, 1, dim] rows of `rope_tables`, in x's dtype.
     """
+    if fused(x):
+        from foretoken.model.triton_pointwise import rotate
+
+        return rotate(x, cos, sin)
     dim = cos.shape[-1]
     rotated = x[..., :dim]
     swapped = torch.cat((x[..., dim // 2 : dim], x[..., : dim // 2]), -1)

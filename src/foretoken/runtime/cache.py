@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from foretoken.runtime.chains import Chains, chains, is_chain
+from foretoken.runtime.transfer import upload
 from foretoken.speculation.draft import depth
 
 # Where torch attends, key lengths are padded to whole blocks, or the sum over keys would be split differently as a row
@@ -27,20 +28,21 @@ SINK_PAGE = 0
 class PageTable:
     """Which pages each row owns, shared by every cache of an engine (target and draft use the same page numbers).
 
-    Page 0 is a sink that nobody owns: unassigned entries point there.
+    Page 0 is a sink that nobody owns: unassigned entries point there. Row `spare`, the last, owns nothing for good:
+    what pads a batch writes there.
     """
 
     def __init__(self, rows: int, pages: int, pages_per_row: int, page_size: int, device: torch.device | str) -> None:
-        self.pages, self.page_size = pages, page_size
-        self.table = torch.zeros(rows, pages_per_row, dtype=torch.int64, device=device)
-        self._owned: list[list[int]] = [[] for _ in range(rows)]
-        self._contiguous = [True] * rows
+        self.pages, self.page_size, self.spare = pages, page_size, rows
+        self.table = torch.zeros(rows + 1, pages_per_row, dtype=torch.int64, device=device)
+        self._owned: list[list[int]] = [[] for _ in range(rows + 1)]
+        self._contiguous = [True] * (rows + 1)
 
     def extend(self, row: int, pages: Sequence[int]) -> None:
         """Appends pages to a row."""
         owned = self._owned[row]
         if pages:
-            self.table[row, len(owned) : len(owned) + len(pages)] = torch.tensor(pages, device=self.table.device)
+            self.table[row, len(owned) : len(owned) + len(pages)] = upload(pages, self.table.device)
         owned.extend(pages)
         self._contiguous[row] = all(b == a + 1 for a, b in pairwise(owned))
 
@@ -71,7 +73,7 @@ class Span(NamedTuple):
     """A rectangle of new tokens in one forward: the last N of the M nodes of B trees.
 
     Attributes:
-        rows: [B] rows of the page table; `host_rows` the same as Python ints.
+        rows: [B] rows of the page table; `host_rows` the same as Python ints, or () where the host must not know.
         starts: [B] committed length of each row, where node 0 of its tree lies.
         reach: [B, M, M] `ancestors` of each tree, earlier forwards' nodes included.
         nodes: N, how many of the tree's last nodes this forward computes.
@@ -101,6 +103,7 @@ class Segment:
         batch, nodes: B' and N'. `tokens`: B N of the span.
         length: L, the keys of a row.
         chains: how queries are taken from the span's tokens and put back, None for the identity.
+        span: as attended for. `trees`: what a kernel made of it for all layers, by query heads per key head.
         slots, positions: [B, N] of the span's tokens.
     """
 
@@ -119,10 +122,11 @@ class Segment:
             span = self._straightened(span, table, self.chains)
         self.batch, self.nodes = span.reach.shape[0], span.nodes
         self.first_slot = None
-        if self.batch == 1 and self.chains is None:
+        if self.batch == 1 and self.chains is None and span.host_rows:
             self.first_slot = table.first_slot(span.host_rows[0], self.length)
         self.page_index = table.table[span.rows][:, : -(-self.length // table.page_size)]
-        self._span = span
+        self.span = span
+        self.trees: dict[int, Any] = {}
 
     def _straightened(self, span: Span, table: PageTable, parts: Chains) -> Span:
         """The chains as a span of their own, whose keys are found by `key_slots` [C, L]."""
@@ -141,7 +145,7 @@ class Segment:
         return self._masks[key]
 
     def _build(self, window: int | None, groups: int, tile: int) -> Tensor:
-        span = self._span
+        span = self.span
         index = torch.arange(self.length, device=span.starts.device)
         visible = (index < span.starts.view(-1, 1, 1)).expand(-1, self.nodes, -1).contiguous()
         columns = _index(span)

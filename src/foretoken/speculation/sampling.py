@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foretoken.speculation.devices import fused
 from foretoken.speculation.draft import PADDING, Draft, depth
 from foretoken.speculation.noise import noise
 from foretoken.speculation.processors import (
@@ -58,6 +59,8 @@ def sample(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampli
     Returns:
         [B, N] int64.
     """
+    if fused(logits) and sampling.truncation is None:
+        return _fused(logits, draft, reach, position, sampling)
     if sampling.greedy:
         # max names the first of equals, like every other path here; float32 because bfloat16 reductions are slow.
         return logits.to(torch.float32).max(-1).indices
@@ -67,6 +70,17 @@ def sample(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampli
         return total.min(-1).indices
     behind = total > total.amin(-1, keepdim=True)
     return ids.masked_fill(behind, logits.shape[-1]).amin(-1)
+
+
+def _fused(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
+    """The same draw by a kernel that hashes the noise on the spot instead of writing it down."""
+    from foretoken.speculation.triton_draw import draw
+
+    at = position.unsqueeze(1) + depth(reach) + 1
+    editors = (sampling.bias, sampling.words, sampling.ends, sampling.penalties)
+    edited = any(editor is not None for editor in editors)
+    scores = _edit(logits, draft, reach, at, sampling) if edited else logits
+    return draw(scores, at, sampling.seed, sampling.temperature, sampling.loudness)
 
 
 def rank(logits: Tensor, position: Tensor, sampling: Sampling, k: int) -> tuple[Tensor, Tensor]:

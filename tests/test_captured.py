@@ -1,0 +1,218 @@
+"""Steps that run ahead of the host, done without capture: the engine's tokens, counters and pages, whatever happens.
+
+The oracle is the engine's own step, which sees every token before it takes the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from engine_checks import DEPTH, PAGE, check_idle, make_llm, prompts, said, save_pair
+from foretoken import LLM, Completion, SamplingParams
+from foretoken.drafters.device import proposers
+from foretoken.engine.captured import CapturedSteps
+from foretoken.engine.engine import NO_DRAFT
+from foretoken.engine.request import Request
+from foretoken.runtime.graphs import GraphKey
+from foretoken.speculation.params import RequestSpeculation
+
+Pair = tuple[str, str]
+VOCAB = 90
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return save_pair("llama-3", tmp_path_factory.mktemp("captured"))
+
+
+def ahead(llm: LLM) -> list[GraphKey]:
+    """Lets the engine run ahead; the list grows by a key with every step that did."""
+    engine, keys = llm.engine, []
+    limit = engine.scheduler.max_num_tokens
+    engine.captured = CapturedSteps(engine.runner, proposers(engine.drafters, NO_DRAFT), limit)
+    run = engine.captured.graphs.run
+
+    def noted(key: GraphKey, *rest: Any) -> None:
+        keys.append(key)
+        run(key, *rest)
+
+    engine.captured.graphs.run = noted  # type: ignore[method-assign]
+    return keys
+
+
+def counted(completion: Completion) -> tuple[Any, ...]:
+    """What was counted; times are left out."""
+    stats = completion.speculation
+    return stats.target_forwards, stats.emitted, stats.drafted, stats.accepted, stats.accepted_lengths, stats.tried
+
+
+def compare(models: Pair, work: Any, **options: Any) -> list[GraphKey]:
+    """Runs `work` on an engine of each kind; both must say and count the same. Returns the keys of captured steps."""
+    plain, other = make_llm(*models, **options), make_llm(*models, **options)
+    keys = ahead(other)
+    expected, found = work(plain), work(other)
+    assert [said(each) for each in found] == [said(each) for each in expected]
+    assert [counted(each) for each in found] == [counted(each) for each in expected]
+    check_idle(other.engine)
+    return keys
+
+
+METHODS = [None, "none"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_tokens_are_the_same(models: Pair, method: str | None, count: int, temperature: float) -> None:
+    """Requests of different lengths, over several pages; the last ones to go on run in smaller batches."""
+    params = [
+        SamplingParams(temperature=temperature, seed=7 + i, max_tokens=n, ignore_eos=True)
+        for i, n in enumerate((40, 11, 26)[:count])
+    ]
+    keys = compare(models, lambda llm: llm.generate(prompts(count, VOCAB), params), method=method)
+    assert len(keys) > 10
+    assert {key.depth for key in keys} == {0 if method == "none" else DEPTH}
+    assert {key.batch for key in keys} == ({1} if count == 1 else {1, 2, 4})
+
+
+def test_the_tokens_are_the_same_in_bfloat16(models: Pair) -> None:
+    """Bit for bit, by whatever kernels compute it here; three rows in four lanes."""
+    params = [SamplingParams(temperature=0.9, seed=i, max_tokens=n, ignore_eos=True) for i, n in enumerate((30, 24, 9))]
+    assert compare(models, lambda llm: llm.generate(prompts(3, VOCAB), params), dtype="bfloat16")
+
+
+def test_every_rule_of_sampling_that_needs_no_history(models: Pair) -> None:
+    params = [
+        SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=20),
+        SamplingParams(temperature=1.2, top_k=20, min_p=0.05, seed=2, max_tokens=20),
+        SamplingParams(temperature=0.0, logit_bias={5: 3.0, 9: -100.0}, max_tokens=20),
+        SamplingParams(temperature=1.0, seed=4, min_tokens=9, stop_token_ids=range(3, 60), max_tokens=20),
+    ]
+    work = lambda llm: llm.generate(prompts(4, VOCAB), params)  # noqa: E731
+    assert len({key.sampling for key in compare(models, work)}) > 1
+
+
+NEEDS_HOST: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"bad_words": ["a"]},
+    {"logprobs": 2},
+    {"speculative": RequestSpeculation(method="ngram")},
+]
+
+
+@pytest.mark.parametrize("needs_history", NEEDS_HOST)
+def test_what_needs_the_host_is_left_to_the_engine(models: Pair, needs_history: dict[str, Any]) -> None:
+    """As long as such a request runs; then the others go ahead."""
+
+    def work(llm: LLM) -> list[Completion]:
+        special = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, **needs_history)
+        simple = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        return llm.generate(prompts(2, VOCAB), [special, simple])
+
+    assert {key.batch for key in compare(models, work)} == {1}
+
+
+def test_stops_are_noticed_late_and_the_surplus_is_thrown_away(models: Pair) -> None:
+    plain = make_llm(*models)
+    prompt = prompts(3, VOCAB)[1]
+    text = plain.generate(prompt, SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))[0]
+    for place in range(3, 9):
+        token = text.token_ids[place]
+        compare(
+            models,
+            lambda llm, token=token: llm.generate(
+                prompt, SamplingParams(temperature=0.0, stop_token_ids=[token], max_tokens=30, ignore_eos=True)
+            ),
+        )
+    stop = text.text[9:12]
+    compare(models, lambda llm: llm.generate(prompt, SamplingParams(temperature=0.0, stop=[stop], max_tokens=30)))
+
+
+def request_of(llm: LLM, prompt: Sequence[int], tokens: int, seed: int = 3) -> Request:
+    params = SamplingParams(temperature=0.7, seed=seed, max_tokens=tokens, ignore_eos=True)
+    return llm.make_requests(list(prompt), params)[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_some_join_later_and_one_leaves(models: Pair, method: str | None) -> None:
+    """The tokens of the others do not notice; the pages of all come back."""
+
+    def work(llm: LLM) -> list[list[int]]:
+        first, gone, late = (request_of(llm, p, n) for p, n in zip(prompts(3, VOCAB), (30, 40, 18), strict=True))
+        engine = llm.engine
+        engine.add(first)
+        engine.add(gone)
+        for step in range(200):
+            if step == 6:
+                engine.add(late)
+            if step == 12:
+                engine.abort(gone.id)
+            if not engine.busy:
+                break
+            engine.step()
+        check_idle(engine)
+        return [first.output_ids, late.output_ids]
+
+    other = make_llm(*models, method=method)
+    keys = ahead(other)
+    assert work(other) == work(make_llm(*models, method=method))
+    assert {key.batch for key in keys} >= {2, 4}
+
+
+def test_a_conversation_goes_on_over_pages_that_were_written_ahead(models: Pair) -> None:
+    """What a session leaves in the cache, the draft's half too, is what the engine's own step would have left."""
+
+    def work(llm: LLM) -> list[Completion]:
+        params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+        turn = prompts(3, VOCAB)[2]
+        said_so_far = []
+        for _ in range(2):
+            said_so_far += llm.generate(turn, params)
+            turn = [*turn, *said_so_far[-1].token_ids, 5]
+        return said_so_far
+
+    plain, other = make_llm(*models, max_seq_len=128), make_llm(*models, max_seq_len=128)
+    ahead(other)
+    expected, found = work(plain), work(other)
+    assert [said(each) for each in found] == [said(each) for each in expected]
+    assert found[1].cached_tokens >= 40
+    # A draft that read the wrong keys would be wrong more often.
+    assert found[1].speculation.accepted == expected[1].speculation.accepted
+
+
+def test_few_pages_and_few_rows(models: Pair) -> None:
+    """Where there is no room to run ahead the engine's own step preempts, and all end as they would have."""
+    params = [SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, seed=i) for i in range(5)]
+    tight = {"cache": {"max_tokens": 11 * PAGE}, "max_batch_size": 2, "max_seq_len": 72}
+    plain, other = make_llm(*models, **tight), make_llm(*models, **tight)
+    keys = ahead(other)
+    expected, found = (llm.generate(prompts(5, VOCAB, longest=20), params) for llm in (plain, other))
+    assert [said(each) for each in found] == [said(each) for each in expected]
+    assert keys
+    check_idle(other.engine)
+
+
+def test_the_context_ends_under_a_step_that_is_ahead(models: Pair) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    keys = compare(models, lambda llm: llm.generate(prompts(3, VOCAB), params), max_seq_len=64)
+    assert keys
+
+
+def test_the_host_is_a_step_behind(models: Pair) -> None:
+    """After the first step of a session nothing is known; from the second on one step is always under way."""
+    llm = make_llm(*models, method="none")
+    keys = ahead(llm)
+    request = request_of(llm, prompts(2, VOCAB)[1], 12)
+    llm.engine.add(request)
+    while not keys:
+        llm.engine.step()
+    known = len(request.output_ids)
+    assert llm.engine.step() == [request]
+    assert (len(keys), len(request.output_ids)) == (2, known + 1)
+    while llm.engine.busy:
+        llm.engine.step()
+    # Nothing was computed beyond the last token, whose number was known beforehand.
+    assert len(keys) == len(request.output_ids) - known

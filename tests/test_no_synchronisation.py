@@ -1,0 +1,149 @@
+"""A captured step never waits for a value: run on tensors that have none, any look at one raises.
+
+Fake tensors of a CUDA device need no GPU. What a look from the host would be there is an error here; copies between
+host and device, which fake tensors allow, are watched for by operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from foretoken.drafters.device import DraftChain, Plain, Proposer
+from foretoken.drafters.draft_model import DraftModelDrafter
+from foretoken.engine.device_step import decode_step
+from foretoken.engine.runner import Batch, Runner
+from foretoken.model.config import ModelConfig
+from foretoken.model.decoder import Decoder
+from foretoken.runtime.cache import KVCache, PageTable
+from foretoken.runtime.lanes import Lanes
+from foretoken.speculation.draft import Draft, chain_parents
+from foretoken.speculation.params import SamplingParams
+from foretoken.speculation.sampling import RowSampling, Sampling
+
+CUDA = torch.device("cuda", 0)
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
+DEPTH = 3
+
+
+class Watch(TorchDispatchMode):
+    """Refuses operators that carry values from the host to the device or back, and counts the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = str(func)
+        assert "lift_fresh" not in name, "a tensor was made of Python numbers"
+        devices = {x.device.type for x in (*args, result) if isinstance(x, Tensor) and x.dim() > 0}
+        assert devices <= {"cuda"}, f"{name} on {devices}"
+        self.count += 1
+        return result
+
+
+ATEN = torch.ops.aten
+UNGUARDED = {Tensor.contiguous: ATEN.clone, Tensor.copy_: ATEN.copy_, Tensor.__invert__: ATEN.bitwise_not}
+
+
+class Guardless(TorchFunctionMode):
+    """Torch built for the CPU refuses a few calls on a CUDA device before it sees that the tensors are fake."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__:
+            part, places = self._part(*args)
+            return ATEN.index(part, places) if places else part
+        if func is Tensor.__setitem__:
+            part, places = self._part(*args[:2])
+            return ATEN.index_put_(part, places, args[2]) if places else ATEN.copy_(part, args[2])
+        if func is F.rms_norm:
+            scale = (args[0].float().pow(2).mean(-1, keepdim=True) + kwargs["eps"]).rsqrt()
+            return args[0] * scale.to(args[0].dtype) * kwargs["weight"]
+        return UNGUARDED.get(func, func)(*args, **(kwargs or {}))
+
+    def _part(self, x: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]]:
+        """The view that the slices of an index make, and its tensors by dimension of that view."""
+        parts = list(index) if isinstance(index, tuple) else [index]
+        for place, part in enumerate(parts):
+            if part is Ellipsis:
+                parts[place : place + 1] = [slice(None)] * (x.dim() + 1 - len(parts))
+        places: list[Tensor | None] = []
+        for part in parts:
+            at = len(places)
+            if isinstance(part, int):
+                x = x.select(at, part)
+                continue
+            if isinstance(part, slice):
+                x = ATEN.slice(x, at, part.start, part.stop)
+            places.append(part if isinstance(part, Tensor) else None)
+        return x, places if any(place is not None for place in places) else []
+
+
+@pytest.fixture(autouse=True)
+def fakes() -> Iterator[None]:
+    with FakeTensorMode(), Guardless():
+        yield
+
+
+def parts(batch: int, method: str) -> tuple[Runner, Proposer, Lanes]:
+    table = PageTable(batch, 64, 16, 16, CUDA)
+    config = ModelConfig.from_hf(LLAMA)
+
+    def model() -> tuple[Decoder, KVCache]:
+        with CUDA:
+            decoder = Decoder(config, torch.bfloat16)
+        return decoder, KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, torch.bfloat16, CUDA)
+
+    runner = Runner(*model(), ())
+    runner.decoder.rope(torch.zeros(1, dtype=torch.int64, device=CUDA))  # its tables are made before any capture
+    proposer: Proposer = Plain()
+    if method == "draft":
+        proposer = DraftChain(DraftModelDrafter(*model(), max_draft_len=DEPTH))
+        proposer._decoder.rope(torch.zeros(1, dtype=torch.int64, device=CUDA))  # type: ignore[attr-defined]
+    return runner, proposer, Lanes.empty(batch, 1 + proposer.depth, CUDA)
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8},
+    "truncated": {"temperature": 0.8, "top_p": 0.9, "min_p": 0.01},
+    "candidates": {"temperature": 0.8, "top_k": 20},
+    "edited": {"temperature": 0.8, "logit_bias": {3: 1.0}, "min_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("method", ["plain", "draft"])
+def test_a_step_looks_at_no_value(method: str, batch: int, rule: str) -> None:
+    runner, proposer, lanes = parts(batch, method)
+    params = SamplingParams(**RULES[rule], seed=1)
+    sampling = Sampling.of([RowSampling(params, 1, [1], 96, (2,), device=CUDA)] * batch)
+    with Watch() as watch:
+        decode_step(runner, proposer, lanes, sampling, 512)
+    assert watch.count > 100
+    assert lanes.emitted.shape == (batch, 2 + proposer.depth)
+
+
+def test_a_look_would_be_noticed() -> None:
+    """The engine's own step compares the accepted path on the host."""
+    runner, _, _ = parts(2, "plain")
+    draft = Draft(torch.zeros(2, 3, dtype=torch.int64, device=CUDA), chain_parents(2, 3, CUDA))
+    sampling = Sampling.of([RowSampling(SamplingParams(temperature=0.0), 1, [1], 96, device=CUDA)] * 2)
+    with pytest.raises(DataDependentOutputException):
+        runner.run(Batch([0, 1], [4, 4], draft, []), sampling)
+    with pytest.raises(AssertionError, match="Python numbers"), Watch():
+        torch.tensor([1, 2], device=CUDA)
