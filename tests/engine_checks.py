@@ -88,6 +88,7 @@ def speak_bytes(directory: Path) -> None:
 def make_llm(target: str, draft: str | None = None, *, cache: dict[str, Any] | None = None, **options: Any) -> LLM:
     """A float32 engine of eight rows with small pages; options of speculation and of the engine are told apart."""
     known = {"max_draft_len": DEPTH, "tree_top_k": 1, "method": None, "max_total_draft_tokens": None}
+    known |= {"adaptive": False}
     speculative = {key: options.pop(key, value) for key, value in known.items()}
     settings = {"dtype": "float32", "device": "cpu", "max_batch_size": 8, "max_seq_len": 96, **options}
     pages = {"tokens_per_block": PAGE, "max_tokens": 1024, **(cache or {})}
