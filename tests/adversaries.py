@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from foretoken.drafters.base import Drafter
 from foretoken.drafters.padded import Guess, chain, padded
 from foretoken.speculation.draft import PADDING, Draft, chain_parents
 
@@ -18,7 +19,7 @@ Truths = Sequence[Sequence[int]]
 Guesser = Callable[[list[int], int], Guess]
 
 
-class Adversary:
+class Adversary(Drafter):
     """A drafter whose guess is a function of the text so far and the longest path allowed.
 
     Args:
@@ -26,15 +27,11 @@ class Adversary:
         nodes: most draft tokens that `guess` makes.
     """
 
-    taps: tuple[int, ...] = ()
-    namespace = ""
-    lag = 0
-
     def __init__(self, guess: Guesser, nodes: int) -> None:
         self.guess, self.nodes = guess, nodes
         self.texts: dict[int, list[int]] = {}
 
-    def admit(self, row: int, cached: Sequence[int]) -> None:
+    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
         assert row not in self.texts, "a row was admitted twice"
         self.texts[row] = list(cached)
 

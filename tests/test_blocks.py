@@ -12,15 +12,15 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from foretoken.engine.blocks import BlockManager
 
 PAGES, SIZE = 10, 2
-Name = tuple[str, tuple[int, ...]]  # a drafter's namespace and all tokens up to the end of a page
-# Two token ids and two namespaces: prefixes meet often.
+Name = tuple[int, ...]  # all tokens up to the end of a page
+# Two token ids and two drafters: prefixes meet often.
 TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
-NAMESPACES = st.sampled_from(["", "draft_target"])
+HALVES = st.sampled_from(["", "draft_target"])
 
 
-def names(tokens: list[int], namespace: str) -> list[Name]:
+def names(tokens: list[int]) -> list[Name]:
     """The names of the full pages of a text."""
-    return [(namespace, tuple(tokens[:end])) for end in range(SIZE, len(tokens) + 1, SIZE)]
+    return [tuple(tokens[:end]) for end in range(SIZE, len(tokens) + 1, SIZE)]
 
 
 class Blocks(RuleBasedStateMachine):
@@ -33,6 +33,7 @@ class Blocks(RuleBasedStateMachine):
         self.blocks = BlockManager(PAGES, SIZE)
         self.owners: dict[int, int] = {}
         self.held: dict[Name, int] = {}  # what may be found, and where
+        self.halves: set[int] = set()  # pages of those that hold the drafter's half
 
     def take(self, count: int, after: int | None) -> list[int] | None:
         """Allocates and holds the answer to the rules."""
@@ -60,39 +61,42 @@ class Blocks(RuleBasedStateMachine):
         known = set(self.blocks._digest)
         assert known <= set(self.held.values())
         self.held = {name: page for name, page in self.held.items() if page in known}
+        self.halves &= known
 
-    @rule(target=sequences, tokens=TEXTS, namespace=NAMESPACES)
-    def begin(self, tokens: list[int], namespace: str) -> Any:
-        pages = self.blocks.match(tokens, namespace)
+    @rule(target=sequences, tokens=TEXTS, half=HALVES, whole=st.booleans())
+    def begin(self, tokens: list[int], half: str, whole: bool) -> Any:
+        pages, held = self.blocks.match(tokens, half, whole=whole)
         expected: list[int] = []
-        for name in names(tokens[:-1], namespace):
-            if name not in self.held:
+        for name in names(tokens[:-1]):
+            if name not in self.held or (whole and half and self.held[name] not in self.halves):
                 break
             expected.append(self.held[name])
         assert pages == expected
+        assert held == next((i for i, page in enumerate(pages) if half and page not in self.halves), len(pages))
         for page in pages:
             self.owners[page] = self.owners.get(page, 0) + 1
         new = self.take(self.blocks.pages_for(len(tokens)) - len(pages), pages[-1] if pages else None)
         if new is None:
             self.give(pages)
             return multiple()
-        return tokens, namespace, [*pages, *new]
+        return tokens, half, [*pages, *new]
 
     @rule(target=sequences, sequence=consumes(sequences), more=TEXTS)
     def grow(self, sequence: tuple[list[int], str, list[int]], more: list[int]) -> Any:
-        tokens, namespace, pages = sequence
+        tokens, half, pages = sequence
         longer = tokens + more
         new = self.take(self.blocks.pages_for(len(longer)) - len(pages), pages[-1])
-        return sequence if new is None else (longer, namespace, [*pages, *new])
+        return sequence if new is None else (longer, half, [*pages, *new])
 
     @rule(sequence=consumes(sequences), lag=st.integers(0, 3))
     def end(self, sequence: tuple[list[int], str, list[int]], lag: int) -> None:
-        tokens, namespace, pages = sequence
-        certain = tokens[: max(0, len(tokens) - lag)]
-        self.blocks.publish(certain, namespace, pages)
-        for name, page in zip(names(certain, namespace), pages, strict=False):
+        tokens, half, pages = sequence
+        self.blocks.publish(tokens, pages, half, len(tokens) - lag)
+        for i, (name, page) in enumerate(zip(names(tokens), pages, strict=False), start=1):
             if name not in self.held and page not in self.held.values():
                 self.held[name] = page
+            if half and i * SIZE <= len(tokens) - lag and self.held[name] == page:
+                self.halves.add(page)
         self.give(pages)
 
     @rule(sequence=consumes(sequences))
@@ -117,11 +121,11 @@ Blocks.TestCase.settings = settings(max_examples=60, stateful_step_count=30, dea
 TestBlocks = Blocks.TestCase
 
 
-def published(blocks: BlockManager, tokens: list[int], namespace: str = "") -> list[int]:
+def published(blocks: BlockManager, tokens: list[int], half: str = "", held: int = 0) -> list[int]:
     """Pages of a sequence that came and went."""
     pages = blocks.allocate(blocks.pages_for(len(tokens)))
     assert pages is not None
-    blocks.publish(tokens, namespace, pages)
+    blocks.publish(tokens, pages, half, held)
     blocks.free(pages)
     return pages
 
@@ -129,35 +133,47 @@ def published(blocks: BlockManager, tokens: list[int], namespace: str = "") -> l
 def test_the_last_token_is_always_computed() -> None:
     blocks = BlockManager(8, 2)
     pages = published(blocks, [1, 2, 3, 4])
-    assert blocks.match([1, 2, 3, 4], "") == pages[:1]
-    assert blocks.match([1, 2, 3, 4, 5], "") == pages
+    assert blocks.match([1, 2, 3, 4]).pages == pages[:1]
+    assert blocks.match([1, 2, 3, 4, 5]).pages == pages
 
 
 def test_a_page_is_named_by_everything_before_it() -> None:
     blocks = BlockManager(8, 2)
     published(blocks, [1, 2, 3, 4])
-    assert blocks.match([9, 9, 3, 4, 5], "") == []
-    assert blocks.match([3, 4, 5], "") == []
-    assert blocks.match([1, 2, 3, 4, 5], "draft_target") == []
+    assert blocks.match([9, 9, 3, 4, 5]).pages == []
+    assert blocks.match([3, 4, 5]).pages == []
+
+
+def test_a_page_says_whose_half_it_holds() -> None:
+    blocks = BlockManager(12, 2)
+    pages = published(blocks, [1, 2, 3, 4, 5, 6], "draft", 5)  # the third page lacks its last token
+    text = [1, 2, 3, 4, 5, 6, 7]
+    assert blocks.match(text) == (pages, 3)
+    assert blocks.match(text, "draft") == (pages, 2)
+    assert blocks.match(text, "other") == (pages, 0)
+    assert blocks.match(text, "draft", whole=True) == (pages[:2], 2)
+    assert blocks.match(text, "other", whole=True) == ([], 0)
+    blocks.publish([1, 2, 3, 4, 5, 6], pages, "draft", 6)  # whoever shared them read the rest
+    assert blocks.match(text, "draft") == (pages, 3)
 
 
 def test_the_least_recently_used_prefix_goes_first_and_its_end_before_its_beginning() -> None:
     blocks = BlockManager(7, 2)
     old = published(blocks, [1, 1, 1, 1, 1, 1])
     published(blocks, [2, 2, 2, 2, 2, 2])
-    kept = blocks.match([1, 1, 1, 1, 1, 1, 1], "")
+    kept = blocks.match([1, 1, 1, 1, 1, 1, 1]).pages
     assert kept == old
     blocks.free(kept)  # used last, though it came first
     assert blocks.allocate(2) is not None
-    assert len(blocks.match([2, 2, 2, 2, 2, 2, 2], "")) == 1
-    assert blocks.match([1, 1, 1, 1, 1, 1, 1], "") == old
+    assert len(blocks.match([2, 2, 2, 2, 2, 2, 2]).pages) == 1
+    assert blocks.match([1, 1, 1, 1, 1, 1, 1]).pages == old
 
 
 def test_nothing_is_kept_without_reuse() -> None:
     blocks = BlockManager(8, 2, reuse=False)
     published(blocks, [1, 2, 3, 4])
     assert blocks.idle == 0
-    assert blocks.match([1, 2, 3, 4, 5], "") == []
+    assert blocks.match([1, 2, 3, 4, 5]).pages == []
 
 
 @pytest.mark.parametrize("rows", [1, 3])

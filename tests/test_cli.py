@@ -28,7 +28,7 @@ RECORD = {
 }  # fmt: skip
 SPECULATION = {
     "method", "target_forwards", "drafted", "accepted", "acceptance_length", "acceptance_rate", "accepted_lengths",
-    "draft_s", "verify_s", "other_s",
+    "drafted_by", "plain", "draft_s", "verify_s", "other_s",
 }  # fmt: skip
 
 

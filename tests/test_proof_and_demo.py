@@ -86,21 +86,22 @@ def test_demo_prints_both_sides_without_control_codes(run: Any, pair: Pair) -> N
 def test_demo_replays_in_a_terminal(pair: Pair) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, highlight=False)
-    demo.show(LLM(pair.target, pair.target), SamplingParams(max_tokens=4, temperature=0.0), 1, console)
+    llm = LLM(pair.target, pair.target, {"adaptive": False})
+    demo.show(llm, SamplingParams(max_tokens=4, temperature=0.0), 1, console)
     assert "\x1b[1;32m" in screen.getvalue()  # the same model as its own draft: accepted
     assert screen.getvalue().count(" plain ") >= len(demo.PROMPTS)
     assert "\x1b[32m" not in screen.getvalue()
 
 
 def test_demo_refuses_outputs_that_differ(pair: Pair) -> None:
-    llm = LLM(pair.target, pair.draft)
+    llm = LLM(pair.target, pair.draft, {"adaptive": False})
     llm.engine.runner = Broken(llm.engine.runner)
     with pytest.raises(LosslessnessError, match=r"output token \d+ differs"):
         demo.show(llm, SamplingParams(max_tokens=8, temperature=0.0), 1, Console(file=io.StringIO()))
 
 
 def test_a_race_counts_what_its_completions_say(pair: Pair) -> None:
-    llm = LLM(pair.target, pair.target)
+    llm = LLM(pair.target, pair.target, {"adaptive": False})
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     found = race.race(llm, llm.tokenizer.encode("hello"), params, 2)
     for take in found:
@@ -124,6 +125,7 @@ def test_brackets_hold_what_was_drafted() -> None:
 
 def test_the_embedded_pair_is_the_default(run: Any) -> None:
     arguments = ["--prompt", "Tell me a story.", "--chat", "--max-tokens", "24", "--temperature", "0", "--json"]
+    arguments.append("--no-adaptive")
     speculative = json.loads(run("generate", *arguments).out)
     plain = json.loads(run("generate", "embedded", "--method", "none", *arguments).out)
     named = json.loads(run("generate", str(embedded.TARGET), "--draft", str(embedded.DRAFT), *arguments).out)

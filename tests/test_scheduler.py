@@ -14,6 +14,7 @@ from foretoken.engine.detokenize import Detokenizer
 from foretoken.engine.request import Request
 from foretoken.engine.scheduler import Plan, Scheduler
 from foretoken.speculation.params import SamplingParams
+from foretoken.speculation.policy import Wish
 from foretoken.speculation.sampling import RowSampling
 
 VOCAB, PAGE, CONTEXT = 8, 4, 40
@@ -31,29 +32,43 @@ class Mute:
         return ""
 
 
-def request(prompt: Sequence[int], max_tokens: int, *, drafts: int = 0) -> Request:
+def request(prompt: Sequence[int], max_tokens: int, *, drafts: int = 0, whole: bool = False) -> Request:
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=0)
     return Request(
         id=next(NUMBERS), index=0, choice=0, prompt=None, prompt_ids=list(prompt), params=params,
         sampling=RowSampling(params, 0, prompt, VOCAB), detokenizer=Detokenizer(Mute(), prompt, params),
         stop_ids=frozenset(), eos_ids=frozenset(), method="draft" if drafts else "none",
-        namespace="draft" if drafts else "", cache_lag=LAG if drafts else 0, max_draft_len=drafts, max_seq_len=CONTEXT,
+        methods=("draft",) if drafts else (), adaptive=False, half="draft" if drafts else "", whole=whole,
+        max_draft_len=drafts, max_seq_len=CONTEXT,
     )  # fmt: skip
 
 
-def lookahead(wanted: Request, limit: int) -> int:
-    return NODES if limit else 1
+class Drafts:
+    """Everybody drafts as much as it may; a tree takes `per_token` slots a level, `LAG` tokens are not read yet."""
+
+    def __init__(self, per_token: int = 1) -> None:
+        self.per_token = per_token
+
+    def choose(self, pending: Sequence[Request], beside: int) -> list[Wish]:
+        return [Wish(r.draft_limit, r.methods, "" if r.draft_limit else "end") for r in pending]
+
+    def slots(self, methods: Sequence[str], limit: int) -> int:
+        return min(NODES, self.per_token * limit) if methods else 0
+
+    def held(self, request: Request) -> int:
+        return max(0, request.committed - LAG)
 
 
-def scheduler(pages: int = PAGES, *, budget: int = BUDGET, rows: int = ROWS) -> Scheduler:
+def scheduler(pages: int = PAGES, *, budget: int = BUDGET, rows: int = ROWS, per_token: int = 1) -> Scheduler:
     return Scheduler(
-        BlockManager(pages, PAGE), max_batch_size=rows, max_num_tokens=budget, mixed_chunk=MIXED, lookahead=lookahead
-    )
+        BlockManager(pages, PAGE), max_batch_size=rows, max_num_tokens=budget, mixed_chunk=MIXED,
+        drafts=Drafts(per_token),
+    )  # fmt: skip
 
 
 def execute(plan: Plan, rows: dict[int, Request], accept: int = 0, token: int = 1) -> list[Request]:
     """What an engine would do with a plan: compute, emit, return who ended."""
-    for row, limit in plan.decode:
+    for row, limit, *_ in plan.decode:
         accepted = min(accept, limit)
         rows[row].committed += 1 + accepted
         rows[row].emit([token] * (accepted + 1), accepted, list(range(1, limit + 1)), [])
@@ -70,18 +85,20 @@ class Serving(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = scheduler()
+        self.scheduler = scheduler(per_token=2)
         self.alive: dict[int, Request] = {}
         self.rows: dict[int, Request] = {}
         self.pages: dict[int, list[int]] = {}
         self.seniority: dict[int, int] = {}  # when a row was last admitted
-        self.content: dict[int, tuple[str, list[int]]] = {}  # what lies in a full page, and whose half of it
+        self.content: dict[int, list[int]] = {}  # what lies in a full page
+        self.halves: dict[int, str] = {}  # pages that hold a drafter's half of that
 
     @rule(
-        beginning=st.integers(1, 3), length=st.integers(1, 36), count=st.integers(1, 30), drafts=st.sampled_from([0, 3])
-    )
-    def add(self, beginning: int, length: int, count: int, drafts: int) -> None:
-        new = request([beginning] * length, count, drafts=drafts)
+        beginning=st.integers(1, 3), length=st.integers(1, 36), count=st.integers(1, 30),
+        drafts=st.sampled_from([0, 3]), whole=st.booleans(),
+    )  # fmt: skip
+    def add(self, beginning: int, length: int, count: int, drafts: int, whole: bool) -> None:
+        new = request([beginning] * length, count, drafts=drafts, whole=whole and drafts > 0)
         self.alive[new.id] = new
         self.scheduler.add(new)
 
@@ -106,8 +123,11 @@ class Serving(RuleBasedStateMachine):
         assert plan.decode or plan.prefill or not self.alive, "nothing moves although somebody waits"
         finished = execute(plan, self.rows, accept, token)
         for row, each in self.rows.items():
-            for end in range(PAGE, each.committed - each.cache_lag + 1, PAGE):
-                self.content[self.pages[row][end // PAGE - 1]] = each.namespace, each.tokens[:end]
+            for end in range(PAGE, each.committed + 1, PAGE):
+                page = self.pages[row][end // PAGE - 1]
+                self.content[page] = each.tokens[:end]
+                if each.half and end <= each.committed - LAG:
+                    self.halves[page] = each.half
         for ended in finished:
             self.leave(ended)
 
@@ -116,34 +136,42 @@ class Serving(RuleBasedStateMachine):
             assert self.seniority[row] == max(self.seniority.values()), "an older row had to go first"
             del self.rows[row], self.pages[row], self.seniority[row]
         assert [admission.id for admission in plan.admitted] == waiting[: len(plan.admitted)]
-        for row, number, cached in plan.admitted:
+        for row, number, cached, held in plan.admitted:
+            assert 0 <= held <= cached
+            assert held == cached or not self.alive[number].whole
             assert row not in self.rows
             assert cached % PAGE == 0
             assert cached < len(self.alive[number].tokens)
             self.rows[row], self.pages[row] = self.alive[number], []
             self.seniority[row] = max(self.seniority.values(), default=0) + 1
-        reused = {row: cached // PAGE for row, _, cached in plan.admitted}
+        reused = {row: cached // PAGE for row, _, cached, _ in plan.admitted}
+        halves = {row: held // PAGE for row, _, _, held in plan.admitted if self.rows[row].half}
         for row, new in plan.pages:
             for page in new[reused.get(row, 0) :]:
                 self.content.pop(page, None)
+                self.halves.pop(page, None)
             self.pages[row].extend(new)
         for row, count in reused.items():
             for i, page in enumerate(self.pages[row][:count]):
-                expected = self.rows[row].namespace, self.rows[row].tokens[: (i + 1) * PAGE]
+                expected = self.rows[row].tokens[: (i + 1) * PAGE]
                 assert self.content.get(page) == expected, "a page was reused that does not hold this prefix"
+                assert i >= halves.get(row, 0) or self.halves.get(page) == self.rows[row].half
 
     def judge(self, plan: Plan) -> None:
         used = [item.row for item in plan.decode] + [chunk.row for chunk in plan.prefill]
         assert len(used) == len(set(used))
         computed = sum(chunk.length for chunk in plan.prefill)
-        assert len(plan.decode) + sum(item.limit for item in plan.decode) + computed <= BUDGET
+        drafts = Drafts(2)
+        nodes = sum(drafts.slots(item.methods, item.limit) for item in plan.decode)
+        assert len(plan.decode) + nodes + computed <= BUDGET
         assert not plan.decode or computed <= MIXED
         pending = {row for row, each in self.rows.items() if each.remaining == 1}
         assert pending <= set(used), "a running stream emits in every step"
-        for row, limit in plan.decode:
+        for row, limit, methods, reason in plan.decode:
+            assert bool(limit) == bool(methods) == (not reason)
             assert self.rows[row].remaining == 1
             assert limit <= self.rows[row].draft_limit
-            needed = len(self.rows[row].tokens) + (lookahead(self.rows[row], limit) if limit else 0)
+            needed = len(self.rows[row].tokens) + drafts.slots(methods, limit)
             assert len(self.pages[row]) * PAGE >= needed
         for row, start, length, last in plan.prefill:
             assert start == self.rows[row].committed
@@ -219,23 +247,48 @@ def test_drafts_leave_room_for_prompts() -> None:
 
 def test_a_sequence_that_cannot_have_its_lookahead_waits() -> None:
     """Or it would be preempted before it says a word."""
-    planner = scheduler(1 + 5)  # 20 slots
+    planner = scheduler(1 + 5, per_token=2)  # 20 slots
     planner.add(request([1] * 7, 9, drafts=3))
     planner.add(request([2] * 7, 9, drafts=3))
     assert [chunk.length for chunk in planner.plan().prefill] == [7]
     assert len(planner.waiting) == 1
 
 
-def test_without_pages_for_a_draft_a_row_decodes_plainly() -> None:
-    planner = scheduler(1 + 5)  # 20 slots
+def test_without_pages_for_a_long_draft_a_row_makes_a_short_one() -> None:
+    planner = scheduler(1 + 5, per_token=2)  # 20 slots
     lone = request([1] * 9, 11, drafts=3)
     planner.add(lone)
     rows = {0: lone}
     execute(planner.plan(), rows)
-    limits = []
+    seen = []
     while lone.finish_reason is None:
         plan = planner.plan()
-        limits.append(plan.decode[0].limit)
+        seen.append((len(lone.tokens), plan.decode[0].limit, plan.decode[0].reason))
         execute(plan, rows)
-    # With 10 to 15 tokens the draft's five slots fit.
-    assert limits == [3] * 6 + [0] * 4
+    # Three levels take five slots, two four, one two; and the last token needs no draft.
+    assert [limit for _, limit, _ in seen] == [3] * 6 + [2, 1, 1, 0]
+    assert seen[-1][2] == "end"
+
+
+def test_a_tree_is_charged_its_nodes() -> None:
+    planner = scheduler(60, budget=10, per_token=2)
+    streams = [request([i], 30, drafts=2) for i in range(3)]
+    for stream in streams:
+        planner.add(stream)
+    execute(planner.plan(), dict(enumerate(streams)))
+    assert [(item.limit, item.reason) for item in planner.plan().decode] == [(2, ""), (1, ""), (0, "room")]
+
+
+def test_a_drafter_that_must_have_its_half_reuses_only_pages_with_it() -> None:
+    planner = scheduler(60, budget=40)
+    first = request([1] * 20, 2, drafts=3)
+    planner.add(first)
+    execute(planner.plan(), {0: first})
+    planner.finish(first)  # 20 tokens committed, 17 of them with the drafter's half
+    found = {}
+    for name, options in (("plain", {}), ("any", {"drafts": 3}), ("whole", {"drafts": 3, "whole": True})):
+        planner.add(request([1] * 21, 2, **options))  # type: ignore[arg-type]
+        found[name] = planner.plan().admitted[0]
+    assert {name: (seen.cached, seen.held) for name, seen in found.items()} == {
+        "plain": (20, 20), "any": (20, 16), "whole": (16, 16),
+    }  # fmt: skip

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from foretoken.errors import ConfigError, unknown_name
 
-METHODS = ("draft_target", "ngram", "suffix", "none")
+METHODS = ("draft_target", "ngram", "suffix", "auto", "none")
 
-Method = Literal["draft_target", "ngram", "suffix", "none"]
+Method = Literal["draft_target", "ngram", "suffix", "auto", "none"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int8_weight_only", "int4", "int4_g128"]
 Positive = Annotated[int, Field(ge=1)]
@@ -52,8 +52,16 @@ class SpeculativeConfig(Settings):
     """How drafts are made.
 
     Attributes:
-        method: None is "draft_target" when there is a draft, otherwise "none".
+        method: None is "draft_target" when there is a draft, otherwise "none"; "auto" is all drafters there are, and
+            the engine chooses one per request and step.
         max_draft_len: longest path of a draft (K), in tokens.
+        adaptive: choose each step's length, 0 included, for the most tokens per second; off is always `max_draft_len`.
+        draft_len_schedule: batch size -> longest path for batches up to that size, none above the largest; the
+            smallest size has `max_draft_len`.
+        max_concurrency: draft in batches up to this size only.
+        acceptance_window: finished requests whose acceptance is averaged for acceptance_length_threshold; 0 is off.
+        acceptance_length_threshold: drafting ends for good when, over acceptance_window requests, fewer draft tokens
+            than this are accepted per forward with a draft.
         tree_top_k: draft_target: branches that each level keeps and expands; 1 is a chain.
         max_total_draft_tokens: draft_target, suffix: nodes of a tree, best score first; None is
             `max_draft_len * tree_top_k`.
@@ -68,6 +76,11 @@ class SpeculativeConfig(Settings):
 
     method: Method | None = None
     max_draft_len: Annotated[int, Field(ge=1, le=128)] = 4
+    adaptive: bool = True
+    draft_len_schedule: dict[Positive, Annotated[int, Field(ge=0)]] | None = None
+    max_concurrency: Positive | None = None
+    acceptance_window: Annotated[int, Field(ge=0)] = 0
+    acceptance_length_threshold: Annotated[float, Field(ge=0)] = 0.0
     tree_top_k: Annotated[int, Field(ge=1, le=32)] = 1
     max_total_draft_tokens: Annotated[int, Field(ge=1, le=512)] | None = None
     max_matching_ngram_size: Annotated[int, Field(ge=1, le=64)] = 3
@@ -86,7 +99,28 @@ class SpeculativeConfig(Settings):
                 f"min_matching_ngram_size {self.min_matching_ngram_size} exceeds "
                 f"max_matching_ngram_size {self.max_matching_ngram_size}"
             )
+        if bool(self.acceptance_window) != bool(self.acceptance_length_threshold):
+            raise ValueError("acceptance_window and acceptance_length_threshold work together; set both or neither")
+        schedule = self.draft_len_schedule
+        if schedule is not None:
+            if self.max_concurrency is not None:
+                raise ValueError("draft_len_schedule and max_concurrency exclude each other; set one")
+            if not schedule:
+                raise ValueError("draft_len_schedule is empty; expected for example {4: 4, 16: 2}")
+            smallest = min(schedule)
+            if schedule[smallest] != self.max_draft_len or max(schedule.values()) > self.max_draft_len:
+                raise ValueError(
+                    f"draft_len_schedule allows {schedule[smallest]} tokens up to batch {smallest} and at most "
+                    f"{max(schedule.values())}; expected max_draft_len {self.max_draft_len} for both"
+                )
         return self
+
+    @property
+    def schedule(self) -> dict[int, int] | None:
+        """Longest path by batch size, whichever way it was said."""
+        if self.max_concurrency is not None:
+            return {self.max_concurrency: self.max_draft_len}
+        return self.draft_len_schedule
 
 
 class KVCacheConfig(Settings):

@@ -159,7 +159,7 @@ class _Bench:
         return cell, mismatches
 
     def _of(self, length: int, output_len: int) -> list[Job]:
-        asked = RequestSpeculation(max_draft_len=length)
+        asked = RequestSpeculation(max_draft_len=length, adaptive=False)
         return [j._replace(params=replace(j.params, speculative=asked, max_tokens=output_len)) for j in self.jobs]
 
     def _mismatch(self, reference: Reference, take: Take, length: int) -> Mismatch | None:

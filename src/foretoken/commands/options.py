@@ -112,7 +112,12 @@ def sampling_of(values: Values) -> SamplingParams:
 
 def settings_of(owner: type[Settings], values: Values, prefix: str = "") -> dict[str, Any]:
     """Keys and values of a group of settings that are among the options."""
-    return {name: values[prefix + name] for name in owner.model_fields if prefix + name in values}
+    hints = get_type_hints(owner)
+    return {
+        name: _table(prefix + name, values[prefix + name]) if _is_table(hints[name]) else values[prefix + name]
+        for name in owner.model_fields
+        if prefix + name in values
+    }
 
 
 def attribute_notes(owner: type) -> dict[str, str]:
@@ -151,7 +156,7 @@ def _spoken(hint: Any) -> tuple[Any, str | None]:
     if origin is Literal:
         return str, "|".join(inner)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return list[str], "ID=BIAS"
+        return (list[str], "ID=BIAS") if inner[1] is float else (str, "SIZE:LENGTH,...")
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return list[inner[0]], "ID" if inner[0] is int else "TEXT"  # type: ignore[valid-type]
     return kind, None
@@ -166,6 +171,24 @@ def _parts(hint: Any) -> Iterator[Any]:
             yield from _parts(member)
     elif hint is not type(None):
         yield hint
+
+
+def _is_table(hint: Any) -> bool:
+    return any(isinstance(kind := get_origin(part), type) and issubclass(kind, Mapping) for part in _parts(hint))
+
+
+def _table(name: str, given: str | None) -> dict[int, int] | None:
+    """Integers by integers from "1:4,8:2" or from JSON, whose keys are strings."""
+    if given is None:
+        return None
+    pairs = [part.split(":") for part in re.sub(r'[{}"\s]', "", given).split(",")]
+    try:
+        table = {int(key): int(value) for key, value in pairs}
+    except ValueError:
+        table = {}
+    if len(table) != len(pairs):
+        raise ConfigError(f"--{name.replace('_', '-')} {given!r}: expected for example 4:4,16:2 (sizes must differ)")
+    return table
 
 
 def _biases(given: Sequence[str] | None) -> dict[int, float] | None:

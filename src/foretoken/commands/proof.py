@@ -81,7 +81,7 @@ class Proof:
 
     def _params(self, case: Case) -> list[SamplingParams]:
         seed = self.params.seed or 0
-        speculative = RequestSpeculation(method=case.method)
+        speculative = RequestSpeculation(method=case.method, adaptive=False)  # every draft there can be is to be proved
         common = replace(self.params, temperature=case.temperature, speculative=speculative)
         return [replace(common, seed=seed + i) for i in range(len(self.prompts))]
 

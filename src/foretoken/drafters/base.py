@@ -15,26 +15,31 @@ from foretoken.speculation.sampling import Sampling
 
 
 class Drafter(Protocol):
-    """Makes drafts for the rows of one engine.
+    """Makes drafts for the rows of one engine. Subclasses that guess on the host need only the first four methods.
 
     Attributes:
-        taps: target layers (output of block i, 0-based) whose hidden states it wants; () for none.
-        namespace: names what it keeps in the shared cache pages, "" for nothing. Prefix pages are reused only within
-            a namespace, because a page that another method filled lacks this drafter's half.
-        lag: most observed tokens that its half of the pages may still lack.
+        taps: target layers (output of block i, 0-based) whose hidden states it wants; () for none. With taps it
+            cannot make up for tokens that it was not told of, so only prefix pages that hold its half are reused.
+        namespace: names its half of the shared cache pages, "" if it keeps nothing there.
         nodes: most draft tokens of one proposal, which sizes the lookahead of the cache.
     """
 
-    taps: tuple[int, ...]
-    namespace: str
-    lag: int
+    taps: tuple[int, ...] = ()
+    namespace: str = ""
     nodes: int
 
-    def admit(self, row: int, cached: Sequence[int]) -> None:
-        """A sequence starts in `row`; the tokens `cached` lie in reused prefix pages and are not observed again."""
+    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+        """A sequence starts in `row`; the tokens `cached` lie in reused prefix pages and are not observed.
+
+        Args:
+            held: how many of the first of them have this drafter's half in those pages.
+        """
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         """Told what became certain, in order: a prompt chunk, or the accepted path from the pending token on.
+
+        Told while the row decodes plainly too, so that it can draft again at any time; what it costs to keep up is
+        best paid by `propose` and `catch_up`.
 
         Args:
             rows: distinct rows.
@@ -51,9 +56,24 @@ class Drafter(Protocol):
             sampling: the rows' sampling, whose noise a drafter ranks its scores under.
 
         Returns:
-            [B, N] with 1 <= N <= 1 + `nodes`; rows with fewer nodes are padded.
+            [B, N] with 1 <= N <= 1 + slots(max(limits)); rows with fewer nodes are padded.
         """
         ...
 
     def release(self, row: int) -> None:
         """The row's sequence ended or lost its pages; its number will be used again."""
+
+    def slots(self, limit: int) -> int:
+        """Most cache slots past the pending token that a draft of a row with paths of at most `limit` tokens takes.
+
+        A promise: nodes beyond it would have no place in the cache.
+        """
+        return self.nodes if limit else 0
+
+    def held(self, row: int) -> int:
+        """How many of the row's leading tokens have this drafter's half in the pages."""
+        return 0
+
+    def catch_up(self, rows: Sequence[int]) -> None:
+        """These rows will probably be drafted soon: what is long to read may be read now."""
+        return

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.drafters.base import Drafter
 from foretoken.model.decoder import Decoder, Hidden
 from foretoken.runtime.cache import KVCache, Span
 from foretoken.speculation.draft import PADDING, Draft, chain_parents
 from foretoken.speculation.sampling import Sampling, rank, sample
 
 FEED_ROWS = 512  # most tokens that one forward reads
-LONG_BACKLOG = 16  # beyond this a backlog is read at once, or the other rows' next feed would be padded to its width
+LONG_BACKLOG = 16  # beyond this a backlog is read first, or the other rows' next feed would be padded to its width
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class _Row:
     written: dict[int, int] = field(default_factory=dict)
 
 
-class DraftModelDrafter:
+class DraftModelDrafter(Drafter):
     """Guesses with a decoder over a cache that shares the target's page table.
 
     Args:
@@ -45,9 +46,7 @@ class DraftModelDrafter:
         budget: draft tokens a proposal keeps of all candidates, best cumulative score first.
     """
 
-    taps: tuple[int, ...] = ()
     namespace = "draft_target"
-    lag = LONG_BACKLOG
 
     def __init__(
         self, decoder: Decoder, cache: KVCache, *, max_draft_len: int, branches: int = 1, budget: int | None = None
@@ -63,8 +62,8 @@ class DraftModelDrafter:
     def _ints(self, values: Sequence[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
-    def admit(self, row: int, cached: Sequence[int]) -> None:
-        self._rows[row] = _Row(length=len(cached))
+    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+        self._rows[row] = _Row(length=held, backlog=list(cached[held:]))
 
     def release(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -73,9 +72,25 @@ class DraftModelDrafter:
         for row, certain in zip(rows, tokens, strict=True):
             state = self._rows[row]
             self._keep_path(row, state, certain)
-            while len(state.backlog) > LONG_BACKLOG:
-                self._feed([row], [state.backlog[:FEED_ROWS]])
-                del state.backlog[:FEED_ROWS]
+
+    def catch_up(self, rows: Sequence[int]) -> None:
+        while long := [row for row in rows if len(self._rows[row].backlog) > LONG_BACKLOG]:
+            backlogs = [self._rows[row].backlog for row in long]
+            width = max(1, min(FEED_ROWS // len(long), *map(len, backlogs)))  # together, and nobody is padded
+            self._feed(long, [backlog[:width] for backlog in backlogs])
+            for backlog in backlogs:
+                del backlog[:width]
+
+    def held(self, row: int) -> int:
+        return self._rows[row].length
+
+    def slots(self, limit: int) -> int:
+        return max(self._kept(limit), self.branches * (limit - 1))
+
+    def _kept(self, limit: int) -> int:
+        """Draft tokens of a proposal: their share of the budget, but a whole path if there is room for one."""
+        limit = min(limit, self.max_draft_len)
+        return min(self.budget, max(limit, -(-self.budget * limit // self.max_draft_len)))
 
     def settle(self, row: int) -> None:
         """Reads the whole backlog, so that everything certain is in the cache."""
@@ -125,6 +140,7 @@ class DraftModelDrafter:
         return hidden.last
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
+        self.catch_up(rows)
         states = [self._rows[row] for row in rows]
         hidden = self._feed(rows, [[*state.backlog, token] for state, token in zip(states, pending, strict=True)])
         for state in states:
@@ -135,7 +151,7 @@ class DraftModelDrafter:
             if tree.level > 0:
                 hidden = self._forward(rows, tree)
             tree.grow(*self._rank(hidden, rows, sampling, tree))
-        draft, chosen = tree.best(self.budget)
+        draft, chosen = tree.best([self._kept(limit) for limit in limits])
         self._remember(states, draft, chosen, tree)
         return draft
 
@@ -228,20 +244,24 @@ class _Tree:
         self.forwarded.scatter_(1, self._frontier, place.expand(rows, -1))
         return self.tokens.gather(1, self._frontier), grown
 
-    def best(self, budget: int) -> tuple[Draft, Tensor]:
-        """The root and its `budget` best candidates as a draft, and their candidate numbers [B, N].
+    def best(self, budgets: Sequence[int]) -> tuple[Draft, Tensor]:
+        """Each row's root and its `budgets[b]` best candidates as a draft, and their candidate numbers [B, N].
 
         A child never scores above its parent and a tie goes to the earlier candidate, so the choice is a tree.
         """
         rows, count = self.tokens.shape
-        keep = min(budget, count - 1)
+        keep = min(max(budgets), count - 1)
         order = self.scores[:, 1:].sort(dim=1, descending=True, stable=True).indices[:, :keep] + 1
-        chosen = torch.cat([torch.zeros_like(self.tokens[:, :1]), order.sort(dim=1).values], dim=1)
+        # What is over a row's budget goes to the end, where padding belongs.
+        over = torch.arange(keep, device=order.device) >= torch.tensor(budgets, device=order.device).unsqueeze(1)
+        taken = (order + over * count).sort(dim=1).values
+        chosen = torch.cat([torch.zeros_like(self.tokens[:, :1]), taken % count], dim=1)
         place = torch.arange(keep + 1, device=chosen.device).expand(rows, -1)
         node = torch.zeros_like(self.tokens).scatter(1, chosen, place)
         parents = node.gather(1, self.parents.gather(1, chosen).clamp(min=0))
         tokens = self.tokens.gather(1, chosen)
         dead = self.scores.gather(1, chosen) == float("-inf")
+        dead[:, 1:] |= taken >= count
         tokens = tokens.masked_fill(dead, PADDING)
         parents = torch.where(dead, chain_parents(rows, keep + 1, chosen.device), parents)
         parents[:, 0] = -1

@@ -46,6 +46,7 @@ def build_drafter(
         case "suffix":
             return SuffixDrafter(
                 budget=budget,
+                max_draft_len=config.max_draft_len,
                 max_tree_depth=config.suffix_decoding_max_tree_depth,
                 max_cached_requests=config.suffix_decoding_max_cached_requests,
                 max_spec_factor=config.suffix_decoding_max_spec_factor,

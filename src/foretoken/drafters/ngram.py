@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from foretoken.drafters.base import Drafter
 from foretoken.drafters.padded import chain, padded
 from foretoken.errors import ConfigError
 from foretoken.speculation.draft import Draft
@@ -75,7 +76,7 @@ class NgramPool:
         return []
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Chains copied from an earlier occurrence of the longest matching n-gram, the most recent one by default.
 
     Args:
@@ -89,10 +90,6 @@ class NgramDrafter:
     Raises:
         ConfigError: a size is out of range.
     """
-
-    taps: tuple[int, ...] = ()
-    namespace: str = ""
-    lag: int = 0
 
     def __init__(
         self,
@@ -116,7 +113,7 @@ class NgramDrafter:
         self._public = self._pool() if is_public_pool else None
         self._rows: dict[int, tuple[Text, NgramPool]] = {}
 
-    def admit(self, row: int, cached: Sequence[int]) -> None:
+    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
         """Start `row` anew; `cached` is the beginning of its prompt that is never observed, possibly empty."""
         self._rows[row] = ([], self._pool() if self._public is None else self._public)
         self._extend(row, cached)
@@ -140,6 +137,9 @@ class NgramDrafter:
     def release(self, row: int) -> None:
         """Forget `row`; what it put into a public pool stays."""
         self._rows.pop(row, None)
+
+    def slots(self, limit: int) -> int:
+        return min(limit, self.nodes)
 
     def _pool(self) -> NgramPool:
         return NgramPool(self._sizes, self._is_use_oldest, MAX_POOL_NGRAMS)

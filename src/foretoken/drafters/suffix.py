@@ -15,6 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from foretoken.drafters.automaton import Follower, Match, SuffixAutomaton
+from foretoken.drafters.base import Drafter
 from foretoken.drafters.padded import Guess, padded
 from foretoken.errors import ConfigError
 from foretoken.speculation.draft import Draft
@@ -96,7 +97,7 @@ class _Row:
     output: list[int] | None = None
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Trees of what followed in the row's own text, or in the outputs of released rows, whichever promises more.
 
     Only outputs are remembered across rows: prompts are longer, the model does not repeat other requests' prompts,
@@ -104,6 +105,7 @@ class SuffixDrafter:
 
     Args:
         budget: most draft tokens of a proposal.
+        max_draft_len: the path length that takes the whole budget, a shorter one its share; None for any length.
         max_tree_depth: tokens of the longest string that is counted: a context and the token after it.
         max_cached_requests: outputs remembered, 0 for none; when they would exceed it (or 2**18 tokens), the older
             half is forgotten. The time a request takes depends on them: 0 for tenants who must not learn of each other.
@@ -114,14 +116,11 @@ class SuffixDrafter:
         ConfigError: a value is out of range.
     """
 
-    taps: tuple[int, ...] = ()
-    namespace: str = ""
-    lag: int = 0
-
     def __init__(
         self,
         *,
         budget: int,
+        max_draft_len: int | None = None,
         max_tree_depth: int = 24,
         max_cached_requests: int = 10_000,
         max_spec_factor: float = 1.0,
@@ -134,13 +133,14 @@ class SuffixDrafter:
         _require(max_spec_factor > 0, "max_spec_factor", max_spec_factor, "more than 0; the default is 1.0")
         _require(0 <= min_token_prob <= 1, "min_token_prob", min_token_prob, "0 to 1; the default is 0.1")
         self.nodes = budget
+        self._max_draft_len = max_draft_len or 1
         self._max_tree_depth = max_tree_depth
         self._max_spec_factor = max_spec_factor
         self._min_token_prob = min_token_prob
         self._cache = OutputCache(max_tree_depth, max_cached_requests, MAX_CACHED_TOKENS)
         self._rows: dict[int, _Row] = {}
 
-    def admit(self, row: int, cached: Sequence[int]) -> None:
+    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
         """Start `row` anew; `cached` is the beginning of its prompt that is never observed, possibly empty."""
         self._rows[row] = _Row(SuffixAutomaton(self._max_tree_depth), deque(maxlen=self._max_tree_depth - 2))
         self._extend(row, cached)
@@ -163,6 +163,9 @@ class SuffixDrafter:
         if state is not None and state.output is not None:
             self._cache.add(state.output)
 
+    def slots(self, limit: int) -> int:
+        return min(self.nodes, -(-self.nodes * limit // self._max_draft_len))
+
     def _extend(self, row: int, tokens: Sequence[int]) -> None:
         state = self._rows[row]
         for token in tokens:
@@ -183,7 +186,7 @@ class SuffixDrafter:
 
     def _bounds(self, match: Match, limit: int) -> Bounds:
         trusted = int(self._max_spec_factor * match.length + 1e-6)  # 0.29 * 100 is 28.99...
-        return Bounds(min(self.nodes, trusted), limit, self._min_token_prob)
+        return Bounds(min(self.slots(limit), trusted), limit, self._min_token_prob)
 
 
 def _require(holds: bool, name: str, value: float, expected: str) -> None:

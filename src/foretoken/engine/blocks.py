@@ -1,7 +1,7 @@
 """Who owns which page of the cache: allocation, sharing of equal prefixes, eviction. Knows neither tensors nor models.
 
-Only full pages of committed tokens are shared; a page is named by the digest of everything up to and including it,
-seeded with the namespace of the drafter whose half it also holds.
+Only full pages of committed tokens are shared; a page is named by the digest of everything up to and including it.
+Beside the target's half a page may hold halves of drafters, each noted by its name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,14 @@ from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+
+class Match(NamedTuple):
+    """Shared pages that hold a prefix; the first `held` of them hold the drafter's half too."""
+
+    pages: list[int]
+    held: int
 
 
 class BlockManager:
@@ -25,6 +33,7 @@ class BlockManager:
         self._count: dict[int, int] = {}
         self._digest: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
+        self._halves: dict[int, set[str]] = {}  # of shared pages: whose half beside the target's
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     @property
@@ -86,39 +95,56 @@ class BlockManager:
             else:
                 insort(self._free, page)
 
-    def match(self, tokens: Sequence[int], namespace: str) -> list[int]:
-        """Takes ownership of the longest run of shared pages that hold a proper prefix of `tokens`."""
+    def match(self, tokens: Sequence[int], half: str = "", *, whole: bool = False) -> Match:
+        """Takes ownership of the longest run of shared pages that hold a proper prefix of `tokens`.
+
+        Args:
+            half: whose half is looked for; "" is the target's own, which every page holds.
+            whole: take only pages that hold that half.
+        """
         found: list[int] = []
+        held = 0
         if not self.reuse:
-            return found
+            return Match(found, held)
         # At least one token stays to be computed: its logits are the first draw.
-        for digest in self._digests(tokens[: len(tokens) - 1], namespace):
+        for digest in self._digests(tokens[: len(tokens) - 1]):
             page = self._page_of.get(digest)
             if page is None:
                 break
+            holds = not half or half in self._halves[page]
+            if whole and not holds:
+                break
+            held += holds and held == len(found)
             self._idle.pop(page, None)
             self._count[page] = self._count.get(page, 0) + 1
             found.append(page)
-        return found
+        return Match(found, held)
 
-    def publish(self, tokens: Sequence[int], namespace: str, pages: Sequence[int]) -> None:
-        """Offers the full pages among `pages`, which hold the committed `tokens`, to other rows."""
+    def publish(self, tokens: Sequence[int], pages: Sequence[int], half: str = "", held: int = 0) -> None:
+        """Offers the full pages among `pages`, which hold the committed `tokens`, to other rows.
+
+        Args:
+            half: the drafter whose half the pages hold of the first `held` tokens.
+        """
         if not self.reuse:
             return
-        for page, digest in zip(pages, self._digests(tokens, namespace), strict=False):
+        for i, (page, digest) in enumerate(zip(pages, self._digests(tokens), strict=False), start=1):
             if digest not in self._page_of and page not in self._digest:
                 self._page_of[digest] = page
                 self._digest[page] = digest
+                self._halves[page] = set()
+            if half and i * self.page_size <= held and self._page_of[digest] == page:
+                self._halves[page].add(half)
 
-    def _digests(self, tokens: Sequence[int], namespace: str) -> Iterator[bytes]:
-        digest = namespace.encode()
+    def _digests(self, tokens: Sequence[int]) -> Iterator[bytes]:
+        digest = b""
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
             block = array("q", tokens[end - self.page_size : end]).tobytes()
             digest = hashlib.blake2b(digest + block, digest_size=16).digest()
             yield digest
 
     def _forget(self, page: int) -> None:
-        del self._page_of[self._digest.pop(page)]
+        del self._page_of[self._digest.pop(page)], self._halves[page]
 
     def check(self) -> None:
         """Raises AssertionError unless every page is free, owned or idle, exactly once (for tests)."""
@@ -126,4 +152,4 @@ class BlockManager:
         assert sum(map(len, states)) == self.pages - 1
         assert set.union(*states) == set(range(1, self.pages))
         assert all(self._page_of[d] == p for p, d in self._digest.items())
-        assert set(self._idle) <= set(self._digest)
+        assert set(self._idle) <= set(self._digest) == set(self._halves)

@@ -19,12 +19,15 @@ from foretoken.drafters.device import proposers
 from foretoken.drafters.factory import build_drafter
 from foretoken.engine.blocks import BlockManager
 from foretoken.engine.captured import CapturedSteps
+from foretoken.engine.drafting import Drafting
 from foretoken.engine.engine import NO_DRAFT, Engine
 from foretoken.engine.runner import Runner
 from foretoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
 from foretoken.model.config import ModelConfig
 from foretoken.model.decoder import Decoder
 from foretoken.runtime.cache import KEY_BLOCK, KVCache, PageTable
+from foretoken.speculation.acceptance import Gate
+from foretoken.speculation.policy import Policy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MODEL_FREE = ("ngram", "suffix")  # any request may choose these: they need no weights
@@ -128,13 +131,20 @@ def build_engine(
 
     methods = [*MODEL_FREE, *(["draft_target"] if draft is not None else [])]
     drafters: dict[str, Drafter] = {m: build_drafter(m, speculative, draft, cache_for) for m in methods}
+    policy = Policy(
+        slots=lambda method, limit: drafters[method].slots(limit),
+        runs_model=lambda method: bool(drafters[method].namespace),
+        max_draft_len=speculative.max_draft_len,
+        schedule=speculative.schedule,
+        gate=Gate(speculative.acceptance_window, speculative.acceptance_length_threshold),
+    )
     taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
     runner = Runner(target, cache_for(target), taps)
     engine = Engine(
         runner,
         table,
         BlockManager(pages, page, reuse=cache.enable_block_reuse),
-        drafters,
+        Drafting(drafters, policy, device),
         max_batch_size=config.max_batch_size,
         max_num_tokens=config.max_num_tokens,
         mixed_chunk=config.max_mixed_prefill_tokens,

@@ -88,6 +88,8 @@ class Completion:
                 "acceptance_length": stats.acceptance_length,
                 "acceptance_rate": stats.acceptance_rate,
                 "accepted_lengths": stats.accepted_lengths,
+                "drafted_by": stats.drafted_by,
+                "plain": stats.plain,
                 "draft_s": stats.draft_s,
                 "verify_s": stats.verify_s,
                 "other_s": stats.other_s,

@@ -6,22 +6,25 @@ Holds the requests of one target and the drafters they use; tokens in, tokens ou
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from foretoken.drafters.base import Drafter
 from foretoken.engine.blocks import BlockManager
+from foretoken.engine.calibration import Calibration
 from foretoken.engine.captured import CapturedSteps
+from foretoken.engine.drafting import Drafting
 from foretoken.engine.request import Request, TokenLogprob
-from foretoken.engine.runner import Batch, Outcome, Prompt, Runner, merge
+from foretoken.engine.runner import Batch, Outcome, Prompt, Runner
 from foretoken.engine.scheduler import Plan, Scheduler
 from foretoken.runtime.cache import PageTable
+from foretoken.speculation.cost import Costs
 from foretoken.speculation.draft import PADDING, Draft
 from foretoken.speculation.sampling import Sampling, token_logprobs
 
-NO_DRAFT = "none"
+NO_DRAFT, AUTO = "none", "auto"  # methods that are no drafter: no one, and everyone
 
 
 class Engine:
@@ -31,7 +34,7 @@ class Engine:
         runner: the target over its cache.
         table: the page table that every cache of this engine shares.
         blocks: the pages of that table.
-        drafters: by method name; a request whose method is "none" decodes plainly.
+        drafting: the drafters by method name, and who uses them when.
         max_batch_size, max_num_tokens, mixed_chunk: see `Scheduler`.
         captured: takes over steps that only decode, None for none.
     """
@@ -41,7 +44,7 @@ class Engine:
         runner: Runner,
         table: PageTable,
         blocks: BlockManager,
-        drafters: Mapping[str, Drafter],
+        drafting: Drafting,
         *,
         max_batch_size: int,
         max_num_tokens: int,
@@ -49,21 +52,22 @@ class Engine:
         captured: CapturedSteps | None = None,
     ) -> None:
         self.captured = captured
-        self.runner, self.table, self.drafters = runner, table, dict(drafters)
+        self.runner, self.table, self.drafting = runner, table, drafting
         self.scheduler = Scheduler(
             blocks,
             max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens,
             mixed_chunk=mixed_chunk,
-            lookahead=self._lookahead,
+            drafts=drafting,
         )
         self._rows: dict[int, Request] = {}
         self._requests: dict[int, Request] = {}
         self._sampling: tuple[list[Request], Sampling] | None = None
 
-    def _lookahead(self, request: Request, limit: int) -> int:
-        """Slots past the pending token: one for the token after it, or all nodes of the drafter's tree."""
-        return max(1, self.drafters[request.method].nodes) if limit and request.method in self.drafters else 1
+    @property
+    def drafters(self) -> dict[str, Drafter]:
+        """By method name."""
+        return self.drafting.drafters
 
     @property
     def busy(self) -> bool:
@@ -93,21 +97,24 @@ class Engine:
 
     def _step(self) -> list[Request]:
         """The step as the host sees it through."""
-        begin = time.perf_counter()
+        self._calibrate()
+        begin, clock = time.perf_counter(), self.drafting.clock
         plan = self.scheduler.plan()
         self._apply(plan)
         if not plan.decode and not plan.prefill:
             return []
         decoding = [self._rows[item.row] for item in plan.decode]
         proposing = time.perf_counter()
-        draft = self._propose(plan, decoding)
+        proposal = self.drafting.propose(plan.decode, decoding, self._sampling_of)
         drafted = time.perf_counter()
-        batch = self._batch(plan, draft)
+        worked = clock()
+        batch = self._batch(plan, proposal.draft)
         sampled = decoding + [self._rows[chunk.row] for chunk in plan.prefill if chunk.last]
         outcome = self.runner.run(batch, self._sampling_of(sampled) if sampled else None)
-        verified = time.perf_counter()
+        verified, computed = time.perf_counter(), clock()
         self._score_prompts(batch, outcome)
-        changed = self._advance(sampled, draft, outcome)
+        paths = self._advance(sampled, proposal.draft, outcome)
+        self.drafting.learn(plan.decode, decoding, proposal, paths[: len(decoding)])
         observing = time.perf_counter()
         self._observe(batch, outcome, decoding)
         end = time.perf_counter()
@@ -116,26 +123,44 @@ class Engine:
             request.stats.draft_s += draft_s
             request.stats.verify_s += verify_s
             request.stats.other_s += end - begin - draft_s - verify_s
-        return changed
+        self._time(batch, computed - worked, clock() - computed)
+        return sampled
+
+    def _calibrate(self) -> None:
+        """Measures what drafts cost before the first request that leaves its draft's length to the engine."""
+        scheduler, policy = self.scheduler, self.drafting.policy
+        if policy.costs is not None or not scheduler.free_rows:
+            return
+        if any(request.adaptive for request in scheduler.waiting):
+            most = min(scheduler.max_num_tokens, self.table.table.shape[0] * (1 + policy.longest))
+            context = self.table.table.shape[1] * self.table.page_size
+            calibration = Calibration(self.runner, scheduler.free_rows, most, context, self.drafting.clock)
+            policy.costs = Costs(calibration.measure(self.drafters, policy.longest))
+
+    def _time(self, batch: Batch, verify_s: float, other_s: float) -> None:
+        """Lets the policy know what a step took that only decoded."""
+        costs = self.drafting.policy.costs
+        if costs is not None and batch.rows and not batch.prompts:
+            rows = len(batch.rows)
+            tokens = max(self.runner.decoder.least_rows, batch.draft.tokens.numel())
+            costs.saw_step(tokens, rows, sum(batch.starts) / rows, verify_s, other_s)
 
     def _apply(self, plan: Plan) -> None:
         """Lets go of preempted rows, then seats the admitted and hands out pages."""
         for row in plan.preempted:
             self._leave(row)
-        for row, request_id, cached in plan.admitted:
+        for row, request_id, cached, held in plan.admitted:
             request = self._rows[row] = self._requests[request_id]
             if not request.started:  # a preempted one finds its own pages, which nobody saved it
                 request.cached_tokens, request.started = cached, True
-            if drafter := self.drafters.get(request.method):
-                drafter.admit(row, request.tokens[:cached])
+            self.drafting.admit(row, request, cached, held)
         for row, pages in plan.pages:
             self.table.extend(row, pages)
 
     def _leave(self, row: int) -> None:
         request = self._rows.pop(row)
         self.table.clear(row)
-        if drafter := self.drafters.get(request.method):
-            drafter.release(row)
+        self.drafting.release(row, request)
 
     def _retire(self, request: Request) -> None:
         del self._requests[request.id]
@@ -143,18 +168,7 @@ class Engine:
         self.scheduler.finish(request)
         if row is not None:
             self._leave(row)
-
-    def _propose(self, plan: Plan, decoding: Sequence[Request]) -> Draft:
-        drafts = []
-        for method, drafter in self.drafters.items():
-            places = [i for i, item in enumerate(plan.decode) if item.limit and decoding[i].method == method]
-            if places:
-                requests = [decoding[i] for i in places]
-                rows = [plan.decode[i].row for i in places]
-                limits = [plan.decode[i].limit for i in places]
-                sampling = self._sampling_of(requests)
-                drafts.append((places, drafter.propose(rows, [r.tokens[-1] for r in requests], limits, sampling)))
-        return merge([request.tokens[-1] for request in decoding], drafts)
+        self.drafting.end(request)
 
     def _batch(self, plan: Plan, draft: Draft) -> Batch:
         rows = [item.row for item in plan.decode]
@@ -173,10 +187,15 @@ class Engine:
         self._sampling = (list(requests), sampling)
         return sampling
 
-    def _advance(self, sampled: Sequence[Request], draft: Draft, outcome: Outcome) -> list[Request]:
-        """Hands every sampled row its accepted tokens and the target's own; they stop where they must."""
+    def _advance(self, sampled: Sequence[Request], draft: Draft, outcome: Outcome) -> list[tuple[int, int]]:
+        """Hands every sampled row its accepted tokens and the target's own; they stop where they must.
+
+        Returns:
+            Per row the longest path of its draft and how many of its tokens were accepted.
+        """
         if outcome.verdict is None:
             return []
+        seen = []
         paths, lengths = outcome.verdict.path.tolist(), outcome.verdict.length.tolist()
         tokens, bonuses = draft.tokens.tolist(), outcome.verdict.bonus.tolist()
         parents = draft.parents.tolist()
@@ -191,7 +210,8 @@ class Engine:
                 request.committed += accepted + 1
             request.emit(emitted, accepted, drafted, logprobs)
             request.committed = min(request.committed, len(request.tokens))
-        return list(sampled)
+            seen.append((max(drafted, default=0), accepted))
+        return seen
 
     def _logprobs(
         self, request: Request, outcome: Outcome, place: int, path: Sequence[int], emitted: Sequence[int]
@@ -220,21 +240,20 @@ class Engine:
     def _observe(self, batch: Batch, outcome: Outcome, decoding: Sequence[Request]) -> None:
         """Tells drafters what became certain: accepted paths, then prompt pieces."""
         nodes = 0 if outcome.verdict is None else outcome.verdict.path.shape[1]
-        for method, drafter in self.drafters.items():
-            # Finished requests too: what their pages offer to others must be there in the drafter's half as well.
-            places = [i for i, request in enumerate(decoding) if request.method == method]
+        for method in self.drafters:
+            # Finished requests too: what their pages offer to others may be there in the drafter's half as well.
+            places = [i for i, request in enumerate(decoding) if method in request.methods]
             if places:
                 certain = [decoding[i].tokens[batch.starts[i] : decoding[i].committed] for i in places]
                 features = self._path_features(outcome, places, [len(tokens) for tokens in certain], nodes)
-                drafter.observe([batch.rows[i] for i in places], certain, features)
+                self.drafting.observe(method, [batch.rows[i] for i in places], certain, features, prompt=False)
         begin = len(decoding) * nodes
         for prompt in batch.prompts:
             request, count = self._rows[prompt.row], len(prompt.tokens)
             request.committed += count
-            reader = self.drafters.get(request.method)
-            if reader is not None:
-                features = None if outcome.features is None else outcome.features[begin : begin + count]
-                reader.observe([prompt.row], [prompt.tokens], features)
+            features = None if outcome.features is None else outcome.features[begin : begin + count]
+            for method in request.methods:
+                self.drafting.observe(method, [prompt.row], [prompt.tokens], features, prompt=True)
             begin += max(self.runner.decoder.least_rows, count)
 
     def _path_features(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretoken.checkpoint.chat import Message
 from foretoken.checkpoint.tokenizer import Tokenizer
@@ -13,11 +13,11 @@ from foretoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from foretoken.engine.build import build_engine, default_method, load_models
 from foretoken.engine.completion import Chunk, Completion
 from foretoken.engine.detokenize import Detokenizer
-from foretoken.engine.engine import NO_DRAFT, Engine
+from foretoken.engine.engine import AUTO, NO_DRAFT, Engine
 from foretoken.engine.request import Request
 from foretoken.errors import PromptTooLongError, RequestError
 from foretoken.speculation.noise import choice_seed
-from foretoken.speculation.params import SamplingParams
+from foretoken.speculation.params import RequestSpeculation, SamplingParams
 from foretoken.speculation.sampling import RowSampling
 
 Prompt = str | Sequence[int]
@@ -149,12 +149,12 @@ class LLM:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_prompt(ids)
         self._check_sizes(params)
-        method, max_draft_len = self._speculation(params)
+        speculation = self._speculation(params)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         known = (token for token in self.tokenizer.eos_ids if token < self.config.vocab_size)
         eos = frozenset() if params.ignore_eos else frozenset(known)
         stop_ids = eos | frozenset(params.stop_token_ids)
-        drafter = self.engine.drafters.get(method)
+        drafters = [self.engine.drafters[method] for method in speculation.methods]
         bad_words = [ids for word in params.bad_words for ids in _spellings(self.tokenizer, word)]
         vocab_size, device = self.config.vocab_size, self.engine.table.table.device
 
@@ -173,10 +173,12 @@ class LLM:
                 detokenizer=Detokenizer(self.tokenizer, ids, params),
                 stop_ids=stop_ids,
                 eos_ids=eos,
-                method=method,
-                namespace=drafter.namespace if drafter else "",
-                cache_lag=drafter.lag if drafter else 0,
-                max_draft_len=max_draft_len,
+                method=speculation.method,
+                methods=speculation.methods,
+                adaptive=speculation.adaptive,
+                half=next((drafter.namespace for drafter in drafters if drafter.namespace), ""),
+                whole=any(drafter.taps for drafter in drafters),
+                max_draft_len=speculation.max_draft_len,
                 max_seq_len=self.max_seq_len,
             )
 
@@ -208,12 +210,10 @@ class LLM:
             if value is not None and value > limit:
                 raise RequestError(f"{name} is {value}, expected at most {limit} for this model")
 
-    def _speculation(self, params: SamplingParams) -> tuple[str, int]:
-        """Method and longest draft of a request: the engine's, unless it asks for its own."""
-        asked, longest = params.speculative, self.speculative.max_draft_len
-        if asked is None:
-            return self.method, longest
-        known = (NO_DRAFT, *self.engine.drafters)
+    def _speculation(self, params: SamplingParams) -> _Speculation:
+        """How a request is drafted: the engine's way, unless it asks for its own."""
+        asked, longest = params.speculative or RequestSpeculation(), self.speculative.max_draft_len
+        known = (NO_DRAFT, AUTO, *self.engine.drafters)
         method = asked.method if asked.method is not None else self.method
         if method not in known:
             raise RequestError(f"speculative.method {method!r}: this engine has {', '.join(known)}")
@@ -221,9 +221,20 @@ class LLM:
             raise RequestError(
                 f"speculative.max_draft_len {asked.max_draft_len} exceeds the engine's max_draft_len {longest}"
             )
-        if not asked.enabled or asked.max_draft_len == 0:
-            return NO_DRAFT, 0
-        return method, asked.max_draft_len or longest
+        if not asked.enabled or asked.max_draft_len == 0 or method == NO_DRAFT:
+            return _Speculation(NO_DRAFT, (), False, 0)
+        adaptive = self.speculative.adaptive if asked.adaptive is None else asked.adaptive
+        methods = tuple(self.engine.drafters) if method == AUTO else (method,)
+        return _Speculation(method, methods, adaptive, asked.max_draft_len or longest)
+
+
+class _Speculation(NamedTuple):
+    """How one request is drafted; see the fields of `Request`."""
+
+    method: str
+    methods: tuple[str, ...]
+    adaptive: bool
+    max_draft_len: int
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

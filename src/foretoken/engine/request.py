@@ -39,6 +39,10 @@ class SpeculationStats:
         accepted_lengths: `accepted_lengths[a]` forwards accepted a draft tokens.
         drafted_lengths: `drafted_lengths[d]` forwards had a draft whose longest path was d tokens; 0 is plain.
         tried: `tried[i]` forwards came to a guess at position i of a path: all before it had been accepted.
+        drafted_by: forwards with a draft, by the drafter that made it.
+        plain: forwards without one although the request may be drafted, by reason: "gain" (it would not have paid),
+            "silent" (the drafter had no guess), "room" (no pages or tokens left in the step), "end" (one token to go),
+            "recall" (to know what that costs), "batch" (above the schedule) or "threshold" (too little was accepted).
         draft_s, verify_s, other_s: wall time of the steps this request took part in, by what they were doing.
     """
 
@@ -50,6 +54,8 @@ class SpeculationStats:
     accepted_lengths: list[int] = field(default_factory=list)
     drafted_lengths: list[int] = field(default_factory=list)
     tried: list[int] = field(default_factory=list)
+    drafted_by: dict[str, int] = field(default_factory=dict)
+    plain: dict[str, int] = field(default_factory=dict)
     draft_s: float = 0.0
     verify_s: float = 0.0
     other_s: float = 0.0
@@ -64,6 +70,11 @@ class SpeculationStats:
         _tally(self.drafted_lengths, longest)
         for position in range(min(accepted + 1, longest)):
             _tally(self.tried, position)
+
+    def count_draft(self, drafter: str | None, reason: str) -> None:
+        """Adds who made the draft of a decoding forward, or why nobody did."""
+        counts, key = (self.plain, reason) if drafter is None else (self.drafted_by, drafter)
+        counts[key] = counts.get(key, 0) + 1
 
     @property
     def acceptance_length(self) -> float:
@@ -92,8 +103,9 @@ class Request:
         committed: leading tokens whose keys and values are in the target's cache.
         row: place in the batch, None while waiting; `started` once it had one.
         stop_ids: tokens that end the request; `eos_ids` among them end it without a stop reason.
-        method, max_draft_len: the drafter and its longest path for this request.
-        namespace, cache_lag: what that drafter keeps in the cache pages, see `Drafter`.
+        method: how it is drafted, by name; `methods` are the drafters that this means, in order of preference.
+        max_draft_len: its longest path; `adaptive` when the engine chooses up to that length.
+        half: the drafter's half of the cache pages, "" for none; `whole` when only pages with that half are reused.
     """
 
     id: int
@@ -107,8 +119,10 @@ class Request:
     stop_ids: frozenset[int]
     eos_ids: frozenset[int]
     method: str
-    namespace: str
-    cache_lag: int
+    methods: tuple[str, ...]
+    adaptive: bool
+    half: str
+    whole: bool
     max_draft_len: int
     max_seq_len: int
     tokens: list[int] = field(default_factory=list)

@@ -7,18 +7,24 @@ carry a draft, otherwise it prefills a chunk. There is no other state, so a pree
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
-from foretoken.engine.blocks import BlockManager
+from foretoken.engine.blocks import BlockManager, Match
 from foretoken.engine.request import Request
+from foretoken.speculation.policy import Wish
 
 
 class Decode(NamedTuple):
-    """One pending token of `row`, with at most `limit` draft tokens on a path."""
+    """One pending token of `row`, with at most `limit` draft tokens on a path, by the first of `methods` that has any.
+
+    `reason` says why the limit is 0, see `Wish`; "room" is the step's own: too few pages or tokens were left.
+    """
 
     row: int
     limit: int
+    methods: tuple[str, ...] = ()
+    reason: str = ""
 
 
 class Chunk(NamedTuple):
@@ -31,11 +37,12 @@ class Chunk(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """Request `id` takes `row`; `cached` leading tokens lie in reused pages."""
+    """Request `id` takes `row`; `cached` leading tokens lie in reused pages, `held` of them with the drafter's half."""
 
     row: int
     id: int
     cached: int
+    held: int
 
 
 class Plan(NamedTuple):
@@ -48,6 +55,22 @@ class Plan(NamedTuple):
     prefill: tuple[Chunk, ...]
 
 
+class Drafts(Protocol):
+    """What the scheduler asks about drafts."""
+
+    def choose(self, pending: Sequence[Request], beside: int) -> Sequence[Wish]:
+        """One wish for each request that decodes in a step that also reads `beside` prompt tokens."""
+        ...
+
+    def slots(self, methods: Sequence[str], limit: int) -> int:
+        """Cache slots past the pending token that a draft takes, which are also its tokens at most."""
+        ...
+
+    def held(self, request: Request) -> int:
+        """Leading tokens of a running request for which its pages hold the drafter's half."""
+        ...
+
+
 class Scheduler:
     """First come, first served; the newest sequence is preempted when pages run out.
 
@@ -56,7 +79,7 @@ class Scheduler:
         max_batch_size: rows.
         max_num_tokens: tokens of one step over the batch.
         mixed_chunk: most prompt tokens of a step that also decodes, so that a long prompt does not stall streams.
-        lookahead: cache slots that a draft of the given request with the given limit needs past the pending token.
+        drafts: says who wants to draft how much, and what that takes.
     """
 
     def __init__(
@@ -66,13 +89,13 @@ class Scheduler:
         max_batch_size: int,
         max_num_tokens: int,
         mixed_chunk: int,
-        lookahead: Callable[[Request, int], int],
+        drafts: Drafts,
     ) -> None:
         self.blocks = blocks
         self.max_num_tokens, self.mixed_chunk = max_num_tokens, mixed_chunk
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission
-        self._lookahead = lookahead
+        self._drafts = drafts
         self._free_rows = list(range(max_batch_size - 1, -1, -1))
         self._owned: dict[int, list[int]] = {}
 
@@ -91,6 +114,11 @@ class Scheduler:
         found = [self._grow(row, count, grown) for row, count in zip(rows, slots, strict=True)]
         return all(found), grown
 
+    @property
+    def free_rows(self) -> list[int]:
+        """Rows without a request."""
+        return sorted(self._free_rows)
+
     def add(self, request: Request) -> None:
         self.waiting.append(request)
 
@@ -106,8 +134,8 @@ class Scheduler:
         assert row is not None
         pages = self._owned.pop(row)
         if request.shares_prefix:
-            held = request.tokens[: max(0, request.committed - request.cache_lag)]
-            self.blocks.publish(held, request.namespace, pages)
+            held = min(request.committed, self._drafts.held(request)) if request.half else 0
+            self.blocks.publish(request.tokens[: request.committed], pages, request.half, held)
         self.blocks.free(pages)
         self.running.remove(request)
         self._free_rows.append(row)
@@ -124,13 +152,11 @@ class Scheduler:
         # Drafts leave room for prompts, or busy streams would keep new ones out for as long as they run.
         prompts = len(pending) < len(self.running) or bool(self.waiting and self._free_rows)
         reserved = min(self.mixed_chunk, self.max_num_tokens // 2) if prompts else 0
-        for request in pending:
+        for request, wish in zip(pending, self._drafts.choose(pending, reserved), strict=True):
             if request.row is None or not self._make_room(request, preempted, grown):
                 continue
-            assert request.row is not None
-            limit = self._draft_limit(request, budget - reserved, grown)
-            decode.append(Decode(request.row, limit))
-            budget -= limit
+            decode.append(self._decode(request, wish, budget - reserved, grown))
+            budget -= self._drafts.slots(decode[-1].methods, decode[-1].limit)
         # A row that was preempted for a later one's sake must not decode.
         rows = {request.row for request in self.running}
         decode = [item for item in decode if item.row in rows]
@@ -169,12 +195,16 @@ class Scheduler:
             self.waiting.appendleft(victim)
         return request.row is not None
 
-    def _draft_limit(self, request: Request, budget: int, grown: dict[int, list[int]]) -> int:
-        limit = max(0, min(request.draft_limit, budget))
-        assert request.row is not None
-        while limit and not self._grow(request.row, len(request.tokens) + self._lookahead(request, limit), grown):
+    def _decode(self, request: Request, wish: Wish, budget: int, grown: dict[int, list[int]]) -> Decode:
+        """As much of a wish as the step's tokens and the pages allow."""
+        row, limit = request.row, min(wish.limit, request.draft_limit)
+        assert row is not None
+        while limit:
+            slots = self._drafts.slots(wish.methods, limit)
+            if slots <= budget and self._grow(row, len(request.tokens) + slots, grown):
+                return Decode(row, limit, wish.methods)
             limit -= 1
-        return limit
+        return Decode(row, 0, (), wish.reason or "room")
 
     def _chunk(self, request: Request, budget: int, prefill: list[Chunk], grown: dict[int, list[int]]) -> int:
         """Plans the next piece of a prompt; returns the tokens it takes."""
@@ -185,14 +215,12 @@ class Scheduler:
         prefill.append(Chunk(row, request.committed, count, count == request.remaining))
         return count
 
-    def _admit(
-        self, budget: int, admitted: list[Admission], prefill: list[Chunk], grown: dict[int, list[int]]
-    ) -> int:
+    def _admit(self, budget: int, admitted: list[Admission], prefill: list[Chunk], grown: dict[int, list[int]]) -> int:
         while self.waiting and self._free_rows and budget > 0:
             request = self.waiting[0]
-            pages = self.blocks.match(request.tokens, request.namespace) if request.shares_prefix else []
+            pages, held = self._reused(request)
             # The whole sequence and its lookahead must fit, or it would be preempted before it says a word.
-            slots = len(request.tokens) + 1 + self._lookahead(request, request.draft_limit)
+            slots = len(request.tokens) + 1 + max(1, self._drafts.slots(request.methods, request.draft_limit))
             if self.blocks.pages_for(slots) - len(pages) > self.blocks.available:
                 self.blocks.free(pages)
                 break
@@ -202,7 +230,13 @@ class Scheduler:
             self._owned[row] = list(pages)
             grown[row] = list(pages)
             self.running.append(request)
-            admitted.append(Admission(row, request.id, request.committed))
+            admitted.append(Admission(row, request.id, request.committed, held * self.blocks.page_size))
             self._grow(row, len(request.tokens) + 1, grown)
             budget -= self._chunk(request, budget, prefill, grown)
         return budget
+
+    def _reused(self, request: Request) -> Match:
+        """The shared pages that the request begins with."""
+        if not request.shares_prefix:
+            return Match([], 0)
+        return self.blocks.match(request.tokens, request.half, whole=request.whole)

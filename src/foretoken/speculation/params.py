@@ -20,7 +20,9 @@ class RequestSpeculation:
     Attributes:
         enabled: false decodes this request without drafts.
         method: a drafter's name; None leaves the choice to the engine, which also knows the valid names.
-        max_draft_len: upper bound of guesses per step, >= 0; None leaves it to the engine.
+        max_draft_len: most guesses on a path, >= 0; None is the engine's.
+        adaptive: true lets the engine choose the length up to `max_draft_len`, 0 included; false drafts that many
+            whenever there is room; None is the engine's setting.
 
     Raises:
         RequestError: a field has the wrong type or range.
@@ -29,12 +31,15 @@ class RequestSpeculation:
     enabled: bool = True
     method: str | None = None
     max_draft_len: int | None = None
+    adaptive: bool | None = None
 
     def __post_init__(self) -> None:
         _flag("speculative.enabled", self.enabled)
         if self.method is not None and not isinstance(self.method, str):
             raise _refusal("speculative.method", self.method, "a drafter's name or None")
         _optional_integer("speculative.max_draft_len", self.max_draft_len, 0)
+        if self.adaptive is not None:
+            _flag("speculative.adaptive", self.adaptive)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

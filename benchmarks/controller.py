@@ -1,0 +1,197 @@
+"""Is the controller ever slower than plain decoding, or than the best fixed draft length? Ratios from one run.
+
+    python benchmarks/controller.py [--batches 1,2,4,8,16,32] [--workloads high,low,zero] [--rounds 5] [--tokens 128]
+                                    [--clock wall|cpu] [--out docs/benchmarks]
+
+Workloads: `high` are chat prompts that the embedded draft was trained for, `low` are random tokens at temperature 1,
+`zero` has a draft model that costs the same and is always wrong. Every round runs plain decoding, each fixed length
+and the controller once, in turns; ratios are taken within a round. One more run of the controller before the first
+round lets it measure and learn, as a server would have; its ratio is reported as `cold`. Foreign load is logged; on a
+busy machine `--clock cpu --threads 1` counts the work of this process instead of the time it had to wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretoken import LLM, SamplingParams
+from foretoken.drafters.draft_model import DraftModelDrafter
+from foretoken.speculation.draft import PADDING, Draft
+from foretoken.speculation.params import RequestSpeculation
+from foretoken.speculation.sampling import Sampling
+
+LENGTHS = (1, 2, 4, 8)
+LONGEST = max(LENGTHS)
+QUESTIONS = (
+    "Hi! A large latte with oat milk, please.", "Can you help me book a table for two tonight?",
+    "What is the weather like in Paris?", "I would like to order a pizza with mushrooms.",
+    "My package has not arrived yet.", "Could you recommend a good film?", "I need a taxi to the airport at six.",
+    "How much is a ticket to Boston?",
+)  # fmt: skip
+
+
+class Wrong(DraftModelDrafter):
+    """Does all the work of a draft model and then proposes another token than it thinks of."""
+
+    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
+        draft = super().propose(rows, pending, limits, sampling)
+        for row in rows:
+            self._rows[row].children, self._rows[row].written = {0: {}}, {}
+        tokens = torch.where(draft.tokens == PADDING, PADDING, (draft.tokens + 1) % self.decoder.config.vocab_size)
+        tokens[:, 0] = draft.tokens[:, 0]
+        return Draft(tokens, draft.parents)
+
+
+def make_llm(workload: str, rows: int) -> LLM:
+    llm = LLM(
+        "embedded", "embedded", {"max_draft_len": LONGEST}, kv_cache={"enable_block_reuse": False},
+        max_batch_size=rows, max_seq_len=512, max_num_tokens=rows * (1 + LONGEST) + 64,
+    )  # fmt: skip
+    if workload == "zero":
+        sound = llm.engine.drafters["draft_target"]
+        assert isinstance(sound, DraftModelDrafter)
+        llm.engine.drafters["draft_target"] = Wrong(sound.decoder, sound.cache, max_draft_len=LONGEST)
+    return llm
+
+
+def make_prompts(llm: LLM, workload: str, count: int) -> list[list[int]]:
+    if workload == "low":
+        generator = torch.Generator().manual_seed(1)
+        return [torch.randint(300, llm.config.vocab_size, (24,), generator=generator).tolist() for _ in range(count)]
+    turns = [QUESTIONS[i % len(QUESTIONS)] + " Please." * (i // len(QUESTIONS)) for i in range(count)]
+    return [llm.render_chat([{"role": "user", "content": turn}]) for turn in turns]
+
+
+def modes() -> dict[str, RequestSpeculation]:
+    fixed = {f"fixed {n}": RequestSpeculation(max_draft_len=n, adaptive=False) for n in LENGTHS}
+    return {"plain": RequestSpeculation(enabled=False), **fixed, "controller": RequestSpeculation(adaptive=True)}
+
+
+class Cell:
+    """One workload at one batch size."""
+
+    def __init__(self, llm: LLM, workload: str, batch: int, tokens: int, clock: Callable[[], float]) -> None:
+        self.llm, self.tokens, self.clock = llm, tokens, clock
+        self.temperature = 1.0 if workload == "low" else 0.0
+        self.prompts = make_prompts(llm, workload, batch)
+        self.lengths: Counter[int] = Counter()
+        self.plain: Counter[str] = Counter()
+        self.acceptance: list[float] = []
+
+    def run(self, speculative: RequestSpeculation) -> float:
+        """Seconds for all prompts together."""
+        params = SamplingParams(
+            temperature=self.temperature, seed=7, max_tokens=self.tokens, ignore_eos=True, speculative=speculative
+        )
+        begin = self.clock()
+        done = self.llm.generate(self.prompts, params)
+        seconds = self.clock() - begin
+        if speculative.adaptive:
+            for completion in done:
+                self.lengths.update(dict(enumerate(completion.speculation.drafted_lengths)))
+                self.plain.update(completion.speculation.plain)
+        elif speculative.max_draft_len == 1:
+            self.acceptance += [completion.speculation.acceptance_rate for completion in done]
+        return seconds
+
+    def measure(self, rounds: int) -> dict[str, Any]:
+        ways = modes()
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        first_plain = self.run(ways["plain"])
+        first = self.run(ways["controller"])
+        for lap in range(rounds):
+            names = list(ways)
+            for name in names[lap % len(names) :] + names[: lap % len(names)]:
+                seconds[name].append(self.run(ways[name]))
+        best = min((name for name in ways if name != "controller"), key=lambda name: statistics.median(seconds[name]))
+        return {
+            "speed-up": {name: ratio(seconds["plain"], seconds[name]) for name in ways if name != "plain"},
+            "cold": first_plain / first,
+            "best fixed": best,
+            "controller / best fixed": ratio(seconds[best], seconds["controller"]),
+            "first guesses accepted": statistics.mean(self.acceptance),
+            "forwards of the controller by draft length": dict(sorted(self.lengths.items())),
+            "its plain forwards by reason": dict(self.plain),
+            "plain seconds": statistics.median(seconds["plain"]),
+        }
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
+    """Median and range over rounds."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+
+
+def foreign() -> float:
+    """CPU seconds that others have used since the machine started."""
+    ticks = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK") - usage.ru_utime - usage.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", default="1,2,4,8,16,32")
+    parser.add_argument("--workloads", default="high,low,zero")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    clock = time.perf_counter if options.clock == "wall" else time.process_time
+    batches = [int(size) for size in options.batches.split(",")]
+    cells: list[dict[str, Any]] = []
+    for workload in options.workloads.split(","):
+        llm = make_llm(workload, max(batches))
+        for batch in batches:
+            before, begin = foreign(), time.perf_counter()
+            figures = Cell(llm, workload, batch, options.tokens, clock).measure(options.rounds)
+            figures["foreign cores"] = (foreign() - before) / (time.perf_counter() - begin)
+            cells.append({"workload": workload, "batch": batch, **figures})
+            show(cells[-1])
+    worst = {
+        "least controller / plain": min(cell["speed-up"]["controller"]["median"] for cell in cells),
+        "least controller / best fixed": min(cell["controller / best fixed"]["median"] for cell in cells),
+    }
+    print(json.dumps(worst))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        about = {
+            "cpu": platform.processor(),
+            "torch": torch.__version__,
+            "threads": options.threads,
+            "clock": options.clock,
+        }
+        about |= {"rounds": options.rounds, "tokens": options.tokens}
+        record = {"about": about, "worst": worst, "cells": cells}
+        (options.out / "controller.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def show(cell: dict[str, Any]) -> None:
+    speeds = " ".join(f"{name} {value['median']:.2f}" for name, value in cell["speed-up"].items())
+    against = cell["controller / best fixed"]
+    name = f"{cell['workload']:>5} x{cell['batch']:<3}"
+    print(
+        f"{name} {speeds} (cold {cell['cold']:.2f}); of the best, {cell['best fixed']}: "
+        f"{against['median']:.2f} ({against['min']:.2f} to {against['max']:.2f}); "
+        f"{cell['forwards of the controller by draft length']}; foreign {cell['foreign cores']:.2f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
