@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -140,23 +139,24 @@ def build_engine(
     )
     taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
     runner = Runner(target, cache_for(target), taps)
+    drafting = Drafting(drafters, policy, device)
     engine = Engine(
         runner,
         table,
         BlockManager(pages, page, reuse=cache.enable_block_reuse),
-        Drafting(drafters, policy, device),
+        drafting,
         max_batch_size=config.max_batch_size,
         max_num_tokens=config.max_num_tokens,
         mixed_chunk=config.max_mixed_prefill_tokens,
-        captured=_captured(runner, drafters, config),
+        captured=_captured(runner, drafting, config),
     )
     return engine, max_seq_len
 
 
-def _captured(runner: Runner, drafters: Mapping[str, Drafter], config: EngineConfig) -> CapturedSteps | None:
+def _captured(runner: Runner, drafting: Drafting, config: EngineConfig) -> CapturedSteps | None:
     if runner.device.type != "cuda" or not config.cuda_graphs:
         return None
-    return CapturedSteps(runner, proposers(drafters, NO_DRAFT), config.max_num_tokens)
+    return CapturedSteps(runner, proposers(drafting.drafters, NO_DRAFT), config.max_num_tokens, drafting.unbounded)
 
 
 def default_method(speculative: SpeculativeConfig, draft: Decoder | None) -> str:

@@ -7,7 +7,7 @@ ends the session of its lanes, and the next step builds another or leaves the wo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,9 +52,17 @@ class CapturedSteps:
         runner: the target over its cache.
         proposers: methods that can guess on the device, by name.
         max_num_tokens: most nodes of a step.
+        may_draft: whether so many rows may be drafted as far as a proposer goes; None is always.
     """
 
-    def __init__(self, runner: Runner, proposers: Mapping[str, Proposer], max_num_tokens: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        proposers: Mapping[str, Proposer],
+        max_num_tokens: int,
+        may_draft: Callable[[int], bool] | None = None,
+    ) -> None:
+        self._may_draft = may_draft
         self.runner, self.proposers, self.max_num_tokens = runner, dict(proposers), max_num_tokens
         self.graphs = Graphs(runner.device)
         self._session: _Session | None = None
@@ -100,7 +108,7 @@ class CapturedSteps:
         method = methods.pop()
         proposer = self.proposers.get(method)
         batch = 1 << (len(requests) - 1).bit_length()
-        if proposer is None:
+        if proposer is None or (proposer.depth and self._may_draft and not self._may_draft(len(requests))):
             return None
         nodes = nodes_of(batch, proposer.depth, self.runner.decoder.least_rows)
         if batch * nodes > self.max_num_tokens:

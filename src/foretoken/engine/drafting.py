@@ -52,6 +52,10 @@ class Drafting:
         """Whether guessing takes forwards of a model, which keeps its half of the cache pages."""
         return bool(self.drafters[method].namespace)
 
+    def unbounded(self, rows: int) -> bool:
+        """Whether so many rows may draft as much as there is; a captured step knows one length only."""
+        return not self.policy.gate.closed and self.policy.bound(rows) == self.policy.longest
+
     # What the scheduler asks.
 
     def choose(self, pending: Sequence[Request], beside: int) -> list[Wish]:
@@ -94,7 +98,7 @@ class Drafting:
     def end(self, request: Request) -> None:
         """The request will not come back."""
         self.policy.forget(request.id, request.methods)
-        forwards = sum(request.stats.drafted_by.values())
+        forwards = sum(request.stats.drafted_lengths[1:])
         gate = self.policy.gate
         if gate.record(request.stats.accepted, forwards):
             self._say(
