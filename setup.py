@@ -5,7 +5,7 @@ import platform
 from setuptools import Extension, setup
 
 FOLDER = "src/foretoken/native/"
-COMMON = ["-std=c++17", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-Wno-uninitialized"]
+COMMON = ["-std=c++17", "-O3", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-uninitialized"]
 VARIANTS = {
     "avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")] + ["-mfma"],
     "avx2": ["-mavx2", "-mfma"],
@@ -13,7 +13,7 @@ VARIANTS = {
 
 
 def extension(name: str, flags: list[str]) -> Extension:
-    # Not linked with -fopenmp: the runtime that torch brings is used, see native/library.py.
+    # Not linked with -pthread: the runtime that torch brings is used, see native/library.py.
     return Extension(
         f"foretoken.native._{name}",
         [FOLDER + "decoder.cpp"],

@@ -1,7 +1,7 @@
 """Draft-target speculation: a small model of the same tokenizer grows a tree of guesses, best first.
 
-The draft keeps its own keys and values in the pages the target's rows own. A chain is the tree of one branch. Scores
-are ranked under the noise that the target draws with, which is what makes guesses come true at temperature > 0.
+The draft keeps its own keys and values in the pages the target's rows own. Scores are ranked under the noise that the
+target draws with, which is what makes guesses come true at temperature > 0.
 Legend: B rows, K branches, C candidates, V vocabulary.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -127,7 +128,7 @@ class DraftModelDrafter(Drafter):
         width = max(max(widths), self.decoder.least_rows if len(rows) == 1 else 1)
         padded = self._ints([[*t, *[PADDING] * (width - len(t))] for t in tokens])
         lengths = [self._rows[row].length for row in rows]
-        reach = torch.ones(width, width, dtype=torch.bool, device=self._device).tril().expand(len(rows), -1, -1)
+        reach = triangle(width, self._device).expand(len(rows), -1, -1)
         span = Span(self._ints(rows), rows, self._ints(lengths), reach, width, max(lengths) + width)
         hidden = self._run(padded, span)
         for row, count in zip(rows, widths, strict=True):
@@ -146,6 +147,8 @@ class DraftModelDrafter(Drafter):
         for state in states:
             state.backlog = []
         levels = min(max(limits), self.max_draft_len)
+        if self.branches == 1:
+            return self._chain(rows, pending, [min(limit, levels) for limit in limits], hidden, sampling)
         tree = _Tree(self._ints(pending), self._ints(limits), self.branches)
         while tree.level < levels:
             if tree.level > 0:
@@ -160,12 +163,38 @@ class DraftModelDrafter(Drafter):
         logits = self.decoder.logits(hidden)
         position = self._ints([self._rows[row].length for row in rows]) + tree.level
         logits = logits.view(len(rows), -1, logits.shape[1])
-        if self.branches > 1:
-            return rank(logits, position, sampling, self.branches)
-        # The best single guess is the draft's own draw under the target's rule; nothing is left to be ranked.
-        root = torch.zeros_like(position).view(-1, 1)
-        drawn = sample(logits, Draft(root, root - 1), root.unsqueeze(2) == 0, position - 1, sampling)
-        return drawn.unsqueeze(2), logits.new_zeros(len(rows), 1, 1, dtype=torch.float32)
+        return rank(logits, position, sampling, self.branches)
+
+    def _chain(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], hidden: Tensor, sampling: Sampling
+    ) -> Draft:
+        """The tree of one branch, grown without looking for one: each level is the draft's own draw under the target's
+        rule, its best single guess.
+        """
+        states = [self._rows[row] for row in rows]
+        lengths = [state.length for state in states]
+        starts, at = self._ints(lengths), self._ints(rows)
+        root = torch.zeros_like(starts).unsqueeze(1)
+        alone, itself = Draft(root, root - 1), (root == 0).unsqueeze(2)
+        nodes = max(1, self.decoder.least_rows // len(rows))
+        tokens = [self._ints(pending).unsqueeze(1)]
+        for level in range(max(limits)):
+            if level > 0:
+                total = level - 1 + nodes  # where one token is too few for a forward, padding goes on with the chain
+                reach = triangle(total, self._device).expand(len(rows), -1, -1)
+                span = Span(at, rows, starts, reach, nodes, max(lengths) + total)
+                padding = [tokens[-1].new_full((len(rows), nodes - 1), PADDING)] if nodes > 1 else []
+                hidden = self._run(torch.cat([tokens[-1], *padding], dim=1), span)[::nodes]
+            logits = self.decoder.logits(hidden).unsqueeze(1)
+            tokens.append(sample(logits, alone, itself, starts + (level - 1), sampling))
+        drawn = torch.cat(tokens, dim=1)
+        if min(limits) < max(limits):
+            past = torch.arange(drawn.shape[1], device=self._device) > self._ints(limits).unsqueeze(1)
+            drawn = drawn.masked_fill(past, PADDING)
+        for state, guesses, limit in zip(states, drawn.tolist(), limits, strict=True):
+            state.children = {node: {guesses[node + 1]: node + 1} for node in range(limit)}
+            state.written = {node: node - 1 for node in range(1, min(limit + 1, drawn.shape[1] - 1))}
+        return Draft(drawn, chain_parents(len(rows), drawn.shape[1], self._device))
 
     def _forward(self, rows: Sequence[int], tree: _Tree) -> Tensor:
         """Runs the frontier past the committed length; returns its hidden states [B * frontier, H]."""
@@ -196,6 +225,12 @@ class DraftModelDrafter(Drafter):
                     state.children.setdefault(parents[node], {}).setdefault(tokens[node], node)
                     if slot[node] >= 0:
                         state.written[node] = slot[node]
+
+
+@cache
+def triangle(nodes: int, device: torch.device) -> Tensor:
+    """[nodes, nodes] reach of a chain."""
+    return torch.ones(nodes, nodes, dtype=torch.bool, device=device).tril()
 
 
 class _Tree:

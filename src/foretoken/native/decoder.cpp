@@ -235,7 +235,7 @@ int32_t foretoken_forward(const Model* model, const Pages* pages, const Span* sp
                           const int64_t* tokens, int32_t count, bf16* x, bf16* const* taps, int32_t threads) {
   return guarded([&] {
     Forward forward(*model, *pages, spans, span_count, tokens, count, x, taps);
-    run_team(threads, 1 + model->layers * (Forward::PHASES_PER_LAYER + 1), [&](Worker& worker) { forward.run(worker); });
+    Pool::instance().run(threads, 1 + model->layers * (Forward::PHASES_PER_LAYER + 1), [&](Worker& worker) { forward.run(worker); });
   });
 }
 
@@ -246,7 +246,7 @@ int32_t foretoken_linear(const Weight* weight, const bf16* x, int32_t count, con
     thread_local Scratch scratch;
     char* memory = scratch.reserve(Input::bytes(count, weight->in));
     Input input(memory, count, weight->in);
-    run_team(threads, 2, [&](Worker& worker) {
+    Pool::instance().run(threads, 2, [&](Worker& worker) {
       worker.each(count, [&](int t) {
         const bf16* row = x + int64_t(t) * weight->in;
         if (norm != nullptr) rms_norm(row, norm, input.row(t), weight->in, eps);

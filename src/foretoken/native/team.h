@@ -4,13 +4,18 @@
 // process keeps from its core is late for some phases, which the others do meanwhile, and walks through them empty-handed.
 #pragma once
 #include <immintrin.h>
-#include <omp.h>
 #include <sched.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <mutex>
 #include <new>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -61,21 +66,100 @@ class Worker {
   int threads_, index_, phase_ = 0;
 };
 
-// Runs `work(worker)` on `threads` threads of the process's OpenMP pool, which torch computes with too.
-template <class Work>
-void run_team(int threads, int phases, Work work) {
-  Team team(threads, phases);
-  if (threads <= 1) {
-    Worker worker(team, 1, 0);
-    work(worker);
-    return;
+// Threads that wait for work, shared by all calls of a process. They are no OpenMP threads: whoever closes an OpenMP region
+// waits for all of its threads, and on a busy machine one of them may not even have begun.
+class Pool {
+ public:
+  // The process's pool; a forked process has none of its parent's threads and begins anew. Never destroyed: its threads
+  // live until the process ends.
+  static Pool& instance() {
+    static std::atomic<Pool*> pool{nullptr};
+    static std::mutex made;
+    Pool* found = pool.load(std::memory_order_acquire);
+    if (found == nullptr || found->process_ != getpid()) {
+      std::lock_guard<std::mutex> lock(made);
+      found = pool.load();
+      if (found == nullptr || found->process_ != getpid()) pool.store(found = new Pool);
+    }
+    return *found;
   }
-#pragma omp parallel num_threads(threads)
-  {
-    Worker worker(team, omp_get_num_threads(), omp_get_thread_num());
-    work(worker);
+
+  // Runs `work(worker)` on this thread and on those of `threads - 1` others that come in time. One call at a time has
+  // the helpers; another that is made meanwhile does without.
+  template <class Work>
+  void run(int threads, int phases, Work work) {
+    std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
+    if (!turn.owns_lock()) threads = 1;
+    Team team(threads, phases);
+    if (threads > 1) {
+      grow(threads - 1);
+      Job job{threads, &team, &work, [](void* what, Worker& worker) { (*static_cast<Work*>(what))(worker); }};
+      current_.store(&job);
+      call();
+      Worker worker(team, threads, 0);
+      work(worker);
+      current_.store(nullptr);
+      while (inside_.load() > 0) sched_yield();
+    } else {
+      Worker worker(team, 1, 0);
+      work(worker);
+    }
   }
-}
+
+ private:
+  struct Job {
+    int threads;
+    Team* team;
+    void* what;
+    void (*run)(void*, Worker&);
+  };
+
+  void grow(int helpers) {
+    for (int index = helpers_ + 1; index <= helpers; index++) std::thread(&Pool::help, this, index).detach();
+    helpers_ = std::max(helpers_, helpers);
+  }
+
+  void call() {
+    calls_.fetch_add(1);
+    if (asleep_.load() == 0) return;
+    std::lock_guard<std::mutex> lock(sleep_);
+    wake_.notify_all();
+  }
+
+  void help(int index) {
+    for (uint64_t seen = 0;;) {
+      wait_for_call(seen);
+      seen = calls_.load();
+      inside_.fetch_add(1);  // before the look at the job: who runs it waits for whoever may have seen it
+      if (Job* job = current_.load(); job != nullptr && index < job->threads) {
+        Worker worker(*job->team, job->threads, index);
+        job->run(job->what, worker);
+      }
+      inside_.fetch_sub(1);
+    }
+  }
+
+  // Watches for a moment, since a decoder is called again soon, then sleeps.
+  void wait_for_call(uint64_t seen) {
+    auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(500);
+    while (calls_.load(std::memory_order_acquire) == seen) {
+      for (int i = 0; i < 64 && calls_.load(std::memory_order_acquire) == seen; i++) _mm_pause();
+      if (std::chrono::steady_clock::now() < end) continue;
+      std::unique_lock<std::mutex> lock(sleep_);
+      asleep_.fetch_add(1);
+      wake_.wait(lock, [&] { return calls_.load() != seen; });
+      asleep_.fetch_sub(1);
+    }
+  }
+
+  const pid_t process_ = getpid();
+  std::mutex turn_, sleep_;
+  std::condition_variable wake_;
+  std::atomic<uint64_t> calls_{0};
+  std::atomic<Job*> current_{nullptr};
+  std::atomic<int> inside_{0}, asleep_{0};
+  int helpers_ = 0;
+};
 
 // Memory that grows and is kept by each thread that asks for it.
 class Scratch {
