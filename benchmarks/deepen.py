@@ -78,7 +78,7 @@ class Shape:
 
     def pick_queries(self, weight: Tensor) -> Tensor:
         """The rows of a query projection [heads * head_dim, in] in the wide model's order of heads."""
-        return weight.unflatten(0, (self.heads, self.head_dim))[self.query_order()].flatten(0, 1)
+        return weight.reshape(self.heads, self.head_dim, -1)[self.query_order()].flatten(0, 1)
 
 
 def wide_shape(config: dict[str, Any], copies: int, kv_copies: int | None) -> Shape:
@@ -222,7 +222,9 @@ def write_shards(tensors: Iterable[Named], out: Path, shard_bytes: int = SHARD_B
 
 
 def deepen(source: Path, out: Path, copies: int, kv_copies: int | None, parameters: float) -> dict[str, Any]:
-    """Writes the large checkpoint with the source's tokenizer; returns its config.
+    """Writes the large checkpoint with the source's tokenizer, and deepened.json, which says how it was made.
+
+    Returns its config.
 
     Raises:
         ForetokenError: the source cannot be widened so, or `out` already holds a checkpoint.
@@ -239,6 +241,8 @@ def deepen(source: Path, out: Path, copies: int, kv_copies: int | None, paramete
         if file.suffix in SMALL_SUFFIXES and ".safetensors" not in file.name:
             shutil.copy(file, out / file.name)
     (out / "config.json").write_text(json.dumps(result, indent=2) + "\n")
+    made = {"copies": copies, "source_hidden_size": config["hidden_size"], "source_layers": shape.layers}
+    (out / "deepened.json").write_text(json.dumps(made) + "\n")
     return result
 
 
@@ -257,7 +261,9 @@ def main() -> int:
         return 2
     size = sum(file.stat().st_size for file in args.out.glob("*.safetensors"))
     heads = f"{config['num_attention_heads']} query and {config['num_key_value_heads']} key/value heads"
-    print(f"{args.out}: {config['hidden_size']} wide, {config['num_hidden_layers']} layers, {heads}, {size / 1e9:.2f} GB")
+    print(
+        f"{args.out}: {config['hidden_size']} wide, {config['num_hidden_layers']} layers, {heads}, {size / 1e9:.2f} GB"
+    )
     return 0
 
 

@@ -1,0 +1,1 @@
+"""The parts of peers.py: one file per engine, and what they share."""

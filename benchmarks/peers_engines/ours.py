@@ -1,0 +1,45 @@
+"""foretoken as a child of the benchmark: one engine, every mode chosen by the request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from foretoken import LLM, SamplingParams
+from foretoken.speculation.params import RequestSpeculation
+from peers_engines.protocol import Clock, serve
+
+MODES = {
+    "plain": RequestSpeculation(enabled=False),
+    "draft": RequestSpeculation(method="draft_target"),
+    "ngram": RequestSpeculation(method="ngram"),
+}
+
+
+class Ours:
+    """An `LLM` of batch 1."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        torch.set_num_threads(spec["threads"])
+        quantized = {"quantization": spec["dtype"]} if spec["dtype"] in ("int8", "int4") else {}
+        self.llm = LLM(
+            spec["model"],
+            spec["draft"],
+            {"max_draft_len": spec["draft_len"]},
+            dtype="bfloat16",
+            max_batch_size=1,
+            max_seq_len=spec["max_len"],
+            **quantized,
+        )
+
+    def run(self, mode: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, speculative=MODES[mode])
+        clock = Clock()
+        for chunk in self.llm.stream(prompt, params):
+            clock.emit(chunk.token_ids)
+        return clock.answer(max_tokens)
+
+
+if __name__ == "__main__":
+    serve(Ours)

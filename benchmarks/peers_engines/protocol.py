@@ -1,0 +1,81 @@
+"""How an engine in a process of its own answers the benchmark: JSON lines, timed by one clock.
+
+Only the standard library: this runs in the peers' own environments too. The first argument is the engine's spec as
+JSON; then every line of standard input is a request and is answered by one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+
+class Clock:
+    """Notes when tokens came out. Speed is taken after the first emission, which leaves the prompt out.
+
+    The first emission may hold several tokens (an engine that drafts before it has read the prompt), so it is counted,
+    not taken to be one.
+    """
+
+    def __init__(self) -> None:
+        self.begin = time.perf_counter()
+        self.tokens: list[int] = []
+        self.marks: list[tuple[float, int]] = []
+
+    def emit(self, tokens: Sequence[int]) -> None:
+        """These tokens are there now."""
+        if tokens:
+            self.tokens += tokens
+            self.marks.append((time.perf_counter(), len(self.tokens)))
+
+    def answer(self, max_tokens: int) -> dict[str, Any]:
+        """What the benchmark reads; tokens beyond `max_tokens`, which a draft may bring, count for the speed.
+
+        Raises:
+            RuntimeError: the engine ended early.
+        """
+        if len(self.tokens) < max_tokens:
+            raise RuntimeError(f"{len(self.tokens)} tokens came, expected {max_tokens}: the engine stopped by itself")
+        (first_time, first_tokens), (last_time, last_tokens) = self.marks[0], self.marks[-1]
+        return {
+            "tokens": self.tokens[:max_tokens],
+            "timed_tokens": last_tokens - first_tokens,
+            "seconds": last_time - first_time,
+            "steps": len(self.marks) - 1,
+            "first_seconds": first_time - self.begin,
+        }
+
+
+class Engine(Protocol):
+    """What a child serves."""
+
+    def run(self, mode: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+        """Generates greedily, never stopping before `max_tokens`; returns what `Clock.answer` returns."""
+        ...
+
+
+def serve(build: Callable[[dict[str, Any]], Engine]) -> None:
+    """Builds the engine of the spec in argv[1] and answers requests until standard input ends.
+
+    An engine that cannot be built or run is one line {"error": ...}; the details go to standard error.
+    """
+    # Libraries print to standard output; the protocol keeps the real one for itself.
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    try:
+        engine = build(json.loads(sys.argv[1]))
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=out)
+        raise
+    print(json.dumps({"ready": True}), file=out)
+    for line in sys.stdin:
+        try:
+            answer = engine.run(**json.loads(line))
+        except Exception as error:
+            print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=out)
+            raise
+        print(json.dumps(answer), file=out)

@@ -1,0 +1,48 @@
+"""vLLM's CPU build as a child of the benchmark, in its own interpreter; a mode is fixed when the engine is built."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+from peers_engines.protocol import Clock, serve
+
+
+class Vllm:
+    """An `LLM` of batch 1, stepped by hand so that the clock sees every emission."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        os.environ.update(
+            VLLM_CPU_KVCACHE_SPACE="1",
+            VLLM_CPU_OMP_THREADS_BIND=f"0-{spec['threads'] - 1}",
+            VLLM_ENABLE_V1_MULTIPROCESSING="0",
+            VLLM_NO_USAGE_STATS="1",
+        )
+        from vllm import LLM, SamplingParams
+
+        speculative = {"method": "draft_model", "model": spec["draft"], "num_speculative_tokens": spec["draft_len"]}
+        self.params = SamplingParams
+        self.llm = LLM(
+            model=spec["model"],
+            dtype="bfloat16",
+            max_model_len=spec["max_len"],
+            max_num_seqs=1,
+            skip_tokenizer_init=True,
+            **({"speculative_config": speculative} if spec["mode"] == "draft" else {}),
+        )
+        self.ids = itertools.count()
+
+    def run(self, mode: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+        engine = self.llm.llm_engine
+        params = self.params(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        clock = Clock()
+        engine.add_request(str(next(self.ids)), {"prompt_token_ids": prompt}, params)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                clock.emit(output.outputs[0].token_ids[len(clock.tokens) :])
+        return clock.answer(max_tokens)
+
+
+if __name__ == "__main__":
+    serve(Vllm)
