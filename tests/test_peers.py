@@ -179,6 +179,7 @@ def launch_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Launches the engine above, whose module lies beside peers_engines' own."""
     package = tmp_path / "package" / "peers_engines"
     package.mkdir(parents=True)
+    (package / "__init__.py").touch()
     (package / "protocol.py").write_text(Path(cells.__file__).with_name("protocol.py").read_text())
     (package / "child.py").write_text(CHILD)
     monkeypatch.setattr("peers_engines.host.ROOT", package.parent)
@@ -208,6 +209,34 @@ def test_a_host_answers_and_sleeps_in_between(launch_child: Any, tmp_path: Path)
             host.ask({"mode": "plain", "prompt": [1], "max_tokens": 0})
     finally:
         host.close()
+
+
+def test_engines_end_with_a_benchmark_that_is_killed(launch_child: Any, tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from peers_engines import host\n"
+        f"host.ROOT = Path({str(tmp_path / 'package')!r})\n"
+        f"launch = host.Launch(sys.executable, 'child', {dict(launch_child('plain').spec)!r})\n"
+        f"print(host.Host(launch, Path({str(tmp_path / 'log')!r})).process.pid, flush=True); time.sleep(60)"
+    )
+    root = str(Path(cells.__file__).parents[1])
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": root}) as benchmark:
+        assert benchmark.stdout is not None
+        engine = Path("/proc") / benchmark.stdout.readline().decode().strip()
+        assert engine.exists()
+        benchmark.kill()
+        deadline = time.monotonic() + 10
+        while is_alive(engine) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert not is_alive(engine)
+
+
+def is_alive(process: Path) -> bool:
+    """Whether a process runs or is stopped; one that ended may wait for its parent as a zombie."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_an_engine_that_cannot_be_built_gives_its_reason(launch_child: Any, tmp_path: Path) -> None:
@@ -258,5 +287,6 @@ def test_all_attempts_are_written(tmp_path: Path) -> None:
     report.write(sample_report(), tmp_path)
     written = json.loads((tmp_path / "peers.json").read_text())
     assert [a["clean"] for a in written["attempts"]] == [True, True, True, False]
+    assert written["attempts"][0]["answers"][0]["tokens"] == "1 2"
     assert written["ratios"]["foretoken/bf16/plain / transformers/bf16/plain"]["kept"] == 1
     assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")

@@ -136,7 +136,7 @@ class Attempt:
             "foreign_cores": self.foreign_cores,
             "clean": self.clean,
             "wall": self.wall,
-            "answers": self.answers,
+            "answers": [answer | {"tokens": " ".join(map(str, answer["tokens"]))} for answer in self.answers],
         }
 
 

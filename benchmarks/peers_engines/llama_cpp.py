@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import socket
 import subprocess
@@ -11,7 +10,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from peers_engines.protocol import serve
+from peers_engines.protocol import die_with_parent, serve
 
 START_SECONDS = 300
 DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-min", "0")
@@ -45,8 +44,9 @@ class LlamaCpp:
     def __init__(self, spec: dict[str, Any]) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self.server = subprocess.Popen(arguments(spec, port), stdout=2, stdin=subprocess.DEVNULL)
-        atexit.register(self.server.kill)
+        self.server = subprocess.Popen(
+            arguments(spec, port), stdout=2, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent
+        )
         deadline = time.monotonic() + START_SECONDS
         while not self._healthy():
             if self.server.poll() is not None:

@@ -6,8 +6,10 @@ JSON; then every line of standard input is a request and is answered by one line
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -58,11 +60,18 @@ class Engine(Protocol):
         ...
 
 
+def die_with_parent() -> None:
+    """Ends this process when its parent ends, however that was: a stopped engine would otherwise hold its memory on."""
+    set_death_signal = 1
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
 def serve(build: Callable[[dict[str, Any]], Engine]) -> None:
     """Builds the engine of the spec in argv[1] and answers requests until standard input ends.
 
     An engine that cannot be built or run is one line {"error": ...}; the details go to standard error.
     """
+    die_with_parent()
     # Libraries print to standard output; the protocol keeps the real one for itself.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
