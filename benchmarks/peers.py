@@ -34,7 +34,7 @@ from foretoken.commands.prompts import BUILT_IN, Conversation, Source, as_turn, 
 from foretoken.embedded import draft, target
 from foretoken.errors import ConfigError, ForetokenError
 
-WARM_UP_TOKENS = 24
+WARM_UP_TOKENS = 8
 SLACK = 16  # positions that an engine may want past the last token beside a draft
 
 
