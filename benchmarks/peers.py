@@ -115,6 +115,7 @@ def measure(cells: Sequence[Cell], prompts: Sequence[list[int]], peers: Peers, a
         "command": sys.argv,
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "machine": machine(),
+        "versions": hosts.versions,
     }
     result = Report(setup, cells, attempts, absent)
     try:

@@ -156,6 +156,8 @@ import os
 from peers_engines.protocol import serve
 
 class Engine:
+    version = "7"
+
     def __init__(self, spec):
         print("noise on standard output")
         os.system("echo noise of a program")
@@ -258,6 +260,7 @@ def test_hosts_warm_up_once_and_close_the_last_used_for_room(
         monkeypatch.setattr("peers_engines.host.free_bytes", lambda: next(room))
         hosts.ask(("c",), launch_child("plain"), request, [])
         assert list(hosts.running) == [("a",), ("c",)]
+        assert hosts.versions == {"a": "7", "b": "7", "c": "7"}
     finally:
         hosts.close()
 
@@ -265,7 +268,7 @@ def test_hosts_warm_up_once_and_close_the_last_used_for_room(
 def sample_report() -> report.Report:
     setup = {
         "target": "T", "draft": "D", "prompts": 2, "prompt_tokens": [3, 9], "max_tokens": 2, "draft_len": 4,
-        "threads": 2,
+        "threads": 2, "versions": {"foretoken": "1"},
     }  # fmt: skip
     attempts = [attempt(OURS, 0, 20), attempt(THEIRS, 0, 10), attempt(OURS, 1, 20), attempt(THEIRS, 1, 8, foreign=1)]
     missing = Cell("vllm", "bf16", "plain")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
@@ -44,6 +45,7 @@ class Transformers:
         self.draft.generation_config.num_assistant_tokens = spec["draft_len"]
         self.draft.generation_config.num_assistant_tokens_schedule = "constant"
         self.draft.generation_config.assistant_confidence_threshold = 0.0
+        self.version = f"{transformers.__version__}, torch {torch.__version__}"
         self.modes: dict[str, dict[str, Any]] = {
             "plain": {},
             "draft": {"assistant_model": self.draft},

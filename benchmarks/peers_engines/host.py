@@ -48,7 +48,11 @@ class Launch(NamedTuple):
 
 
 class Host:
-    """One engine in a process of its own, stopped while it is not asked."""
+    """One engine in a process of its own, stopped while it is not asked.
+
+    Attributes:
+        version: what the engine says of itself.
+    """
 
     def __init__(self, launch: Launch, log: Path) -> None:
         threads = str(launch.spec["threads"])
@@ -72,7 +76,7 @@ class Host:
             )
         self._pending = b""
         try:
-            self._read(START_SECONDS)
+            self.version: str = self._read(START_SECONDS)["version"]
         except EngineError:
             self.close()
             raise
@@ -129,11 +133,16 @@ class Host:
 
 
 class Hosts:
-    """Hosts by key, started when first asked and kept running while memory lasts."""
+    """Hosts by key, started when first asked and kept running while memory lasts.
+
+    Attributes:
+        versions: of every engine that was started, by the first part of its key.
+    """
 
     def __init__(self, logs: Path) -> None:
         self.logs = logs
         self.running: dict[tuple[str, ...], Host] = {}
+        self.versions: dict[str, str] = {}
         logs.mkdir(parents=True, exist_ok=True)
 
     def ask(
@@ -147,6 +156,7 @@ class Hosts:
         if key not in self.running:
             self._make_room()
             self.running[key] = Host(launch, self.logs / f"{'-'.join(key)}.log")
+            self.versions[key[0]] = self.running[key].version
             for warm_up in warm_ups:
                 self._ask(key, warm_up)
         # Last in the dictionary is the one used last, which in a cycle is needed again last of all.

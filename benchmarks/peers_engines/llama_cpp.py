@@ -54,6 +54,8 @@ class LlamaCpp:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"llama-server was not ready after {START_SECONDS} s")
             time.sleep(0.1)
+        with urllib.request.urlopen(self.url + "/props") as reply:
+            self.version = str(json.load(reply).get("build_info", "unknown"))
 
     def _healthy(self) -> bool:
         try:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+import foretoken
 from foretoken import LLM, SamplingParams
+from foretoken.native.library import library
 from foretoken.speculation.params import RequestSpeculation
 from peers_engines.protocol import Clock, serve
 
@@ -22,7 +24,8 @@ class Ours:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         torch.set_num_threads(spec["threads"])
-        quantized = {"quantization": spec["dtype"]} if spec["dtype"] in ("int8", "int4") else {}
+        # llama.cpp's quantised cells have an 8-bit draft too.
+        quantized = {"quantization": spec["dtype"], "draft_quantization": "int8"} if spec["dtype"] != "bf16" else {}
         self.llm = LLM(
             spec["model"],
             spec["draft"],
@@ -32,6 +35,8 @@ class Ours:
             max_seq_len=spec["max_len"],
             **quantized,
         )
+        kernels = library()
+        self.version = f"{foretoken.__version__}, compiled kernels: {kernels.name if kernels else 'none'}"
 
     def run(self, mode: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, speculative=MODES[mode])

@@ -53,7 +53,13 @@ class Clock:
 
 
 class Engine(Protocol):
-    """What a child serves."""
+    """What a child serves.
+
+    Attributes:
+        version: of the engine, and of what decides its speed.
+    """
+
+    version: str
 
     def run(self, mode: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
         """Generates greedily, never stopping before `max_tokens`; returns what `Clock.answer` returns."""
@@ -80,7 +86,7 @@ def serve(build: Callable[[dict[str, Any]], Engine]) -> None:
     except Exception as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=out)
         raise
-    print(json.dumps({"ready": True}), file=out)
+    print(json.dumps({"version": engine.version}), file=out)
     for line in sys.stdin:
         try:
             answer = engine.run(**json.loads(line))

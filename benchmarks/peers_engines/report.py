@@ -92,7 +92,13 @@ def goal_table(report: Report) -> str:
 def text(report: Report) -> str:
     """Everything printed."""
     head = caption(report.setup)
-    parts = [head, speed_table(report), "Ratios, round by round. " + head, goal_table(report)]
+    versions = "; ".join(f"{engine} {version}" for engine, version in report.setup["versions"].items())
+    parts = [
+        head + f" Versions: {versions}.",
+        speed_table(report),
+        "Ratios, round by round. " + head,
+        goal_table(report),
+    ]
     if report.absent:
         parts.append("Absent:\n" + "\n".join(f"- {cell}: {reason}" for cell, reason in report.absent.items()))
     return "\n\n".join(parts)

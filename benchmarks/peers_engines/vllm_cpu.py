@@ -19,9 +19,12 @@ class Vllm:
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
             VLLM_NO_USAGE_STATS="1",
         )
+        import torch
+        import vllm
         from vllm import LLM, SamplingParams
 
         speculative = {"method": "draft_model", "model": spec["draft"], "num_speculative_tokens": spec["draft_len"]}
+        self.version = f"{vllm.__version__}, torch {torch.__version__}"
         self.params = SamplingParams
         self.llm = LLM(
             model=spec["model"],
