@@ -285,6 +285,15 @@ def test_the_report_names_the_model_the_ratio_and_what_is_absent() -> None:
     assert any("transformers/bf16/plain" in line and "| 1/2 " in line for line in text.splitlines())
 
 
+def test_a_goal_is_not_judged_on_loaded_attempts_alone() -> None:
+    goal = GOALS[0]
+    fast, slow, loaded = (
+        report.verdict(goal, Spread(r, r, r, 1, 1, busy)) for r, busy in ((9, False), (0.1, False), (9, True))
+    )
+    assert (fast[3], slow[3], loaded[3]) == ("reached", "missed", "open: loaded")
+    assert report.verdict(goal, None)[1] == "absent"
+
+
 def test_all_attempts_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     report.write(sample_report(), tmp_path)

@@ -75,12 +75,13 @@ def speed_table(report: Report) -> str:
 
 
 def verdict(goal: Goal, spread: Spread | None) -> tuple[str, str, str, str]:
-    """A goal's row: what, the ratio, the aim, and whether the median reaches it."""
+    """A goal's row: what, the ratio, the aim, and whether the median reaches it, which load leaves open."""
     aim = "" if goal.aim is None else f">= {goal.aim:g}"
     if spread is None:
         return str(goal), "absent", aim, ""
-    reached = "" if goal.aim is None else "reached" if spread.median >= goal.aim else "missed"
-    return str(goal), show_spread(spread, "x"), aim, reached
+    reached = "reached" if goal.aim is not None and spread.median >= goal.aim else "missed"
+    judged = "" if goal.aim is None else "open: loaded" if spread.all_loaded else reached
+    return str(goal), show_spread(spread, "x"), aim, judged
 
 
 def goal_table(report: Report) -> str:
