@@ -30,7 +30,7 @@ from peers_engines.report import Report
 
 from foretoken.checkpoint.hub import read_config, resolve
 from foretoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
-from foretoken.commands.prompts import BUILT_IN, Conversation, Source, as_turn, read_prompts
+from foretoken.data.prompts import BUILT_IN, Conversation, Source, as_turn, read_prompts
 from foretoken.embedded import draft, target
 from foretoken.errors import ConfigError, ForetokenError
 

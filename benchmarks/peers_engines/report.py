@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,7 +143,8 @@ def plot(report: Report, path: Path) -> None:
     for place, spread in enumerate(spreads):
         axes.annotate(f" {spread.median:.1f}", (spread.high, place), va="center", fontsize=8)
     axes.set_xlabel("tokens per second after the first, median and range")
-    axes.set_title(f"{report.setup['target']}\n{report.setup['threads']} threads, batch 1, greedy", fontsize=9)
+    title = f"{report.setup['target']}. {report.setup['threads']} threads, batch 1, greedy"
+    axes.set_title(textwrap.fill(title, 90), fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
