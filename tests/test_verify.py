@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.speculation.draft import PADDING, Draft, ancestors, chain_parents, depth
-from foretoken.speculation.verify import verify
+from foretoken.speculation.verify import _search, _walk, verify
 
 
 def walk(parents: list[int], node: int) -> list[int]:
@@ -109,3 +109,12 @@ def test_a_tree_of_padding_yields_the_plain_step() -> None:
     assert verdict.length.tolist() == [0, 0]
     assert verdict.path.tolist() == [[0] * 5, [0] * 5]
     assert verdict.bonus.tolist() == [7, 8]
+
+
+@settings(max_examples=300, deadline=None)
+@given(batches())
+def test_the_walk_and_the_search_agree(batch: tuple[list[list[int]], ...]) -> None:
+    tokens, parents, drawn = map(torch.tensor, batch)
+    draft = Draft(tokens, parents)
+    for walked, found in zip(_walk(draft, drawn), _search(draft, ancestors(parents), drawn), strict=True):
+        assert torch.equal(walked, found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from foretoken.engine.drafting import Drafting
 from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.runner import Batch, Outcome, Prompt, Runner
 from foretoken.engine.scheduler import Plan, Scheduler
+from foretoken.native.library import serial_torch
 from foretoken.runtime.cache import PageTable
 from foretoken.speculation.cost import Costs
 from foretoken.speculation.draft import PADDING, Draft
@@ -52,6 +54,8 @@ class Engine:
         captured: CapturedSteps | None = None,
     ) -> None:
         self.captured = captured
+        # Small tensors between calls of the compiled kernels are faster on one thread than beside the kernels' own.
+        self._threads = nullcontext if runner.decoder.native is None else serial_torch
         self.runner, self.table, self.drafting = runner, table, drafting
         self.scheduler = Scheduler(
             blocks,
@@ -87,9 +91,10 @@ class Engine:
 
     def step(self) -> list[Request]:
         """One step over the batch; returns the requests that emitted tokens or ended."""
-        changed = self.captured.step(self.scheduler) if self.captured is not None else None
-        if changed is None:
-            changed = self._step()
+        with self._threads():
+            changed = self.captured.step(self.scheduler) if self.captured is not None else None
+            if changed is None:
+                changed = self._step()
         for request in changed:
             if request.finish_reason is not None:
                 self._retire(request)

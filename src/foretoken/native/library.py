@@ -1,14 +1,14 @@
 """The compiled library as Python sees it: which variant this machine runs, its structures, its three calls.
 
-The library computes on torch's own OpenMP threads: two pools would take each other's cores. Tensors that a structure
-points to must be kept alive by whoever holds the structure.
+Tensors that a structure points to must be kept alive by whoever holds the structure.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -178,7 +178,7 @@ def library() -> Library | None:
     names = [] if wanted == "off" else list(VARIANTS) if wanted == "auto" else [wanted]
     for name in names:
         file = next(Path(__file__).parent.glob(f"_{name}.*"), None)
-        if file is not None and VARIANTS[name] <= _cpu_flags() and _share_threads():
+        if file is not None and VARIANTS[name] <= _cpu_flags():
             try:
                 return Library(name, file)
             except OSError:
@@ -196,18 +196,28 @@ def _cpu_flags() -> set[str]:
     return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
-def _share_threads() -> bool:
-    """Makes the OpenMP runtime that torch brought visible to libraries loaded later."""
-    runtimes = ("libgomp", "libiomp5", "libomp")
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    paths = {line.split(maxsplit=5)[-1] for line in maps if any(name in line for name in runtimes)}
-    for path in sorted(paths):
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    return bool(paths)
+_team: int | None = None  # threads of a call while torch itself has one
+
+
+@contextmanager
+def serial_torch() -> Iterator[None]:
+    """Leaves torch one thread and its others to the library, whose threads would wait for the same cores as torch's."""
+    global _team
+    outer, threads = _team, torch.get_num_threads()
+    if outer is not None:
+        yield
+        return
+    _team = threads
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _team = None
 
 
 def _threads(nbytes: int) -> int:
-    return 1 if nbytes <= ALONE_BYTES else torch.get_num_threads()
+    return 1 if nbytes <= ALONE_BYTES else _team or torch.get_num_threads()
 
 
 def _check(status: int) -> None:

@@ -67,7 +67,8 @@ class Worker {
 };
 
 // Threads that wait for work, shared by all calls of a process. They are no OpenMP threads: whoever closes an OpenMP region
-// waits for all of its threads, and on a busy machine one of them may not even have begun.
+// waits for all of its threads, and on a busy machine one of them may not even have begun. In return nobody else should
+// compute on the same cores between calls: see `serial_torch` in library.py.
 class Pool {
  public:
   // The process's pool; a forked process has none of its parent's threads and begins anew. Never destroyed: its threads
@@ -141,7 +142,7 @@ class Pool {
 
   // Watches for a moment, since a decoder is called again soon, then sleeps.
   void wait_for_call(uint64_t seen) {
-    auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(500);
+    auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(200);
     while (calls_.load(std::memory_order_acquire) == seen) {
       for (int i = 0; i < 64 && calls_.load(std::memory_order_acquire) == seen; i++) _mm_pause();
       if (std::chrono::steady_clock::now() < end) continue;

@@ -35,6 +35,29 @@ def verify(draft: Draft, reach: Tensor, drawn: Tensor) -> Verdict:
         reach: [B, N, N] `ancestors(draft.parents)`.
         drawn: [B, N] the target's draw after each node.
     """
+    if drawn.device.type == "cpu":
+        return _walk(draft, drawn)
+    return _search(draft, reach, drawn)
+
+
+def _walk(draft: Draft, drawn: Tensor) -> Verdict:
+    """Node by node on the host, where that is ten times cheaper."""
+    paths, lengths, bonuses = [], [], []
+    for tokens, parents, draws in zip(draft.tokens.tolist(), draft.parents.tolist(), drawn.tolist(), strict=True):
+        best, accepted = [0], {0: [0]}
+        for node in range(1, len(tokens)):  # parents come before their children
+            above = accepted.get(parents[node])
+            if above is not None and tokens[node] == draws[parents[node]]:
+                accepted[node] = [*above, node]
+                best = max(best, accepted[node], key=len)  # the first of equals
+        lengths.append(len(best) - 1)
+        bonuses.append(draws[best[-1]])
+        paths.append(best + best[-1:] * (len(tokens) - len(best)))
+    return Verdict(torch.tensor(paths), torch.tensor(lengths), torch.tensor(bonuses))
+
+
+def _search(draft: Draft, reach: Tensor, drawn: Tensor) -> Verdict:
+    """The same for all nodes at once, without a look at any value: inside a captured step."""
     nodes = draft.tokens.shape[1]
     index = torch.arange(nodes, device=drawn.device)
     wrong = draft.tokens != drawn.gather(1, draft.parents.clamp(min=0))
