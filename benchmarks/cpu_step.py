@@ -110,7 +110,7 @@ def step(decoder: Decoder, nodes: int) -> Callable[[], None]:
     table = PageTable(1, 64, 32, 32, "cpu")
     table.extend(0, list(range(1, 33)))  # 1024 slots side by side
     cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, decoder.dtype, "cpu")
-    width = max(nodes, 2)  # the runner never computes one row alone
+    width = max(nodes, decoder.least_rows)
     reach = torch.ones(1, width, width, dtype=torch.bool).tril()
     tokens, row, start = torch.arange(width), torch.tensor([0]), torch.tensor([CONTEXT])
 
@@ -119,18 +119,6 @@ def step(decoder: Decoder, nodes: int) -> Callable[[], None]:
         decoder.logits(hidden)
 
     return run
-
-
-def prefill(decoder: Decoder, deterministic: bool) -> Callable[[], None]:
-    """A prompt of CONTEXT tokens, with and without the fixed row blocks."""
-    run = step(decoder, CONTEXT)
-
-    def work() -> None:
-        decoder.set_deterministic(deterministic)
-        run()
-        decoder.set_deterministic(True)
-
-    return work
 
 
 def overhead(llm: LLM, batch: int) -> float:
@@ -172,17 +160,17 @@ def measure(shape: str, rounds: int) -> dict[str, Any]:
     params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
     timed, spent = Timed(), []
     steps = {nodes: step(decoder, nodes) for nodes in (1, 5, 16)}
-    alone = linears(decoder, 2)
+    alone = linears(decoder, decoder.least_rows)
     repeats = 40 if shape == "15m" else 6
     ids = torch.tensor([prompt])
-    read = {fixed: prefill(decoder, fixed) for fixed in (True, False)}
+    read, long = step(decoder, CONTEXT), torch.arange(CONTEXT).unsqueeze(0)
     for _ in range(rounds):
         before = busy()
         timed.run("linears", alone, repeats)
         for nodes, work in steps.items():
             timed.run(f"step{nodes}", work, repeats)
-        for fixed, work in read.items():
-            timed.run("prefill, deterministic" if fixed else "prefill, free", work, 2)
+        timed.run("prompt", read, 2)
+        timed.run("prompt, transformers", lambda: theirs(long), 2)
         timed.run("ours", lambda: llm.generate(prompt, params), 1)
         timed.run(
             "transformers",
@@ -197,7 +185,7 @@ def measure(shape: str, rounds: int) -> dict[str, Any]:
         "step5 / step1": timed.ratio("step5", "step1"),
         "step16 / step1": timed.ratio("step16", "step1"),
         "transformers / ours": timed.ratio("transformers", "ours"),
-        "prefill deterministic / free": timed.ratio("prefill, deterministic", "prefill, free"),
+        "prompt, transformers / ours": timed.ratio("prompt, transformers", "prompt"),
         "non-linear us a layer": 1e6 * (timed.median("step1") - timed.median("linears")) / decoder.config.num_layers,
         "foreign cpu seconds a round": spent,
         "memory": memory,

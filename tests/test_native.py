@@ -197,3 +197,22 @@ def test_an_unknown_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         native.library.__wrapped__()
     monkeypatch.setenv(native.SWITCH, "off")
     assert native.library.__wrapped__() is None
+
+
+def test_a_greedy_chain_is_step_by_step_argmax(kernels: Library, directory: Path) -> None:
+    decoder = load_decoder(directory, torch.bfloat16, "cpu")
+    assert decoder.native is not None
+    rows, lengths, levels = [0, 2, 1], [40, 7, 66], 5
+    stepped, chained = Text(decoder), Text(decoder)
+    last, expected = [], []
+    for row, length in zip(rows, lengths, strict=True):
+        text = tokens(length, seed=row)
+        drawn = [stepped.chain(row, 0, text)[-1].argmax()]
+        for level in range(levels - 1):
+            drawn.append(stepped.chain(row, length + level, drawn[-1].view(1))[-1].argmax())
+        expected.append(torch.stack(drawn))
+        parents = torch.arange(-1, length - 1).unsqueeze(0)
+        span = Span(torch.tensor([row]), [row], torch.tensor([0]), ancestors(parents), length, length)
+        last.append(decoder(text, chained.cache, chained.cache.view([span])).last[-1])
+    found = decoder.native.chain(torch.stack(last), chained.cache, torch.tensor(rows), torch.tensor(lengths), levels)
+    assert torch.equal(found, torch.stack(expected))

@@ -14,8 +14,8 @@ from peers_engines.protocol import Clock, serve
 
 MODES = {
     "plain": RequestSpeculation(enabled=False),
-    "draft": RequestSpeculation(method="draft_target"),
-    "ngram": RequestSpeculation(method="ngram"),
+    "draft": RequestSpeculation(method="draft_target", adaptive=False),
+    "ngram": RequestSpeculation(method="ngram", adaptive=False),
 }
 
 

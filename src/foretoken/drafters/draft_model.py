@@ -172,22 +172,12 @@ class DraftModelDrafter(Drafter):
         rule, its best single guess.
         """
         states = [self._rows[row] for row in rows]
-        lengths = [state.length for state in states]
-        starts, at = self._ints(lengths), self._ints(rows)
-        root = torch.zeros_like(starts).unsqueeze(1)
-        alone, itself = Draft(root, root - 1), (root == 0).unsqueeze(2)
-        nodes = max(1, self.decoder.least_rows // len(rows))
-        tokens = [self._ints(pending).unsqueeze(1)]
-        for level in range(max(limits)):
-            if level > 0:
-                total = level - 1 + nodes  # where one token is too few for a forward, padding goes on with the chain
-                reach = triangle(total, self._device).expand(len(rows), -1, -1)
-                span = Span(at, rows, starts, reach, nodes, max(lengths) + total)
-                padding = [tokens[-1].new_full((len(rows), nodes - 1), PADDING)] if nodes > 1 else []
-                hidden = self._run(torch.cat([tokens[-1], *padding], dim=1), span)[::nodes]
-            logits = self.decoder.logits(hidden).unsqueeze(1)
-            tokens.append(sample(logits, alone, itself, starts + (level - 1), sampling))
-        drawn = torch.cat(tokens, dim=1)
+        starts, at = self._ints([state.length for state in states]), self._ints(rows)
+        root = self._ints(pending).unsqueeze(1)
+        if sampling.greedy and self.decoder.native is not None:
+            drawn = torch.cat([root, self.decoder.native.chain(hidden, self.cache, at, starts, max(limits))], dim=1)
+        else:
+            drawn = self._draw(root, at, starts, max(limits), hidden, sampling)
         if min(limits) < max(limits):
             past = torch.arange(drawn.shape[1], device=self._device) > self._ints(limits).unsqueeze(1)
             drawn = drawn.masked_fill(past, PADDING)
@@ -195,6 +185,25 @@ class DraftModelDrafter(Drafter):
             state.children = {node: {guesses[node + 1]: node + 1} for node in range(limit)}
             state.written = {node: node - 1 for node in range(1, min(limit + 1, drawn.shape[1] - 1))}
         return Draft(drawn, chain_parents(len(rows), drawn.shape[1], self._device))
+
+    def _draw(
+        self, pending: Tensor, rows: Tensor, starts: Tensor, levels: int, hidden: Tensor, sampling: Sampling
+    ) -> Tensor:
+        """[B, 1 + levels] the pending tokens and what is drawn after them, one forward a level."""
+        root, count = torch.zeros_like(pending), len(rows)
+        alone, itself = Draft(root, root - 1), (root == 0).unsqueeze(2)
+        nodes, longest = max(1, self.decoder.least_rows // count), int(starts.max())
+        tokens = [pending]
+        for level in range(levels):
+            if level > 0:
+                total = level - 1 + nodes  # where one token is too few for a forward, padding goes on with the chain
+                reach = triangle(total, self._device).expand(count, -1, -1)
+                span = Span(rows, rows.tolist(), starts, reach, nodes, longest + total)
+                padding = [tokens[-1].new_full((count, nodes - 1), PADDING)] if nodes > 1 else []
+                hidden = self._run(torch.cat([tokens[-1], *padding], dim=1), span)[::nodes]
+            logits = self.decoder.logits(hidden).unsqueeze(1)
+            tokens.append(sample(logits, alone, itself, starts + (level - 1), sampling))
+        return torch.cat(tokens, dim=1)
 
     def _forward(self, rows: Sequence[int], tree: _Tree) -> Tensor:
         """Runs the frontier past the committed length; returns its hidden states [B * frontier, H]."""

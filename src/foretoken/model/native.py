@@ -67,11 +67,7 @@ class NativeDecoder:
         self, tokens: Tensor, cache: KVCache, view: View, taps: Sequence[int]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Runs `tokens` [T] at the places that `view` names: the last block's output and the taps, each [T, H]."""
-        table = view.table.table
-        pages = struct_of(
-            Pages, keys=cache.keys, values=cache.values, layer_stride=cache.keys.stride(0),
-            page_size=view.table.page_size, table_stride=table.stride(0), table=table,
-        )  # fmt: skip
+        pages = _pages(cache)
         kept = [(span, span.reach.contiguous()) for span in view.spans]
         found = {tap: torch.empty(tokens.shape[0], self._model.hidden, dtype=torch.bfloat16) for tap in taps}
         outputs = [found.get(layer) for layer in range(self._model.layers)]
@@ -79,9 +75,31 @@ class NativeDecoder:
         last = self._kernels.forward(self._model, pages, spans, tokens.contiguous(), outputs, self._nbytes)
         return last, tuple(found[tap] for tap in taps)
 
+    def chain(self, last: Tensor, cache: KVCache, rows: Tensor, starts: Tensor, levels: int) -> Tensor:
+        """Greedy continuations [B, levels] of rows of the cache.
+
+        Args:
+            last: [B, H] output of the last block for each row's last token.
+            rows, starts: [B] rows, and the indexes that their next tokens go to; the last of them is not run.
+        """
+        span: Span = struct_of(Span, batch=len(rows), nodes=1, total=1, rows=rows, starts=starts)
+        weight, _ = self._norm
+        return self._kernels.chain(
+            self._model, _pages(cache), self._head, weight, span, last.clone(), levels, self._nbytes
+        )
+
     def logits(self, last: Tensor) -> Tensor:
         """[R, V] float32 from rows of the last block's output [R, H]."""
         return self._kernels.linear(self._head, last, torch.float32, self._norm)
+
+
+def _pages(cache: KVCache) -> Pages:
+    table = cache.table.table
+    found: Pages = struct_of(
+        Pages, keys=cache.keys, values=cache.values, layer_stride=cache.keys.stride(0),
+        page_size=cache.table.page_size, table_stride=table.stride(0), table=table,
+    )  # fmt: skip
+    return found
 
 
 def _span(span: CacheSpan, reach: Tensor) -> Span:

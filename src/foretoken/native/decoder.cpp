@@ -1,6 +1,6 @@
-// The functions that Python calls: one linear, all blocks of a decoder, and its output head.
+// The functions that Python calls: one linear, all blocks of a decoder, and greedy chains of a small one.
 //
-// One call is one team of threads that walks through all layers. Return values: 0, or -1 when memory ran out. Source of
+// One forward is one team of threads that walks through all layers. Return values: 0, or -1 when memory ran out. Source of
 // the architecture: the decoders of `foretoken.model.decoder`, whose order of operations and rounding this follows.
 #include <type_traits>
 
@@ -214,6 +214,41 @@ class Forward {
   bf16 *qkv_, *gate_up_;
 };
 
+// norm(x) W^T + bias for `count` rows, handed to a sink; without norm where `norm` is null.
+template <class Sink>
+void product(const Weight& weight, const bf16* x, int count, const bf16* norm, float eps, int threads, Sink sink) {
+  thread_local Scratch scratch;
+  char* memory = scratch.reserve(Input::bytes(count, weight.in));
+  Input input(memory, count, weight.in);
+  Pool::instance().run(threads, 2, [&](Worker& worker) {
+    worker.each(count, [&](int t) {
+      const bf16* row = x + int64_t(t) * weight.in;
+      if (norm != nullptr) rms_norm(row, norm, input.row(t), weight.in, eps);
+      else std::copy(row, row + weight.in, input.row(t));
+      input.finish(t, weight);
+    });
+    linear(worker, weight, input.rows(), sink);
+  });
+}
+
+// A sink that stores float32 rows of `size` numbers.
+auto into_floats(float* y, int size) {
+  return [=](int row, int at, Floats value) {
+    float* to = y + int64_t(row) * size + at;
+    if (at + LANES <= size) return store(to, value);
+    float lanes[LANES];
+    store(lanes, value);
+    std::copy(lanes, lanes + (size - at), to);
+  };
+}
+
+void forward(const Model& model, const Pages& pages, const Span* spans, int span_count, const int64_t* tokens, int count,
+             bf16* x, bf16* const* taps, int threads) {
+  Forward forward(model, pages, spans, span_count, tokens, count, x, taps);
+  int phases = 1 + model.layers * (Forward::PHASES_PER_LAYER + 1);
+  Pool::instance().run(threads, phases, [&](Worker& worker) { forward.run(worker); });
+}
+
 // Runs `work`; memory that ran out becomes a return value, since no exception may leave the library.
 template <class Work>
 int32_t guarded(Work work) {
@@ -233,34 +268,38 @@ extern "C" {
 // taps[i], where not null, that of block i.
 int32_t foretoken_forward(const Model* model, const Pages* pages, const Span* spans, int32_t span_count,
                           const int64_t* tokens, int32_t count, bf16* x, bf16* const* taps, int32_t threads) {
-  return guarded([&] {
-    Forward forward(*model, *pages, spans, span_count, tokens, count, x, taps);
-    Pool::instance().run(threads, 1 + model->layers * (Forward::PHASES_PER_LAYER + 1), [&](Worker& worker) { forward.run(worker); });
-  });
+  return guarded([&] { forward(*model, *pages, spans, span_count, tokens, count, x, taps, threads); });
 }
 
 // y [count][out] = norm(x [count][in]) W^T + bias, in float32 (`wide`) or bfloat16; without norm where `norm` is null.
 int32_t foretoken_linear(const Weight* weight, const bf16* x, int32_t count, const bf16* norm, float eps, void* y,
                          int32_t wide, int32_t threads) {
   return guarded([&] {
-    thread_local Scratch scratch;
-    char* memory = scratch.reserve(Input::bytes(count, weight->in));
-    Input input(memory, count, weight->in);
-    Pool::instance().run(threads, 2, [&](Worker& worker) {
-      worker.each(count, [&](int t) {
-        const bf16* row = x + int64_t(t) * weight->in;
-        if (norm != nullptr) rms_norm(row, norm, input.row(t), weight->in, eps);
-        else std::copy(row, row + weight->in, input.row(t));
-        input.finish(t, *weight);
-      });
-      int out = weight->out;
-      if (!wide) return linear(worker, *weight, input.rows(), into(static_cast<bf16*>(y), out, out));
-      linear(worker, *weight, input.rows(), [=](int row, int at, Floats value) {
-        float lanes[LANES];
-        store(lanes, value);
-        std::copy(lanes, lanes + std::min(LANES, out - at), static_cast<float*>(y) + int64_t(row) * out + at);
-      });
-    });
+    int out = weight->out;
+    if (wide) product(*weight, x, count, norm, eps, threads, into_floats(static_cast<float*>(y), out));
+    else product(*weight, x, count, norm, eps, threads, into(static_cast<bf16*>(y), out, out));
+  });
+}
+
+// Greedy continuations of `span`'s rows, one token of each at a time: tokens [levels][batch]. x [batch][hidden] is the
+// last block's output for each row's last token, and is overwritten; the rows' next tokens go to index starts[b].
+int32_t foretoken_chain(const Model* model, const Pages* pages, const Weight* head, const bf16* norm, const Span* span,
+                        bf16* x, int64_t* tokens, int32_t levels, int32_t threads, int32_t head_threads) {
+  return guarded([&] {
+    int batch = span->batch, vocabulary = head->out;
+    std::vector<float> logits(size_t(batch) * size_t(vocabulary));
+    std::vector<int64_t> starts(span->starts, span->starts + batch);
+    std::vector<uint8_t> itself(size_t(batch), 1);
+    std::vector<bf16*> taps(size_t(model->layers), nullptr);
+    Span next{batch, 1, 1, span->rows, starts.data(), itself.data()};
+    for (int level = 0; level < levels; level++) {
+      if (level > 0) {
+        forward(*model, *pages, &next, 1, tokens + (level - 1) * batch, batch, x, taps.data(), threads);
+        for (int64_t& start : starts) start++;
+      }
+      product(*head, x, batch, norm, model->eps, head_threads, into_floats(logits.data(), vocabulary));
+      for (int b = 0; b < batch; b++) tokens[level * batch + b] = greatest(&logits[size_t(b) * size_t(vocabulary)], vocabulary);
+    }
   });
 }
 

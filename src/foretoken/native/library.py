@@ -101,10 +101,16 @@ class Library:
         self.name = name
         library = ctypes.CDLL(str(file))
         self._linear, self._forward = library.foretoken_linear, library.foretoken_forward
+        self._chain = library.foretoken_chain
         self._linear.argtypes = [POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_int32, c_int32]
         self._forward.argtypes = [
             POINTER(Model), POINTER(Pages), POINTER(Span), c_int32, c_void_p, c_int32, c_void_p, POINTER(c_void_p),
             c_int32,
+        ]  # fmt: skip
+
+        self._chain.argtypes = [
+            POINTER(Model), POINTER(Pages), POINTER(Weight), c_void_p, POINTER(Span), c_void_p, c_void_p,
+            c_int32, c_int32, c_int32,
         ]  # fmt: skip
 
     def linear(
@@ -152,6 +158,35 @@ class Library:
             self._forward(model, pages, listed, len(spans), tokens.data_ptr(), count, x.data_ptr(), pointers, threads)
         )
         return x
+
+    def chain(
+        self,
+        model: Model,
+        pages: Pages,
+        head: PackedWeight,
+        norm: Tensor,
+        span: Span,
+        last: Tensor,
+        levels: int,
+        nbytes: int,
+    ) -> Tensor:
+        """Greedy continuations of all rows of a span.
+
+        Args:
+            norm: weight of the norm before the head.
+            span: the rows, and where their next tokens go; its nodes and reach are not looked at.
+            last: [B, H] last block's output for each row's last token; overwritten.
+            levels: tokens of a continuation; the last one is not run.
+            nbytes: of the blocks' weights.
+
+        Returns:
+            [B, levels] int64.
+        """
+        tokens = torch.empty(levels, last.shape[0], dtype=torch.int64)
+        threads = _threads(nbytes), _threads(head.nbytes)
+        pointers = norm.data_ptr(), span, last.data_ptr(), tokens.data_ptr()
+        _check(self._chain(model, pages, head.weight, *pointers, levels, *threads))
+        return tokens.t()
 
 
 def address(tensor: Tensor | None) -> int | None:

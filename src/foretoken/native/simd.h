@@ -5,6 +5,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
@@ -228,6 +229,18 @@ inline float lane_max(Floats x) {
   most = lanes[0];
   for (int i = 1; i < LANES; i++) most = lanes[i] > most ? lanes[i] : most;
   return most;
+}
+
+// Index of the greatest of `size` numbers, the first of equals.
+inline int64_t greatest(const float* x, int64_t size) {
+  int64_t whole = size / LANES * LANES;
+  Floats most = spread(-INFINITY);
+  for (int64_t i = 0; i < whole; i += LANES) most = greater(most, load(x + i));
+  float peak = lane_max(most);
+  for (int64_t i = whole; i < size; i++) peak = x[i] > peak ? x[i] : peak;
+  int64_t at = 0;
+  while (at < size - 1 && x[at] != peak) at++;
+  return at;
 }
 
 // e^x, within 2 units of the last place (Cephes expf); 0 below -87, the greatest float's neighbourhood above 88.

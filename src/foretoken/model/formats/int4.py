@@ -17,7 +17,7 @@ from foretoken.native.library import INT4, PackedWeight
 
 # Scales that are tried for a group, relative to the one that maps its greatest weight to -8: clipping the greatest a
 # little often costs less than rounding the rest more coarsely.
-TRIED = tuple(1 - step / 40 for step in range(-2, 12))
+TRIED = tuple(1.04 - step / 25 for step in range(7))
 
 
 @dataclass(frozen=True)

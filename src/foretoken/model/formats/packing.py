@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.native.library import BF16, PackedWeight, Weight, address
+from foretoken.native.memory import settled
 
 TILE, WIDTH = 16, 128
 
@@ -17,7 +18,7 @@ TILE, WIDTH = 16, 128
 def pairs(weight: Tensor) -> Tensor:
     """[tiles, in / 2, 16, 2] of a weight [out, in] in bfloat16 or int8."""
     whole = _whole(weight)
-    return whole.view(-1, TILE, whole.shape[1] // 2, 2).transpose(1, 2).contiguous()
+    return settled(whole.view(-1, TILE, whole.shape[1] // 2, 2).transpose(1, 2))
 
 
 def unpaired(packed: Tensor, rows: Tensor, size: int) -> Tensor:
@@ -28,14 +29,14 @@ def unpaired(packed: Tensor, rows: Tensor, size: int) -> Tensor:
 def quads(values: Tensor) -> Tensor:
     """[tiles, in / 4, 16, 4] bytes, each value + 128, of int8 values [out, in]."""
     whole = (_whole(values).to(torch.int16) + 128).to(torch.uint8)
-    return whole.view(-1, TILE, whole.shape[1] // 4, 4).transpose(1, 2).contiguous()
+    return settled(whole.view(-1, TILE, whole.shape[1] // 4, 4).transpose(1, 2))
 
 
 def nibbles(values: Tensor) -> Tensor:
     """[tiles, in / 8, 16, 4] bytes of values -8 .. 7 [out, in]: byte b holds value b in its low half, 4 + b above."""
     whole = (_whole(values).to(torch.int16) + 8).to(torch.uint8)
     low, high = whole.view(-1, TILE, whole.shape[1] // 8, 2, 4).unbind(3)
-    return (low | (high << 4)).transpose(1, 2).contiguous()
+    return settled((low | (high << 4)).transpose(1, 2))
 
 
 def padded_outputs(x: Tensor) -> Tensor:

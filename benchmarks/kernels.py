@@ -1,0 +1,165 @@
+"""How near the linear kernels come to reading weights at the speed of memory, for 1 to 16 rows, beside torch's own.
+
+    python benchmarks/kernels.py [--rounds 5] [--threads 2] [--rows 1,2,4,5,8,16] [--out docs/benchmarks]
+
+Every kernel runs over copies of one weight that do not fit the caches, in turns with the others and with a probe that
+only reads memory (a sum). Figures are gigabytes of weights a second, the median over rounds; the share of the probe
+is taken within a round. Foreign load is logged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foretoken.model.formats.names import FORMATS
+from foretoken.model.formats.packing import pack_bfloat16
+from foretoken.native.library import VARIANTS, Library, PackedWeight
+from foretoken.native.memory import settled
+
+OUTPUTS, INPUTS = 8192, 2048
+BYTES = 3 * 2**28  # of weights that one pass reads
+PROBE = 2**29
+
+Pass = Callable[[Tensor], None]  # one product of rows [M, INPUTS] with every copy
+
+
+def copies(weight: PackedWeight) -> list[PackedWeight]:
+    """As many weights of the same content as one pass reads."""
+    found = [weight]
+    while sum(each.nbytes for each in found) < BYTES:
+        kept = tuple(settled(tensor) for tensor in weight.kept)
+        pointers = [tensor.data_ptr() for tensor in kept] + [None]
+        same = type(weight.weight)()
+        for name, _ in weight.weight._fields_:
+            setattr(same, name, getattr(weight.weight, name))
+        same.data, same.scale = pointers[0], pointers[1]
+        found.append(PackedWeight(same, kept))
+    return found
+
+
+def ours(kernels: Library, name: str) -> tuple[Pass, int]:
+    """A pass of a compiled kernel, and the bytes that it reads."""
+    weight = (torch.randn(OUTPUTS, INPUTS) * 0.05).bfloat16()
+    rule = FORMATS.get(name)
+    packed = pack_bfloat16(weight, None) if rule is None else rule.pack(rule.quantise(weight), INPUTS, None)
+    weights = copies(packed)
+
+    def run(rows: Tensor) -> None:
+        for each in weights:
+            kernels.linear(each, rows, torch.bfloat16)
+
+    return run, sum(each.nbytes for each in weights)
+
+
+def torchs(name: str) -> tuple[Pass, int]:
+    """A pass of the nearest that torch has: oneDNN prepacked, int8pack, int4pack with groups of 32."""
+    weight = (torch.randn(OUTPUTS, INPUTS) * 0.05).bfloat16()
+    if name == "bfloat16":
+        weights = [torch.ops.mkldnn._reorder_linear_weight(weight) for _ in range(BYTES // weight.nbytes)]
+        size = weight.nbytes * len(weights)
+
+        def product(rows: Tensor, each: Tensor) -> None:
+            torch.ops.mkldnn._linear_pointwise(rows, each, None, "none", [], "")
+    elif name == "int8":
+        values = torch.randint(-127, 127, (OUTPUTS, INPUTS), dtype=torch.int8)
+        scale = torch.ones(OUTPUTS, dtype=torch.bfloat16)
+        weights = [values.clone() for _ in range(BYTES // values.nbytes)]
+        size = values.nbytes * len(weights)
+
+        def product(rows: Tensor, each: Tensor) -> None:
+            torch._weight_int8pack_mm(rows, each, scale)
+    else:
+        nibbles = torch.randint(0, 15, (OUTPUTS, INPUTS), dtype=torch.int32)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(nibbles, 1)
+        scale = torch.ones(INPUTS // 32, OUTPUTS, 2, dtype=torch.bfloat16)
+        weights = [packed.clone() for _ in range(BYTES // (packed.nbytes + scale.nbytes))]
+        size = (packed.nbytes + scale.nbytes) * len(weights)
+
+        def product(rows: Tensor, each: Tensor) -> None:
+            torch.ops.aten._weight_int4pack_mm_for_cpu(rows, each, 32, scale)
+
+    def run(rows: Tensor) -> None:
+        for each in weights:
+            product(rows, each)
+
+    return run, size
+
+
+def timed(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def foreign() -> float:
+    """Seconds of processor time that other processes have used so far."""
+    busy = [int(part) for part in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    own = os.times()
+    return (sum(busy) - busy[3] - busy[4]) / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+
+def passes() -> dict[str, tuple[Pass, int]]:
+    found: dict[str, tuple[Pass, int]] = {}
+    for variant in VARIANTS:
+        file = next((Path(__file__).parents[1] / "src/foretoken/native").glob(f"_{variant}.*"), None)
+        flags = Path("/proc/cpuinfo").read_text().split()
+        if file is not None and VARIANTS[variant] <= set(flags):
+            kernels = Library(variant, file)
+            names = ["bfloat16", *FORMATS] if variant == "avx512" else ["bfloat16", "int8", "int4"]
+            found |= {f"{variant} {name}": ours(kernels, name) for name in names}
+    return found | {f"torch {name}": torchs(name) for name in ("bfloat16", "int8", "int4")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rows", default="1,2,4,5,8,16")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    heights = [int(part) for part in options.rows.split(",")]
+    probe = torch.ones(PROBE // 8, dtype=torch.int64)
+    every = passes()
+    speeds: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in heights} for name in every}
+    shares: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in heights} for name in every}
+    probes, loads = [], []
+    with torch.inference_mode():
+        for _ in range(options.rounds):
+            before, began = foreign(), time.perf_counter()
+            for name, (run, size) in every.items():
+                # The probe beside every kernel: memory is shared with other machines and drifts from second to second.
+                limit = PROBE / min(timed(probe.sum) for _ in range(3)) / 1e9
+                probes.append(limit)
+                for rows in heights:
+                    x = torch.randn(rows, INPUTS).bfloat16()
+                    speeds[name][rows].append(size / min(timed(lambda run=run, x=x: run(x)) for _ in range(2)) / 1e9)
+                    shares[name][rows].append(speeds[name][rows][-1] / limit)
+            loads.append((foreign() - before) / (time.perf_counter() - began))
+    print(f"probe {statistics.median(probes):.1f} GB/s ({min(probes):.1f} to {max(probes):.1f}), {options.threads} threads, "
+          f"foreign load {max(loads):.2f} cores at most")  # fmt: skip
+    print("| kernel | " + " | ".join(f"{rows} rows" for rows in heights) + " |\n|---|" + "---|" * len(heights))
+    for name, found in speeds.items():
+        cells = [f"{statistics.median(found[r]):.1f} ({statistics.median(shares[name][r]):.0%})" for r in heights]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+    if options.out is not None:
+        record = {
+            "platform": platform.platform(), "torch": torch.__version__, "threads": options.threads,
+            "shape": [OUTPUTS, INPUTS], "foreign_cores": loads, "probe_gb_s": probes, "gb_s": speeds, "share": shares,
+        }  # fmt: skip
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "kernels.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
