@@ -146,8 +146,8 @@ def main() -> None:
                     speeds[name][rows].append(size / min(timed(lambda run=run, x=x: run(x)) for _ in range(2)) / 1e9)
                     shares[name][rows].append(speeds[name][rows][-1] / limit)
             loads.append((foreign() - before) / (time.perf_counter() - began))
-    print(f"probe {statistics.median(probes):.1f} GB/s ({min(probes):.1f} to {max(probes):.1f}), {options.threads} threads, "
-          f"foreign load {max(loads):.2f} cores at most")  # fmt: skip
+    span = f"{statistics.median(probes):.1f} GB/s ({min(probes):.1f} to {max(probes):.1f})"
+    print(f"probe {span}, {options.threads} threads, foreign load {max(loads):.2f} cores at most")
     print("| kernel | " + " | ".join(f"{rows} rows" for rows in heights) + " |\n|---|" + "---|" * len(heights))
     for name, found in speeds.items():
         cells = [f"{statistics.median(found[r]):.1f} ({statistics.median(shares[name][r]):.0%})" for r in heights]

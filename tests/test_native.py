@@ -37,6 +37,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "tied": LlamaConfig(**SIZES, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh"),
     "mistral": MistralConfig(**SIZES, sliding_window=21, hidden_act="gelu"),
     "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=True),
+    "narrow": LlamaConfig(**{**SIZES, "head_dim": 48}),
     "phi3": Phi3Config(**{**SIZES, "head_dim": 64, "hidden_size": 256}, partial_rotary_factor=0.5, pad_token_id=0),
 }
 

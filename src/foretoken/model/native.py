@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from foretoken.model.decoder import Block, Decoder
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
-# Multiples that the kernels' loops want, of 16 lanes and of words of two numbers.
-LANES, HEAD_STEP = 16, 32
+LANES = 16  # numbers of a vector: rows and heads are whole vectors
 
 
 class NativeDecoder:
@@ -59,8 +58,7 @@ class NativeDecoder:
         head = decoder.embed.head if decoder.head is None else decoder.head
         linears = [*chain.from_iterable(_linears(block) for block in _blocks(decoder)), head]
         whole = all(linear is not None and linear.native is not None for linear in linears)
-        widths = (config.hidden_size, config.intermediate_size, config.rope.dim // 2)
-        fits = config.head_dim % HEAD_STEP == 0 and not any(width % LANES for width in widths)
+        fits = not any(width % LANES for width in (config.hidden_size, config.intermediate_size, config.head_dim))
         return NativeDecoder(decoder, kernels) if kernels is not None and whole and fits else None
 
     def __call__(

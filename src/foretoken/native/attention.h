@@ -106,7 +106,7 @@ class Attention {
     }
     first = first / LANES * LANES;
     int64_t width = (last - first + LANES - 1) / LANES * LANES;
-    size_t floats = size_t(queries) * size_t(width + heads_.size) + size_t(words_) * LANES;
+    size_t floats = size_t(queries) * size_t(width + heads_.size) + size_t(words_ + LANES) * LANES;
     float* scores = reinterpret_cast<float*>(memory.reserve(floats * 4));
     float* sums = scores + int64_t(queries) * width;
     uint32_t* turned = reinterpret_cast<uint32_t*>(sums + int64_t(queries) * heads_.size);
@@ -161,7 +161,13 @@ class Attention {
              int64_t width) const {
     for (int word = 0; word < words_; word += LANES) {
       const uint32_t* at[LANES];
-      for (int i = 0; i < LANES; i++) at[i] = reinterpret_cast<const uint32_t*>(keys[i]) + word;
+      uint32_t rest[LANES][LANES];
+      for (int i = 0; i < LANES; i++) {
+        at[i] = reinterpret_cast<const uint32_t*>(keys[i]) + word;
+        if (word + LANES <= words_) continue;
+        std::copy(at[i], at[i] + (words_ - word), rest[i]);  // what follows a head may not be ours to read
+        at[i] = rest[i];
+      }
       transpose16(at, turned + word * LANES);
     }
     Floats scale = spread(1.0f / std::sqrt(float(heads_.size)));

@@ -19,11 +19,15 @@ inline void rms_norm(const bf16* x, const bf16* weight, bf16* y, int size, float
   for (int i = 0; i < size; i += LANES) store_bf16(y + i, mul(mul(load_bf16(x + i), factor), load_bf16(weight + i)));
 }
 
-// Rotates the first `dim` numbers of a head in place. cos and sin are [dim], sin's first half negated; dim / 2 is a
-// multiple of 16.
+// Rotates the first `dim` numbers of a head in place. cos and sin are [dim], sin's first half negated.
 inline void rotate(bf16* head, const bf16* cos, const bf16* sin, int dim) {
-  int half = dim / 2;
-  for (int i = 0; i < half; i += LANES) {
+  int half = dim / 2, whole = half / LANES * LANES;
+  for (int i = whole; i < half; i++) {
+    float a = to_float(head[i]), b = to_float(head[half + i]);
+    head[i] = to_bf16(std::fma(a, to_float(cos[i]), b * to_float(sin[i])));
+    head[half + i] = to_bf16(std::fma(b, to_float(cos[half + i]), a * to_float(sin[half + i])));
+  }
+  for (int i = 0; i < whole; i += LANES) {
     Floats a = load_bf16(head + i), b = load_bf16(head + half + i);
     store_bf16(head + i, fma(a, load_bf16(cos + i), mul(b, load_bf16(sin + i))));
     store_bf16(head + half + i, fma(b, load_bf16(cos + half + i), mul(a, load_bf16(sin + half + i))));

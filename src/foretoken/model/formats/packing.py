@@ -66,4 +66,5 @@ def pack_bfloat16(weight: Tensor, bias: Tensor | None) -> PackedWeight:
 
 
 def _whole(weight: Tensor) -> Tensor:
-    return F.pad(weight, (0, -weight.shape[1] % WIDTH, 0, -weight.shape[0] % TILE))
+    missing = -weight.shape[0] % TILE, -weight.shape[1] % WIDTH
+    return F.pad(weight, (0, missing[1], 0, missing[0])) if any(missing) else weight
