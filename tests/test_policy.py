@@ -16,7 +16,7 @@ from foretoken.speculation.acceptance import HOPE, Acceptance, Gate
 from foretoken.speculation.advice import FEW, LONG_OFF, UNUSED, Advice
 from foretoken.speculation.allocation import MARGIN, Row, allocate
 from foretoken.speculation.cost import STRIDE, Costs, Curve, Measured
-from foretoken.speculation.policy import PROBE_SHARE, Policy, Wish
+from foretoken.speculation.policy import PROBE_MOST, PROBE_SHARE, Policy, Wish
 
 LONGEST = 8
 FLAT = {2: 1.0, 16: 1.0, 32: 1.6, 64: 3.0}  # a kernel that is flat up to 16 rows
@@ -442,3 +442,16 @@ def test_a_long_pause_and_an_unused_draft_are_said_once() -> None:
     used.saw_end(("draft_target",), ["draft_target"])
     assert not [text for _ in range(UNUSED) for text in used.saw_end((), ["draft_target"])]
     assert not [text for _ in range(2 * UNUSED) for text in Advice().saw_end(("ngram",), [])]
+
+
+def test_a_rest_is_what_choosing_again_would_say() -> None:
+    """While nothing changes, `rests` stands for `choose`; a probe, a draft or another batch ends it."""
+    world = World({"model": 0.0}, 4, measured(STEEP))
+    world.run(400)
+    policy = world.policy
+    rested = 0
+    while policy.rests([0, 1, 2, 3], 0):
+        rested += 1
+    assert 0 < rested < PROBE_MOST
+    assert not policy.rests([0, 1, 2], 0)
+    assert not policy.rests([0, 1, 2, 3], 5)

@@ -20,7 +20,7 @@ from foretoken.engine.scheduler import Decode
 from foretoken.speculation.advice import Advice
 from foretoken.speculation.allocation import Row
 from foretoken.speculation.draft import PADDING, Draft
-from foretoken.speculation.policy import Policy, Wish
+from foretoken.speculation.policy import NO_GAIN, Policy, Wish
 from foretoken.speculation.sampling import Sampling
 
 LOG = logging.getLogger("foretoken")
@@ -60,7 +60,11 @@ class Drafting:
 
     def choose(self, pending: Sequence[Request], beside: int) -> list[Wish]:
         """How the decoding requests of the next step want to be drafted; it also reads `beside` prompt tokens."""
-        return self.policy.choose([self._row(request) for request in pending], beside) if pending else []
+        if not pending:
+            return []
+        if self.policy.rests([request.id for request in pending], beside):
+            return [NO_GAIN] * len(pending)
+        return self.policy.choose([self._row(request) for request in pending], beside)
 
     def _row(self, request: Request) -> Row:
         row, context, room = request.row, len(request.tokens) - 1, request.room

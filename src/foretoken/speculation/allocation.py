@@ -7,6 +7,8 @@ against the rows and the draft forward that it costs, and the rows that draft ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -37,7 +39,8 @@ class Row(NamedTuple):
     room: int
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     """The rows of one step and what it costs.
 
     Attributes:
@@ -55,10 +58,15 @@ class Batch(NamedTuple):
     def price(self, methods: Mapping[str, float], length: int, count: int) -> float:
         """Seconds of the step if `count` rows have paths of `length`; each of `methods` drafts for a share of them."""
         nodes = max((self.slots(method, length) for method in methods), default=0) if length and count else 0
+        seconds = self._step(max(nodes, self.floor))
+        return seconds + sum(self.costs.draft(method, share * count, length) for method, share in methods.items())
+
+    @cached_property
+    def _step(self) -> Callable[[int], float]:
+        """Seconds of the forward with so many draft nodes a row, which is asked for every number of rows."""
         size = len(self.rows)
         context = sum(row.context for row in self.rows) / size
-        seconds = self.costs.step(size * (1 + max(nodes, self.floor)) + self.beside, size, context)
-        return seconds + sum(self.costs.draft(method, share * count, length) for method, share in methods.items())
+        return cache(lambda nodes: self.costs.step(size * (1 + nodes) + self.beside, size, context))
 
 
 def allocate(

@@ -134,6 +134,19 @@ class Policy:
         for method in methods:
             self._requests.pop((request, method), None)
 
+    def rests(self, ids: Sequence[int], beside: int) -> bool:
+        """Whether these requests go on without drafts for one more step, with nothing new to consider: counts it if so.
+
+        A step of a small model is short; looking at every row again would be felt.
+        """
+        kept, bound = self._choice, 0 if self.gate.closed else self.bound(len(ids))
+        due = self._learned or kept.age + 1 >= REVIEW or self._since + 1 >= self._interval
+        if due or beside or kept.methods or kept.key != (bound, 0, False, len(ids), tuple(ids)):
+            return False
+        kept.age += 1
+        self._since += 1
+        return True
+
     def choose(self, rows: Sequence[Row], beside: int = 0) -> list[Wish]:
         """One wish per row of the next step, which also reads `beside` prompt tokens."""
         bound = 0 if self.gate.closed else self.bound(len(rows))
