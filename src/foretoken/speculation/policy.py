@@ -6,19 +6,22 @@ one `Wish` per row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
 from foretoken.speculation.acceptance import Acceptance, Gate
-from foretoken.speculation.allocation import Batch, Row, allocate
+from foretoken.speculation.allocation import MARGIN, Batch, Row, allocate
 from foretoken.speculation.cost import Costs
 
 PROBE_FIRST, PROBE_MOST = 8, 4096  # plain forwards between probes: at first, and at most
 PROBE_SHARE = 0.01  # of the time, most that probes take in the long run
 RECALL_FIRST, RECALL_MOST = 8, 128  # drafted forwards before one that goes without, to know what that costs
 EXPLORE = 16  # drafted forwards after which drafters that are not in use are asked too
+REST = 4  # forwards that a choice is kept for, whatever happened
+DOUBT, DOUBT_MOST = 0.006, 0.1  # more to promise for each row: of many estimates the best are too good to be true
+STAY = 1.04  # how many times better than a choice already made another must promise to be
 REVIEW = 32  # forwards after which a choice is made anew whatever happened
 HORIZON = 64  # tokens over which reading a backlog must pay for itself
 
@@ -207,7 +210,7 @@ class Policy:
         kept = self._choice
         kept.age += 1
         key = (bound, batch.floor, batch.beside > 0, len(batch.rows), tuple(batch.rows[i].id for i in free))
-        news = self._learned and kept.age > len(batch.rows) // 4
+        news = self._learned and kept.age >= max(REST, len(batch.rows) // 2)
         if kept.key == key and kept.age < REVIEW and not news:
             return
         model = {self._runs_model(method) for i in free for method in batch.rows[i].methods}
@@ -230,10 +233,18 @@ class Policy:
         def price(length: int, count: int) -> float:
             return batch.price(methods, length, count)
 
-        length, chosen = allocate(gains, len(rows), price)
-        total = sum(gains[i][min(length, len(gains[i])) - 1] for i in chosen)
-        drafting = {rows[i].id: bids[i].methods for i in chosen}
-        return (len(rows) + total) / price(length, len(chosen)), _Choice(length=length, methods=drafting)
+        def rate(length: int, chosen: Iterable[int]) -> float:
+            total = sum(gains[i][min(length, len(gains[i])) - 1] for i in chosen if length)
+            return (len(rows) + total) / price(length, len(list(chosen)))
+
+        length, chosen = allocate(gains, len(rows), price, MARGIN + min(DOUBT_MOST, DOUBT * (len(rows) - 1)))
+        best, kept = rate(length, chosen), self._choice
+        drafting = [i for i in free if rows[i].id in kept.methods and bids[i].methods == kept.methods[rows[i].id]]
+        # Estimates waver, and a row that is off for a while has a backlog to read: not for a gain within the noise.
+        same = bool(length and kept.length and len(drafting) == len(kept.methods))
+        if same and best < STAY * rate(min(kept.length, bound), drafting):
+            length, chosen = min(kept.length, bound), frozenset(drafting)
+        return best, _Choice(length=length, methods={rows[i].id: bids[i].methods for i in chosen})
 
     def _bid(self, row: Row, bound: int, model: bool, costs: Costs, token: float) -> Bid:
         """The best way for one row to draft; `token` is the seconds that a token takes without."""
