@@ -72,7 +72,10 @@ class DraftModelDrafter(Drafter):
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         for row, certain in zip(rows, tokens, strict=True):
             state = self._rows[row]
-            self._keep_path(row, state, certain)
+            if state.children:
+                self._keep_path(row, state, certain)
+            else:  # nothing was proposed: the common case while speculation is off
+                state.backlog.extend(certain)
 
     def catch_up(self, rows: Sequence[int]) -> None:
         while long := [row for row in rows if len(self._rows[row].backlog) > LONG_BACKLOG]:
