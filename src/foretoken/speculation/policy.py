@@ -19,7 +19,7 @@ PROBE_FIRST, PROBE_MOST = 8, 4096  # plain forwards between probes: at first, an
 PROBE_SHARE = 0.01  # of the time, most that probes take in the long run
 RECALL_FIRST, RECALL_MOST = 8, 128  # drafted forwards before one that goes without, to know what that costs
 EXPLORE = 16  # drafted forwards after which drafters that are not in use are asked too
-REST = 4  # forwards that a choice is kept for, whatever happened
+REST = 8  # forwards that a choice is kept for, whatever happened
 DOUBT, DOUBT_MOST = 0.006, 0.1  # more to promise for each row: of many estimates the best are too good to be true
 STAY = 1.04  # how many times better than a choice already made another must promise to be
 REVIEW = 32  # forwards after which a choice is made anew whatever happened
@@ -210,7 +210,7 @@ class Policy:
         kept = self._choice
         kept.age += 1
         key = (bound, batch.floor, batch.beside > 0, len(batch.rows), tuple(batch.rows[i].id for i in free))
-        news = self._learned and kept.age >= max(REST, len(batch.rows) // 2)
+        news = self._learned and kept.age >= max(REST, len(batch.rows))
         if kept.key == key and kept.age < REVIEW and not news:
             return
         model = {self._runs_model(method) for i in free for method in batch.rows[i].methods}
