@@ -36,9 +36,11 @@ def conversations(count: int) -> list[list[dict[str, str]]]:
     return [[{"role": "user", "content": turn}] for turn in turns[:count]]
 
 
-def run(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], method: str, batch: int) -> list[list[int]]:
+def run(
+    llm: LLM, prompts: list[list[int]], params: list[SamplingParams], method: str, batch: int, adaptive: bool = False
+) -> list[list[int]]:
     """Output ids of every prompt, `batch` of them at a time."""
-    asked = [replace(each, speculative=RequestSpeculation(method=method)) for each in params]
+    asked = [replace(each, speculative=RequestSpeculation(method=method, adaptive=adaptive)) for each in params]
     outputs: list[list[int]] = []
     for first in range(0, len(prompts), batch):
         part = slice(first, first + batch)
@@ -55,22 +57,25 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperatures", default="0,0.8")
+    parser.add_argument("--quantization", default="none", help="of the target")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
 
     pair = (str(TARGET), str(DRAFT))
     tree = {"max_draft_len": 3, "tree_top_k": 3, "max_total_draft_tokens": 8}
-    llm = LLM(*pair, dtype="bfloat16")
+    common = {"dtype": "bfloat16", "quantization": args.quantization}
+    llm = LLM(*pair, **common)
     prompts = [llm.render_chat(conversation) for conversation in conversations(args.prompts)]
     small = {"max_tokens": 6 * (args.tokens + 64)}  # a third of what 16 rows need
     ways: dict[str, tuple[LLM, str, int]] = {
         "plain, batch 16": (llm, "none", 16),
         "chain of 4, one by one": (llm, "draft_target", 1),
         "chain of 4, batch 16": (llm, "draft_target", 16),
-        "tree of 8, batch 7": (LLM(*pair, speculative=tree, dtype="bfloat16"), "draft_target", 7),
-        "chain, prompt in pieces of 16": (LLM(*pair, dtype="bfloat16", max_num_tokens=16), "draft_target", 3),
+        "tree of 8, batch 7": (LLM(*pair, speculative=tree, **common), "draft_target", 7),
+        "chain, prompt in pieces of 16": (LLM(*pair, max_num_tokens=16, **common), "draft_target", 3),
         "suffix, batch 16": (llm, "suffix", 16),
-        "chain, preempted, batch 16": (LLM(*pair, dtype="bfloat16", kv_cache=small), "draft_target", 16),
+        "controller, batch 5": (llm, "auto", 5),
+        "chain, preempted, batch 16": (LLM(*pair, kv_cache=small, **common), "draft_target", 16),
     }
     rows: list[dict[str, Any]] = []
     for temperature in map(float, args.temperatures.split(",")):
@@ -81,7 +86,7 @@ def main() -> None:
         reference = run(llm, prompts, params, "none", 1)
         for name, (engine, method, batch) in ways.items():
             begin = time.perf_counter()
-            got = run(engine, prompts, params, method, batch)
+            got = run(engine, prompts, params, method, batch, adaptive=name.startswith("controller"))
             tokens, wrong = sum(map(len, got)), differing(reference, got)
             rows.append({"temperature": temperature, "way": name, "tokens": tokens, "differing": wrong})
             print(f"T {temperature}  {name:32} {tokens} tokens, {wrong} differ, {time.perf_counter() - begin:.0f} s")
