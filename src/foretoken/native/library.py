@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
@@ -231,28 +232,32 @@ def _cpu_flags() -> set[str]:
     return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
-_team: int | None = None  # threads of a call while torch itself has one
+class _Team(threading.local):
+    """Threads of a call from this thread while torch itself has one."""
+
+    size: int | None = None
+
+
+_team = _Team()
 
 
 @contextmanager
 def serial_torch() -> Iterator[None]:
     """Leaves torch one thread and its others to the library, whose threads would wait for the same cores as torch's."""
-    global _team
-    outer, threads = _team, torch.get_num_threads()
-    if outer is not None:
+    if _team.size is not None:
         yield
         return
-    _team = threads
+    _team.size = threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        _team = None
+        _team.size = None
 
 
 def _threads(nbytes: int) -> int:
-    return 1 if nbytes <= ALONE_BYTES else _team or torch.get_num_threads()
+    return 1 if nbytes <= ALONE_BYTES else _team.size or torch.get_num_threads()
 
 
 def _check(status: int) -> None:
