@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from cpu_step import busy
 from torch import Tensor
 
 from foretoken.model.formats.names import FORMATS
@@ -103,9 +103,8 @@ def timed(work: Callable[[], object]) -> float:
 
 def foreign() -> float:
     """Seconds of processor time that other processes have used so far."""
-    busy = [int(part) for part in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    own = os.times()
-    return (sum(busy) - busy[3] - busy[4]) / os.sysconf("SC_CLK_TCK") - own.user - own.system
+    machine, own = busy()
+    return machine - own
 
 
 def passes() -> dict[str, tuple[Pass, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,15 @@ if not torch.cuda.is_available():  # Triton's kernels run in its interpreter; re
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from cli_checks import Pair, call, make_pair
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch on one thread, for models so small that a second one only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

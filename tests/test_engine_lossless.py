@@ -5,13 +5,11 @@ Token ids, text and log-probabilities are compared exactly; plain decoding of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from adversaries import adversaries
 from engine_checks import DEPTH, PAGE, alone, check_idle, inject, llama, make_llm, prompts, said, save_pair, using
@@ -25,12 +23,7 @@ NODES = 12
 TOKENS = 20
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

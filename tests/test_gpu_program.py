@@ -45,7 +45,7 @@ def test_the_script_names_what_is_missing(tmp_path: Path) -> None:
     assert "WHEELS" in done.stderr
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the script runs in full; here it must refuse")
 def test_the_script_needs_a_gpu_unless_told_otherwise() -> None:
     done = run("bash", str(ROOT / "scripts" / "gpu_check.sh"))
     assert done.returncode == 2

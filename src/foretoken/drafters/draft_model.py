@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from foretoken.drafters.base import Drafter
 from foretoken.model.decoder import Decoder, Hidden
 from foretoken.runtime.cache import KVCache, Span
-from foretoken.speculation.draft import PADDING, Draft, chain_parents
+from foretoken.speculation.draft import PADDING, Draft, chain_parents, chain_reach
 from foretoken.speculation.sampling import Sampling, rank, sample
 
 FEED_ROWS = 512  # most tokens that one forward reads
@@ -131,7 +130,7 @@ class DraftModelDrafter(Drafter):
         width = max(max(widths), self.decoder.least_rows if len(rows) == 1 else 1)
         padded = self._ints([[*t, *[PADDING] * (width - len(t))] for t in tokens])
         lengths = [self._rows[row].length for row in rows]
-        reach = triangle(width, self._device).expand(len(rows), -1, -1)
+        reach = chain_reach(len(rows), width, self._device)
         span = Span(self._ints(rows), rows, self._ints(lengths), reach, width, max(lengths) + width)
         hidden = self._run(padded, span)
         for row, count in zip(rows, widths, strict=True):
@@ -200,7 +199,7 @@ class DraftModelDrafter(Drafter):
         for level in range(levels):
             if level > 0:
                 total = level - 1 + nodes  # where one token is too few for a forward, padding goes on with the chain
-                reach = triangle(total, self._device).expand(count, -1, -1)
+                reach = chain_reach(count, total, self._device)
                 span = Span(rows, rows.tolist(), starts, reach, nodes, longest + total)
                 padding = [tokens[-1].new_full((count, nodes - 1), PADDING)] if nodes > 1 else []
                 hidden = self._run(torch.cat([tokens[-1], *padding], dim=1), span)[::nodes]
@@ -237,12 +236,6 @@ class DraftModelDrafter(Drafter):
                     state.children.setdefault(parents[node], {}).setdefault(tokens[node], node)
                     if slot[node] >= 0:
                         state.written[node] = slot[node]
-
-
-@cache
-def triangle(nodes: int, device: torch.device) -> Tensor:
-    """[nodes, nodes] reach of a chain."""
-    return torch.ones(nodes, nodes, dtype=torch.bool, device=device).tril()
 
 
 class _Tree:

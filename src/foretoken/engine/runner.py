@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretoken.model.decoder import Decoder
 from foretoken.runtime.cache import KVCache, Span
-from foretoken.speculation.draft import PADDING, Draft, ancestors, chain_parents
+from foretoken.speculation.draft import PADDING, Draft, ancestors, chain_parents, chain_reach
 from foretoken.speculation.sampling import Sampling, sample
 from foretoken.speculation.verify import Verdict, verify
 
@@ -118,7 +118,7 @@ class Runner:
 
     def _prompt_span(self, prompt: Prompt) -> Span:
         width = max(self.decoder.least_rows, len(prompt.tokens))
-        reach = torch.ones(1, width, width, dtype=torch.bool, device=self.device).tril()
+        reach = chain_reach(1, width, self.device)
         row, start = self._ints([prompt.row]), self._ints([prompt.start])
         return Span(row, [prompt.row], start, reach, width, prompt.start + width)
 

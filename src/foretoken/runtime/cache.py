@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.runtime.chains import Chains, chains, is_chain
 from foretoken.runtime.transfer import upload
-from foretoken.speculation.draft import depth
+from foretoken.speculation.draft import chain_reach, depth
 
 # Where torch attends, key lengths are padded to whole blocks, or the sum over keys would be split differently as a row
 # grows. 512 is the length at which its kernel cuts them itself; shorter blocks change bits on some processors.
@@ -134,7 +134,7 @@ class Segment:
         count, nodes = parts.path.shape
         self.key_slots = table.slots(rows, torch.arange(self.length).expand(count, -1))
         self.key_slots.scatter_(1, starts + torch.arange(nodes), table.slots(rows, starts + parts.path))
-        reach = torch.ones(nodes, nodes, dtype=torch.bool).tril().expand(count, -1, -1)
+        reach = chain_reach(count, nodes)
         return Span(rows, (), starts.squeeze(1), reach, nodes, span.longest)
 
     def mask(self, window: int | None, groups: int, tile: int) -> Tensor:

@@ -5,7 +5,7 @@ Shapes: B rows, N nodes. A chain is `parents = arange(N) - 1`; plain decoding is
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -31,9 +31,14 @@ def chain_parents(rows: int, nodes: int, device: torch.device | str = "cpu") -> 
     return torch.arange(-1, nodes - 1, device=device).expand(rows, nodes)
 
 
-@cache
-def _triangle(nodes: int) -> Tensor:
-    return torch.ones(nodes, nodes, dtype=torch.bool).tril()
+@lru_cache(maxsize=64)
+def _triangle(nodes: int, device: torch.device) -> Tensor:
+    return torch.ones(nodes, nodes, dtype=torch.bool, device=device).tril()
+
+
+def chain_reach(rows: int, nodes: int, device: torch.device | str = "cpu") -> Tensor:
+    """[rows, nodes, nodes] `ancestors` of chains, kept for the next call: not for use inside a captured step."""
+    return _triangle(nodes, torch.device(device)).expand(rows, -1, -1)
 
 
 def ancestors(parents: Tensor) -> Tensor:
@@ -43,7 +48,7 @@ def ancestors(parents: Tensor) -> Tensor:
     """
     rows, nodes = parents.shape
     if parents.device.type == "cpu" and torch.equal(parents, chain_parents(rows, nodes)):  # found out at no cost there
-        return _triangle(nodes).expand(rows, -1, -1)
+        return chain_reach(rows, nodes)
     index = torch.arange(nodes, device=parents.device)
     reach = (parents.unsqueeze(2) == index) | (index.unsqueeze(1) == index)
     span = 1
