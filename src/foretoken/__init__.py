@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from foretoken.errors import (
         CheckpointError,
         ConfigError,
+        DataError,
         DraftMismatchError,
         ForetokenError,
         HubError,
@@ -36,6 +37,7 @@ __all__ = [
     "Chunk",
     "Completion",
     "ConfigError",
+    "DataError",
     "DraftMismatchError",
     "ForetokenError",
     "HubError",

@@ -4,6 +4,7 @@ ForetokenError
 ├── ConfigError              an option or configuration key is unknown or has a bad value (also a ValueError)
 ├── RequestError             a prompt or sampling parameter cannot be served (also a ValueError)
 │   └── PromptTooLongError   the prompt does not fit the context
+├── DataError                a file of conversations or prepared samples is unreadable or not what it should be
 ├── HubError                 a model id could not be resolved or downloaded
 ├── CheckpointError          files are missing, unreadable, incomplete or not what they claim to be
 │   └── UnsupportedModelError  the architecture, rotary variant or format is not one we implement
@@ -32,6 +33,10 @@ class RequestError(ForetokenError, ValueError):
 
 class PromptTooLongError(RequestError):
     """The prompt does not fit the context."""
+
+
+class DataError(ForetokenError):
+    """A file of conversations or prepared samples is unreadable or not what it should be."""
 
 
 class HubError(ForetokenError):
