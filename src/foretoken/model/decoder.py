@@ -6,6 +6,7 @@ V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -34,18 +35,28 @@ class Hidden(NamedTuple):
     taps: tuple[Tensor, ...]
 
 
-class Block(nn.Module):
-    """Pre-norm attention and gated MLP with residuals."""
+# q [T, Hq, D] and k [T, Hk, D], rotated, v [T, Hk, D], layer, window -> [T, Hq * D]; the caller knows where keys lie.
+Attend = Callable[[Tensor, Tensor, Tensor, int, int | None], Tensor]
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, format: WeightFormat | None) -> None:
+
+class Block(nn.Module):
+    """Pre-norm attention and gated MLP with residuals.
+
+    Args:
+        reads: width of what attention reads, the hidden size unless given.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layer: int, dtype: torch.dtype, format: WeightFormat | None, reads: int | None = None
+    ) -> None:
         super().__init__()
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, intermediate = config.hidden_size, config.intermediate_size
         self.layer, self.heads, self.kv_heads, self.size = layer, heads, kv_heads, size
         self.window = config.sliding_windows[layer]
         self.activation = ACTIVATIONS[config.activation]
-        self.attention_norm = RMSNorm(hidden, config.norm_eps, dtype)
-        self.qkv = Linear(hidden, (heads + 2 * kv_heads) * size, config.qkv_bias, dtype, format)
+        self.attention_norm: RMSNorm | None = RMSNorm(hidden, config.norm_eps, dtype)
+        self.qkv = Linear(reads or hidden, (heads + 2 * kv_heads) * size, config.qkv_bias, dtype, format)
         self.q_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
         self.out = Linear(heads * size, hidden, config.out_bias, dtype, format)
@@ -53,16 +64,34 @@ class Block(nn.Module):
         self.gate_up = Linear(hidden, 2 * intermediate, config.mlp_bias, dtype, format)
         self.down = Linear(intermediate, hidden, config.mlp_bias, dtype, format)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache, view: View) -> Tensor:  # [T, H] -> [T, H]
-        qkv = self.qkv(self.attention_norm(x)).view(x.shape[0], -1, self.size)
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:  # [T, H] -> [T, H]
+        x = x + self.attention(x if self.attention_norm is None else self.attention_norm(x), rope, attend)
+        return x + self.feed_forward(x)
+
+    def attention(self, read: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:  # [T, reads] -> [T, H]
+        """What attention adds to the hidden state, from its normed input."""
+        qkv = self.qkv(read).view(read.shape[0], -1, self.size)
         qk, v = torch.split_with_sizes(qkv, [self.heads + self.kv_heads, self.kv_heads], 1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = torch.split_with_sizes(qk, [self.heads, self.kv_heads], 1)
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
         q, k = torch.split_with_sizes(apply_rope(qk, *rope), [self.heads, self.kv_heads], 1)
-        x = x + self.out(attend(q, k, v, cache=cache, view=view, layer=self.layer, window=self.window))
-        mixed: Tensor = x + self.down(gated(self.activation, self.gate_up(self.mlp_norm(x))))
+        mixed: Tensor = self.out(attend(q, k, v, self.layer, self.window))
         return mixed
+
+    def feed_forward(self, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
+        """What the gated MLP adds."""
+        fed: Tensor = self.down(gated(self.activation, self.gate_up(self.mlp_norm(x))))
+        return fed
+
+
+def attend_in(cache: KVCache, view: View) -> Attend:
+    """Attention over a view of a cache, which takes the new keys and values."""
+
+    def attend_here(q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
+        return attend(q, k, v, cache=cache, view=view, layer=layer, window=window)
+
+    return attend_here
 
 
 class Decoder(nn.Module):
@@ -109,20 +138,17 @@ class Decoder(nn.Module):
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, rotated size] at `positions` [T]."""
-        cos, sin = self.rope_tables(positions.device)
-        # Padding nodes and lookahead may stand past the last position; nobody reads them.
-        at = positions.clamp(max=cos.shape[0] - 1)
-        return cos[at], sin[at]
+        return rope_at(self.rope_tables(positions.device), positions)
 
     def forward(self, tokens: Tensor, cache: KVCache, view: View, taps: tuple[int, ...] = ()) -> Hidden:
         """Runs `tokens` [T] (padding is -1) at the places that `view` names; T >= `least_rows`."""
         if self.native is not None:
             return Hidden(*self.native(tokens, cache, view, taps))
         x = self.embed(tokens.clamp(min=0))
-        rope = self.rope(view.positions)
+        rope, attend = self.rope(view.positions), attend_in(cache, view)
         outputs = {}
         for i, block in enumerate(self.blocks):
-            x = block(x, rope, cache, view)
+            x = block(x, rope, attend)
             if i in taps:
                 outputs[i] = x
         return Hidden(x, tuple(outputs[i] for i in taps))
@@ -134,3 +160,10 @@ class Decoder(nn.Module):
         count = last.shape[0]
         normed = self.norm(last if count >= self.least_rows else last.expand(self.least_rows, -1))
         return (self.embed.project(normed) if self.head is None else self.head(normed))[:count]
+
+
+def rope_at(tables: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of rotary tables; padding nodes and lookahead may stand past the last one, nobody reads them."""
+    cos, sin = tables
+    at = positions.clamp(max=cos.shape[0] - 1)
+    return cos[at], sin[at]

@@ -44,6 +44,8 @@ def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:  #
 
         return silu_gated(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
+    if gate_up.requires_grad:
+        return activation(gate) * up
     rows = max(1, WHOLE_ROWS // gate.shape[-1])
     if gate.device.type != "cpu" or len(gate) <= rows:
         return activation(gate).mul_(up)
