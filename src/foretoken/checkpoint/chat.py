@@ -6,11 +6,13 @@ Renders as `transformers.PreTrainedTokenizerBase.apply_chat_template` does, with
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretoken.errors import CheckpointError, RequestError
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 Templates = Mapping[str, str]  # by name; the one that is used unless tools are given is "default"
 Message = Mapping[str, Any]  # "role", "content" and whatever else the template reads
+START, END = "_generation_start", "_generation_end"  # variables printed around `{% generation %}` blocks
+PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))  # code points without a meaning of their own
 
 
 def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> Templates:
@@ -48,6 +52,35 @@ def named_templates(stated: object) -> Templates:
         f"chat_template in tokenizer_config.json is a {type(stated).__name__}, expected a text or a list of "
         '{"name": ..., "template": ...}; correct it, or add chat_template.jinja'
     )
+
+
+class Marked(NamedTuple):
+    """A rendered conversation and the [start, end) of every `{% generation %}` block in it, in characters."""
+
+    text: str
+    generated: list[tuple[int, int]]
+
+
+def render_marked(templates: Templates, messages: Sequence[Message], variables: Mapping[str, Any]) -> Marked:
+    """As `render`, with the places of what the template itself marks as generated; most templates mark nothing."""
+    said = json.dumps([messages, variables], ensure_ascii=False, default=str)
+    opening, closing = islice(unused_signs(said), 2)
+    text = render(templates, messages, {**variables, START: opening, END: closing})
+    pieces = re.split(f"([{opening}{closing}])", text)
+    plain, generated, start = "", [], 0
+    for piece in pieces:
+        if piece == opening:
+            start = len(plain)
+        elif piece == closing:
+            generated.append((start, len(plain)))
+        else:
+            plain += piece
+    return Marked(plain, generated)
+
+
+def unused_signs(text: str) -> Iterator[str]:
+    """Characters for private use that `text` does not hold."""
+    return (sign for sign in map(chr, PRIVATE) if sign not in text)
 
 
 def render(templates: Templates, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
@@ -94,18 +127,20 @@ def _compile(text: str) -> Template:
     """A template in a sandbox, since it comes from outside, with the names that chat templates expect."""
     import jinja2
     from jinja2.ext import Extension, loopcontrols
-    from jinja2.nodes import Node
+    from jinja2.nodes import Name, Node, Output
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks what the assistant said, for training; in a prompt it is only its body."""
+        """`{% generation %}` marks what the assistant said, for training; unless asked for, only its body shows."""
 
         tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Parser) -> list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            start, end = (Output([Name(name, "load")], lineno=line) for name in (START, END))
+            return [start, *body, end]
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)

@@ -6,13 +6,15 @@ layout goes through transformers, which costs more than a second of start-up.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from foretoken.checkpoint.chat import Message, Templates, named_templates, read_templates, render
+from foretoken.checkpoint.chat import Marked, Message, Templates, named_templates, read_templates, render, render_marked
 from foretoken.checkpoint.hub import read_json, transformers_tokenizer
 from foretoken.errors import CheckpointError, DraftMismatchError, RequestError, UnsupportedModelError
 
@@ -80,6 +82,20 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of a text without tokens around it, and the [start, end) of each in characters.
+
+        Spaces that belong to a token may lie outside of its span, and a token of spaces alone may have an empty one
+        where it ends: byte-level tokenizers trim them.
+        """
+        found = self._backend.encode(text, add_special_tokens=False)
+        return found.ids, found.offsets
+
+    def digest(self) -> str:
+        """SHA-256 of everything that turns a conversation into token ids: the tokenizer and its chat templates."""
+        stated = [self._backend.to_str(), dict(self._templates), dict(self._special_tokens), list(self.eos_ids)]
+        return hashlib.sha256(json.dumps(stated, sort_keys=True, default=str).encode()).hexdigest()
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids beyond the vocabulary have none."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -94,6 +110,11 @@ class Tokenizer:
         """Every token's spelling and id, added tokens included."""
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return vocabulary
+
+    def render_marked(self, messages: Sequence[Message], **variables: Any) -> Marked:
+        """The text of a whole conversation, and what its template marks as generated; see `apply_chat_template`."""
+        known = {**self._special_tokens, "add_generation_prompt": False, **variables}
+        return render_marked(self._templates, messages, known)
 
     @property
     def has_chat_template(self) -> bool:
