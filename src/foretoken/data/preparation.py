@@ -69,9 +69,9 @@ def _tokenise(row: Row, tokenizer: Tokenizer, rules: Rules, all_tokens: bool) ->
     """None for a row without a conversation."""
     name = f"{row.where} (conversation {row_id(row)})"
     if isinstance(text := row.entry.get("text"), str):
-        if not (found := mask_text(tokenizer, text)).tokens:
+        if not text:
             raise DataError(f"{name}: no token counts: the text is empty; remove the row")
-        return found
+        return mask_text(tokenizer, text)
     if (record := parse_record(row)) is None:
         return None
     if isinstance(tools := record.rest.get("tools"), list):
