@@ -29,7 +29,7 @@ SMALL_FILES = (
     "*.jinja",
 )
 SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
-PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
+PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json", "medusa_lm_head.pt")
 # Copies of the weights in other layouts, which many repositories carry in subdirectories or beside the first.
 NOT_NEEDED = ("*/*.json", "*/*.model", "*/*.safetensors", "*/*.bin", "*/tokenizer*", "consolidated*")
 

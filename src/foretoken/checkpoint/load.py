@@ -10,7 +10,7 @@ import errno
 import json
 import pickle
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from foretoken.checkpoint.hub import contents, read_config
-from foretoken.checkpoint.mapping import Place, Rules, rules_for
+from foretoken.checkpoint.mapping import Place, Places, rules_for
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.model.config import ModelConfig
 from foretoken.model.decoder import Decoder
@@ -41,6 +41,13 @@ class Stored(NamedTuple):
     name: str
     tensor: Tensor
     file: Path
+
+
+class Seen(NamedTuple):
+    """What a file says of a tensor without its data."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def load_decoder(
@@ -74,30 +81,42 @@ def load_decoder(
     return decoder
 
 
-def read_tensors(directory: Path) -> Iterator[Stored]:
+def read_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> Iterator[Stored]:
     """Every tensor of a checkpoint directory, file by file in the order of the data.
 
     Reads `model.safetensors` or `pytorch_model.bin`, whole or sharded with an index.
 
+    Args:
+        names: the weight files that it may have, the first that is there counts.
+
     Raises:
         CheckpointError: there are no weights, an index names an absent file, or a file is damaged.
     """
-    for file in weight_files(directory):
+    for file in weight_files(directory, names):
         yield from _read_safetensors(file) if file.suffix == ".safetensors" else _read_bin(file)
 
 
-def weight_files(directory: Path) -> list[Path]:
+def seen_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> dict[str, Seen]:
+    """Shape and dtype of every tensor of a checkpoint directory, without reading their data; raises as above."""
+    return {item.name: Seen(tuple(item.tensor.shape), item.tensor.dtype) for item in read_tensors(directory, names)}
+
+
+def weight_files(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> list[Path]:
     """The files that hold the weights of a checkpoint directory, all of them present."""
-    for name in WEIGHT_FILES:
+    for name in names:
         if (directory / name).exists():
             return _shards(directory / name) if name.endswith(".json") else [directory / name]
-    raise CheckpointError(
-        f"{directory}: no weights; expected one of {', '.join(WEIGHT_FILES)}, found {contents(directory)}"
-    )
+    raise CheckpointError(f"{directory}: no weights; expected one of {', '.join(names)}, found {contents(directory)}")
 
 
 def load_parameters(
-    module: nn.Module, stored: Iterable[Stored], rules: Rules, dtype: torch.dtype, device: torch.device | str
+    module: nn.Module,
+    stored: Iterable[Stored],
+    rules: Places,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    pack: bool = True,
 ) -> None:
     """Fill every parameter of `module`, built on the meta device, from stored tensors in any order.
 
@@ -110,13 +129,14 @@ def load_parameters(
         rules: where each name belongs.
         dtype: of the parameters after loading.
         device: of the parameters after loading.
+        pack: whether to call `pack()` at all; what will be trained stays plain.
 
     Raises:
         CheckpointError: names are missing, unexpected or duplicate (all reported together), a shape does not fit,
             or a weight is not a finite number.
         UnsupportedModelError: a tensor is not of a floating type.
     """
-    filling = _Filling(module, dtype, torch.device(device))
+    filling = _Filling(module, dtype, torch.device(device), pack)
     unexpected, duplicate = [], []
     for item in stored:
         if rules.ignores(item.name):
@@ -143,8 +163,8 @@ def load_parameters(
 class _Filling:
     """Which rows of which parameters have arrived."""
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-        self.module, self.dtype, self.device = module, dtype, device
+    def __init__(self, module: nn.Module, dtype: torch.dtype, device: torch.device, pack: bool) -> None:
+        self.module, self.dtype, self.device, self.pack = module, dtype, device, pack
         # Taken before anything is packed, since packing may take parameters out of the module.
         self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
         self.claimed: dict[str, list[range]] = defaultdict(list)
@@ -186,7 +206,7 @@ class _Filling:
             )
         self._arrived(name, len(rows))
 
-    def missing(self, rules: Rules) -> list[str]:
+    def missing(self, rules: Places) -> list[str]:
         """Stored names that would fill the rows that have not arrived."""
         waiting = [name for name, left in self.waiting.items() if left]
         return [source for name in waiting for source in rules.sources(name, self.claimed[name])]
@@ -206,7 +226,7 @@ class _Filling:
         parent = _parent(name)
         self.open[parent] -= 1
         pack = getattr(self.module.get_submodule(parent), "pack", None)
-        if pack is not None and not self.open[parent]:
+        if self.pack and pack is not None and not self.open[parent]:
             pack()
 
 

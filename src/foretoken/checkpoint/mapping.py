@@ -59,6 +59,22 @@ class Place(NamedTuple):
     rows: range | None
 
 
+class Places(Protocol):
+    """Where stored tensors belong; `Rules` of a decoder, and those of the heads."""
+
+    def ignores(self, name: str) -> bool:
+        """True for a stored tensor that needs no place."""
+        ...
+
+    def place(self, name: str) -> Place | None:
+        """Where a stored tensor belongs, `None` if nowhere."""
+        ...
+
+    def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
+        """The stored names that would fill the rows of a parameter that are not `taken`: words for an error."""
+        ...
+
+
 @dataclass(frozen=True)
 class Rules:
     """The table above, for one model.
@@ -77,7 +93,7 @@ class Rules:
 
     def place(self, name: str) -> Place | None:
         """Where the stored tensor `name` belongs, or `None` if the families above have no such tensor."""
-        path, index, kind = _split(name.removeprefix("model."))
+        path, index, kind = split_name(name.removeprefix("model."))
         if path not in TABLE:
             return None
         ours, piece = TABLE[path]
@@ -85,14 +101,14 @@ class Rules:
 
     def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
         """The stored names that would fill the rows of a parameter that are not `taken`: words for an error."""
-        path, index, kind = _split(parameter)
+        path, index, kind = split_name(parameter)
         stored = [(name, piece) for name, (ours, piece) in TABLE.items() if ours == path]
         names = [name for name, piece in stored if piece and self.rows[piece] not in taken] if taken else [stored[0][0]]
         hint = " or its parts" if not taken and len(stored) > 1 else ""
         return [f"{'' if path == 'head' else 'model.'}{name.replace('N', index)}.{kind}{hint}" for name in names]
 
 
-def _split(name: str) -> tuple[str, str, str]:
+def split_name(name: str) -> tuple[str, str, str]:
     """A tensor's name as (module with N for the index, index, weight or bias)."""
     path, _, kind = name.rpartition(".")
     index = _INDEX.search(path)
