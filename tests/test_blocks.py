@@ -33,7 +33,7 @@ class Blocks(RuleBasedStateMachine):
         self.blocks = BlockManager(PAGES, SIZE)
         self.owners: dict[int, int] = {}
         self.held: dict[Name, int] = {}  # what may be found, and where
-        self.halves: set[int] = set()  # pages of those that hold the drafter's half
+        self.halves: dict[int, int | None] = {}  # of those that hold the drafter's half, the token after them then
 
     def take(self, count: int, after: int | None) -> list[int] | None:
         """Allocates and holds the answer to the rules."""
@@ -61,14 +61,17 @@ class Blocks(RuleBasedStateMachine):
         known = set(self.blocks._digest)
         assert known <= set(self.held.values())
         self.held = {name: page for name, page in self.held.items() if page in known}
-        self.halves &= known
+        self.halves = {page: after for page, after in self.halves.items() if page in known}
 
     @rule(target=sequences, tokens=TEXTS, half=HALVES, whole=st.booleans())
     def begin(self, tokens: list[int], half: str, whole: bool) -> Any:
         pages, held = self.blocks.match(tokens, half, whole=whole)
         expected: list[int] = []
         for name in names(tokens[:-1]):
-            if name not in self.held or (whole and half and self.held[name] not in self.halves):
+            if name not in self.held:
+                break
+            page = self.held[name]
+            if whole and half and (page not in self.halves or self.halves[page] != tokens[len(name)]):
                 break
             expected.append(self.held[name])
         assert pages == expected
@@ -92,11 +95,13 @@ class Blocks(RuleBasedStateMachine):
     def end(self, sequence: tuple[list[int], str, list[int]], lag: int) -> None:
         tokens, half, pages = sequence
         self.blocks.publish(tokens, pages, half, len(tokens) - lag)
-        for i, (name, page) in enumerate(zip(names(tokens), pages, strict=False), start=1):
-            if name not in self.held and page not in self.held.values():
+        for name, page in zip(names(tokens), pages, strict=False):
+            holds = bool(half) and len(name) <= len(tokens) - lag
+            lacks = name not in self.held or (holds and self.held[name] not in self.halves)
+            if lacks and page not in self.held.values():  # whose half is missing is replaced
                 self.held[name] = page
-            if half and i * SIZE <= len(tokens) - lag and self.held[name] == page:
-                self.halves.add(page)
+            if holds and self.held[name] == page:
+                self.halves[page] = tokens[len(name)] if len(name) < len(tokens) else None
         self.give(pages)
 
     @rule(sequence=consumes(sequences))

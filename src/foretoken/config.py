@@ -6,15 +6,21 @@ An unknown key is an error that names the key and the nearest valid one. Names a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from foretoken.errors import ConfigError, unknown_name
 
-METHODS = ("draft_target", "ngram", "suffix", "auto", "none")
-
-Method = Literal["draft_target", "ngram", "suffix", "auto", "none"]
+Method = Literal["draft_target", "eagle", "eagle3", "medusa", "ngram", "suffix", "auto", "none"]
+METHODS: tuple[str, ...] = get_args(Method)
+# What the methods that take weights are given as the draft.
+MODEL_METHODS = {
+    "draft_target": "a draft model",
+    "eagle": "an EAGLE-1 or EAGLE-2 head",
+    "eagle3": "an EAGLE-3 head",
+    "medusa": "Medusa heads",
+}
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int8_weight_only", "int4", "int4_g128"]
 Positive = Annotated[int, Field(ge=1)]
@@ -52,8 +58,8 @@ class SpeculativeConfig(Settings):
     """How drafts are made.
 
     Attributes:
-        method: None is "draft_target" when there is a draft, otherwise "none"; "auto" is all drafters there are, and
-            the engine chooses one per request and step.
+        method: None is what the draft is made for ("draft_target", or that of a head: "eagle", "eagle3", "medusa"),
+            without a draft "none"; "auto" is all drafters there are, and the engine chooses one per request and step.
         max_draft_len: longest path of a draft (K), in tokens.
         adaptive: choose each step's length, 0 included, for the most tokens per second; off is always `max_draft_len`.
         draft_len_schedule: batch size -> longest path for batches up to that size, none above the largest; the
@@ -62,9 +68,9 @@ class SpeculativeConfig(Settings):
         acceptance_window: finished requests whose acceptance is averaged for acceptance_length_threshold; 0 is off.
         acceptance_length_threshold: drafting ends for good when, over acceptance_window requests, fewer draft tokens
             than this are accepted per forward with a draft.
-        tree_top_k: draft_target: branches that each level keeps and expands; 1 is a chain.
-        max_total_draft_tokens: draft_target, suffix: nodes of a tree, best score first; None is
-            `max_draft_len * tree_top_k`.
+        tree_top_k: draft_target, eagle, eagle3: branches that each level keeps and expands; 1 is a chain.
+        max_total_draft_tokens: nodes of a tree, best score first; None is `max_draft_len * tree_top_k`. medusa: of its
+            own tree, the first ones; None is all.
         max_matching_ngram_size, min_matching_ngram_size: ngram: suffix lengths that are looked up, longest first.
         is_use_oldest: ngram: continue the oldest match instead of the newest.
         is_public_pool: ngram: share n-grams over requests.

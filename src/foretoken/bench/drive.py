@@ -12,12 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from foretoken.bench.measure import Step
-from foretoken.drafters.factory import build_drafter
-from foretoken.engine.build import MODEL_FREE
+from foretoken.drafters.factory import MODEL_FREE, build_model_free
 from foretoken.engine.llm import LLM
 from foretoken.engine.request import Request, SpeculationStats
-from foretoken.model.decoder import Decoder
-from foretoken.runtime.cache import KVCache
 from foretoken.speculation.params import SamplingParams
 
 
@@ -98,11 +95,7 @@ def drive(llm: LLM, jobs: Sequence[Job], batch: int) -> Take:
 def forget(llm: LLM) -> None:
     """Fresh drafters of those that remember earlier outputs, which a repeated prompt would only read aloud."""
     for method in MODEL_FREE:
-        llm.engine.drafters[method] = build_drafter(method, llm.speculative, None, _no_cache)
-
-
-def _no_cache(decoder: Decoder) -> KVCache:
-    raise AssertionError("a drafter without a model has no cache")
+        llm.engine.drafters[method] = build_model_free(method, llm.speculative)
 
 
 def _note(going: Iterable[_Going], now: float, seconds: float) -> Step:

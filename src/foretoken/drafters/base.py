@@ -18,14 +18,17 @@ class Drafter(Protocol):
     """Makes drafts for the rows of one engine. Subclasses that guess on the host need only the first four methods.
 
     Attributes:
-        taps: target layers (output of block i, 0-based) whose hidden states it wants; () for none. With taps it
-            cannot make up for tokens that it was not told of, so only prefix pages that hold its half are reused.
+        taps: target layers (output of block i, 0-based) whose hidden states it wants, in its order; () for none. With
+            taps and a half of the pages it cannot make up for tokens that it was not told of, so only prefix pages
+            that hold its half are reused, made with the token after them that follows now.
         namespace: names its half of the shared cache pages, "" if it keeps nothing there.
+        runs_model: guessing takes forwards of a model, which cost time.
         nodes: most draft tokens of one proposal, which sizes the lookahead of the cache.
     """
 
     taps: tuple[int, ...] = ()
     namespace: str = ""
+    runs_model: bool = False
     nodes: int
 
     def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:

@@ -104,7 +104,10 @@ class DraftChain:
 
 
 def proposers(drafters: Mapping[str, Drafter], plain: str) -> dict[str, Proposer]:
-    """The methods that can run on the device: plain decoding, by its name, and chains of a draft model."""
+    """The methods that can run on the device: plain decoding, by its name, and chains of a draft model.
+
+    Heads stay with the host: a captured step knows no features of the accepted path.
+    """
     found: dict[str, Proposer] = {plain: Plain()}
     for method, drafter in drafters.items():
         if isinstance(drafter, DraftModelDrafter) and drafter.branches == 1:

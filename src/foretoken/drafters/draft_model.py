@@ -2,7 +2,7 @@
 
 The draft keeps its own keys and values in the pages the target's rows own. Scores are ranked under the noise that the
 target draws with, which is what makes guesses come true at temperature > 0.
-Legend: B rows, K branches, C candidates, V vocabulary.
+Legend: B rows, K branches, N nodes, H hidden size.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foretoken.drafters.base import Drafter
+from foretoken.drafters.tree import Tree
 from foretoken.model.decoder import Decoder, Hidden
 from foretoken.runtime.cache import KVCache, Span
 from foretoken.speculation.draft import PADDING, Draft, chain_parents, chain_reach
@@ -47,6 +48,7 @@ class DraftModelDrafter(Drafter):
     """
 
     namespace = "draft_target"
+    runs_model = True
 
     def __init__(
         self, decoder: Decoder, cache: KVCache, *, max_draft_len: int, branches: int = 1, budget: int | None = None
@@ -151,7 +153,7 @@ class DraftModelDrafter(Drafter):
         levels = min(max(limits), self.max_draft_len)
         if self.branches == 1:
             return self._chain(rows, pending, [min(limit, levels) for limit in limits], hidden, sampling)
-        tree = _Tree(self._ints(pending), self._ints(limits), self.branches)
+        tree = Tree(self._ints(pending), self._ints(limits), self.branches)
         while tree.level < levels:
             if tree.level > 0:
                 hidden = self._forward(rows, tree)
@@ -160,7 +162,7 @@ class DraftModelDrafter(Drafter):
         self._remember(states, draft, chosen, tree)
         return draft
 
-    def _rank(self, hidden: Tensor, rows: Sequence[int], sampling: Sampling, tree: _Tree) -> tuple[Tensor, Tensor]:
+    def _rank(self, hidden: Tensor, rows: Sequence[int], sampling: Sampling, tree: Tree) -> tuple[Tensor, Tensor]:
         """[B, frontier, K] tokens and scores of the frontier's children."""
         logits = self.decoder.logits(hidden)
         position = self._ints([self._rows[row].length for row in rows]) + tree.level
@@ -207,7 +209,7 @@ class DraftModelDrafter(Drafter):
             tokens.append(sample(logits, alone, itself, starts + (level - 1), sampling))
         return torch.cat(tokens, dim=1)
 
-    def _forward(self, rows: Sequence[int], tree: _Tree) -> Tensor:
+    def _forward(self, rows: Sequence[int], tree: Tree) -> Tensor:
         """Runs the frontier past the committed length; returns its hidden states [B * frontier, H]."""
         lengths = [self._rows[row].length for row in rows]
         tokens, reach = tree.enter_frontier()
@@ -224,7 +226,7 @@ class DraftModelDrafter(Drafter):
         hidden = self._run(tokens, span)
         return hidden.view(len(rows), -1, hidden.shape[1])[:, :width].flatten(0, 1)
 
-    def _remember(self, states: Sequence[_Row], draft: Draft, chosen: Tensor, tree: _Tree) -> None:
+    def _remember(self, states: Sequence[_Row], draft: Draft, chosen: Tensor, tree: Tree) -> None:
         """Notes which proposed nodes are in the cache, to keep them if they are accepted."""
         slots = tree.forwarded.gather(1, chosen).tolist()
         for state, tokens, parents, slot in zip(
@@ -236,73 +238,3 @@ class DraftModelDrafter(Drafter):
                     state.children.setdefault(parents[node], {}).setdefault(tokens[node], node)
                     if slot[node] >= 0:
                         state.written[node] = slot[node]
-
-
-class _Tree:
-    """A tree under growth: all candidates so far, level by level, and the frontier that is expanded next.
-
-    Candidate 0 is the root. `forwarded[b, c]` is the place of candidate c among the nodes that ran, or -1.
-    """
-
-    def __init__(self, pending: Tensor, limits: Tensor, branches: int) -> None:
-        rows = pending.shape[0]
-        self.limits, self.branches, self.level = limits, branches, 0
-        device = pending.device
-        self.tokens, self.parents = pending.unsqueeze(1), torch.full((rows, 1), -1, device=device)
-        self.scores = torch.zeros(rows, 1, device=device)
-        self.forwarded = torch.full((rows, 1), -1, device=device)
-        self.reach = torch.zeros(rows, 0, 0, dtype=torch.bool, device=device)
-        self._frontier = torch.zeros_like(self.tokens)  # candidates expanded by the next `grow`
-
-    def grow(self, tokens: Tensor, scores: Tensor) -> None:
-        """Adds K children [B, frontier, K] to every frontier node and takes the K best of them as the next frontier."""
-        branches = tokens.shape[2]
-        total = self.scores.gather(1, self._frontier).unsqueeze(2) + scores
-        total = total.masked_fill((self.limits <= self.level).view(-1, 1, 1), float("-inf")).flatten(1)
-        first = self.tokens.shape[1]
-        self.tokens = torch.cat([self.tokens, tokens.flatten(1)], dim=1)
-        self.scores = torch.cat([self.scores, total], dim=1)
-        parents = self._frontier.repeat_interleave(branches, dim=1)
-        self.parents = torch.cat([self.parents, parents], dim=1)
-        self.forwarded = torch.cat([self.forwarded, torch.full_like(parents, -1)], dim=1)
-        self._frontier = first + total.topk(branches, dim=1).indices
-        self.level += 1
-
-    def enter_frontier(self) -> tuple[Tensor, Tensor]:
-        """The frontier takes its place in the cache: its tokens [B, K] and the reach of all nodes that ever ran."""
-        rows, width = self._frontier.shape
-        size = self.reach.shape[1]
-        above = self.forwarded.gather(1, self.parents.gather(1, self._frontier))  # -1: the committed root
-        grown = self.reach.new_zeros(rows, size + width, size + width)
-        grown[:, :size, :size] = self.reach
-        if size:
-            inherited = self.reach.gather(1, above.clamp(min=0).unsqueeze(2).expand(-1, -1, size))
-            grown[:, size:, :size] = inherited & (above >= 0).unsqueeze(2)
-        grown[:, size:, size:] = torch.eye(width, dtype=torch.bool, device=grown.device)
-        self.reach = grown
-        place = size + torch.arange(width, device=grown.device)
-        self.forwarded.scatter_(1, self._frontier, place.expand(rows, -1))
-        return self.tokens.gather(1, self._frontier), grown
-
-    def best(self, budgets: Sequence[int]) -> tuple[Draft, Tensor]:
-        """Each row's root and its `budgets[b]` best candidates as a draft, and their candidate numbers [B, N].
-
-        A child never scores above its parent and a tie goes to the earlier candidate, so the choice is a tree.
-        """
-        rows, count = self.tokens.shape
-        keep = min(max(budgets), count - 1)
-        order = self.scores[:, 1:].sort(dim=1, descending=True, stable=True).indices[:, :keep] + 1
-        # What is over a row's budget goes to the end, where padding belongs.
-        over = torch.arange(keep, device=order.device) >= torch.tensor(budgets, device=order.device).unsqueeze(1)
-        taken = (order + over * count).sort(dim=1).values
-        chosen = torch.cat([torch.zeros_like(self.tokens[:, :1]), taken % count], dim=1)
-        place = torch.arange(keep + 1, device=chosen.device).expand(rows, -1)
-        node = torch.zeros_like(self.tokens).scatter(1, chosen, place)
-        parents = node.gather(1, self.parents.gather(1, chosen).clamp(min=0))
-        tokens = self.tokens.gather(1, chosen)
-        dead = self.scores.gather(1, chosen) == float("-inf")
-        dead[:, 1:] |= taken >= count
-        tokens = tokens.masked_fill(dead, PADDING)
-        parents = torch.where(dead, chain_parents(rows, keep + 1, chosen.device), parents)
-        parents[:, 0] = -1
-        return Draft(tokens, parents), chosen

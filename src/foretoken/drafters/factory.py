@@ -4,37 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from foretoken.config import SpeculativeConfig
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.draft_model import DraftModelDrafter
+from foretoken.drafters.eagle import EagleDrafter
+from foretoken.drafters.medusa import MedusaDrafter, tree_of
 from foretoken.drafters.ngram import NgramDrafter
 from foretoken.drafters.suffix import SuffixDrafter
 from foretoken.errors import ConfigError
+from foretoken.model.config import ModelConfig
 from foretoken.model.decoder import Decoder
+from foretoken.model.heads import EagleHead, MedusaHeads
 from foretoken.runtime.cache import KVCache
 
+Model = Decoder | EagleHead | MedusaHeads  # what guesses: a draft model or a head of the target
+CacheFor = Callable[[ModelConfig, torch.dtype], KVCache]
+MODEL_FREE = ("ngram", "suffix")  # any request may choose these: they need no weights
 
-def build_drafter(
-    method: str, config: SpeculativeConfig, draft: Decoder | None, cache_for: Callable[[Decoder], KVCache]
-) -> Drafter:
-    """The drafter of a method.
+
+def method_of(model: Model) -> str:
+    """The method that a draft model or a head is for."""
+    match model:
+        case Decoder():
+            return "draft_target"
+        case MedusaHeads():
+            return "medusa"
+        case EagleHead():
+            return "eagle3" if model.config.version == 3 else "eagle"
+
+
+def kept_shape(model: Model) -> ModelConfig | None:
+    """The layers whose keys and values a model keeps beside the target's, None for none."""
+    match model:
+        case Decoder():
+            return model.config
+        case MedusaHeads():
+            return None
+        case EagleHead():
+            return model.config.layers
+
+
+def most_nodes(config: SpeculativeConfig, model: Model | None) -> int:
+    """Cache slots past the pending token that any drafter may take."""
+    levels, budget = config.max_draft_len, config.max_total_draft_tokens
+    static = len(tree_of(model, levels, budget)) if isinstance(model, MedusaHeads) else 0
+    return max(budget or 0, levels * config.tree_top_k, static)
+
+
+def build_drafter(config: SpeculativeConfig, model: Model, target: Decoder, cache_for: CacheFor) -> Drafter:
+    """The drafter that guesses with a model or a head.
 
     Args:
-        draft: the draft model, which only draft_target needs.
-        cache_for: makes the cache of a model in the engine's pages.
+        target: the model that is guessed for.
+        cache_for: makes a cache of such layers in the engine's pages.
     """
-    budget = config.max_total_draft_tokens or config.max_draft_len * config.tree_top_k
+    if isinstance(model, MedusaHeads):
+        return MedusaDrafter(model, target, max_draft_len=config.max_draft_len, budget=config.max_total_draft_tokens)
+    shape = kept_shape(model)
+    assert shape is not None
+    cache = cache_for(shape, model.dtype)
+    levels, branches, budget = config.max_draft_len, config.tree_top_k, _budget(config)
+    if isinstance(model, EagleHead):
+        return EagleDrafter(model, target, cache, max_draft_len=levels, branches=branches, budget=budget)
+    return DraftModelDrafter(model, cache, max_draft_len=levels, branches=branches, budget=budget)
+
+
+def build_model_free(method: str, config: SpeculativeConfig) -> Drafter:
+    """The drafter of a method that needs no weights."""
     match method:
-        case "draft_target":
-            if draft is None:
-                raise ConfigError("method 'draft_target' needs a draft model: give draft=PATH or --draft PATH")
-            return DraftModelDrafter(
-                draft,
-                cache_for(draft),
-                max_draft_len=config.max_draft_len,
-                branches=config.tree_top_k,
-                budget=budget,
-            )
         case "ngram":
             return NgramDrafter(
                 max_draft_len=config.max_draft_len,
@@ -45,7 +84,7 @@ def build_drafter(
             )
         case "suffix":
             return SuffixDrafter(
-                budget=budget,
+                budget=_budget(config),
                 max_draft_len=config.max_draft_len,
                 max_tree_depth=config.suffix_decoding_max_tree_depth,
                 max_cached_requests=config.suffix_decoding_max_cached_requests,
@@ -53,4 +92,8 @@ def build_drafter(
                 min_token_prob=config.suffix_decoding_min_token_prob,
             )
         case _:
-            raise ConfigError(f"method {method!r} makes no drafts; expected draft_target, ngram or suffix")
+            raise ConfigError(f"method {method!r} takes a model or a head; expected one of {', '.join(MODEL_FREE)}")
+
+
+def _budget(config: SpeculativeConfig) -> int:
+    return config.max_total_draft_tokens or config.max_draft_len * config.tree_top_k

@@ -33,7 +33,8 @@ class BlockManager:
         self._count: dict[int, int] = {}
         self._digest: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
-        self._halves: dict[int, set[str]] = {}  # of shared pages: whose half beside the target's
+        # Of shared pages: whose half is there beside the target's, and which token followed when it was made.
+        self._halves: dict[int, dict[str, int | None]] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     @property
@@ -100,19 +101,19 @@ class BlockManager:
 
         Args:
             half: whose half is looked for; "" is the target's own, which every page holds.
-            whole: take only pages that hold that half.
+            whole: take only pages that hold that half, made with the token after the page that follows it here.
         """
         found: list[int] = []
         held = 0
         if not self.reuse:
             return Match(found, held)
         # At least one token stays to be computed: its logits are the first draw.
-        for digest in self._digests(tokens[: len(tokens) - 1]):
+        for i, digest in enumerate(self._digests(tokens[: len(tokens) - 1]), start=1):
             page = self._page_of.get(digest)
             if page is None:
                 break
             holds = not half or half in self._halves[page]
-            if whole and not holds:
+            if whole and half and self._halves[page].get(half) != tokens[i * self.page_size]:
                 break
             held += holds and held == len(found)
             self._idle.pop(page, None)
@@ -129,12 +130,17 @@ class BlockManager:
         if not self.reuse:
             return
         for i, (page, digest) in enumerate(zip(pages, self._digests(tokens), strict=False), start=1):
-            if digest not in self._page_of and page not in self._digest:
-                self._page_of[digest] = page
-                self._digest[page] = digest
-                self._halves[page] = set()
-            if half and i * self.page_size <= held and self._page_of[digest] == page:
-                self._halves[page].add(half)
+            holds = bool(half) and i * self.page_size <= held
+            if page not in self._digest:
+                known = self._page_of.get(digest)
+                if known is not None and holds and half not in self._halves[known]:
+                    self._drop(known)  # this one is of more use
+                if digest not in self._page_of:
+                    self._page_of[digest] = page
+                    self._digest[page] = digest
+                    self._halves[page] = {}
+            if holds and self._page_of[digest] == page:
+                self._halves[page][half] = next(iter(tokens[i * self.page_size :][:1]), None)
 
     def _digests(self, tokens: Sequence[int]) -> Iterator[bytes]:
         digest = b""
@@ -142,6 +148,13 @@ class BlockManager:
             block = array("q", tokens[end - self.page_size : end]).tobytes()
             digest = hashlib.blake2b(digest + block, digest_size=16).digest()
             yield digest
+
+    def _drop(self, page: int) -> None:
+        """Offers a page to nobody any more; it is free once nobody owns it."""
+        self._forget(page)
+        if page in self._idle:
+            del self._idle[page]
+            insort(self._free, page)
 
     def _forget(self, page: int) -> None:
         del self._page_of[self._digest.pop(page)], self._halves[page]

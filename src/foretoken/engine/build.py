@@ -12,10 +12,18 @@ from foretoken import embedded
 from foretoken.checkpoint.hub import read_config, resolve
 from foretoken.checkpoint.load import load_decoder
 from foretoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
-from foretoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
+from foretoken.config import MODEL_METHODS, EngineConfig, KVCacheConfig, SpeculativeConfig
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.device import proposers
-from foretoken.drafters.factory import build_drafter
+from foretoken.drafters.factory import (
+    MODEL_FREE,
+    Model,
+    build_drafter,
+    build_model_free,
+    kept_shape,
+    method_of,
+    most_nodes,
+)
 from foretoken.engine.blocks import BlockManager
 from foretoken.engine.captured import CapturedSteps
 from foretoken.engine.drafting import Drafting
@@ -29,18 +37,18 @@ from foretoken.speculation.acceptance import Gate
 from foretoken.speculation.policy import Policy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MODEL_FREE = ("ngram", "suffix")  # any request may choose these: they need no weights
 
 
 class Loaded(NamedTuple):
     """Models and tokenizer of an engine.
 
     Attributes:
+        draft: what guesses beside what needs no weights: a smaller model, or a head of the target.
         max_seq_len: prompt plus output, as asked for or as the target allows.
     """
 
     target: Decoder
-    draft: Decoder | None
+    draft: Model | None
     tokenizer: Tokenizer
     max_seq_len: int
 
@@ -117,29 +125,26 @@ def build_engine(
     device = target.embed.weight.device
     page = cache.tokens_per_block
     # What a draft may need past a row's last token, whichever drafter the request chooses.
-    deepest = speculative.max_draft_len
-    tree = max(speculative.max_total_draft_tokens or 0, deepest * speculative.tree_top_k)
-    lookahead = 2 + tree
+    lookahead = 2 + most_nodes(speculative, draft)
     pages, max_seq_len = _plan_pages(loaded, config, cache, lookahead)
     per_row = -(-(max_seq_len + lookahead + KEY_BLOCK) // page)
     table = PageTable(config.max_batch_size, pages, per_row, page, device)
 
-    def cache_for(decoder: Decoder) -> KVCache:
-        shape = decoder.config
-        return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, decoder.dtype, device)
+    def cache_for(shape: ModelConfig, dtype: torch.dtype) -> KVCache:
+        return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, dtype, device)
 
-    methods = [*MODEL_FREE, *(["draft_target"] if draft is not None else [])]
-    drafters: dict[str, Drafter] = {m: build_drafter(m, speculative, draft, cache_for) for m in methods}
+    drafters: dict[str, Drafter] = {method: build_model_free(method, speculative) for method in MODEL_FREE}
+    if draft is not None:
+        drafters[method_of(draft)] = build_drafter(speculative, draft, target, cache_for)
     policy = Policy(
         slots=lambda method, limit: drafters[method].slots(limit),
-        runs_model=lambda method: bool(drafters[method].namespace),
+        runs_model=lambda method: drafters[method].runs_model,
         max_draft_len=speculative.max_draft_len,
         schedule=speculative.schedule,
         gate=Gate(speculative.acceptance_window, speculative.acceptance_length_threshold),
     )
-    taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
-    runner = Runner(target, cache_for(target), taps)
     drafting = Drafting(drafters, policy, device)
+    runner = Runner(target, cache_for(target.config, target.dtype), drafting.taps)
     engine = Engine(
         runner,
         table,
@@ -159,22 +164,32 @@ def _captured(runner: Runner, drafting: Drafting, config: EngineConfig) -> Captu
     return CapturedSteps(runner, proposers(drafting.drafters, NO_DRAFT), config.max_num_tokens, drafting.unbounded)
 
 
-def default_method(speculative: SpeculativeConfig, draft: Decoder | None) -> str:
-    """The method of requests that name none."""
-    if speculative.method == "draft_target" and draft is None:
-        raise ConfigError("method 'draft_target' needs a draft model: give draft=PATH or --draft PATH")
-    if speculative.method is not None:
-        return speculative.method
-    return "draft_target" if draft is not None else NO_DRAFT
+def default_method(speculative: SpeculativeConfig, draft: Model | None) -> str:
+    """The method of requests that name none.
+
+    Raises:
+        ConfigError: a method was asked for that the draft is not made for, or that lacks one.
+    """
+    asked, made_for = speculative.method, None if draft is None else method_of(draft)
+    if asked is None:
+        return made_for or NO_DRAFT
+    if asked in MODEL_METHODS and asked != made_for:
+        if made_for is None:
+            raise ConfigError(f"method {asked!r} needs {MODEL_METHODS[asked]}: give draft=PATH or --draft PATH")
+        raise ConfigError(
+            f"method {asked!r} needs {MODEL_METHODS[asked]}, and the draft is {MODEL_METHODS[made_for]}; "
+            f"use method {made_for!r} or another draft"
+        )
+    return asked
 
 
 def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int) -> tuple[int, int]:
     """Pages of the pool, sink included, and the longest sequence they hold with its lookahead."""
     page = cache.tokens_per_block
     per_page = sum(
-        KVCache.bytes_per_page(d.config.num_layers, d.config.num_kv_heads, d.config.head_dim, page, d.dtype)
-        for d in (loaded.target, loaded.draft)
-        if d is not None
+        KVCache.bytes_per_page(shape.num_layers, shape.num_kv_heads, shape.head_dim, page, model.dtype)
+        for model in (loaded.target, loaded.draft)
+        if model is not None and (shape := kept_shape(model)) is not None
     )
     wanted = cache.max_tokens or config.max_batch_size * (loaded.max_seq_len + lookahead)
     fits = int(_free_memory(loaded.target.embed.weight.device) * cache.free_memory_fraction) // per_page

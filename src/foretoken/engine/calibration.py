@@ -11,6 +11,7 @@ from functools import partial
 from itertools import zip_longest
 
 import torch
+from torch import Tensor
 
 from foretoken.drafters.base import Drafter
 from foretoken.engine.runner import Batch, Runner
@@ -52,7 +53,7 @@ class Calibration:
 
     def measure(self, drafters: Mapping[str, Drafter], longest: int) -> Measured:
         """Times forwards and drafts of up to `longest` tokens by the drafters that run a model, in turns."""
-        models = {method: drafter for method, drafter in drafters.items() if drafter.namespace}
+        models = {method: drafter for method, drafter in drafters.items() if drafter.runs_model}
         wall, begin = time.perf_counter(), self.clock()
         self._step(1, 1, NEAR)
         plain = self.clock() - begin
@@ -134,6 +135,8 @@ class Calibration:
         rows = self.rows[:count]
         for row in rows:
             drafter.admit(row, [])
+        if drafter.taps:  # it guesses from a feature
+            drafter.observe(rows, [[0]] * count, self._features(drafter, count))
         drafter.propose(rows, [0] * count, [length] * count, self._together(count))
         for row in rows:
             drafter.release(row)
@@ -142,8 +145,12 @@ class Calibration:
         """A prompt of `FED` tokens."""
         row = self.rows[0]
         drafter.admit(row, [])
-        width = len(drafter.taps) * self.runner.decoder.config.hidden_size
-        features = torch.zeros(FED, width, dtype=self.runner.decoder.dtype, device=self.runner.device)
-        drafter.observe([row], [[0] * FED], features if drafter.taps else None)
+        drafter.observe([row], [[0] * FED], self._features(drafter, FED))
         drafter.catch_up([row])
         drafter.release(row)
+
+    def _features(self, drafter: Drafter, count: int) -> Tensor | None:
+        """Hidden states of `count` tokens as a drafter is told them, all zero."""
+        width = len(drafter.taps) * self.runner.decoder.config.hidden_size
+        zeros = torch.zeros(count, width, dtype=self.runner.decoder.dtype, device=self.runner.device)
+        return zeros if drafter.taps else None

@@ -37,20 +37,24 @@ class Drafting:
     """Everything about drafts that the engine's step needs.
 
     Args:
-        drafters: by method; those with a namespace run a model.
+        drafters: by method.
         policy: chooses lengths and methods.
         device: where the models are.
+
+    Attributes:
+        taps: the target layers that any of the drafters reads, in order of layer.
     """
 
     def __init__(self, drafters: dict[str, Drafter], policy: Policy, device: torch.device) -> None:
         self.drafters, self.policy = drafters, policy
+        self.taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
         # Costs decide by their ratios, so on the host time that another process takes had better not count.
         self.clock = time.thread_time if device.type == "cpu" else time.perf_counter
         self._advice = Advice()
 
     def runs_model(self, method: str) -> bool:
-        """Whether guessing takes forwards of a model, which keeps its half of the cache pages."""
-        return bool(self.drafters[method].namespace)
+        """Whether guessing takes forwards of a model; the others guess on the host for next to nothing."""
+        return self.drafters[method].runs_model
 
     def unbounded(self, rows: int) -> bool:
         """Whether so many rows may draft as much as there is; a captured step knows one length only."""
@@ -84,7 +88,7 @@ class Drafting:
         return self._held(request.row, request)
 
     def _held(self, row: int, request: Request) -> int:
-        return next((self.drafters[m].held(row) for m in request.methods if self.runs_model(m)), 0)
+        return next((self.drafters[m].held(row) for m in request.methods if self.drafters[m].namespace), 0)
 
     # What the step does.
 
@@ -182,11 +186,24 @@ class Drafting:
     def observe(
         self, method: str, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None, prompt: bool
     ) -> None:
-        """Tells a drafter what became certain; of a prompt it reads at once what it will need soon."""
+        """Tells a drafter what became certain; of a prompt it reads at once what it will need soon.
+
+        Args:
+            features: [tokens, len(taps) * H] of all `taps`, None without.
+        """
         drafter = self.drafters[method]
-        drafter.observe(rows, tokens, features)
+        drafter.observe(rows, tokens, self._own(drafter, features))
         if prompt and self.policy.expects(method):
             drafter.catch_up(rows)
+
+    def _own(self, drafter: Drafter, features: Tensor | None) -> Tensor | None:
+        """The columns that a drafter reads of the features of all, in its order."""
+        if features is None or not drafter.taps:
+            return None
+        if drafter.taps == self.taps:
+            return features
+        parts = features.chunk(len(self.taps), dim=1)
+        return torch.cat([parts[self.taps.index(tap)] for tap in drafter.taps], dim=1)
 
     def _say(self, *warnings: str) -> None:
         for warning in warnings:

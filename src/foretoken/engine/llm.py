@@ -177,7 +177,7 @@ class LLM:
                 methods=speculation.methods,
                 adaptive=speculation.adaptive,
                 half=next((drafter.namespace for drafter in drafters if drafter.namespace), ""),
-                whole=any(drafter.taps for drafter in drafters),
+                whole=any(drafter.taps and drafter.namespace for drafter in drafters),
                 max_draft_len=speculation.max_draft_len,
                 max_seq_len=self.max_seq_len,
             )

@@ -158,8 +158,12 @@ class Decoder(nn.Module):
         if self.native is not None:
             return self.native.logits(last)
         count = last.shape[0]
-        normed = self.norm(last if count >= self.least_rows else last.expand(self.least_rows, -1))
-        return (self.embed.project(normed) if self.head is None else self.head(normed))[:count]
+        return self.project(self.norm(last if count >= self.least_rows else last.expand(self.least_rows, -1)))[:count]
+
+    def project(self, normed: Tensor) -> Tensor:  # [R, H] -> [R, V]
+        """The output layer alone, for hidden states after the final norm."""
+        projected: Tensor = self.embed.project(normed) if self.head is None else self.head(normed)
+        return projected
 
 
 def rope_at(tables: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
