@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from foretoken.errors import ConfigError, unknown_name
 
@@ -24,7 +24,13 @@ MODEL_METHODS = {
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int8_weight_only", "int4", "int4_g128"]
 Positive = Annotated[int, Field(ge=1)]
+# A command line has lists, and None where nothing was said.
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: _listed(given))]
 S = TypeVar("S", bound="Settings")
+
+
+def _listed(given: object) -> object:
+    return tuple(given or ()) if given is None or isinstance(given, list) else given
 
 
 class Settings(BaseModel):
@@ -173,3 +179,30 @@ class EngineConfig(Settings):
     quantization: Quantization = "none"
     draft_quantization: Quantization = "none"
     cuda_graphs: bool = True
+
+
+class ServerConfig(Settings):
+    """The HTTP server around an engine.
+
+    Attributes:
+        host: address to listen on; 0.0.0.0 is every interface of this machine.
+        port: port to listen on; 0 takes a free one.
+        api_key: a key that clients must send as a bearer token, repeatable; none lets everyone in. FORETOKEN_API_KEY
+            holds more, separated by commas.
+        served_model_name: what clients call the model, repeatable, the first is the one in replies; none is MODEL.
+        max_queue: sequences that may wait for a place in the batch; a request beyond them is answered with 429.
+        request_timeout: seconds after which a request is given up, None for never.
+        max_body: bytes of a request's body at most.
+        drain_seconds: how long open requests may go on after SIGTERM or the first SIGINT.
+        cors_origin: web origins whose pages may call this server, repeatable; "*" is every one, none is off.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    api_key: Names = ()
+    served_model_name: Names = ()
+    max_queue: Annotated[int, Field(ge=0)] = 256
+    request_timeout: Annotated[float, Field(gt=0)] | None = None
+    max_body: Annotated[int, Field(ge=1024)] = 8 * 2**20
+    drain_seconds: Annotated[float, Field(ge=0)] = 30.0
+    cors_origin: Names = ()

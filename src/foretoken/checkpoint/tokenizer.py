@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from foretoken.checkpoint.chat import Marked, Message, Templates, named_template
 from foretoken.checkpoint.hub import read_json, transformers_tokenizer
 from foretoken.errors import CheckpointError, DraftMismatchError, RequestError, UnsupportedModelError
 
+SPACE_SIGN = "\u2581"  # SentencePiece's space
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # (model_type, tokenizer_class) for which transformers takes tokenizer.json as it is. For others it rebuilds the
@@ -68,6 +71,9 @@ class Tokenizer:
         self.special_ids = frozenset(
             index for index, token in backend.get_added_tokens_decoder().items() if token.special
         )
+        decoder = b"" if backend.decoder is None else backend.decoder.__getstate__()
+        self._byte_level = _byte_signs() if b'"ByteLevel"' in decoder else None
+        self._space_signs = SPACE_SIGN.encode() in decoder or b'"Metaspace"' in decoder
         self.vocab_size: int = max(backend.get_vocab().values(), default=-1) + 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -106,6 +112,19 @@ class Tokenizer:
         text: str | None = self._backend.id_to_token(token)
         return f"<no token {token}>" if text is None else text
 
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds within a text: perhaps a part of a character; b"" for a padding row of the model."""
+        spelled: str | None = self._backend.id_to_token(token)
+        if spelled is None or token in self.special_ids:
+            return (spelled or "").encode()
+        if self._byte_level is not None:
+            # Added tokens are spelled as they are, with signs that no byte has.
+            known = [self._byte_level.get(sign) for sign in spelled]
+            return spelled.encode() if None in known else bytes(byte for byte in known if byte is not None)
+        if BYTE_TOKEN.fullmatch(spelled):
+            return bytes([int(spelled[3:5], 16)])
+        return spelled.replace(SPACE_SIGN, " ").encode() if self._space_signs else spelled.encode()
+
     def vocab(self) -> dict[str, int]:
         """Every token's spelling and id, added tokens included."""
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
@@ -136,6 +155,16 @@ class Tokenizer:
         """
         known = {**self._special_tokens, "add_generation_prompt": add_generation_prompt, **variables}
         return render(self._templates, messages, known)
+
+
+def _byte_signs() -> dict[str, int]:
+    """The byte behind each sign of a byte-level vocabulary: printable ones stand for themselves, the rest from 256 on.
+
+    Source: GPT-2's `bytes_to_unicode`.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:

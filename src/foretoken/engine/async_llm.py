@@ -24,9 +24,16 @@ from foretoken.speculation.params import SamplingParams
 class _Stream:
     """Where the chunks of one call go: a queue on the loop that waits for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
+        self._timer = None
+        if timeout is not None:
+            self._timer = self._loop.call_later(timeout, self._items.put_nowait, TimeoutError(f"{timeout:g} s are over"))
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def put(self, item: Chunk | BaseException) -> None:
         """Called by the engine thread; a loop that is gone needs nothing."""
@@ -68,7 +75,7 @@ class AsyncLLM:
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
         """As `LLM.generate`; cancelling the task cancels the requests."""
-        done = [c.completion async for c in self._stream(self.llm.requests(prompts, params)) if c.completion]
+        done = [c.completion async for c in self.run(self.llm.requests(prompts, params)) if c.completion]
         return sorted(done, key=lambda completion: (completion.index, completion.choice))
 
     async def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> list[Completion]:
@@ -77,10 +84,15 @@ class AsyncLLM:
 
     def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> AsyncIterator[Chunk]:
         """As `LLM.stream`; closing the iterator cancels what is not finished. Bad requests raise here, at once."""
-        return self._stream(self.llm.requests(prompts, params))
+        return self.run(self.llm.requests(prompts, params))
 
-    async def _stream(self, requests: Sequence[Request]) -> AsyncIterator[Chunk]:
-        stream, left = _Stream(), len(requests)
+    async def run(self, requests: Sequence[Request], timeout: float | None = None) -> AsyncIterator[Chunk]:
+        """Chunks of requests that `LLM.requests` made; closing the iterator cancels what is not finished.
+
+        Args:
+            timeout: seconds from now after which it ends with `TimeoutError`; None is never.
+        """
+        stream, left = _Stream(timeout), len(requests)
         self._send(_Add(requests, stream))
         try:
             while left:
@@ -88,8 +100,14 @@ class AsyncLLM:
                 left -= chunk.completion is not None
                 yield chunk
         finally:
+            stream.close()
             if left:
                 self._inbox.put(_Abort(requests))
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be served: the engine has neither failed nor been closed."""
+        return self._failure is None
 
     def _send(self, message: _Add) -> None:
         self._inbox.put(message)

@@ -69,7 +69,6 @@ class Completion:
 
     def to_json(self) -> dict[str, Any]:
         """The documented JSON object of `foretoken generate --json`."""
-        stats = self.speculation
         record: dict[str, Any] = {
             "index": self.index,
             "choice": self.choice,
@@ -80,20 +79,7 @@ class Completion:
             "stop_reason": self.stop_reason,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
-            "speculation": {
-                "method": stats.method,
-                "target_forwards": stats.target_forwards,
-                "drafted": stats.drafted,
-                "accepted": stats.accepted,
-                "acceptance_length": stats.acceptance_length,
-                "acceptance_rate": stats.acceptance_rate,
-                "accepted_lengths": stats.accepted_lengths,
-                "drafted_by": stats.drafted_by,
-                "plain": stats.plain,
-                "draft_s": stats.draft_s,
-                "verify_s": stats.verify_s,
-                "other_s": stats.other_s,
-            },
+            "speculation": self.speculation.to_json(),
         }
         if self.logprobs is not None:
             record["logprobs"] = [_logprob(item) for item in self.logprobs]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,26 @@ from foretoken.speculation.draft import PADDING, Draft
 from foretoken.speculation.sampling import Sampling, token_logprobs
 
 NO_DRAFT, AUTO = "none", "auto"  # methods that are no drafter: no one, and everyone
+
+
+class EngineLoad(NamedTuple):
+    """How busy an engine is, for whoever watches it.
+
+    Attributes:
+        running, waiting: requests with and without a row.
+        pages_used, pages: of the cache's pool; pages kept for their prefix alone are not used.
+        draft_len: longest path that the last decoding step allowed a draft, 0 for none.
+        draft_s, verify_s, other_s: seconds of all steps so far on drafts, on the target and on the rest.
+    """
+
+    running: int
+    waiting: int
+    pages_used: int
+    pages: int
+    draft_len: int
+    draft_s: float
+    verify_s: float
+    other_s: float
 
 
 class Engine:
@@ -67,6 +88,8 @@ class Engine:
         self._rows: dict[int, Request] = {}
         self._requests: dict[int, Request] = {}
         self._sampling: tuple[list[Request], Sampling] | None = None
+        self._seconds = (0.0, 0.0, 0.0)  # draft, verify, other
+        self._draft_len = 0
 
     @property
     def drafters(self) -> dict[str, Drafter]:
@@ -76,6 +99,15 @@ class Engine:
     @property
     def busy(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def load(self) -> EngineLoad:
+        """May be asked by another thread than the one that steps."""
+        scheduler = self.scheduler
+        pages = scheduler.blocks.pages - 1  # without the sink
+        used = pages - scheduler.blocks.available
+        counts = (len(scheduler.running), len(scheduler.waiting), used, pages)
+        return EngineLoad(*counts, self._draft_len, *self._seconds)
 
     def add(self, request: Request) -> None:
         """Takes a request; it runs when there is room."""
@@ -124,10 +156,14 @@ class Engine:
         self._observe(batch, outcome, decoding)
         end = time.perf_counter()
         draft_s, verify_s = drafted - proposing + end - observing, verified - drafted
+        other_s = end - begin - draft_s - verify_s
         for request in sampled + [self._rows[c.row] for c in plan.prefill if not c.last]:
             request.stats.draft_s += draft_s
             request.stats.verify_s += verify_s
-            request.stats.other_s += end - begin - draft_s - verify_s
+            request.stats.other_s += other_s
+        before = self._seconds
+        self._seconds = (before[0] + draft_s, before[1] + verify_s, before[2] + other_s)
+        self._draft_len = max((item.limit for item in plan.decode), default=self._draft_len)
         self._time(batch, computed - worked, clock() - computed)
         return sampled
 
@@ -157,7 +193,7 @@ class Engine:
         for row, request_id, cached, held in plan.admitted:
             request = self._rows[row] = self._requests[request_id]
             if not request.started:  # a preempted one finds its own pages, which nobody saved it
-                request.cached_tokens, request.started = cached, True
+                request.cached_tokens, request.started, request.seated = cached, True, time.perf_counter()
             self.drafting.admit(row, request, cached, held)
         for row, pages in plan.pages:
             self.table.extend(row, pages)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple
 
 from foretoken.engine.detokenize import Detokenizer
 from foretoken.speculation.params import SamplingParams
@@ -77,6 +77,41 @@ class SpeculationStats:
         counts[key] = counts.get(key, 0) + 1
 
     @property
+    def drafts(self) -> int:
+        """Forwards with a draft."""
+        return sum(self.drafted_lengths[1:])
+
+    def add(self, other: SpeculationStats) -> None:
+        """Adds what speculation did for another request; the method stays."""
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(mine, int | float):
+                setattr(self, each.name, mine + theirs)
+            elif isinstance(mine, list):
+                for index, count in enumerate(list(theirs)):
+                    _tally(mine, index, count)
+            elif isinstance(mine, dict):
+                for key, count in list(theirs.items()):
+                    mine[key] = mine.get(key, 0) + count
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented JSON object."""
+        return {
+            "method": self.method,
+            "target_forwards": self.target_forwards,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_length": self.acceptance_length,
+            "acceptance_rate": self.acceptance_rate,
+            "accepted_lengths": list(self.accepted_lengths),
+            "drafted_by": dict(self.drafted_by),
+            "plain": dict(self.plain),
+            "draft_s": self.draft_s,
+            "verify_s": self.verify_s,
+            "other_s": self.other_s,
+        }
+
+    @property
     def acceptance_length(self) -> float:
         """Tokens emitted per target forward, bonus included; 1.0 means no help."""
         return self.emitted / self.target_forwards if self.target_forwards else 0.0
@@ -87,10 +122,10 @@ class SpeculationStats:
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
-def _tally(counts: list[int], index: int) -> None:
-    """One more at `index` of a list that grows as needed."""
+def _tally(counts: list[int], index: int, more: int = 1) -> None:
+    """Adds to the count at `index` of a list that grows as needed."""
     counts.extend([0] * (index + 1 - len(counts)))
-    counts[index] += 1
+    counts[index] += more
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +134,8 @@ class Request:
 
     Attributes:
         id: unique number. `index` and `choice`: which prompt of a call, and which of its n choices.
+        arrived, seated, first_token, finished: when it was made, first had a row, emitted and ended, in seconds on the
+            clock of `time.perf_counter`; None until then.
         tokens: prompt and output; the last one is pending (not in the cache) while the request decodes.
         committed: leading tokens whose keys and values are in the target's cache.
         row: place in the batch, None while waiting; `started` once it had one.
@@ -137,6 +174,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     stats: SpeculationStats = field(init=False)
     arrived: float = field(default_factory=time.perf_counter)
+    seated: float | None = None
     first_token: float | None = None
     finished: float | None = None
 
