@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # A name of two words is a command of its own, in the module of both words.
 COMMANDS = {
     "generate": "Complete prompts with a target, with or without a draft.",
+    "serve": "Serve a model over HTTP as OpenAI's API does.",
     "verify": "Prove that drafts change no token.",
     "demo": "Show plain and speculative decoding side by side.",
     "bench": "Measure what drafts gain, in this process or on a server.",

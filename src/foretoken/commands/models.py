@@ -24,7 +24,7 @@ def open_llm(model: str | None, values: Values) -> LLM:
     speculative = SpeculativeConfig(**settings_of(SpeculativeConfig, values))
     engine = EngineConfig(**settings_of(EngineConfig, values))
     cache = KVCacheConfig(**settings_of(KVCacheConfig, values, CACHE))
-    target, draft = _names(model, values["draft"], speculative.method)
+    target, draft = model_names(model, values["draft"], speculative.method)
     threads = values["threads"]
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise ConfigError(f"--threads {threads}: expected 1 to {MOST_THREADS}; leave it out for one per core")
@@ -46,7 +46,7 @@ def open_llm(model: str | None, values: Values) -> LLM:
     )
 
 
-def _names(model: str | None, draft: str | None, method: str | None) -> tuple[str, str | None]:
+def model_names(model: str | None, draft: str | None, method: str | None) -> tuple[str, str | None]:
     """What to load as target and as draft; a draft that the method would not use is refused or left out."""
     drafting = method in (None, "draft_target")
     if draft is not None and not drafting:

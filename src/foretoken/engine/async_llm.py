@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import NamedTuple
 
 from foretoken.checkpoint.chat import Message
@@ -29,7 +29,8 @@ class _Stream:
         self._items: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
         self._timer = None
         if timeout is not None:
-            self._timer = self._loop.call_later(timeout, self._items.put_nowait, TimeoutError(f"{timeout:g} s are over"))
+            over = TimeoutError(f"{timeout:g} s are over")
+            self._timer = self._loop.call_later(timeout, self._items.put_nowait, over)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -86,7 +87,7 @@ class AsyncLLM:
         """As `LLM.stream`; closing the iterator cancels what is not finished. Bad requests raise here, at once."""
         return self.run(self.llm.requests(prompts, params))
 
-    async def run(self, requests: Sequence[Request], timeout: float | None = None) -> AsyncIterator[Chunk]:
+    async def run(self, requests: Sequence[Request], timeout: float | None = None) -> AsyncGenerator[Chunk, None]:
         """Chunks of requests that `LLM.requests` made; closing the iterator cancels what is not finished.
 
         Args:

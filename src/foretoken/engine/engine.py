@@ -74,7 +74,7 @@ class Engine:
         mixed_chunk: int,
         captured: CapturedSteps | None = None,
     ) -> None:
-        self.captured = captured
+        self.captured, self.max_batch_size = captured, max_batch_size
         # Small tensors between calls of the compiled kernels are faster on one thread than beside the kernels' own.
         self._threads = nullcontext if runner.decoder.native is None else serial_torch
         self.runner, self.table, self.drafting = runner, table, drafting

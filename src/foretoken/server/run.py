@@ -1,0 +1,131 @@
+"""Runs the application: the socket before the model, signals that drain, and an end that no stream misses.
+
+The first SIGINT or SIGTERM lets open requests go on until a deadline, a second one ends them at once; every stream
+that is cut short ends with an error event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from foretoken.config import ServerConfig
+from foretoken.engine.async_llm import AsyncLLM
+from foretoken.engine.llm import LLM
+from foretoken.errors import ConfigError
+from foretoken.server.app import build_app
+from foretoken.server.metrics import Metrics
+from foretoken.server.worker import Worker
+from foretoken.speculation.params import SamplingParams
+
+LOG = logging.getLogger("foretoken.server")
+LAST_WORDS_S = 2  # for connections to take the final events after the engine has stopped
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The address, taken before the model is loaded: a port in use is found out at once. Not listening yet.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose another --port or "
+            "--host, or stop what uses it"
+        ) from error
+    return bound
+
+
+def serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Mapping[str, Any]) -> None:
+    """Serves until a signal ends it.
+
+    Args:
+        llm: belongs to the server from now on.
+        bound: from `bind`.
+        info: the resolved configuration; its "model" is the served name unless `config` has others.
+    """
+    llm.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # what is measured or compiled once
+    asyncio.run(_serve(llm, bound, config, info))
+
+
+async def _serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Mapping[str, Any]) -> None:
+    host, port = bound.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    server = make_server(llm, config, info, lambda: LOG.info("ready: %s, model %s", url, info["model"]))
+    try:
+        await server.serve([bound])
+    finally:
+        await server.worker.engine.close()
+
+
+def make_server(llm: LLM, config: ServerConfig, info: Mapping[str, Any], started: Callable[[], None]) -> Server:
+    """A server of the running event loop, not yet started; `started` is called once it accepts connections."""
+    worker = Worker(AsyncLLM(llm), config, Metrics())
+    app = build_app(worker, config.served_model_name or (info["model"],), info)
+    settings = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=LAST_WORDS_S,
+        server_header=False,
+    )
+    return Server(settings, worker, started)
+
+
+class Server(uvicorn.Server):
+    """Uvicorn with our way to stop.
+
+    Args:
+        config: uvicorn's.
+        worker: is drained before connections are closed.
+        started: called once connections are accepted.
+    """
+
+    def __init__(self, config: uvicorn.Config, worker: Worker, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.worker, self._announce = worker, started
+        self._hurry = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: the first drains, a second one hurries, a third one waits for nothing."""
+        self._loop.call_soon_threadsafe(self.stop, signal.Signals(sig).name)
+
+    def stop(self, why: str) -> None:
+        """Begins to stop, or hurries if that has begun."""
+        if self._stopping is None:
+            LOG.info("%s: finishing open requests for at most %g s", why, self.worker.config.drain_seconds)
+            self._stopping = asyncio.ensure_future(self._drain())
+        elif not self._hurry.is_set():
+            LOG.info("%s: ending open requests now", why)
+            self._hurry.set()
+        else:
+            self.force_exit = True
+
+    async def _drain(self) -> None:
+        await self.worker.drain(self._hurry)
+        self.should_exit = True

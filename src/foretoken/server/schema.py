@@ -1,0 +1,311 @@
+"""Bodies of requests: OpenAI's fields for text, vLLM's common extras, and ours (`speculative`, `prediction`).
+
+Nothing is ignored: a field that is unknown or cannot be honoured is refused by name. null is the same as leaving a
+field out. Ranges of sampling parameters are checked by `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from foretoken.speculation.params import SamplingParams
+
+MOST_CHOICES = 128
+MOST_LOGPROBS = 20
+MOST_STOPS = 64
+MOST_STOP_CHARACTERS = 1024
+MOST_BIASES = 1024
+MOST_PROMPTS = 1024
+COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
+
+
+class Body(BaseModel):
+    """Base of every body and of the objects in it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _texts(name: str, most: int, longest: int) -> BeforeValidator:
+    def check(given: object) -> object:
+        texts = [given] if isinstance(given, str) else given
+        if texts is None:
+            return None
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"expected a string or a list of strings for {name}")
+        if len(texts) > most or any(len(text) > longest for text in texts):
+            raise ValueError(f"expected at most {most} strings of at most {longest} characters for {name}")
+        return texts
+
+    return BeforeValidator(check)
+
+
+def _spoken(given: object) -> object:
+    """Text from a string, or from parts of type text; anything else is for the type to refuse."""
+    if not isinstance(given, list):
+        return given
+    texts = []
+    for part in given:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
+            raise ValueError(f'expected text or parts of {{"type": "text", "text": ...}}, not a part of type {kind!r}')
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _prompts(given: object) -> object:
+    """One text, texts, token ids or lists of token ids as a list of prompts."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if _are_ids(given):
+            return [given]
+        if len(given) > MOST_PROMPTS:
+            raise ValueError(f"expected at most {MOST_PROMPTS} prompts")
+        if all(isinstance(prompt, str) or _are_ids(prompt) for prompt in given):
+            return given
+    raise ValueError("expected text, a list of texts, a list of token ids or a list of such lists")
+
+
+def _are_ids(given: object) -> bool:
+    return isinstance(given, list) and bool(given) and all(type(token) is int for token in given)
+
+
+_TEXT = {"type": "string"}
+_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_TEXTS = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, {"type": "null"}]}
+_PARTS = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"type": {"const": "text"}, "text": _TEXT}, "required": ["type", "text"]},
+}
+Stops = Annotated[
+    list[str] | None, _texts("stop", MOST_STOPS, MOST_STOP_CHARACTERS), WithJsonSchema(_TEXTS), Field(default=None)
+]
+Prompts = Annotated[
+    list[Any],
+    BeforeValidator(_prompts),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1}, _IDS]}),
+]
+Spoken = Annotated[str, BeforeValidator(_spoken), WithJsonSchema({"anyOf": [_TEXT, _PARTS]})]
+Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
+
+
+class StreamOptions(Body):
+    """`include_usage` ends the stream with a chunk of usage; `continuous_usage_stats` counts in every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class Speculative(Body):
+    """How this request is drafted, which changes its speed and never a token; `report` adds what came of it."""
+
+    enabled: bool = True
+    method: str | None = None
+    max_draft_len: Annotated[int, Field(ge=0)] | None = None
+    adaptive: bool | None = None
+    report: bool = False
+
+
+class Generation(Body):
+    """What every request for text may ask."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MOST_BIASES)] | None = None
+    bad_words: Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    min_tokens: int | None = None
+    stop: Stops
+    stop_token_ids: Annotated[list[int], Field(max_length=MOST_BIASES)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    prompt_logprobs: Logprobs | None = None
+    skip_special_tokens: bool | None = None
+    speculative: Speculative | None = None
+    user: str | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_of_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only for stream: true; leave it out or stream")
+        return self
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def counted(self) -> StreamOptions:
+        """What the chunks of a stream say about usage."""
+        return self.stream_options or StreamOptions()
+
+    @property
+    def reports(self) -> bool:
+        return self.speculative is not None and self.speculative.report
+
+    def sampling(self, **own: Any) -> SamplingParams:
+        """The sampling parameters; `own` are those that an endpoint words its own way.
+
+        Raises:
+            RequestError: a value is out of range.
+        """
+        shared = {name: getattr(self, name) for name in _SHARED}
+        chosen = {name: value for name, value in {**shared, **own}.items() if value is not None or name == "max_tokens"}
+        if self.speculative is not None:
+            chosen["speculative"] = self.speculative.model_dump(exclude={"report"})
+        return SamplingParams.from_mapping(chosen)
+
+
+_SHARED = (
+    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "bad_words", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
+    "seed", "prompt_logprobs", "skip_special_tokens",
+)  # fmt: skip
+
+
+class CompletionRequest(Generation):
+    """The body of POST /v1/completions."""
+
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    echo: bool | None = None
+    logprobs: Logprobs | None = None
+    suffix: None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.best_of is not None and self.best_of < self.choices:
+            raise ValueError(f"best_of {self.best_of} is less than n {self.choices}; raise it or leave it out")
+        if self.stream and self.drawn > self.choices:
+            raise ValueError("best_of chooses among finished completions, which a stream cannot; leave one of them out")
+        if self.max_tokens == 0 and (self.stream or not self.echo):
+            raise ValueError("max_tokens 0 is only for echo: true without stream; expected at least 1")
+        return self
+
+    @property
+    def drawn(self) -> int:
+        """Completions to draw for each prompt."""
+        return max(self.choices, self.best_of or 1)
+
+    def to_sampling(self) -> SamplingParams:
+        tokens = COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
+        scored = 0 if self.drawn > self.choices else None  # best_of ranks by log-probability
+        echoed = self.logprobs if self.echo else None
+        return self.sampling(
+            n=self.drawn,
+            max_tokens=tokens,
+            logprobs=self.logprobs if self.logprobs is not None else scored,
+            prompt_logprobs=self.prompt_logprobs if echoed is None else max(echoed, self.prompt_logprobs or 0),
+        )
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A call that the assistant made earlier in the conversation."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Body):
+    """One turn. Its content may be null beside tool calls."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Spoken | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError(f"a message of {self.role} has no content; expected text")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it; `developer` is OpenAI's newer word for `system`."""
+        role = "system" if self.role == "developer" else self.role
+        return {**self.model_dump(exclude_none=True), "role": role}
+
+
+class ChatRequest(Generation):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only for logprobs: true; leave it out or set both")
+        most, older = self.max_completion_tokens, self.max_tokens
+        if most is not None and older is not None and most != older:
+            raise ValueError(f"max_completion_tokens {most} and max_tokens {older} differ; leave one of them out")
+        if clash := _RENDERED & (self.chat_template_kwargs or {}).keys():
+            raise ValueError(f"chat_template_kwargs may not hold {', '.join(sorted(clash))}, which the server sets")
+        return self
+
+    def to_sampling(self) -> SamplingParams:
+        return self.sampling(
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+
+
+_RENDERED = {"messages", "tools", "documents", "add_generation_prompt"}
+
+
+class TokenizeRequest(Body):
+    """The body of POST /tokenize: a prompt, or messages as /v1/chat/completions would render them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("expected either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """The body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+def field_names(body: type[Body]) -> Iterable[str]:
+    """What a body may hold."""
+    return body.model_fields

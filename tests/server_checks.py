@@ -1,0 +1,87 @@
+"""A server in this process on a free port, and a gate that lets its engine step only when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import httpx
+
+from foretoken.config import ServerConfig
+from foretoken.engine.llm import LLM
+from foretoken.server.run import Server, bind, make_server
+
+MODEL = "tiny"
+
+
+class Running(NamedTuple):
+    """A server that accepts connections."""
+
+    url: str
+    server: Server
+    llm: LLM
+    loop: asyncio.AbstractEventLoop
+    client: httpx.Client
+
+    def stop(self) -> None:
+        """As a signal would."""
+        self.loop.call_soon_threadsafe(self.server.stop, "test")
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return self.client.post(path, json=body, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.client.get(path, **options)
+
+
+@contextmanager
+def running(llm: LLM, **settings: Any) -> Iterator[Running]:
+    """A server of `llm`, which ends with the block; settings are those of `ServerConfig`."""
+    config = ServerConfig(**{"port": 0, "drain_seconds": 0.0, **settings})
+    ready, made = threading.Event(), []
+    bound = bind(config)
+
+    async def main() -> None:
+        server = make_server(llm, config, {"model": MODEL}, ready.set)
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        client = httpx.Client(base_url=url, timeout=60)
+        made.append(Running(url, server, llm, asyncio.get_running_loop(), client))
+        await server.serve([bound])
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield made[0]
+    finally:
+        if thread.is_alive():
+            made[0].stop()
+        made[0].client.close()
+        thread.join(30)
+        bound.close()
+        assert not thread.is_alive()
+
+
+class Gate:
+    """Stands before an engine's step: each waits for a permit, until the gate is opened."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._permits, self._step, self._open = threading.Semaphore(0), llm.engine.step, False
+        self.steps = 0
+        llm.engine.step = self._guarded  # type: ignore[method-assign]
+
+    def _guarded(self) -> Any:
+        if not self._open:
+            assert self._permits.acquire(timeout=60)
+        self.steps += 1
+        return self._step()
+
+    def let(self, steps: int) -> None:
+        self._permits.release(steps)
+
+    def open(self) -> None:
+        self._open = True
+        self._permits.release(1)
