@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_server import PIECES, TOKENS, serving
-from foretoken.bench.client import ask, open_client
+from foretoken.bench.client import ask
 from foretoken.bench.record import read_runs
 from foretoken.bench.sse import EventParser
+from foretoken.data.remote import open_client
 
 BODY = {"messages": [], "stream_options": {"include_usage": True}}
 TEXT = "".join(PIECES)

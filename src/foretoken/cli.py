@@ -1,7 +1,8 @@
 """The command line: which commands there are, and how errors become one line and an exit code.
 
 Only the command that is called is imported, so `foretoken --help` answers without pydantic, rich or torch.
-Exit codes: 0 done, 1 the proof failed, 2 an error of the user's, 130 interrupted, 141 nobody reads the output.
+Exit codes: 0 done, 1 the proof failed or conversations lack answers, 2 an error of the user's, 130 interrupted,
+141 nobody reads the output.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from foretoken import __version__
 from foretoken.errors import ConfigError, ForetokenError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from foretoken.commands.options import Argument, Option
 
 # A name of two words is a command of its own, in the module of both words.
@@ -31,6 +34,8 @@ COMMANDS = {
     "bench": "Measure what drafts gain, in this process or on a server.",
     "bench report": "Draw the figures of runs as a page.",
     "bench explain": "Say why a run is fast or slow, and what to set.",
+    "synthesize": "Let the target answer the conversations of a file.",
+    "shard": "Cut a file of conversations into shards, or put shards together.",
 }
 MODEL = "directory, Hub id, or 'embedded' for the pair that comes with the package."
 EPILOG = "A default of None means: not given. Names may be written with dashes or underscores."
@@ -40,7 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits; `arguments` are those of the process unless given."""
     given = _joined(list(sys.argv[1:] if arguments is None else arguments))
     called = next((argument for argument in given if not argument.startswith("-")), None)
-    build_app(called)(args=given, prog_name="foretoken")
+    app = build_app(called)
+    if called in COMMANDS:
+        from foretoken.commands.options import joined_words
+
+        given = joined_words(given, import_module(module_name(called)).OPTIONS)
+    app(args=given, prog_name="foretoken")
 
 
 def _joined(given: list[str]) -> list[str]:
@@ -81,7 +91,7 @@ def _command(name: str) -> Callable[..., None]:
         raise SystemExit(_guarded(lambda: module.command(argument, values), debug))
 
     run.__doc__ = module.command.__doc__
-    signature = _signature(getattr(module, "ARGUMENT", None), module.OPTIONS)
+    signature = _signature(_arguments(module), module.OPTIONS)
     run.__signature__ = signature  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
@@ -123,18 +133,26 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _signature(argument: Argument | None, options: Sequence[Option]) -> inspect.Signature:
-    """The parameters that typer reads: the argument (a model unless the command says otherwise), options, --debug."""
+def _arguments(module: ModuleType) -> list[inspect.Parameter]:
+    """What a command takes without a name: a model, or what its ARGUMENT says; nothing where that is None."""
     kind = inspect.Parameter.KEYWORD_ONLY
-    if argument is None:
+    if not hasattr(module, "ARGUMENT"):
         spoken: Any = Annotated[str | None, typer.Argument(help=MODEL, metavar="[MODEL]", show_default="embedded")]
-    else:
-        spoken = Annotated[argument.type, typer.Argument(help=argument.help, metavar=argument.metavar)]
-    empty = None if argument is None else inspect.Parameter.empty
+        return [inspect.Parameter("argument", kind, default=None, annotation=spoken)]
+    argument: Argument | None = module.ARGUMENT
+    if argument is None:
+        return []
+    spoken = Annotated[argument.type, typer.Argument(help=argument.help, metavar=argument.metavar)]
+    return [inspect.Parameter("argument", kind, annotation=spoken)]
+
+
+def _signature(arguments: Sequence[inspect.Parameter], options: Sequence[Option]) -> inspect.Signature:
+    """The parameters that typer reads: the argument, the options, and --debug."""
+    kind = inspect.Parameter.KEYWORD_ONLY
     debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error.")]
     return inspect.Signature(
         [
-            inspect.Parameter("argument", kind, default=empty, annotation=spoken),
+            *arguments,
             *(inspect.Parameter(o.name, kind, default=o.default, annotation=_annotation(o)) for o in options),
             inspect.Parameter("debug", kind, default=False, annotation=debug),
         ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foretoken.bench.sse import EventParser
-from foretoken.errors import ConfigError
+from foretoken.data.remote import error_message, error_words
 
 if TYPE_CHECKING:
     import httpx
@@ -86,7 +86,7 @@ async def ask(client: httpx.AsyncClient, path: str, body: Mapping[str, Any], due
     try:
         async with client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
-                answer.failure = f"HTTP {response.status_code}: {_words(await response.aread())}"
+                answer.failure = f"HTTP {response.status_code}: {error_words(await response.aread())}"
             else:
                 await _read(response, answer)
     except httpx.TimeoutException as error:
@@ -120,7 +120,7 @@ def _note(answer: Answer, data: str, now: float) -> None:
         return
     event = json.loads(data)
     if event.get("error"):
-        answer.failure = f"error in the stream: {_message(event)}"
+        answer.failure = f"error in the stream: {error_message(event)}"
         return
     usage = event.get("usage") or {}
     counted = usage.get("completion_tokens")
@@ -134,60 +134,3 @@ def _note(answer: Answer, data: str, now: float) -> None:
         if text:
             answer.text += text
             answer.chunks.append((now, len(text), None if counted is None else int(counted)))
-
-
-def _words(content: bytes) -> str:
-    """What a body says about an error, short enough to be a reason."""
-    try:
-        return _message(json.loads(content))
-    except (ValueError, AttributeError):
-        return content[:80].decode("utf-8", "replace")
-
-
-def _message(event: dict[str, Any]) -> str:
-    error = event.get("error", event.get("message", event))
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:120]
-
-
-def open_client(url: str, api_key: str | None, timeout: float) -> httpx.AsyncClient:
-    """A client of the server at `url`, which may or may not end with /v1.
-
-    Args:
-        timeout: seconds without a byte after which a request has failed.
-
-    Raises:
-        ConfigError: httpx is not there, or the URL is none.
-    """
-    try:
-        import httpx
-    except ImportError:
-        raise ConfigError("measuring a server needs httpx; it is not there: pip install 'foretoken[bench]'") from None
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url {url!r}: expected a URL such as http://localhost:8000")
-    base = url.rstrip("/").removesuffix("/v1") + "/v1/"
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        return httpx.AsyncClient(base_url=base, headers=headers, timeout=httpx.Timeout(timeout), limits=limits)
-    except (httpx.InvalidURL, UnicodeError, ValueError) as error:
-        raise ConfigError(f"--url {url!r}: {error}; expected a URL such as http://localhost:8000") from error
-
-
-async def first_model(client: httpx.AsyncClient) -> str:
-    """The first model that the server lists.
-
-    Raises:
-        ConfigError: it cannot be reached or lists none.
-    """
-    import httpx
-
-    try:
-        response = await client.get("models")
-        response.raise_for_status()
-        return str(response.json()["data"][0]["id"])
-    except httpx.HTTPError as error:
-        raise ConfigError(
-            f"{client.base_url}models: {error or type(error).__name__}; expected a running OpenAI-compatible server"
-        ) from error
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ConfigError(f"{client.base_url}models lists no model; give its name as MODEL") from error

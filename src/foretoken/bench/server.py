@@ -11,11 +11,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from foretoken.bench.client import NO_USAGE, Answer, ask, first_model, open_client
+from foretoken.bench.client import NO_USAGE, Answer, ask
 from foretoken.bench.measure import per_token, ratio_interval, spread
 from foretoken.bench.record import Load
 from foretoken.bench.workloads import Item, Workload
 from foretoken.data.prompts import Conversation
+from foretoken.data.remote import first_model, open_client
 from foretoken.errors import ForetokenError
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretoken.commands.models import open_llm
-from foretoken.commands.options import CACHE, Option, Values, engine_options
+from foretoken.commands.options import CACHE, Option, Values, engine_options, refuse_given
+from foretoken.commands.progress import open_progress
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from foretoken.bench.record import Run
     from foretoken.bench.tables import Table
     from foretoken.bench.workloads import Workload
@@ -93,11 +92,10 @@ def _check(values: Values) -> None:
         raise ConfigError(f"--repeat {values['repeat']}: expected at most {MOST_REPEATS}")
     if not 0 < values["timeout"] < math.inf:
         raise ConfigError(f"--timeout {values['timeout']}: expected more than 0 seconds")
-    foreign = REMOTE if values["url"] is None else LOCAL
-    for option in foreign:
-        if values[option.name] != option.default:
-            where = "a server: give --url too" if foreign is REMOTE else "an engine in this process: leave out --url"
-            raise ConfigError(f"{option.spellings[0].partition('/')[0]} is for measuring {where}, or leave it out")
+    if values["url"] is None:
+        refuse_given(REMOTE, values, "measuring a server: give --url too")
+    else:
+        refuse_given(LOCAL, values, "measuring an engine in this process: leave out --url")
 
 
 def _writable(out: str | None) -> Path | None:
@@ -163,7 +161,7 @@ def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workl
         values["ignore_eos"],
     )
     before, created = load_average(), _now()
-    with _progress() as progress:
+    with open_progress() as progress:
         task = progress.add_task("loading", total=grid.takes(len(workloads)))
         cells, mismatches = run(llm, workloads, grid, lambda what: progress.update(task, advance=1, description=what))
     device, dtype = str(llm.engine.table.table.device), str(llm.engine.runner.decoder.dtype).removeprefix("torch.")
@@ -219,7 +217,7 @@ def _measure_server(model: str | None, values: Values, workloads: Sequence[Workl
         continuous_usage=values["continuous_usage"],
     )
     before, created = load_average(), _now()
-    with _progress() as progress:
+    with open_progress() as progress:
         task = progress.add_task("connecting", total=visit.takes(len(workloads)))
         loads = measure(visit, workloads, lambda what: progress.update(task, advance=1, description=what))
     estimated = any(load.inter_token_basis == "estimated" for load in loads)
@@ -247,14 +245,6 @@ def _settings(model: str | None, values: Values, options: Sequence[Option]) -> d
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def _progress() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def _show(run: Run, out: Path | None, explained: bool) -> int:

@@ -34,6 +34,8 @@ class Option(NamedTuple):
         default: what it is when not given.
         help: says the unit and what None means.
         metavar: what the help shows as its value; None lets the type speak.
+        aliases: further spellings, as they are written.
+        words: its value goes on, word by word, up to the next option.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Option(NamedTuple):
     default: Any
     help: str
     metavar: str | None = None
+    aliases: tuple[str, ...] = ()
+    words: bool = False
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -49,7 +53,7 @@ class Option(NamedTuple):
         if self.type is bool:
             pairs = (f"--{dashed}/--no-{dashed}", f"--{plain}/--no_{plain}")
             return pairs if dashed != plain else pairs[:1]
-        return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *ALIASES.get(self.name, ()))))
+        return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *ALIASES.get(self.name, ()), *self.aliases)))
 
 
 class Argument(NamedTuple):
@@ -118,6 +122,35 @@ def settings_of(owner: type[Settings], values: Values, prefix: str = "") -> dict
         for name in owner.model_fields
         if prefix + name in values
     }
+
+
+def refuse_given(options: Sequence[Option], values: Values, purpose: str) -> None:
+    """Refuses options that were given although nothing would read them.
+
+    Args:
+        purpose: what they are for and how to get there, after "is for".
+
+    Raises:
+        ConfigError: names the first.
+    """
+    for option in options:
+        if values[option.name] != option.default:
+            raise ConfigError(f"{option.spellings[0].partition('/')[0]} is for {purpose}, or leave it out")
+
+
+def joined_words(arguments: Sequence[str], options: Sequence[Option]) -> list[str]:
+    """The arguments with the words of an option that takes several as one."""
+    several = {spelling for option in options if option.words for spelling in option.spellings}
+    joined: list[str] = []
+    going = False  # the option has its first word and may have more
+    for place, argument in enumerate(arguments):
+        going = going and not argument.startswith("--")
+        if going:
+            joined[-1] += f" {argument}"
+        else:
+            joined.append(argument)
+            going = place > 0 and arguments[place - 1] in several
+    return joined
 
 
 def attribute_notes(owner: type) -> dict[str, str]:
