@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server of canned streams, which also misbehaves as real ones do."""
+"""A small OpenAI-compatible server of canned answers, streamed or whole, which also misbehaves as real ones do."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ class Behaviour:
     """How the server answers.
 
     Attributes:
-        fault: "", or one of error, late_error, stall, cut, early, garbage, no_usage, empty.
+        fault: "", or one of error, late_error, stall, cut, early, garbage, no_usage, empty; of whole answers error,
+            busy, cut, garbage, no_key.
         faulty: how many requests show it, None for all; the rest are fine.
         continuous: counts tokens in every chunk if asked to.
         pause: seconds between pieces.
+        hold: requests beyond so many wait until this is raised; None for none.
         bodies: what was asked, in order. `running`, `most`: requests at once, now and ever.
     """
 
@@ -32,6 +34,7 @@ class Behaviour:
     faulty: int | None = None
     continuous: bool = False
     pause: float = 0.0
+    hold: int | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -58,23 +61,30 @@ class Handler(BaseHTTPRequestHandler):
             state.keys.append(self.headers.get("Authorization"))
             state.running += 1
             state.most = max(state.most, state.running)
-            bad = state.faulty is None or len(state.bodies) <= state.faulty
+            number = len(state.bodies)
+            bad = state.faulty is None or number <= state.faulty
         try:
+            while state.hold is not None and number > state.hold:
+                time.sleep(0.005)
             self._answer(body, state.fault if bad else "")
         finally:
             with state.lock:
                 state.running -= 1
 
-    def _reply(self, status: int, content: dict[str, Any]) -> None:
+    def _reply(self, status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         data = json.dumps(content).encode()
         self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
+        for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
 
     def _answer(self, body: dict[str, Any], fault: str) -> None:
         if fault == "error":
             self._reply(503, {"error": {"message": "the engine is full"}})
+            return
+        if not body.get("stream", "stream_options" in body):
+            self._answer_whole(body, fault)
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -94,6 +104,29 @@ class Handler(BaseHTTPRequestHandler):
         if fault != "no_usage":
             self._say({"choices": [], "usage": {"completion_tokens": 0 if fault == "empty" else TOKENS}})
         self.wfile.write(b"data: [DONE]\n\n")
+
+    def _answer_whole(self, body: dict[str, Any], fault: str) -> None:
+        """Says how many messages came before and what the last was; BAD, DOWN and LONG in it have their effect."""
+        time.sleep(self.behaviour.pause)
+        messages = body.get("messages", [{"content": body.get("prompt")}])
+        last = messages[-1]["content"]
+        text = f"answer {len(messages)} to {last}"
+        choice = {"message": {"role": "assistant", "content": text}} if "messages" in body else {"text": text}
+        choice["finish_reason"] = "length" if "LONG" in last else "stop"
+        if fault == "no_key":
+            self._reply(401, {"error": {"message": "the key is wrong"}})
+        elif fault == "busy":
+            self._reply(429, {"error": {"message": "too many"}}, {"Retry-After": "0"})
+        elif "BAD" in last:
+            self._reply(400, {"error": {"message": "the prompt is too long"}})
+        elif "DOWN" in last:
+            self._reply(500, {"error": {"message": "the engine broke"}})
+        elif fault == "garbage":
+            self._reply(200, {"choices": []})
+        elif fault == "cut":
+            self._reply(200, {"choices": [choice]}, {"Content-Length": "100000"})
+        else:
+            self._reply(200, {"choices": [choice], "usage": {"completion_tokens": len(text.split())}})
 
     def _misbehaves(self, fault: str) -> bool:
         """What goes wrong in the middle of a stream; whether that is the end of it."""
