@@ -31,7 +31,7 @@ def write(file: Path, rows: list[dict[str, Any]]) -> bytes:
     return file.read_bytes()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ROWS, st.integers(1, 10))
 def test_cutting_and_putting_together_is_the_identity(rows: list[dict[str, Any]], lines: int) -> None:
     with TemporaryDirectory() as made:
