@@ -99,9 +99,10 @@ def test_a_full_disk_leaves_what_is_there_whole(tmp_path: Path) -> None:
 
 def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path in (tmp_path, tmp_path / "file" / "out.jsonl"):
-        with pytest.raises(DataError, match="expected a file that can be written"):
-            take_up(path, SETTINGS)
+    with pytest.raises(DataError, match="Is a directory; expected a file that can be written"):
+        take_up(tmp_path, SETTINGS)
+    with pytest.raises(DataError, match="cannot be made"):
+        take_up(tmp_path / "file" / "out.jsonl", SETTINGS)
 
 
 def test_starting_over_empties(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from foretoken.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 1 << 20
 AGAIN = "delete it and prepare again"
@@ -84,6 +85,8 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> Stamp:
     """Writes a safetensors file, atomically. Raises DataError as `replacing` does."""
+    from safetensors.torch import save_file
+
     with replacing(file) as part:
         save_file(dict(tensors), part)
         return stamp(part)
@@ -95,6 +98,8 @@ def read_tensors(file: Path, expected: Stamp) -> dict[str, Tensor]:
     Raises:
         DataError: it is missing or not the file that was stamped.
     """
+    from safetensors.torch import load_file
+
     check(file, expected)
     try:
         tensors: dict[str, Tensor] = load_file(file)

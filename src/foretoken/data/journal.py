@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from foretoken.data.files import make_directory, write_json
 from foretoken.errors import ConfigError, DataError
 
 FORMAT = 1
@@ -93,7 +94,7 @@ def take_up(path: Path, settings: Mapping[str, Any]) -> Lines:
             _check_settings(path, settings)
             _cut_torn_line(descriptor)
         else:
-            write_whole(settings_file(path), json.dumps({"format": FORMAT, "settings": settings}, indent=1) + "\n")
+            write_json(settings_file(path), {"format": FORMAT, "settings": settings})
         return Lines(descriptor, path)
     except OSError as error:
         os.close(descriptor)
@@ -115,8 +116,8 @@ def start_over(path: Path) -> Lines:
 
 
 def _open(path: Path) -> int:
+    make_directory(path.parent)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; expected a file that can be written") from error
@@ -167,13 +168,3 @@ def _cut_torn_line(descriptor: int) -> None:
             break
         end = start
     os.ftruncate(descriptor, end)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file at once: whoever looks finds the old one or the new one, never a part."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)

@@ -6,14 +6,12 @@ What is read stays as it is, key by key; only ids may be added, so that they sta
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
 
 from foretoken.data.conversations import ID_KEYS, Row, read_rows
+from foretoken.data.files import make_directory, replacing
 from foretoken.errors import ConfigError, DataError
 
 NAME = "train-{0:05d}-{0:05d}.jsonl"
@@ -81,8 +79,9 @@ def _numbered(row: Row) -> Row:
 
 def _write(path: Path, rows: Iterable[Row]) -> int:
     """Writes a file of lines, which is there whole or not at all; returns how many."""
+    make_directory(path.parent)
     count = 0
-    with _whole(path) as stream:
+    with replacing(path) as part, part.open("w", encoding="utf-8", newline="\n") as stream:
         for row in rows:
             count += 1
             try:
@@ -90,20 +89,3 @@ def _write(path: Path, rows: Iterable[Row]) -> int:
             except UnicodeEncodeError as error:
                 raise DataError(f"{row.where} has half of a surrogate pair; remove it") from error
     return count
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[TextIO]:
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("w", encoding="utf-8", newline="\n") as stream:
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}; nothing is left of it") from error
