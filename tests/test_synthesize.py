@@ -139,14 +139,15 @@ def test_a_cut_answer_is_kept_and_marked_and_ends_the_conversation(place: Place)
 
 
 def test_plain_prompts_are_completed_as_texts(place: Place) -> None:
-    write(place.data, {"id": "p", "prompt": "Once"}, {"text": "LONG ago", "kind": "b"}, talk("c", "one", "two"))
+    cut = {"prompt": "Once", "truncated": True, "conversations": []}
+    write(place.data, {"id": "p", **cut}, {"text": "LONG ago", "kind": "b"}, talk("c", "one", "two"))
     with serving() as (url, state):
         assert place("--url", url, "--no-chat", "--num_threads", "1").code == 0
         assert place("--url", url, "--no-chat").out.endswith("3 conversations, nothing left to answer\n")
         assert "chat = false, now it is true" in place("--url", url).err
     assert set(state.paths) == {"/v1/completions"}
     assert read(place.out) == [
-        {"conversation_id": "p", "prompt": "Once", "text": "Onceanswer 1 to Once"},
+        {"conversation_id": "p", "prompt": "Once", "text": "Onceanswer 1 to Once", "conversations": []},
         {"conversation_id": "2", "prompt": "LONG ago", "text": "LONG agoanswer 1 to LONG ago", "truncated": True}
         | {"kind": "b"},
         {"conversation_id": "c", "prompt": "one", "text": "oneanswer 1 to one"},
@@ -279,6 +280,7 @@ def test_bad_conversations_in_a_row_end_the_run_only_before_the_first_answer(pla
         (("--url", "nowhere"), "--url 'nowhere'"),
         (("--limit", "0"), "--limit 0: expected at least 1"),
         (("--num-threads", "0"), "--num-threads 0"),
+        (("--num-threads", "100000"), "--num-threads 100000: expected at most"),
         (("--temperature", "nan"), "--temperature nan"),
         (("--top-p", "0"), "--top-p 0.0"),
         (("--timeout", "0"), "--timeout 0.0"),

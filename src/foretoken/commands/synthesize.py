@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from foretoken.data.synthesize import Finished, Summary, Task
 
 SERVER_THREADS = 256
+MOST_THREADS = 65_536
 ENGINE = engine_options()
 TEXT_KEYS = ("dtype", "quantization", "max_seq_len", "revision")  # engine options that change what is said
 
@@ -74,7 +75,7 @@ def command(model: str | None, values: Values) -> int:
         "system_prompt": system,
     }
     with closing(take_up(output, settings)) as lines:
-        return _go_on(Job(name, values, data, lines, Finished(output)))
+        return _go_on(Job(name, values, data, lines, Finished(output, values["chat"])))
 
 
 def _check(values: Values) -> tuple[Path, Path]:
@@ -85,6 +86,8 @@ def _check(values: Values) -> tuple[Path, Path]:
     for name, low in (("num_threads", 1), ("limit", 1), ("max_tokens", 1), ("retries", 0)):
         if values[name] is not None and values[name] < low:
             raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected at least {low}")
+    if (values["num_threads"] or 0) > MOST_THREADS:
+        raise ConfigError(f"--num-threads {values['num_threads']}: expected at most {MOST_THREADS}")
     if not 0 < values["timeout"] < math.inf:
         raise ConfigError(f"--timeout {values['timeout']}: expected more than 0 seconds")
     if not 0 <= values["temperature"] < math.inf:

@@ -155,5 +155,5 @@ def _read(response: httpx.Response) -> Answer:
         "".join(message.values()).encode()
         tokens = int((content.get("usage") or {}).get("completion_tokens") or 0)
         return Answer(message, choice.get("finish_reason") == "length", tokens)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise _Passing(f"not an OpenAI answer ({type(error).__name__}): {error_words(response.content)}") from error

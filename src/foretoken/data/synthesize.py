@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from foretoken.data.answers import Answerer, NoAnswerError
-from foretoken.data.conversations import ID_KEYS, check_text, parse_record, read_rows, row_id
+from foretoken.data.conversations import ID_KEYS, Row, check_text, parse_record, read_rows, row_id
 from foretoken.data.journal import Lines
 from foretoken.data.prompts import Conversation
 from foretoken.errors import DataError, ForetokenError
@@ -65,33 +65,33 @@ def read_tasks(file: Path, chat: bool, system: str = "", limit: int | None = Non
         DataError: the file cannot be read, or a line is no task; names both.
     """
     counts = Counter(row_id(row) for row in read_rows(file))
-    repeated: Counter[str] = Counter()
+    copies: Counter[str] = Counter()
     for row in islice(read_rows(file), limit):
-        record = parse_record(row) if chat or not set(PROMPT_KEYS) & row.entry.keys() else None
-        name, rest = row_id(row), record.rest if record is not None else {}
-        messages = record.messages if record is not None else []
-        source: list[Message] | str
-        if chat:
-            leading = bool(system) and bool(messages) and messages[0]["role"] != "system"
-            source = [{"role": "system", "content": system}, *messages] if leading else messages
-        elif record is None:
-            source, rest = _text(row.entry, row.where)
-        else:
-            source = next((message["content"] for message in messages if message["role"] == "user"), "")
+        name = row_id(row)
+        source, rest = _conversation(row, system) if chat else _text(row)
         if counts[name] > 1:
-            digest = hashlib.sha256(json.dumps(source).encode()).hexdigest()[:12]
-            repeated[f"{name}-{digest}"] += 1
-            again = repeated[f"{name}-{digest}"]
-            name = f"{name}-{digest}" if again == 1 else f"{name}-{digest}-{again}"
+            name += f"-{hashlib.sha256(json.dumps(source).encode()).hexdigest()[:12]}"
+            copies[name] += 1
+            name += f"-{copies[name]}" if copies[name] > 1 else ""
         yield Task(name, source, rest)
 
 
-def _text(entry: Mapping[str, Any], where: str) -> tuple[str, dict[str, Any]]:
-    key = next((key for key in PROMPT_KEYS if entry.get(key) is not None), None)
+def _conversation(row: Row, system: str) -> tuple[list[Message], dict[str, Any]]:
+    record = parse_record(row)
+    if record is None:
+        return [], {}
+    lead = system and record.messages[0]["role"] != "system"
+    return [{"role": "system", "content": system}, *record.messages] if lead else record.messages, record.rest
+
+
+def _text(row: Row) -> tuple[str, dict[str, Any]]:
+    """A text to complete; of a conversation its first user turn."""
+    key = next((key for key in PROMPT_KEYS if row.entry.get(key) is not None), None)
     if key is None:
-        return "", {}
-    rest = {name: value for name, value in entry.items() if name not in (*ID_KEYS, *PROMPT_KEYS)}
-    return check_text(entry[key], f"{where}: {key}"), rest
+        messages, rest = _conversation(row, "")
+        return next((message["content"] for message in messages if message["role"] == "user"), ""), rest
+    rest = {name: value for name, value in row.entry.items() if name not in (*ID_KEYS, *PROMPT_KEYS, "truncated")}
+    return check_text(row.entry[key], f"{row.where}: {key}"), rest
 
 
 def _said(source: object) -> list[str]:
@@ -109,18 +109,17 @@ class Finished:
     """Which conversations an output already holds, and what they answered to.
 
     Args:
-        file: of whole lines, as `write` makes them.
+        file: of whole lines, as `Synthesis` writes them. `chat`: they are conversations, not texts.
 
     Raises:
         DataError: a line is not one of ours.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, chat: bool) -> None:
         self._file = file
         self._known: dict[str, tuple[int, str]] = {}
         for row in read_rows(file):
-            record = parse_record(row) if "text" not in row.entry or "conversations" in row.entry else None
-            turns = _said(record.messages if record is not None else row.entry.get("prompt", []))
+            turns = _said(_conversation(row, "")[0] if chat else row.entry.get("prompt", []))
             self._known[row_id(row)] = len(turns), _digest(turns)
 
     def __len__(self) -> int:
@@ -230,7 +229,7 @@ class Synthesis:
     Args:
         seed: from which those of the answers are derived.
         lines: takes the conversations. `failures`: makes the file of those without an answer, when there is one.
-        log_empty: write a line with the id of conversations without anything to answer too.
+        log_empty: write the ids of conversations without anything to answer too, and a last line when none is missing.
         progress: called after every task.
     """
 
