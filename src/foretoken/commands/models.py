@@ -25,16 +25,10 @@ def open_llm(model: str | None, values: Values) -> LLM:
     engine = EngineConfig(**settings_of(EngineConfig, values))
     cache = KVCacheConfig(**settings_of(KVCacheConfig, values, CACHE))
     target, draft = model_names(model, values["draft"], speculative.method)
-    threads = values["threads"]
-    if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise ConfigError(f"--threads {threads}: expected 1 to {MOST_THREADS}; leave it out for one per core")
-
-    import torch
+    use_threads(values["threads"])
 
     from foretoken.engine.llm import LLM
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     return LLM(
         target,
         draft,
@@ -44,6 +38,22 @@ def open_llm(model: str | None, values: Values) -> LLM:
         draft_revision=values["draft_revision"],
         **engine.model_dump(),
     )
+
+
+def use_threads(threads: int | None) -> None:
+    """Compute with so many threads; None is one per core.
+
+    Raises:
+        ConfigError: before torch is imported, for a number that no machine has.
+    """
+    if threads is None:
+        return
+    if not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(f"--threads {threads}: expected 1 to {MOST_THREADS}; leave it out for one per core")
+
+    import torch
+
+    torch.set_num_threads(threads)
 
 
 def model_names(model: str | None, draft: str | None, method: str | None) -> tuple[str, str | None]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.data.files import make_directory, write_tensors
+from foretoken.data.files import discard_parts, make_directory, write_tensors
 from foretoken.data.hidden_states import (
     DIRECTORY,
     DTYPES,
@@ -211,6 +211,7 @@ def _write(
     prepared: Prepared, reader: Reader, spec: HiddenSpec, shard: tuple[Path, range], progress: Callable[[int], None]
 ) -> None:
     file, samples = shard
+    discard_parts(file)
     whole = _concatenated(list(_encoded(prepared, reader, spec, samples, progress)))
     write_stamp(file, write_tensors(file, whole))
 

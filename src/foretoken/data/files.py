@@ -38,13 +38,22 @@ def replacing(file: Path) -> Iterator[Path]:
     """
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
+        part.touch()
+        mode = part.stat().st_mode
         yield part
+        part.chmod(mode)  # safetensors writes files that only their owner can read
         _sync(part)
         os.replace(part, file)
         _sync(file.parent)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{file} cannot be written ({_reason(error)}); nothing was left half written") from error
     finally:
+        part.unlink(missing_ok=True)
+
+
+def discard_parts(file: Path) -> None:
+    """Removes what killed processes left of `file`, which no other process may be writing now."""
+    for part in file.parent.glob(f".{file.name}.*.part"):
         part.unlink(missing_ok=True)
 
 
