@@ -35,7 +35,7 @@ def turns(*contents: str, system: str | None = None) -> list[dict[str, Any]]:
 
 def said(tokenizer: Tokenizer, messages: list[dict[str, Any]], rules: Rules = USUAL, cut: bool = False) -> list[str]:
     """The text of every run of masked tokens."""
-    tokens, mask, _ = mask_conversation(tokenizer, messages, rules, cut=cut)
+    tokens, mask, *_ = mask_conversation(tokenizer, messages, rules, cut=cut)
     assert len(tokens) == len(mask)
     return [tokenizer.decode(tokens[a:b], skip_special_tokens=False).strip(" ") for a, b in spans_of(mask)]
 
@@ -85,7 +85,7 @@ def test_any_content(name: str, contents: list[str]) -> None:
         with pytest.raises(DataError, match="every assistant turn is empty"):
             mask_conversation(tokenizer, messages)
         return
-    tokens, mask, _ = mask_conversation(tokenizer, messages, Rules(end_of_turn=False))
+    tokens, mask, *_ = mask_conversation(tokenizer, messages, Rules(end_of_turn=False))
     found = "".join(tokenizer.decode(tokens[a:b], skip_special_tokens=False) for a, b in spans_of(mask))
     # A token may join the end of a header with the start of an answer; nothing of an answer may be missing.
     assert "".join("".join(answers).split()) in "".join(found.split()) or "".join(answers) == found
@@ -174,9 +174,18 @@ def test_a_conversation_that_the_user_ends() -> None:
     assert said(tokenizer, turns("Hello", "fox", "And?")) == ["fox<|eot_id|>"]
 
 
+def test_answers_that_nothing_ends_are_noticed() -> None:
+    plain = speaker("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    assert said(plain, turns("Hello", "fox")) == ["assistant: fox"]  # there is no header in a prompt
+    assert not mask_conversation(plain, turns("Hello", "fox")).ended
+    assert mask_conversation(plain, turns("Hello", "fox"), cut=True).ended
+    assert mask_conversation(plain, turns("Hello", "fox"), Rules(end_of_turn=False)).ended
+    assert mask_conversation(speaker(STOCK["chatml"]), turns("Hello", "fox")).ended
+
+
 def test_text_counts_wholly() -> None:
     tokenizer = speaker(None)
-    tokens, mask, _ = mask_text(tokenizer, "The fox")
+    tokens, mask, *_ = mask_text(tokenizer, "The fox")
     assert tokens == tokenizer.encode("The fox")
     assert all(mask)
 

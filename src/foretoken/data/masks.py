@@ -25,11 +25,13 @@ class Masked(NamedTuple):
         tokens: ids, special tokens included. `mask`: as many; True where the assistant said the token.
         as_served: the text before the last answer is the prompt that a server would answer. If not, the template
             shows past turns otherwise than present ones, and a draft learns from prompts that it never meets.
+        ended: every answer that should ends with a token that ends a turn. If not, a draft never learns to end one.
     """
 
     tokens: list[int]
     mask: list[bool]
-    as_served: bool
+    as_served: bool = True
+    ended: bool = True
 
 
 class Answers(NamedTuple):
@@ -67,7 +69,7 @@ USUAL = Rules()
 def mask_text(tokenizer: Tokenizer, text: str) -> Masked:
     """A text without turns: all of it counts."""
     tokens = tokenizer.encode(text)
-    return Masked(tokens, [True] * len(tokens), True)
+    return Masked(tokens, [True] * len(tokens))
 
 
 def mask_conversation(
@@ -87,15 +89,16 @@ def mask_conversation(
     """
     found = find_answers(tokenizer, messages, rules)
     line = _Line(tokenizer, found)
-    mask = [False] * len(line.tokens)
+    mask, ended = [False] * len(line.tokens), True
     for number, span in enumerate(found.spans, 1):
         first, stop = line.said(span)
         if first < stop and rules.end_of_turn and not (cut and number == len(found.spans)):
-            stop = line.past_closing(stop)
+            words, stop = stop, line.past_closing(stop)
+            ended = ended and words < stop
         mask[first:stop] = [True] * (stop - first)
     if not any(mask):
         raise DataError(_why_empty(messages, found))
-    return Masked(line.tokens, mask, found.as_served)
+    return Masked(line.tokens, mask, found.as_served, ended)
 
 
 def find_answers(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], rules: Rules = USUAL) -> Answers:

@@ -79,7 +79,7 @@ def _tokenise(row: Row, tokenizer: Tokenizer, rules: Rules, all_tokens: bool) ->
     if all_tokens:
         text = tokenizer.apply_chat_template(record.messages, add_generation_prompt=False, **rules.variables)
         tokens = tokenizer.encode(text, add_special_tokens=False)
-        return Masked(tokens, [True] * len(tokens), True)
+        return Masked(tokens, [True] * len(tokens))
     try:
         return mask_conversation(tokenizer, record.messages, rules, cut=record.truncated)
     except DataError as error:
@@ -124,7 +124,7 @@ def prepare(
         stamps[VOCABULARY] = write_tensors(path / VOCABULARY, vocabulary._asdict())
     counts = Counts(
         len(gathered.ids), len(gathered.tokens), int(counted.sum()), gathered.truncated, gathered.dropped,
-        gathered.unserved, int((counted > 0).sum()), coverage,
+        gathered.unserved, gathered.unended, int((counted > 0).sum()), coverage,
     )  # fmt: skip
     write_json(path / MANIFEST, Manifest(FORMAT, origin, counts, stamps).to_json())
     return Prepared.open(path)
@@ -149,7 +149,7 @@ class _Gathered:
     def __init__(self) -> None:
         self.ids: list[str] = []
         self.tokens, self.mask, self.ends = array("i"), bytearray(), array("q")
-        self.truncated = self.dropped = self.unserved = 0
+        self.truncated = self.dropped = self.unserved = self.unended = 0
 
     def add(self, name: str, masked: Masked, max_len: int) -> None:
         """Keeps the head of a sample, or nothing where nothing of that counts."""
@@ -159,6 +159,7 @@ class _Gathered:
             self.dropped += 1
             return
         self.unserved += not masked.as_served
+        self.unended += not masked.ended
         self.ids.append(name)
         self.tokens.extend(tokens)
         self.mask.extend(mask)

@@ -78,6 +78,7 @@ class Counts:
         samples, tokens, masked: what there is; masked tokens count in the loss.
         truncated: samples that were cut at `max_len`. `dropped`: those of which nothing counted afterwards.
         unserved: samples whose last prompt a server would render otherwise, see `masks.Masked.as_served`.
+        unended: samples with an answer that no token ends, see `masks.Masked.ended`.
         distinct: different tokens that count.
         coverage: share of the masked tokens that the draft vocabulary has, None without one.
     """
@@ -88,6 +89,7 @@ class Counts:
     truncated: int
     dropped: int
     unserved: int
+    unended: int
     distinct: int
     coverage: float | None = None
 
