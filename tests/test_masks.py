@@ -169,6 +169,12 @@ def test_an_answer_before_any_question_and_two_in_a_row() -> None:
     assert said(tokenizer, answers) == ["fox<|im_end|>", "fox<|im_end|>"]
 
 
+def test_a_message_that_the_template_does_not_show() -> None:
+    opened = speaker(chat_templates.OPEN_THINKING.replace("{% else %}", "{% elif message['role'] == 'user' %}"))
+    messages = [{"role": "system", "content": "Be brief."}, *turns("Hello", "fox", "And?", "dog")[1:]]
+    assert said(opened, messages) == ["fox</s>", "dog</s>"]
+
+
 def test_a_conversation_that_the_user_ends() -> None:
     tokenizer = speaker(STOCK["llama-3.1"])  # whose end of turn is special here, and no end token
     assert said(tokenizer, turns("Hello", "fox", "And?")) == ["fox<|eot_id|>"]

@@ -149,6 +149,8 @@ class _Conversation:
             return min(len(prompt), end), end
         # The past is shown otherwise than when it was the present, so only what follows the last message is compared.
         _, before = self._differing(place - 1)
+        if before > start:  # the template does not show that message
+            return start, end
         tail = prompt[len(prompt) - self._unmoved(place, prompt) :]
         return min(before + common_prefix(tail, text[before:]), end), end
 
