@@ -31,6 +31,7 @@ COMMANDS = {
     "serve": "Serve a model over HTTP as OpenAI's API does.",
     "verify": "Prove that drafts change no token.",
     "demo": "Show plain and speculative decoding side by side.",
+    "prepare": "Make training samples of conversations.",
     "bench": "Measure what drafts gain, in this process or on a server.",
     "bench report": "Draw the figures of runs as a page.",
     "bench explain": "Say why a run is fast or slow, and what to set.",

@@ -19,6 +19,7 @@ from foretoken.speculation.params import SamplingParams
 CACHE = "kv_cache_"  # before the keys of the page pool, whose `max_tokens` is not the request's
 Values = Mapping[str, Any]  # what the user chose, by option name
 ALIASES = {
+    "data": ("--data_path", "--data-path"),
     "stop_token_ids": ("--stop-token-id",),
     "bad_words": ("--bad-word",),
     "kv_cache_max_tokens": ("--kv-cache-tokens",),
