@@ -25,6 +25,8 @@ from foretoken.native import library as native
 from foretoken.native.library import Library
 from foretoken.runtime.cache import KVCache, PageTable, Span
 from foretoken.speculation.draft import ancestors
+from foretoken.speculation.params import SamplingParams
+from foretoken.speculation.rows import RowSampling, Sampling
 
 VOCAB, PAGE, PAGES = 96, 16, 12
 SHAPES = [(96, 64), (100, 200), (33, 260), (512, 128)]
@@ -215,5 +217,7 @@ def test_a_greedy_chain_is_step_by_step_argmax(kernels: Library, directory: Path
         parents = torch.arange(-1, length - 1).unsqueeze(0)
         span = Span(torch.tensor([row]), [row], torch.tensor([0]), ancestors(parents), length, length)
         last.append(decoder(text, chained.cache, chained.cache.view([span])).last[-1])
-    found = decoder.native.chain(torch.stack(last), chained.cache, torch.tensor(rows), torch.tensor(lengths), levels)
+    at = torch.tensor(rows), torch.tensor(lengths)
+    greedy = Sampling.of([RowSampling(SamplingParams(temperature=0), 0, [], VOCAB)] * len(rows))
+    found = decoder.native.chain(torch.stack(last), chained.cache, *at, levels, greedy)
     assert torch.equal(found, torch.stack(expected))

@@ -178,8 +178,9 @@ class DraftModelDrafter(Drafter):
         states = [self._rows[row] for row in rows]
         starts, at = self._ints([state.length for state in states]), self._ints(rows)
         root = self._ints(pending).unsqueeze(1)
-        if sampling.greedy and self.decoder.native is not None:
-            drawn = torch.cat([root, self.decoder.native.chain(hidden, self.cache, at, starts, max(limits))], dim=1)
+        if sampling.bare and self.decoder.native is not None:
+            guesses = self.decoder.native.chain(hidden, self.cache, at, starts, max(limits), sampling)
+            drawn = torch.cat([root, guesses], dim=1)
         else:
             drawn = self._draw(root, at, starts, max(limits), hidden, sampling)
         if min(limits) < max(limits):

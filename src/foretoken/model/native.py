@@ -1,94 +1,216 @@
-"""A decoder's blocks as one call of the compiled kernels: its facts and weights as the structures that they read.
+"""The blocks of a decoder or a head as one call of the compiled kernels: facts and weights as the structures they read.
 
-Computes what `model.decoder.Block` computes, in its order and with its roundings. Whatever stands beside a row never
-shows in its bits, without blocks of rows, padded keys or trees taken apart.
+Computes what `model.decoder.Block` and `model.heads` compute, in their order and with their roundings. Whatever stands
+beside a row never shows in its bits, without blocks of rows, padded keys or trees taken apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import pointer
 from itertools import chain
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from foretoken.model.linear import Linear
-from foretoken.native.library import Layer, Library, Model, PackedWeight, Pages, Span, address, library, struct_of
+from foretoken.model.linear import Embedding, Linear
+from foretoken.native.library import (
+    Draw,
+    FusionNorms,
+    Join,
+    Layer,
+    Library,
+    Model,
+    Output,
+    PackedWeight,
+    Pages,
+    Span,
+    address,
+    library,
+    struct_of,
+)
 from foretoken.runtime.cache import KVCache, View
 from foretoken.runtime.cache import Span as CacheSpan
+from foretoken.speculation.rows import Sampling
 
 if TYPE_CHECKING:
+    from foretoken.model.config import ModelConfig
     from foretoken.model.decoder import Block, Decoder
+    from foretoken.model.heads import EagleHead, FirstBlock
+    from foretoken.model.layers import RMSNorm
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
 LANES = 16  # numbers of a vector: rows and heads are whole vectors
 
 
-class NativeDecoder:
-    """Blocks and head of a decoder on the CPU.
+class Parts(NamedTuple):
+    """What a compiled model consists of.
 
-    Args:
-        decoder: whole, its linears packed for the kernels.
-        kernels: the compiled library.
+    Attributes:
+        config: facts of the blocks.
+        blocks: in order.
+        rope: cos and sin [positions, 1, rotated size].
+        embed: token vectors.
+        norm: before the output head, None for none.
+        head: output head, packed.
+        ids: [outputs] int64 the target's token of each output of the head.
     """
 
-    def __init__(self, decoder: Decoder, kernels: Library) -> None:
-        config, self._kernels = decoder.config, kernels
-        cos, sin = (table.squeeze(1).contiguous() for table in decoder.rope_tables(torch.device("cpu")))
-        blocks = _blocks(decoder)
-        layers = (Layer * config.num_layers)(*(_layer(block) for block in blocks))
-        head = decoder.embed.head if decoder.head is None else decoder.head
-        assert head is not None
-        self._head, self._norm = _packed(head), (decoder.norm.weight, decoder.norm.eps)
+    config: ModelConfig
+    blocks: list[Block]
+    rope: tuple[Tensor, Tensor]
+    embed: Embedding
+    norm: RMSNorm | None
+    head: Linear
+    ids: Tensor
+
+    def fit(self, *others: Linear) -> bool:
+        """Whether the kernels can compute them, and `others` that belong to them."""
+        config, linears = self.config, [*chain.from_iterable(map(_linears, self.blocks)), self.head, *others]
+        whole = all(linear.native is not None for linear in linears) and self.embed.weight.dtype == torch.bfloat16
+        widths = config.hidden_size, config.intermediate_size, config.head_dim
+        return library() is not None and whole and not any(width % LANES for width in widths)
+
+
+class _Compiled:
+    """Blocks and output head on the CPU; what decoders and heads share.
+
+    Args:
+        recycled: a forward after a guess reads the state after the norm.
+        join: how a head enters its first block, None for a decoder.
+    """
+
+    ahead = 0  # from the index that a row's next token goes to, to the position of its first guess
+
+    def __init__(self, parts: Parts, kernels: Library, recycled: bool = False, join: Any = None) -> None:
+        config, embed, self._kernels = parts.config, parts.embed, kernels
+        cos, sin = (table.squeeze(1).contiguous() for table in parts.rope)
+        layers = (Layer * config.num_layers)(*(_layer(block) for block in parts.blocks))
+        self._head, self._norm = _packed(parts.head), parts.norm
         self._model = struct_of(
             Model, layers=config.num_layers, hidden=config.hidden_size, heads=config.num_heads,
             kv_heads=config.num_kv_heads, head_size=config.head_dim, rotated=config.rope.dim,
             intermediate=config.intermediate_size, activation=ACTIVATIONS[config.activation], eps=config.norm_eps,
-            embed_packed=decoder.embed.paired, embed=decoder.embed.weight.detach(), vocabulary=config.vocab_size,
-            cos=cos, sin=sin, positions=cos.shape[0], layer=layers,
+            embed_packed=embed.paired, embed=embed.weight.detach(), vocabulary=embed.count,
+            cos=cos, sin=sin, positions=cos.shape[0], layer=layers, join=join,
         )  # fmt: skip
-        self._kept = (cos, sin, layers, decoder)  # what the structures point to
-        self._nbytes = sum(_packed(linear).nbytes for block in blocks for linear in _linears(block))
+        ids = F.pad(parts.ids.to(torch.int32), (0, -len(parts.ids) % LANES))
+        norm = None if parts.norm is None else parts.norm.weight.detach()
+        self._output = struct_of(Output, head=pointer(self._head.weight), norm=norm, ids=ids, recycled=recycled)
+        self._kept = (cos, sin, layers, ids, join, parts)  # what the structures point to
+        self._nbytes = sum(_packed(linear).nbytes for block in parts.blocks for linear in _linears(block))
+
+    def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
+        kept = [(span, span.reach.contiguous()) for span in view.spans]
+        spans = [_span(span, reach) for span, reach in kept]
+        self._kernels.forward(self._model, _pages(cache), spans, tokens.contiguous(), x, taps, self._nbytes)
+        return x
+
+    def chain(
+        self, last: Tensor, cache: KVCache, rows: Tensor, starts: Tensor, levels: int, sampling: Sampling
+    ) -> Tensor:
+        """Continuations [B, levels] of rows of the cache, each token drawn as the target would draw.
+
+        Args:
+            last: [B, H] output of the last block for each row's last token.
+            rows, starts: [B] rows, and the indexes that their next tokens go to; the last of them is not run.
+            sampling: of the same rows, `bare`.
+        """
+        positions = starts + self.ahead
+        span: Span = struct_of(Span, batch=len(rows), nodes=1, total=1, rows=rows, starts=starts)
+        draw = struct_of(
+            Draw, seeds=sampling.seed, positions=positions, temperature=sampling.temperature,
+            loudness=sampling.loudness,
+        )  # fmt: skip
+        return self._kernels.chain(
+            self._model, _pages(cache), self._output, draw, span, last.clone(), levels,
+            (self._nbytes, self._head.nbytes),
+        )  # fmt: skip
+
+    def logits(self, last: Tensor) -> Tensor:
+        """[R, outputs] float32 from rows of the last block's output [R, H]."""
+        norm = None if self._norm is None else (self._norm.weight, self._norm.eps)
+        return self._kernels.linear(self._head, last, torch.float32, norm)
+
+
+class NativeDecoder(_Compiled):
+    """Blocks and head of a decoder whose linears are packed for the kernels."""
 
     @staticmethod
     def of(decoder: Decoder) -> NativeDecoder | None:
         """The compiled form of a decoder, None where the kernels are missing or cannot compute it."""
-        kernels, config = library(), decoder.config
-        head = decoder.embed.head if decoder.head is None else decoder.head
-        linears = [*chain.from_iterable(_linears(block) for block in _blocks(decoder)), head]
-        whole = all(linear is not None and linear.native is not None for linear in linears)
-        fits = not any(width % LANES for width in (config.hidden_size, config.intermediate_size, config.head_dim))
-        return NativeDecoder(decoder, kernels) if kernels is not None and whole and fits else None
+        kernels, head = library(), _head(decoder)
+        if kernels is None or head is None:
+            return None
+        config, rope, ids = decoder.config, decoder.rope_tables(torch.device("cpu")), torch.arange(head.out_features)
+        parts = Parts(config, _blocks(decoder), rope, decoder.embed, decoder.norm, head, ids)
+        return NativeDecoder(parts, kernels) if parts.fit() else None
 
     def __call__(
         self, tokens: Tensor, cache: KVCache, view: View, taps: Sequence[int]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Runs `tokens` [T] at the places that `view` names: the last block's output and the taps, each [T, H]."""
-        pages = _pages(cache)
-        kept = [(span, span.reach.contiguous()) for span in view.spans]
-        found = {tap: torch.empty(tokens.shape[0], self._model.hidden, dtype=torch.bfloat16) for tap in taps}
+        shape = tokens.shape[0], self._model.hidden
+        found = {tap: torch.empty(shape, dtype=torch.bfloat16) for tap in taps}
         outputs = [found.get(layer) for layer in range(self._model.layers)]
-        spans = [_span(span, reach) for span, reach in kept]
-        last = self._kernels.forward(self._model, pages, spans, tokens.contiguous(), outputs, self._nbytes)
+        last = self._run(tokens, torch.empty(shape, dtype=torch.bfloat16), cache, view, outputs)
         return last, tuple(found[tap] for tap in taps)
 
-    def chain(self, last: Tensor, cache: KVCache, rows: Tensor, starts: Tensor, levels: int) -> Tensor:
-        """Greedy continuations [B, levels] of rows of the cache.
+
+class NativeEagle(_Compiled):
+    """An EAGLE head whose linears are packed for the kernels, with what it shares of its target."""
+
+    ahead = 1  # a slot reads the token after its position
+
+    def __init__(self, head: EagleHead, parts: Parts, kernels: Library) -> None:
+        first, config, fc = parts.blocks[0], head.config, _packed(head.fc)
+        self._fc, self._fuses = fc, config.version == 3
+        if self._fuses:
+            joint = cast("FirstBlock", first)
+            join = struct_of(
+                Join, embed_norm=joint.embed_norm.weight.detach(), hidden_norm=joint.hidden_norm.weight.detach(),
+                normed_residual=joint.norm_before_residual,
+            )  # fmt: skip
+        else:
+            join = Join(fc=pointer(fc.weight))
+        super().__init__(parts, kernels, config.version == 1 or config.norm_output, pointer(join))
+        whole = None if head.input_norm is None else head.input_norm.weight.detach()
+        single = cast("list[RMSNorm]", [] if head.fc_norms is None else list(head.fc_norms))
+        each = torch.cat([norm.weight.detach() for norm in single]) if single else None
+        eps, self._norms = config.layers.norm_eps, (whole, each)
+        self._fusion = struct_of(FusionNorms, whole=whole, parts=each, count=len(config.taps), eps=eps)
+
+    @staticmethod
+    def of(head: EagleHead, target: Decoder) -> NativeEagle | None:
+        """The compiled form of a head beside its target, None where the kernels are missing or cannot compute it."""
+        kernels, output = library(), _head(target) if head.head is None else head.head
+        if kernels is None or output is None:
+            return None
+        embed = target.embed if head.embed is None else head.embed
+        ids = torch.arange(output.out_features) if head.head is None else head.draft_ids
+        rope = head.rope_tables(torch.device("cpu"))
+        parts = Parts(head.config.layers, _blocks(head), rope, embed, head.norm, output, ids)
+        fits = parts.fit(head.fc) and head.config.target_hidden_size % LANES == 0
+        return NativeEagle(head, parts, kernels) if fits else None
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """`EagleHead.fuse`."""
+        return self._kernels.fuse(self._fc, features, self._fusion) if self._fuses else features
+
+    def __call__(self, tokens: Tensor, hidden: Tensor, cache: KVCache, view: View) -> Tensor:
+        """One step for the slots that `view` names.
 
         Args:
-            last: [B, H] output of the last block for each row's last token.
-            rows, starts: [B] rows, and the indexes that their next tokens go to; the last of them is not run.
-        """
-        span: Span = struct_of(Span, batch=len(rows), nodes=1, total=1, rows=rows, starts=starts)
-        weight, _ = self._norm
-        return self._kernels.chain(
-            self._model, _pages(cache), self._head, weight, span, last.clone(), levels, self._nbytes
-        )
+            tokens: [T] after the slots' positions.
+            hidden: [T, H] fused features, or what the step before recycled; finite for padding too.
 
-    def logits(self, last: Tensor) -> Tensor:
-        """[R, V] float32 from rows of the last block's output [R, H]."""
-        return self._kernels.linear(self._head, last, torch.float32, self._norm)
+        Returns:
+            [T, H] output of the last block.
+        """
+        none = [None] * self._model.layers
+        return self._run(tokens, hidden.clone(memory_format=torch.contiguous_format), cache, view, none)
 
 
 def _pages(cache: KVCache) -> Pages:
@@ -108,8 +230,12 @@ def _span(span: CacheSpan, reach: Tensor) -> Span:
     return found
 
 
-def _blocks(decoder: Decoder) -> list[Block]:
-    return cast("list[Block]", list(decoder.blocks))
+def _blocks(module: nn.Module) -> list[Block]:
+    return cast("list[Block]", list(cast("nn.ModuleList", module.blocks)))
+
+
+def _head(decoder: Decoder) -> Linear | None:
+    return decoder.embed.head if decoder.head is None else decoder.head
 
 
 def _linears(block: Block) -> tuple[Linear, ...]:

@@ -1,4 +1,4 @@
-"""The compiled library as Python sees it: which variant this machine runs, its structures, its three calls.
+"""The compiled library as Python sees it: which variant this machine runs, its structures, its calls.
 
 Tensors that a structure points to must be kept alive by whoever holds the structure.
 """
@@ -41,7 +41,7 @@ class Weight(Structure):
 
 
 class Layer(Structure):
-    """See decoder.cpp."""
+    """See forward.h."""
 
     _fields_ = [
         ("attention_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("mlp_norm", c_void_p),
@@ -49,20 +49,28 @@ class Layer(Structure):
     ]  # fmt: skip
 
 
+class Join(Structure):
+    """See forward.h."""
+
+    _fields_ = [
+        ("embed_norm", c_void_p), ("hidden_norm", c_void_p), ("fc", POINTER(Weight)), ("normed_residual", c_int32),
+    ]  # fmt: skip
+
+
 class Model(Structure):
-    """See decoder.cpp."""
+    """See forward.h."""
 
     _fields_ = [
         ("layers", c_int32), ("hidden", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_size", c_int32),
         ("rotated", c_int32), ("intermediate", c_int32), ("activation", c_int32), ("eps", c_float),
         ("embed_packed", c_int32), ("vocabulary", c_int64), ("embed", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
         ("positions", c_int64),
-        ("layer", POINTER(Layer)),
+        ("layer", POINTER(Layer)), ("join", POINTER(Join)),
     ]  # fmt: skip
 
 
 class Pages(Structure):
-    """See decoder.cpp."""
+    """See forward.h."""
 
     _fields_ = [
         ("keys", c_void_p), ("values", c_void_p), ("layer_stride", c_int64), ("page_size", c_int64),
@@ -77,6 +85,24 @@ class Span(Structure):
         ("batch", c_int32), ("nodes", c_int32), ("total", c_int32),
         ("rows", c_void_p), ("starts", c_void_p), ("reach", c_void_p),
     ]  # fmt: skip
+
+
+class FusionNorms(Structure):
+    """See decoder.cpp."""
+
+    _fields_ = [("whole", c_void_p), ("parts", c_void_p), ("count", c_int32), ("eps", c_float)]
+
+
+class Output(Structure):
+    """See decoder.cpp."""
+
+    _fields_ = [("head", POINTER(Weight)), ("norm", c_void_p), ("ids", c_void_p), ("recycled", c_int32)]
+
+
+class Draw(Structure):
+    """See draw.h."""
+
+    _fields_ = [("seeds", c_void_p), ("positions", c_void_p), ("temperature", c_void_p), ("loudness", c_void_p)]
 
 
 class PackedWeight(NamedTuple):
@@ -102,15 +128,16 @@ class Library:
         self.name = name
         library = ctypes.CDLL(str(file))
         self._linear, self._forward = library.foretoken_linear, library.foretoken_forward
-        self._chain = library.foretoken_chain
+        self._fuse, self._chain = library.foretoken_fuse, library.foretoken_chain
         self._linear.argtypes = [POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_int32, c_int32]
         self._forward.argtypes = [
             POINTER(Model), POINTER(Pages), POINTER(Span), c_int32, c_void_p, c_int32, c_void_p, POINTER(c_void_p),
             c_int32,
         ]  # fmt: skip
 
+        self._fuse.argtypes = [POINTER(Weight), c_void_p, c_int32, POINTER(FusionNorms), c_void_p, c_int32]
         self._chain.argtypes = [
-            POINTER(Model), POINTER(Pages), POINTER(Weight), c_void_p, POINTER(Span), c_void_p, c_void_p,
+            POINTER(Model), POINTER(Pages), POINTER(Output), POINTER(Draw), POINTER(Span), c_void_p, c_void_p,
             c_int32, c_int32, c_int32,
         ]  # fmt: skip
 
@@ -132,61 +159,59 @@ class Library:
         _check(self._linear(packed.weight, x.data_ptr(), x.shape[0], weight, eps, y.data_ptr(), wide, threads))
         return y
 
+    def fuse(self, packed: PackedWeight, features: Tensor, norms: FusionNorms) -> Tensor:
+        """norms(features) W^T + bias, [M, out] bfloat16 of [M, in] bfloat16."""
+        features = features.contiguous()
+        y = torch.empty(features.shape[0], packed.weight.outputs, dtype=torch.bfloat16)
+        threads = _threads(packed.nbytes)
+        _check(self._fuse(packed.weight, features.data_ptr(), features.shape[0], norms, y.data_ptr(), threads))
+        return y
+
     def forward(
         self,
         model: Model,
         pages: Pages,
         spans: Sequence[Span],
         tokens: Tensor,
+        x: Tensor,
         taps: Sequence[Tensor | None],
         nbytes: int,
-    ) -> Tensor:
-        """All blocks of a decoder.
+    ) -> None:
+        """All blocks of a decoder or head.
 
         Args:
             tokens: [T] int64, padding negative.
+            x: [T, H] bfloat16, becomes the output of the last block; what a model with `join` reads beside tokens.
             taps: one per layer, [T, H] bfloat16 that receives the layer's output, or None.
             nbytes: of all weights, by which the number of threads is chosen.
-
-        Returns:
-            [T, H] output of the last block.
         """
-        x = torch.empty(tokens.shape[0], model.hidden, dtype=torch.bfloat16)
         pointers = (c_void_p * len(taps))(*(None if tap is None else tap.data_ptr() for tap in taps))
         listed = (Span * len(spans))(*spans)
         count, threads = tokens.shape[0], _threads(nbytes)
         _check(
             self._forward(model, pages, listed, len(spans), tokens.data_ptr(), count, x.data_ptr(), pointers, threads)
         )
-        return x
 
     def chain(
-        self,
-        model: Model,
-        pages: Pages,
-        head: PackedWeight,
-        norm: Tensor,
-        span: Span,
-        last: Tensor,
-        levels: int,
-        nbytes: int,
-    ) -> Tensor:
-        """Greedy continuations of all rows of a span.
+        self, model: Model, pages: Pages, output: Output, draw: Draw, span: Span, x: Tensor, levels: int,
+        nbytes: tuple[int, int],
+    ) -> Tensor:  # fmt: skip
+        """Continuations of all rows of a span.
 
         Args:
-            norm: weight of the norm before the head.
+            draw: how the rows draw.
             span: the rows, and where their next tokens go; its nodes and reach are not looked at.
-            last: [B, H] last block's output for each row's last token; overwritten.
+            x: [B, H] last block's output for each row's last token; overwritten.
             levels: tokens of a continuation; the last one is not run.
-            nbytes: of the blocks' weights.
+            nbytes: of the blocks' weights and of the head's.
 
         Returns:
             [B, levels] int64.
         """
-        tokens = torch.empty(levels, last.shape[0], dtype=torch.int64)
-        threads = _threads(nbytes), _threads(head.nbytes)
-        pointers = norm.data_ptr(), span, last.data_ptr(), tokens.data_ptr()
-        _check(self._chain(model, pages, head.weight, *pointers, levels, *threads))
+        tokens = torch.empty(levels, x.shape[0], dtype=torch.int64)
+        threads = [_threads(each) for each in nbytes]
+        pointers = x.data_ptr(), tokens.data_ptr()
+        _check(self._chain(model, pages, output, draw, span, *pointers, levels, *threads))
         return tokens.t()
 
 

@@ -75,6 +75,20 @@ inline void store_int8(int8_t* p, Floats x) { _mm_storeu_si128((__m128i*)p, _mm5
 inline Ints spread_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline Floats as_floats(Ints x) { return _mm512_cvtepi32_ps(x.v); }
 
+inline Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Ints bits_of(Floats x) { return {_mm512_castps_si512(x)}; }
+inline Floats floats_of(Ints bits) { return _mm512_castsi512_ps(bits.v); }
+inline Ints sub_ints(Ints a, Ints b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline Ints mul_ints(Ints a, Ints b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+inline Ints exclusive_or(Ints a, Ints b) { return {_mm512_xor_si512(a.v, b.v)}; }
+template <int N> inline Ints left(Ints a) { return {_mm512_slli_epi32(a.v, N)}; }
+template <int N> inline Ints right(Ints a) { return {_mm512_srli_epi32(a.v, N)}; }         // zeros come in
+template <int N> inline Ints signed_right(Ints a) { return {_mm512_srai_epi32(a.v, N)}; }  // the sign comes in
+inline Floats floor_of(Floats a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+inline Floats where_zero(Ints test, Floats yes, Floats no) {
+  return _mm512_mask_blend_ps(_mm512_test_epi32_mask(test.v, test.v), yes, no);
+}
+
 inline Pairs load_pairs(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline Pairs spread_pair(uint32_t x) { return {_mm512_set1_epi32(int(x))}; }
 inline Floats dot2(Floats sum, Pairs a, Pairs b) { return _mm512_dpbf16_ps(sum, (__m512bh)a.v, (__m512bh)b.v); }
@@ -174,6 +188,25 @@ inline void store_int8(int8_t* p, Floats x) {
 inline Ints spread_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline Floats as_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
+inline Ints load_ints(const int32_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
+}
+inline Ints bits_of(Floats x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+inline Floats floats_of(Ints x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+inline Ints sub_ints(Ints x, Ints y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+inline Ints mul_ints(Ints x, Ints y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
+inline Ints exclusive_or(Ints x, Ints y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+template <int N> inline Ints left(Ints x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
+template <int N> inline Ints right(Ints x) { return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)}; }
+template <int N> inline Ints signed_right(Ints x) { return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)}; }
+inline Floats floor_of(Floats x) { return {_mm256_floor_ps(x.a), _mm256_floor_ps(x.b)}; }
+inline __m256 where_zero(__m256i test, __m256 yes, __m256 no) {
+  return _mm256_blendv_ps(no, yes, _mm256_castsi256_ps(_mm256_cmpeq_epi32(test, _mm256_setzero_si256())));
+}
+inline Floats where_zero(Ints test, Floats yes, Floats no) {
+  return {where_zero(test.a, yes.a, no.a), where_zero(test.b, yes.b, no.b)};
+}
+
 inline Pairs load_pairs(const void* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
 }
@@ -229,18 +262,6 @@ inline float lane_max(Floats x) {
   most = lanes[0];
   for (int i = 1; i < LANES; i++) most = lanes[i] > most ? lanes[i] : most;
   return most;
-}
-
-// Index of the greatest of `size` numbers, the first of equals.
-inline int64_t greatest(const float* x, int64_t size) {
-  int64_t whole = size / LANES * LANES;
-  Floats most = spread(-INFINITY);
-  for (int64_t i = 0; i < whole; i += LANES) most = greater(most, load(x + i));
-  float peak = lane_max(most);
-  for (int64_t i = whole; i < size; i++) peak = x[i] > peak ? x[i] : peak;
-  int64_t at = 0;
-  while (at < size - 1 && x[at] != peak) at++;
-  return at;
 }
 
 // e^x, within 2 units of the last place (Cephes expf); 0 below -87, the greatest float's neighbourhood above 88.

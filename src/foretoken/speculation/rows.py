@@ -149,6 +149,12 @@ class Sampling:
             reusable=all(row.reusable for row in rows),
         )
 
+    @property
+    def bare(self) -> bool:
+        """Whether a draw needs nothing but scores, seed and temperature."""
+        rules = (self.truncation, self.bias, self.ends, self.words, self.penalties)
+        return all(rule is None for rule in rules)
+
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     for token in ids:
