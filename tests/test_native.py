@@ -5,7 +5,6 @@ Every variant that this machine can run is tested; without a compiler there is n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,9 @@ from foretoken.runtime.cache import KVCache, PageTable, Span
 from foretoken.speculation.draft import ancestors
 from foretoken.speculation.params import SamplingParams
 from foretoken.speculation.rows import RowSampling, Sampling
+from native_checks import kernels, threads
+
+__all__ = ["kernels", "threads"]  # fixtures
 
 VOCAB, PAGE, PAGES = 96, 16, 12
 SHAPES = [(96, 64), (100, 200), (33, 260), (512, 128)]
@@ -42,38 +44,6 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "narrow": LlamaConfig(**{**SIZES, "head_dim": 48}),
     "phi3": Phi3Config(**{**SIZES, "head_dim": 64, "hidden_size": 256}, partial_rotary_factor=0.5, pad_token_id=0),
 }
-
-
-def built(name: str) -> Library | None:
-    """The variant, if it was built and this machine can run it."""
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(native.SWITCH, name)
-            return native.library.__wrapped__()
-    except ConfigError:
-        return None
-
-
-VARIANTS = [found for found in map(built, native.VARIANTS) if found is not None]
-
-
-@pytest.fixture(params=VARIANTS, ids=lambda each: each.name)
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    """Every decoder that is loaded from here on uses this variant."""
-    for module in (linear_module, native_module):
-        monkeypatch.setattr(module, "library", lambda: request.param)
-    found: Library = request.param
-    return found
-
-
-@pytest.fixture(autouse=True, params=[1, 2])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    monkeypatch.setattr(native, "ALONE_BYTES", 0)  # weights this small would never see a second thread
-    with torch.inference_mode():
-        yield
-    torch.set_num_threads(before)
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
