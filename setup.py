@@ -5,6 +5,7 @@ import platform
 from setuptools import Extension, setup
 
 FOLDER = "src/foretoken/native/"
+HEADERS = [f"{name}.h" for name in ("attention", "draw", "forward", "linear", "pointwise", "simd", "team")]
 COMMON = ["-std=c++17", "-O3", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-uninitialized"]
 VARIANTS = {
     "avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")] + ["-mfma"],
@@ -15,9 +16,9 @@ VARIANTS = {
 def extension(name: str, flags: list[str]) -> Extension:
     # Not linked with -pthread: the runtime that torch brings is used, see native/library.py.
     return Extension(
-        f"foretoken.native._{name}",
+        f"foretoken.native._kernels_{name}",
         [FOLDER + "decoder.cpp"],
-        depends=[FOLDER + header for header in ("attention.h", "linear.h", "pointwise.h", "simd.h", "team.h")],
+        depends=[FOLDER + header for header in HEADERS],
         extra_compile_args=COMMON + flags,
         language="c++",
         optional=True,

@@ -172,6 +172,15 @@ def test_an_unknown_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert native.library.__wrapped__() is None
 
 
+def test_a_library_of_other_sources_is_left_alone(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "INTERFACE", -1)
+    monkeypatch.setenv(native.SWITCH, "auto")
+    assert native.library.__wrapped__() is None
+    monkeypatch.setenv(native.SWITCH, kernels.name)
+    with pytest.raises(ConfigError, match="not built from these sources"):
+        native.library.__wrapped__()
+
+
 def test_a_greedy_chain_is_step_by_step_argmax(kernels: Library, directory: Path) -> None:
     decoder = load_decoder(directory, torch.bfloat16, "cpu")
     assert decoder.native is not None

@@ -86,6 +86,9 @@ int32_t guarded(Work work) {
 
 extern "C" {
 
+// Which structures and calls these are; library.py takes no other.
+int32_t foretoken_interface() { return 2; }
+
 // All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
 // taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.
 int32_t foretoken_forward(const Model* model, const Pages* pages, const Span* spans, int32_t span_count,

@@ -26,6 +26,7 @@ VARIANTS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "fma"},
     "avx2": {"avx2", "fma"},
 }
+INTERFACE = 2  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4 = range(4)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
 ALONE_BYTES = 2**19
@@ -127,6 +128,8 @@ class Library:
     def __init__(self, name: str, file: Path) -> None:
         self.name = name
         library = ctypes.CDLL(str(file))
+        if getattr(library, "foretoken_interface", lambda: 0)() != INTERFACE:
+            raise OSError(f"{file} was built from other sources; install the package again")
         self._linear, self._forward = library.foretoken_linear, library.foretoken_forward
         self._fuse, self._chain = library.foretoken_fuse, library.foretoken_chain
         self._linear.argtypes = [POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_int32, c_int32]
@@ -238,14 +241,16 @@ def library() -> Library | None:
         raise ConfigError(f"{SWITCH}={wanted!r}: expected auto, off, {' or '.join(VARIANTS)}")
     names = [] if wanted == "off" else list(VARIANTS) if wanted == "auto" else [wanted]
     for name in names:
-        file = next(Path(__file__).parent.glob(f"_{name}.*"), None)
+        file = next(Path(__file__).parent.glob(f"_kernels_{name}.*"), None)
         if file is not None and VARIANTS[name] <= _cpu_flags():
             try:
                 return Library(name, file)
             except OSError:
                 continue
     if wanted in VARIANTS:
-        raise ConfigError(f"{SWITCH}={wanted!r}: not built, or this CPU lacks its instructions; use auto")
+        raise ConfigError(
+            f"{SWITCH}={wanted!r}: not built from these sources, or this CPU lacks its instructions; use auto"
+        )
     return None
 
 
