@@ -26,6 +26,8 @@ from native_checks import kernels, threads
 
 __all__ = ["kernels", "threads"]  # fixtures
 
+# More threads are for chains, which go through all that heads do; `test_native.py` has them for the rest.
+one_thread = pytest.mark.parametrize("threads", [1], indirect=True)
 VOCAB, DRAFT_VOCAB, HIDDEN = 1000, 301, 64
 TARGET = ModelConfig(
     architecture="LlamaForCausalLM", family="llama", vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=112,
@@ -148,6 +150,7 @@ def read(model: Any, config: EagleConfig, dtype: torch.dtype) -> tuple[Tensor, T
     return output, model.logits(output)
 
 
+@one_thread
 def test_a_head_computes_what_torch_computes(kernels: Library, config: EagleConfig) -> None:
     compiled = read(native_of(config), config, torch.bfloat16)
     exact = read(Torch(config, torch.float32), config, torch.float32)
@@ -158,6 +161,7 @@ def test_a_head_computes_what_torch_computes(kernels: Library, config: EagleConf
     assert (compiled[1].argmax(-1) == plain[1].argmax(-1)).float().mean() > 0.9
 
 
+@one_thread
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_a_quantised_head_computes_about_the_same(kernels: Library, name: str, config: EagleConfig) -> None:
     output, _ = read(native_of(config, name), config, torch.bfloat16)
@@ -165,6 +169,7 @@ def test_a_quantised_head_computes_about_the_same(kernels: Library, name: str, c
     assert (output - exact).norm() <= {"int8": 0.05, "int4": 0.35}[name] * exact.norm()
 
 
+@one_thread
 def test_a_slot_has_the_same_bits_in_any_company(kernels: Library, config: EagleConfig) -> None:
     model, text = native_of(config), tokens(40)
     hidden = randn(40, config.layers.hidden_size)
@@ -181,8 +186,8 @@ def chain(length: int) -> Tensor:
     return chain_parents(1, length, torch.device("cpu"))
 
 
-def sampling_of(temperatures: list[float]) -> Sampling:
-    rows = [SamplingParams(temperature=each) for each in temperatures]
+def sampling_of(temperatures: list[float], **options: Any) -> Sampling:
+    rows = [SamplingParams(temperature=each, **options) for each in temperatures]
     return Sampling.of([RowSampling(each, 1234567 + row, [], VOCAB) for row, each in enumerate(rows)])
 
 
@@ -218,6 +223,7 @@ def test_a_chain_is_step_by_step_drawing(kernels: Library, config: EagleConfig, 
     assert len(found.unique()) > 3
 
 
+@one_thread
 def test_the_noise_has_the_bits_of_the_hash(kernels: Library) -> None:
     decoder = decoder_of(torch.bfloat16, False)
     decoder.norm.weight.data.zero_()  # all scores are equal, so that the noise alone decides
@@ -225,18 +231,35 @@ def test_the_noise_has_the_bits_of_the_hash(kernels: Library) -> None:
         if isinstance(module, Linear | Embedding):
             module.pack()
     assert decoder.native is not None
-    starts, levels = torch.tensor([0, 1, 100]), 60
-    at = torch.arange(levels) + starts.unsqueeze(1)
+    positions, cache = torch.arange(120) * 7, cache_of(TARGET, rows=1)
+    nowhere = torch.zeros_like(positions)  # one level runs no forward
     for seed in (0, 1, -1, 2**63 - 1, 0x123456789ABCDEF):
-        params = SamplingParams(temperature=1.0)
-        sampling = Sampling.of([RowSampling(params, seed + row, [], VOCAB) for row in range(3)])
-        drawn = decoder.native.chain(
-            torch.zeros(3, HIDDEN, dtype=torch.bfloat16), cache_of(TARGET), torch.arange(3), starts, levels, sampling
-        )
-        expected = [draw(torch.zeros(3, VOCAB), position, sampling) for position in at.t()]
-        assert torch.equal(drawn, torch.stack(expected, dim=1))
+        sampling = Sampling.of([RowSampling(SamplingParams(temperature=1.0), seed, [], VOCAB)] * len(positions))
+        state = torch.zeros(len(positions), HIDDEN, dtype=torch.bfloat16)
+        drawn = decoder.native.chain(state, cache, nowhere, positions, 1, sampling)
+        assert torch.equal(drawn[:, 0], draw(torch.zeros(len(positions), VOCAB), positions, sampling))
 
 
+@one_thread
+@pytest.mark.parametrize(
+    "options", [{"top_k": 1}, {"top_k": 7}, {"top_p": 0.3}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.8, "min_p": 0.01}]
+)
+def test_a_chain_draws_from_what_truncation_leaves(kernels: Library, options: dict[str, Any]) -> None:
+    decoder = decoder_of(torch.bfloat16, True)
+    assert decoder.native is not None
+    rows, found = 24, []
+    state, starts = randn(rows, HIDDEN, seed=77), torch.arange(rows)
+    scores = decoder.native.logits(state)
+    for temperature in (0.4, 1.0, 2.0):
+        temperatures = [0.0 if row % 5 == 4 else temperature for row in range(rows)]
+        sampling = sampling_of(temperatures, **options)
+        drawn = decoder.native.chain(state, cache_of(TARGET, rows=rows), torch.arange(rows), starts, 1, sampling)
+        assert torch.equal(drawn[:, 0], draw(scores, starts, sampling))
+        found.append(drawn)
+    assert torch.equal(found[0], found[1]) == (options == {"top_k": 1})
+
+
+@one_thread
 def test_extreme_scores_draw_tokens(kernels: Library) -> None:
     """Scores far apart, at temperatures that no float32 power holds, never leave the vocabulary."""
     decoder = decoder_of(torch.bfloat16, False)
@@ -245,7 +268,7 @@ def test_extreme_scores_draw_tokens(kernels: Library) -> None:
         if isinstance(module, Linear | Embedding):
             module.pack()
     assert decoder.native is not None
-    state, starts = randn(3, HIDDEN), torch.tensor([5, 6, 7])
+    state, starts = randn(3, HIDDEN, seed=77), torch.tensor([5, 6, 7])
     scores = decoder.native.logits(state)
     for temperatures in ([1e-30, 1e-3, 1e30], [0.0, 2.0, 50.0]):
         sampling = sampling_of(temperatures)

@@ -178,7 +178,7 @@ class DraftModelDrafter(Drafter):
         states = [self._rows[row] for row in rows]
         starts, at = self._ints([state.length for state in states]), self._ints(rows)
         root = self._ints(pending).unsqueeze(1)
-        if sampling.bare and self.decoder.native is not None:
+        if self.decoder.native is not None and not sampling.edited:
             guesses = self.decoder.native.chain(hidden, self.cache, at, starts, max(limits), sampling)
             drawn = torch.cat([root, guesses], dim=1)
         else:

@@ -116,13 +116,14 @@ class _Compiled:
         Args:
             last: [B, H] output of the last block for each row's last token.
             rows, starts: [B] rows, and the indexes that their next tokens go to; the last of them is not run.
-            sampling: of the same rows, `bare`.
+            sampling: of the same rows, not `edited`.
         """
         positions = starts + self.ahead
         span: Span = struct_of(Span, batch=len(rows), nodes=1, total=1, rows=rows, starts=starts)
+        truncation = {} if sampling.truncation is None else sampling.truncation._asdict()
         draw = struct_of(
             Draw, seeds=sampling.seed, positions=positions, temperature=sampling.temperature,
-            loudness=sampling.loudness,
+            loudness=sampling.loudness, **truncation,
         )  # fmt: skip
         return self._kernels.chain(
             self._model, _pages(cache), self._output, draw, span, last.clone(), levels,

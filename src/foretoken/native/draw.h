@@ -1,17 +1,28 @@
 // One draw from a row of scores: the greatest, or the one that the target's rule picks under the shared noise.
 //
 // Source of the rule and of the noise: `foretoken.speculation.sampling` and `foretoken.speculation.noise`. The hash has
-// its bits; the logarithm is another, so a draw differs from `sample`'s where two tokens all but tie.
+// its bits; logarithms and sums of probabilities are others, so a draw differs from `sample`'s where two tokens all but tie.
 #pragma once
+#include <algorithm>
+#include <functional>
+
 #include "simd.h"
+#include "team.h"
 
 namespace foretoken {
 
 // How rows draw; each column [rows], null where no row asks for it.
 struct Draw {
-  const int64_t *seeds, *positions;  // null when all rows are greedy; of the first draw
-  const float *temperature, *loudness;  // loudness: 0 for greedy rows
+  const int64_t *seeds, *positions;                // seeds null when all rows are greedy; positions of the first draw
+  const float *temperature, *loudness, *max_cost;  // loudness: 0 for greedy rows; max_cost: -log(min-p)
+  const int64_t* top_k;
+  const double* top_p;
 };
+
+template <class T>
+inline T column(const T* values, int row, T neutral) {
+  return values == nullptr ? neutral : values[row];
+}
 
 // Index of the greatest of `size` numbers, the first of equals.
 inline int64_t greatest(const float* x, int64_t size) {
@@ -71,18 +82,54 @@ class Noise {
   Ints low_, high_;
 };
 
-// Index of the draw that comes `later` than the first one of row `row`. Overwrites its scores; these and the numbers of
-// their tokens, `ids`, are readable up to whole vectors.
-inline int64_t drawn(float* scores, const int32_t* ids, int64_t size, const Draw& draw, int row, int64_t later) {
-  int64_t best = greatest(scores, size);
-  if (draw.seeds == nullptr || (draw.loudness != nullptr && draw.loudness[row] == 0)) return best;
-  Noise noise(draw.seeds[row], draw.positions[row] + later);
-  Floats peak = spread(scores[best]), sharpness = spread(draw.temperature == nullptr ? 1.0f : 1.0f / draw.temperature[row]);
-  for (int64_t i = 0; i < size; i += LANES) {  // argmax(p / E) as the greatest of -E / p, p up to a factor
-    Floats unlikely = exponential(mul(sub(peak, load(scores + i)), sharpness));
-    store(scores + i, sub(zeros(), mul(noise.of(load_ints(ids + i)), unlikely)));
+// The least score that min-p and top-k leave, equals of the last one included; `memory` [size] is overwritten.
+inline float least_kept(const float* scores, int64_t size, float peak, float temperature, const Draw& draw, int row,
+                        float* memory) {
+  float least = peak - column(draw.max_cost, row, INFINITY) * temperature;
+  int64_t count = column(draw.top_k, row, size);
+  if (count >= size) return least;
+  std::copy(scores, scores + size, memory);
+  std::nth_element(memory, memory + count - 1, memory + size, std::greater<float>());
+  return std::max(least, memory[count - 1]);
+}
+
+// Sum of the weights above `floor`; padded to whole vectors with zeros.
+inline float mass_above(const float* weights, int64_t size, float floor) {
+  Floats sum = zeros();
+  for (int64_t i = 0; i < size; i += LANES) {
+    Floats weight = load(weights + i);
+    sum = add(sum, where_less(spread(floor), weight, weight, zeros()));
   }
-  return greatest(scores, size);
+  return lane_sum(sum);
+}
+
+// Index of the draw that comes `later` than the first one of row `row`. Scores and `ids`, the numbers of their tokens,
+// are readable up to whole vectors.
+inline int64_t drawn(const float* scores, const int32_t* ids, int64_t size, const Draw& draw, int row, int64_t later) {
+  int64_t best = greatest(scores, size), stride = (size + LANES - 1) / LANES * LANES;
+  if (draw.seeds == nullptr || column(draw.loudness, row, 1.0f) == 0) return best;
+  thread_local Scratch scratch;
+  float* race = reinterpret_cast<float*>(scratch.reserve(size_t(stride) * 8));
+  float* weights = race + stride;
+  float temperature = column(draw.temperature, row, 1.0f);
+  Floats least = spread(least_kept(scores, size, scores[best], temperature, draw, row, race));
+  Floats peak = spread(scores[best]), sharpness = spread(1.0f / temperature);
+  Noise noise(draw.seeds[row], draw.positions[row] + later);
+  for (int64_t i = 0; i < size; i += LANES) {  // argmax(p / E) as the greatest of -E / p, p up to a factor
+    Floats score = load(scores + i), weight = exponential(mul(sub(score, peak), sharpness));
+    Floats luck = sub(zeros(), divide(noise.of(load_ints(ids + i)), weight));
+    store(race + i, where_less(score, least, spread(-INFINITY), luck));
+    store(weights + i, where_less(score, least, zeros(), weight));
+  }
+  std::fill(weights + size, weights + stride, 0.0f);
+  best = greatest(race, size);
+  float nucleus = float(column(draw.top_p, row, 1.0));
+  float wanted = nucleus * mass_above(weights, size, 0);
+  while (nucleus < 1 && mass_above(weights, size, weights[best]) >= wanted) {  // outside the nucleus; its best token never is
+    race[best] = -INFINITY;
+    best = greatest(race, size);
+  }
+  return best;
 }
 
 }  // namespace foretoken

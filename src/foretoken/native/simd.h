@@ -88,6 +88,9 @@ inline Floats floor_of(Floats a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_
 inline Floats where_zero(Ints test, Floats yes, Floats no) {
   return _mm512_mask_blend_ps(_mm512_test_epi32_mask(test.v, test.v), yes, no);
 }
+inline Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+}
 
 inline Pairs load_pairs(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline Pairs spread_pair(uint32_t x) { return {_mm512_set1_epi32(int(x))}; }
@@ -205,6 +208,10 @@ inline __m256 where_zero(__m256i test, __m256 yes, __m256 no) {
 }
 inline Floats where_zero(Ints test, Floats yes, Floats no) {
   return {where_zero(test.a, yes.a, no.a), where_zero(test.b, yes.b, no.b)};
+}
+inline Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
+  return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
+          _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
 }
 
 inline Pairs load_pairs(const void* p) {

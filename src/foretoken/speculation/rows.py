@@ -150,10 +150,9 @@ class Sampling:
         )
 
     @property
-    def bare(self) -> bool:
-        """Whether a draw needs nothing but scores, seed and temperature."""
-        rules = (self.truncation, self.bias, self.ends, self.words, self.penalties)
-        return all(rule is None for rule in rules)
+    def edited(self) -> bool:
+        """Whether a draw needs more than scores and numbers: some row's scores are edited first."""
+        return any(editor is not None for editor in (self.bias, self.ends, self.words, self.penalties))
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

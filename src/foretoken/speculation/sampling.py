@@ -77,9 +77,7 @@ def _fused(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampli
     from foretoken.speculation.triton_draw import draw
 
     at = position.unsqueeze(1) + depth(reach) + 1
-    editors = (sampling.bias, sampling.words, sampling.ends, sampling.penalties)
-    edited = any(editor is not None for editor in editors)
-    scores = _edit(logits, draft, reach, at, sampling) if edited else logits
+    scores = _edit(logits, draft, reach, at, sampling) if sampling.edited else logits
     return draw(scores, at, sampling.seed, sampling.temperature, sampling.loudness)
 
 
@@ -128,8 +126,7 @@ def _edit(logits: Tensor, draft: Draft, reach: Tensor, at: Tensor, sampling: Sam
 
     A draft and positions of one node stand for all N: scores that share their history.
     """
-    editors = (sampling.bias, sampling.words, sampling.ends, sampling.penalties)
-    scores = logits.to(torch.float32, copy=any(editor is not None for editor in editors))
+    scores = logits.to(torch.float32, copy=sampling.edited)
     if sampling.bias is not None:
         add_bias(scores, sampling.bias)
     if sampling.words is not None:
