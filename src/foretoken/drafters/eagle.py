@@ -18,6 +18,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.drafters.tree import Tree
 from foretoken.model.decoder import Decoder, attend_in
 from foretoken.model.heads import EagleHead
+from foretoken.model.native import NativeEagle
 from foretoken.runtime.cache import KVCache, Span
 from foretoken.speculation.draft import PADDING, Draft, chain_parents, chain_reach
 from foretoken.speculation.sampling import Sampling, rank, sample
@@ -70,6 +71,7 @@ class EagleDrafter(Drafter):
         budget: int | None = None,
     ) -> None:
         self.head, self.target, self.cache = head, target, cache
+        self._native = NativeEagle.of(head, target)
         self.taps = head.config.taps
         self.max_draft_len, self.branches = max_draft_len, min(branches, head.config.draft_vocab_size)
         self.budget = budget if budget is not None else max_draft_len
@@ -150,12 +152,15 @@ class EagleDrafter(Drafter):
 
     def _fused(self, features: Tensor) -> Tensor:  # [T, W] -> [T, H]
         """What slots read of the target: EAGLE-1 what its output layer reads, EAGLE-3 a mix of the taps."""
-        return self.head.fuse(self.target.norm(features) if self.head.config.version == 1 else features)
+        features = self.target.norm(features) if self.head.config.version == 1 else features
+        return self.head.fuse(features) if self._native is None else self._native.fuse(features)
 
     def _run(self, tokens: Tensor, hidden: Tensor, span: Span) -> Tensor:
         """Outputs [B * N, H] of slots with the tokens [B, N] after them and hidden states [B * N, H]."""
-        embed = self.target.embed if self.head.embed is None else self.head.embed
         view = self.cache.view([span])
+        if self._native is not None:
+            return self._native(tokens.flatten(), hidden, self.cache, view)
+        embed = self.target.embed if self.head.embed is None else self.head.embed
         embedded = embed(tokens.flatten().clamp(min=0))
         output: Tensor = self.head(embedded, hidden, self.head.rope(view.positions), attend_in(self.cache, view))
         return output
@@ -181,18 +186,27 @@ class EagleDrafter(Drafter):
         """
         host, levels = [self._rows[row].length for row in rows], max(limits)
         starts, at = self._ints(host), self._ints(rows)
-        tokens = [self._ints(pending)]
-        for level in range(levels):
-            if level > 0:
-                reach = chain_reach(len(rows), level, self._device)
-                span = Span(at, rows, starts, reach, 1, max(host) + level)
-                output = self._run(tokens[-1].unsqueeze(1), self.head.recycle(output), span)
-            tokens.append(self._draw(output, starts + level, sampling))
-        drawn = torch.stack(tokens, dim=1)
+        root = self._ints(pending).unsqueeze(1)
+        if self._native is None or sampling.edited:
+            guesses = self._drawn(rows, starts, levels, output, sampling)
+        else:
+            guesses = self._native.chain(output, self.cache, at, starts, levels, sampling)
+        drawn = torch.cat([root, guesses], dim=1)
         if min(limits) < levels:
             past = torch.arange(levels + 1, device=self._device) > self._ints(limits).unsqueeze(1)
             drawn = drawn.masked_fill(past, PADDING)
         return Draft(drawn, chain_parents(len(rows), levels + 1, self._device))
+
+    def _drawn(self, rows: Sequence[int], starts: Tensor, levels: int, output: Tensor, sampling: Sampling) -> Tensor:
+        """[B, levels] guesses, one forward a level, from the outputs [B, H] of the slots before `starts` [B]."""
+        at, tokens = self._ints(rows), list[Tensor]()
+        for level in range(levels):
+            if level > 0:
+                reach = chain_reach(len(rows), level, self._device)
+                span = Span(at, rows, starts, reach, 1, int(starts.max()) + level)
+                output = self._run(tokens[-1].unsqueeze(1), self.head.recycle(output), span)
+            tokens.append(self._draw(output, starts + level, sampling))
+        return torch.stack(tokens, dim=1)
 
     def _draw(self, output: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
         """[B] the best single guess after slots that read the tokens at `position` [B]."""
@@ -233,6 +247,8 @@ class EagleDrafter(Drafter):
 
     def _logits(self, output: Tensor) -> Tensor:
         """[T, draft vocabulary] scores after outputs [T, H]."""
+        if self._native is not None:
+            return self._native.logits(output)
         if self.head.head is None:
             return self.target.project(self.head.normed(output))
         return self.head.logits(output)

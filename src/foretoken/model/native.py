@@ -6,7 +6,7 @@ beside a row never shows in its bits, without blocks of rows, padded keys or tre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import pointer
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -51,7 +51,7 @@ class Parts(NamedTuple):
     Attributes:
         config: facts of the blocks.
         blocks: in order.
-        rope: cos and sin [positions, 1, rotated size].
+        rope: makes cos and sin [positions, 1, rotated size] on a device.
         embed: token vectors.
         norm: before the output head, None for none.
         head: output head, packed.
@@ -60,7 +60,7 @@ class Parts(NamedTuple):
 
     config: ModelConfig
     blocks: list[Block]
-    rope: tuple[Tensor, Tensor]
+    rope: Callable[[torch.device], tuple[Tensor, Tensor]]
     embed: Embedding
     norm: RMSNorm | None
     head: Linear
@@ -86,7 +86,7 @@ class _Compiled:
 
     def __init__(self, parts: Parts, kernels: Library, recycled: bool = False, join: Any = None) -> None:
         config, embed, self._kernels = parts.config, parts.embed, kernels
-        cos, sin = (table.squeeze(1).contiguous() for table in parts.rope)
+        cos, sin = (table.squeeze(1).contiguous() for table in parts.rope(torch.device("cpu")))
         layers = (Layer * config.num_layers)(*(_layer(block) for block in parts.blocks))
         self._head, self._norm = _packed(parts.head), parts.norm
         self._model = struct_of(
@@ -145,7 +145,7 @@ class NativeDecoder(_Compiled):
         kernels, head = library(), _head(decoder)
         if kernels is None or head is None:
             return None
-        config, rope, ids = decoder.config, decoder.rope_tables(torch.device("cpu")), torch.arange(head.out_features)
+        config, rope, ids = decoder.config, decoder.rope_tables, torch.arange(head.out_features)
         parts = Parts(config, _blocks(decoder), rope, decoder.embed, decoder.norm, head, ids)
         return NativeDecoder(parts, kernels) if parts.fit() else None
 
@@ -191,8 +191,7 @@ class NativeEagle(_Compiled):
             return None
         embed = target.embed if head.embed is None else head.embed
         ids = torch.arange(output.out_features) if head.head is None else head.draft_ids
-        rope = head.rope_tables(torch.device("cpu"))
-        parts = Parts(head.config.layers, _blocks(head), rope, embed, head.norm, output, ids)
+        parts = Parts(head.config.layers, _blocks(head), head.rope_tables, embed, head.norm, output, ids)
         fits = parts.fit(head.fc) and head.config.target_hidden_size % LANES == 0
         return NativeEagle(head, parts, kernels) if fits else None
 
