@@ -118,7 +118,12 @@ class EagleHead(nn.Module):
 
     def recycle(self, output: Tensor) -> Tensor:  # [T, H] -> [T, H]
         """What the next step reads in place of a feature."""
-        return self.normed(output) if self.config.norm_output or self.config.version == 1 else output
+        return self.normed(output) if self.recycles_normed else output
+
+    @property
+    def recycles_normed(self) -> bool:
+        """Whether the next step reads what an output head reads."""
+        return self.config.norm_output or self.config.version == 1
 
     def normed(self, output: Tensor) -> Tensor:  # [T, H] -> [T, H]
         """What an output head reads."""

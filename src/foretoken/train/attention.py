@@ -21,23 +21,26 @@ TILE = 256  # queries of one product: memory is tiles by keys
 
 
 class UnrolledAttention:
-    """`Attend` for the steps of one unrolled forward: call it once per layer and step, in order.
+    """`Attend` for the steps of one unrolled forward: every layer is called once per step, steps in order.
 
     Args:
         lengths: slots of each document; they lie side by side and do not see each other.
+
+    Attributes:
+        step: which step is running, set by the caller; an earlier one may be run again.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
+        self.step = 0
         self._lengths = tuple(lengths)
         self._stored: dict[int, list[Tensor]] = defaultdict(list)  # per layer: keys and values of each step in turn
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
         """[T, Hq * D] from q [T, Hq, D] and k, v [T, Hk, D]; `window` tokens are seen, the query's own included."""
         stored = self._stored[layer]
-        stored += [k, v]
-        step = len(stored) // 2 - 1
+        stored[2 * self.step :] = [k, v]
         # The query has moved `step` tokens past its slot, and so has the window over the first step's keys.
-        reach = None if window is None else window - step
+        reach = None if window is None else window - self.step
         first, moved = stored[:2], stored[2:]
         if window is not None:
             moved = moved[-2 * window :]
