@@ -182,7 +182,7 @@ class MedusaHeads(nn.Module):
     def states(self, hidden: Tensor) -> list[Tensor]:
         """Per head [T, H] what its output layer reads; head i guesses the token i + 2 places after that of `hidden`."""
         found = []
-        for head in self._each():
+        for head in self.each():
             x = hidden
             for block in head.blocks:
                 x = block(x)
@@ -192,12 +192,13 @@ class MedusaHeads(nn.Module):
     def logits(self, hidden: Tensor) -> list[Tensor]:
         """Per head [T, V] by the heads' own output layers."""
         scores = []
-        for head, state in zip(self._each(), self.states(hidden), strict=True):
+        for head, state in zip(self.each(), self.states(hidden), strict=True):
             assert head.head is not None, "heads without output layers use the target's"
             scores.append(head.head(state))
         return scores
 
-    def _each(self) -> list[MedusaHead]:
+    def each(self) -> list[MedusaHead]:
+        """The heads in order."""
         return cast("list[MedusaHead]", list(self.heads))
 
 

@@ -34,7 +34,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:  # [..., size] -> [..., size]
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # Trained weights are float32 under narrower activations; torch has no fused norm of two dtypes.
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:  # [T, 2 I] -> [T, I]

@@ -1,0 +1,99 @@
+"""A head as something to minimise: a batch and the target's hidden states in, a loss and figures out.
+
+Everything that is trained happens inside `Trainee.forward`, as wrappers for data parallelism and sharding require.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.data.hidden_states import Features
+from foretoken.model.heads import EagleHead, MedusaHeads
+from foretoken.train.batch import Batch
+from foretoken.train.loss import Judge, Report, Teacher, feature_loss, judge
+from foretoken.train.settings import HeadSettings, LossSettings
+from foretoken.train.targets import Ends
+from foretoken.train.unroll import unroll
+
+TTT_STEPS = {"eagle3": 7, "eagle1": 1}
+
+
+def steps_of(head: HeadSettings, loss: LossSettings) -> int:
+    """How many guesses in a row are trained: unrolled steps, or Medusa heads."""
+    if not head.eagle:
+        return head.medusa_num_heads
+    return loss.ttt_steps or TTT_STEPS[head.method]
+
+
+class Trainee(nn.Module):
+    """A head in training beside its frozen target.
+
+    Args:
+        head: in float32, its linears not packed.
+        ends: of the target; none of its tensors is a parameter or a buffer here.
+        settings: of the loss.
+        steps: guesses in a row, from `steps_of`.
+        dtype: what is computed in.
+        recompute: compute activations again for the gradient instead of keeping them.
+    """
+
+    def __init__(
+        self, head: EagleHead | MedusaHeads, ends: Ends, settings: LossSettings, steps: int, dtype: torch.dtype,
+        *, recompute: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.head, self.steps, self.dtype, self.recompute = head, steps, dtype, recompute
+        self.ends, self.settings = ends, settings
+        self.rule = Judge(settings.loss, settings.mix, settings.skip_outside)
+        ids = head.draft_ids if isinstance(head, EagleHead) else torch.arange(head.config.vocab_size)
+        self.draft_ids = ids.to(ends.head.device)
+        for parameter in head.parameters():
+            parameter.requires_grad_(True)
+
+    def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, Report]:
+        """The weighted loss of a batch.
+
+        Args:
+            features: [N, taps * Ht] and [N, Ht] of its tokens.
+            weights: [K, N] from `batch.goals`, over the total.
+        """
+        teacher = Teacher(features.last, self.ends.head, batch.ahead(1), self.draft_ids)
+        with self._computing():
+            if isinstance(self.head, MedusaHeads):
+                return self._medusa(self.head, features, teacher, weights)
+            return self._eagle(self.head, batch, features, teacher, weights)
+
+    def _eagle(
+        self, head: EagleHead, batch: Batch, features: Features, teacher: Teacher, weights: Tensor
+    ) -> tuple[Tensor, Report]:
+        read = features.taps if head.config.version == 3 else features.last
+        unrolled = unroll(head, self.ends.vectors, read.to(self.dtype), batch, self.steps, recompute=self.recompute)
+        layer = self.ends.head if head.head is None else head.head.weight
+        loss, report = judge(unrolled.normed, [layer], teacher, weights, self.rule)
+        if head.config.version == 3:
+            return loss, report
+        distance = feature_loss(unrolled.recycled, teacher.last, weights)
+        return self.settings.guess_weight * loss + self.settings.feature_weight * distance, report
+
+    def _medusa(
+        self, heads: MedusaHeads, features: Features, teacher: Teacher, weights: Tensor
+    ) -> tuple[Tensor, Report]:
+        states = torch.stack(heads.states(features.last.to(self.dtype)))
+        own = [head.head.weight for head in heads.each() if head.head is not None]
+        return judge(states, own or [self.ends.head], teacher, weights, self.rule)
+
+    def _computing(self) -> AbstractContextManager[None]:
+        if self.dtype == torch.float32:
+            return nullcontext()
+        # Weights are cast at each use: cached casts would add up the steps' gradients in the narrow dtype.
+        return torch.autocast(self.ends.head.device.type, self.dtype, cache_enabled=False)
+
+
+def with_noise(features: Tensor, batch: Batch, width: float, generator: torch.Generator) -> Tensor:
+    """Features [N, Ht] with uniform noise, less for longer documents, as SafeAILab/EAGLE trains EAGLE-1."""
+    random = torch.rand(features.shape, generator=generator, device=features.device)
+    scale = torch.tensor([width * 512 / length for length in batch.lengths], device=features.device)
+    return features + ((random - 0.5) * scale[batch.documents].unsqueeze(1)).to(features.dtype)
