@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from head_makers import FLAGS, eagle_config, random_head
 from torch import Tensor
 
 from foretoken.model.decoder import attend_in
@@ -13,6 +12,7 @@ from foretoken.runtime.cache import KVCache, PageTable, Span
 from foretoken.speculation.draft import chain_reach
 from foretoken.train.batch import Batch
 from foretoken.train.unroll import unroll
+from head_makers import FLAGS, eagle_config, random_head
 
 LENGTHS, STEPS = (9, 2, 6), 4
 

@@ -1,0 +1,100 @@
+"""From names and settings to a run: the target's ends, prepared samples, a head, the trainer that brings them together.
+
+In the main process first what writes files, in the others afterwards what reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from foretoken import embedded
+from foretoken.checkpoint.hub import read_config, resolve
+from foretoken.checkpoint.identity import model_digest
+from foretoken.checkpoint.tokenizer import load_tokenizer
+from foretoken.data.preparation import data_digest, prepare
+from foretoken.data.prepared import MANIFEST, Origin, Prepared
+from foretoken.errors import ConfigError
+from foretoken.model.config import ModelConfig
+from foretoken.model.head_config import EagleConfig
+from foretoken.train.heads import new_head
+from foretoken.train.parallel import Parallel
+from foretoken.train.settings import DataSettings
+from foretoken.train.targets import open_source, read_ends
+from foretoken.train.trainer import Judge, Material, Outcome, Plan, Trainer
+
+PREPARED = "data"  # samples made from files of conversations, within the output directory
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def train(
+    target: str, plan: Plan, data: DataSettings, *, device: str = "auto", judge: Judge | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Outcome:  # fmt: skip
+    """Trains a head for a target.
+
+    Args:
+        target: directory, Hub id or "embedded".
+        device: "auto", or where to compute.
+        judge: judges a head in a directory on held-out prompts.
+        tell: called with a line for the user now and then, in the main process.
+
+    Raises:
+        ForetokenError: a setting, the data, the target or a checkpoint is not what it must be; nothing was overwritten.
+    """
+    parallel = Parallel(device, plan.run.fsdp)
+    try:
+        directory = resolve(embedded.target(target))
+        samples = _samples(target, directory, plan, data, parallel)
+        material = _material(target, directory, plan, samples, parallel)
+        trainer = Trainer(plan, material, parallel, judge, tell if parallel.main else lambda line: None)
+        return trainer.run()
+    finally:
+        parallel.close()
+
+
+def _samples(target: str, directory: Path, plan: Plan, data: DataSettings, parallel: Parallel) -> Prepared:
+    """Prepared samples: those of a directory, or made from conversations by the main process."""
+    if data.data is None:
+        raise ConfigError("got no --data; expected a file of conversations, or a directory of `foretoken prepare`")
+    if (Path(data.data).expanduser() / MANIFEST).exists():
+        chosen = [name for name, field in DataSettings.model_fields.items() if getattr(data, name) != field.default]
+        if unused := [name for name in chosen if name != "data"]:
+            raise ConfigError(
+                f"--{unused[0].replace('_', '-')} has no use: {data.data} is prepared already; leave it out, or prepare "
+                "the data with it"
+            )
+        return Prepared.open(data.data)
+    place = Path(plan.keep.output_dir).expanduser() / PREPARED
+    if parallel.main:
+        _prepare(target, directory, plan, data, place)
+    parallel.agreed(None)
+    return Prepared.open(place)
+
+
+def _prepare(target: str, directory: Path, plan: Plan, data: DataSettings, place: Path) -> None:
+    config, tokenizer = ModelConfig.from_hf(read_config(directory)), load_tokenizer(directory)
+    files = [str(data.data)]
+    origin = Origin(
+        target=target, target_digest=model_digest(directory), tokenizer_digest=tokenizer.digest(),
+        data_sha256=data_digest(files), vocab_size=config.vocab_size,
+        max_len=min(plan.run.training_seq_len, config.max_position), end_of_turn=data.end_of_turn,
+        all_tokens=data.all_tokens, draft_vocab_size=data.draft_vocab_size, fill_vocabulary=data.fill_vocabulary,
+    )  # fmt: skip
+    prepare(files, place, tokenizer, origin)
+
+
+def _material(target: str, directory: Path, plan: Plan, samples: Prepared, parallel: Parallel) -> Material:
+    device = parallel.device
+    stated = DTYPES[ModelConfig.from_hf(read_config(directory)).dtype]
+    if device.type == "cpu" and stated == torch.float16:
+        stated = torch.bfloat16  # as the engine serves it there
+    computed = stated if plan.run.dtype == "auto" else DTYPES[plan.run.dtype]
+    ends = read_ends(directory, stated, device)
+    vocabulary = samples.draft_vocabulary
+    head = new_head(plan.head, ends.config, ends.head, None if vocabulary is None else vocabulary.ids, plan.run.seed)
+    taps = head.config.taps if isinstance(head.config, EagleConfig) and head.config.version == 3 else ()
+    source = open_source(directory, taps, samples, stated, device)
+    return Material(head, ends, source, target, samples, computed)
