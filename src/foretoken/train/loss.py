@@ -230,17 +230,13 @@ class _Work:
 
 def _judged(scores: Tensor, p: Tensor, best: Tensor, rule: Judge) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """Loss, acceptance and correctness [K, C] of guesses with `scores` [K, C, Vd], and the derivative by the scores."""
-    top = scores.amax(-1, keepdim=True)
-    chosen = scores.gather(-1, best.expand(scores.shape[:-1]).unsqueeze(-1))
-    correct = (chosen >= top).squeeze(-1)
-    centred = scores.sub_(top)
-    agreement = (p * centred).sum(-1)
-    q = centred.exp_()
-    total = q.sum(-1, keepdim=True)
-    q.div_(total)
+    top = scores.amax(-1)
+    correct = scores.gather(-1, best.expand(top.shape).unsqueeze(-1)).squeeze(-1) >= top
+    agreement = (p * scores).sum(-1)
+    q = torch.softmax(scores, -1)
     acceptance = torch.minimum(p, q).sum(-1, keepdim=True)
-    entropy = torch.special.entr(p).sum(-1)
-    divergence = total.log().squeeze(-1) - agreement - entropy
+    # The largest probability is exp(top - logsumexp), which cannot vanish.
+    divergence = top - q.amax(-1).log() - agreement - torch.special.entr(p).sum(-1)
     value = rule.value(divergence, acceptance.squeeze(-1))
     return (value, acceptance.squeeze(-1), correct), rule.gradient(p, q, acceptance)
 
