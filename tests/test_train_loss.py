@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -19,20 +21,21 @@ RULES = [
 
 def random_batch(seed: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-    documents = [
-        (torch.randint(VOCABULARY, (n,), generator=generator), torch.rand(n, generator=generator) < 0.7) for n in LENGTHS
-    ]
-    return Batch.of(documents)
+    tokens = [torch.randint(VOCABULARY, (n,), generator=generator) for n in LENGTHS]
+    return Batch.of([(each, torch.rand(len(each), generator=generator) < 0.7) for each in tokens])
 
 
 def random_problem(steps: int, heads: int, ids: torch.Tensor, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
     batch = random_batch(seed)
     count = len(batch.tokens)
-    states = torch.randn(steps, count, 5, generator=generator, dtype=torch.float64, requires_grad=True)
-    layers = [torch.randn(len(ids), 5, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(heads)]
-    last = torch.randn(count, 6, generator=generator, dtype=torch.float64)
-    target_head = torch.randn(VOCABULARY, 6, generator=generator, dtype=torch.float64)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    states = random(steps, count, 5).requires_grad_(True)
+    layers = [random(len(ids), 5).requires_grad_(True) for _ in range(heads)]
+    last, target_head = random(count, 6), random(VOCABULARY, 6)
     return batch, states, layers, Teacher(last, target_head, batch.ahead(1), ids)
 
 
@@ -81,14 +84,16 @@ def test_value_and_gradients_equal_autograd(rule, heads, size, monkeypatch):
     assert expected > 0
     torch.testing.assert_close(found, expected)
     leaves = [states, *layers]
-    for got, wanted in zip(torch.autograd.grad(2 * found, leaves), torch.autograd.grad(2 * expected, leaves), strict=True):
+    gradients = [torch.autograd.grad(2 * value, leaves) for value in (found, expected)]
+    for got, wanted in zip(*gradients, strict=True):
         torch.testing.assert_close(got, wanted)
 
 
 def test_frozen_output_layers_get_no_gradient():
     ids = torch.arange(VOCABULARY)
     batch, states, layers, teacher = random_problem(2, 1, ids)
-    found, _ = judge(states, [layers[0].detach()], teacher, goals(batch, 2, 1.0, per_document=True).weights.double(), Judge())
+    weights = goals(batch, 2, 1.0, per_document=True).weights.double()
+    found, _ = judge(states, [layers[0].detach()], teacher, weights, Judge())
     found.backward()
     assert layers[0].grad is None
     assert states.grad is not None
@@ -98,13 +103,12 @@ def test_frozen_output_layers_get_no_gradient():
 def test_report_follows_paths():
     """Accuracy on condition that a path was right so far, against one loop per slot."""
     ids = torch.arange(VOCABULARY)
-    batch, states, layers, teacher = random_problem(3, 1, ids)
-    with torch.no_grad():  # some guesses right: slots read the target's own states, through its own output layer
-        shared = torch.randn(len(batch.tokens), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
-        states = torch.stack([
-            torch.where(shared[:, :1] > -0.6, teacher.last[torch.arange(len(shared)).add(1 + k).clamp(max=len(shared) - 1)], shared)
-            for k in range(3)
-        ])  # fmt: skip
+    batch, _, _, teacher = random_problem(3, 1, ids)
+    count = len(batch.tokens)
+    noise = torch.randn(count, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    # Some guesses are right: slots that read what the target's own output layer reads there.
+    ahead = [teacher.last[torch.arange(1 + k, 1 + k + count).clamp(max=count - 1)] for k in range(3)]
+    states = torch.stack([torch.where(noise[:, :1] > -0.6, each, noise) for each in ahead])
     weights = goals(batch, 3, 1.0, per_document=False).weights.double()
     _, report = judge(states, [teacher.head], teacher, weights, Judge())
     counted, reached, path = torch.zeros(3, 3, dtype=torch.float64)
@@ -116,7 +120,8 @@ def test_report_follows_paths():
                 break
             counted[k] += 1
             reached[k] += right
-            right = right and bool((states[k, slot] @ teacher.head.T).argmax() == (teacher.last[place] @ teacher.head.T).argmax())
+            guess, best = ((each @ teacher.head.T).argmax() for each in (states[k, slot], teacher.last[place]))
+            right = right and bool(guess == best)
             path[k] += right
     assert 0 < path[2] < path[0] < counted[0]
     torch.testing.assert_close(report.counted, counted)
@@ -132,7 +137,7 @@ def test_goals_count_every_draft_within_a_masked_stretch(per_document):
     starts = torch.tensor((0, *LENGTHS)).cumsum(0).tolist()
     expected = torch.zeros(steps, len(batch.tokens))
     documents = []
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in pairwise(starts):
         for slot in range(start, end):
             for k in range(steps):
                 guessed = range(slot + 2, slot + 3 + k)  # the token after what the slot read, and so on

@@ -44,7 +44,7 @@ class UnrolledAttention:
         first, moved = stored[:2], stored[2:]
         if window is not None:
             moved = moved[-2 * window :]
-        mixed: Tensor = _Attention.apply(self._lengths, reach, q, *first, *moved)
+        mixed: Tensor = _Attention.apply(self._lengths, reach, q, *first, *moved)  # type: ignore[no-untyped-call]
         return mixed.reshape(q.shape[0], -1)
 
 
@@ -101,8 +101,8 @@ class _Attention(torch.autograd.Function):
             change = ((upstream * v_s).sum(-1, keepdim=True, dtype=lse.dtype) - inner.unsqueeze(-1)) * weight * scale
             dq.addcmul_(change, k_s)
             path += [(change * grouped).sum(2).transpose(0, 1), (weight * upstream).sum(2).transpose(0, 1)]
-        found = [gradient.to(grouped.dtype) for gradient in (_by_slot(dq), dk.transpose(0, 1), dv.transpose(0, 1), *path)]
-        return None, None, *found
+        found = (_by_slot(dq), dk.transpose(0, 1), dv.transpose(0, 1), *path)
+        return None, None, *(gradient.to(grouped.dtype) for gradient in found)
 
 
 def _by_head(q: Tensor, kv_heads: int) -> Tensor:  # [T, Hq, D] -> [Hk, T, G, D], contiguous

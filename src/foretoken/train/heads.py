@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foretoken.checkpoint.heads import read_head
 from foretoken.checkpoint.hub import resolve
+from foretoken.data.extraction import parse_taps
 from foretoken.errors import ConfigError, unknown_name
 from foretoken.model.config import ModelConfig, RopeConfig
 from foretoken.model.head_config import EagleConfig, HeadConfig, MedusaConfig, default_taps
@@ -66,9 +67,7 @@ def head_config(settings: HeadSettings, target: ModelConfig, draft_vocab_size: i
         "use_aux_hidden_state": version == 3,
     }  # fmt: skip
     _check_keys(given, fixed, settings.eagle_config)
-    taps = given.get("eagle_aux_hidden_state_layer_ids") or settings.taps or default_taps(version, target.num_layers)
-    if max(taps) >= target.num_layers:
-        raise ConfigError(f"taps {list(taps)}: expected blocks of the target, 0 to {target.num_layers - 1}")
+    taps = _taps(settings, target, given)
     blocks = _blocks(settings, target, given)
     flags: dict[str, Any] = {"last_norm": version == 3}
     if version == 3:
@@ -79,7 +78,14 @@ def head_config(settings: HeadSettings, target: ModelConfig, draft_vocab_size: i
     flags |= {ours: given[key] for key, ours in HEAD_KEYS.items() if key in given}
     if version == 3:
         flags.pop("input_norm", None)  # its token vectors are always normed, which is what the key says
-    return EagleConfig(blocks, version, tuple(taps), target.hidden_size, draft_vocab_size, **flags)
+    return EagleConfig(blocks, version, taps, target.hidden_size, draft_vocab_size, **flags)
+
+
+def _taps(settings: HeadSettings, target: ModelConfig, given: Mapping[str, Any]) -> tuple[int, ...]:
+    if settings.method != "eagle3":
+        return default_taps(1, target.num_layers)
+    listed = given.get("eagle_aux_hidden_state_layer_ids")
+    return parse_taps(",".join(map(str, listed)) if listed else settings.taps or "eagle3", target.num_layers)
 
 
 def _blocks(settings: HeadSettings, target: ModelConfig, given: Mapping[str, Any]) -> ModelConfig:
@@ -141,12 +147,16 @@ def new_head(
     size = target.vocab_size if draft_ids is None else len(draft_ids)
     config = head_config(settings, target, size)
     with torch.device(device):
-        head = EagleHead(config, torch.float32) if isinstance(config, EagleConfig) else MedusaHeads(config, torch.float32)
+        head = _empty(config)
     if isinstance(head, EagleHead) and draft_ids is not None:
         head.d2t.copy_(draft_ids - torch.arange(len(draft_ids)))
     generator = torch.Generator(device).manual_seed(seed)
     initialise(head, target_head, generator)
     return head
+
+
+def _empty(config: HeadConfig) -> EagleHead | MedusaHeads:
+    return EagleHead(config, torch.float32) if isinstance(config, EagleConfig) else MedusaHeads(config, torch.float32)
 
 
 def _warm(
@@ -156,7 +166,7 @@ def _warm(
     config, head = loaded.config, loaded.module
     found = "medusa" if isinstance(config, MedusaConfig) else f"eagle{config.version}"
     if found != settings.method:
-        raise ConfigError(f"--init-from {settings.init_from} is an {found} head, --mode is {settings.mode}; use {found}")
+        raise ConfigError(f"--init-from {settings.init_from} is of kind {found}, but --mode is {settings.mode}")
     if isinstance(head, EagleHead) and draft_ids is not None and not torch.equal(head.draft_ids.cpu(), draft_ids):
         raise ConfigError(
             f"--init-from {settings.init_from} guesses among {len(head.d2t)} tokens, the data's draft vocabulary has "

@@ -92,9 +92,8 @@ def draw(entries: Sequence[Mapping[str, Any]], file: Path) -> None:
         axes[1].plot(steps, [entry["accuracy"][i] for entry in trained], label=f"token {i + 1}")
     axes[1].set(title="accuracy, all before being right", xlabel="step", ylim=(0, 1))
     axes[2].plot(steps, [entry["acceptance_length"] for entry in trained], label="in training (estimate)")
-    axes[2].plot(
-        [entry["step"] for entry in judged], [entry["eval_acceptance_length"] for entry in judged], "o-", label="held out"
-    )
+    held_out = [entry["eval_acceptance_length"] for entry in judged]
+    axes[2].plot([entry["step"] for entry in judged], held_out, "o-", label="held out")
     axes[2].set(title="acceptance length", xlabel="step")
     for axis in axes[1:]:
         if axis.get_legend_handles_labels()[0]:

@@ -130,7 +130,7 @@ def judge(
         A scalar whose gradient reaches `states` and every head that needs it, and sums that have none.
     """
     report: list[Report] = []
-    loss: Tensor = _Judged.apply(states, teacher, weights, rule, report.append, *heads)
+    loss: Tensor = _Judged.apply(states, teacher, weights, rule, report.append, *heads)  # type: ignore[no-untyped-call]
     return loss, report[0]
 
 
@@ -164,8 +164,9 @@ class _Work:
     """Running sums of one call."""
 
     def __init__(
-        self, states: Tensor, teacher: Teacher, weights: Tensor, rule: Judge, heads: Sequence[Tensor], needed: Sequence[bool]
-    ) -> None:
+        self, states: Tensor, teacher: Teacher, weights: Tensor, rule: Judge, heads: Sequence[Tensor],
+        needed: Sequence[bool],
+    ) -> None:  # fmt: skip
         steps, places = weights.shape
         self.states, self.teacher, self.weights, self.rule = states, teacher, weights, rule
         self.heads = [head.detach().to(states.dtype) for head in heads]
@@ -184,7 +185,8 @@ class _Work:
         weights = self.weights[:, places] * (slots >= 0)
         if self.rule.skip_outside:
             weights = weights * inside
-        groups = [range(len(self.states))] if len(self.heads) == 1 else [range(k, k + 1) for k in range(len(self.heads))]
+        count = len(self.states)
+        groups = [range(count)] if len(self.heads) == 1 else [range(k, k + 1) for k in range(count)]
         for steps, head, d_head in zip(groups, self.heads, self.d_heads, strict=True):
             part = slice(steps.start, steps.stop)
             read = torch.stack([self.states[k][slots[k].clamp(min=0)] for k in steps])

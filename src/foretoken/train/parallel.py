@@ -27,7 +27,7 @@ from foretoken.train.journal import missing
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+WHOLE = StateDictOptions(full_state_dict=True)
 M_MMAP_MAX, M_TRIM_THRESHOLD = -4, -1  # of mallopt
 
 
@@ -65,8 +65,9 @@ class Parallel:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 
-            return fully_shard(module, mesh=init_device_mesh(self.device.type, (self.count,)))
-        return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)
+            fully_shard(module, mesh=init_device_mesh(self.device.type, (self.count,)))
+            return module
+        return nn.parallel.DistributedDataParallel(module)
 
     def waiting(self, module: nn.Module, wait: bool) -> AbstractContextManager[Any]:
         """Within it a backward does not exchange gradients, because another follows."""
@@ -94,7 +95,7 @@ class Parallel:
         return said[0]
 
     def close(self) -> None:
-        """Ends the group of processes."""
+        """Ends the group of processes; a process that failed ends without, since it would wait for the others."""
         if self.count > 1:
             self._accelerator.wait_for_everyone()
             self._accelerator.end_training()
@@ -102,10 +103,10 @@ class Parallel:
 
 def whole_states(module: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Weights by name, and the optimiser's moments by "name/kind", whole and on the CPU; call it in every process."""
-    weights = get_model_state_dict(module, options=WHOLE)
-    states = get_optimizer_state_dict(module, optimiser, options=WHOLE)["state"]
-    moments = {f"{name}/{kind}": value for name, kinds in states.items() for kind, value in kinds.items()}  # type: ignore[union-attr]
-    return {name: value.contiguous() for name, value in weights.items()}, moments
+    weights: Mapping[str, Any] = get_model_state_dict(module, options=WHOLE)
+    states: Any = get_optimizer_state_dict(module, optimiser, options=WHOLE)["state"]
+    moments = {f"{name}/{kind}": value.cpu() for name, kinds in states.items() for kind, value in kinds.items()}
+    return {name: value.cpu().contiguous() for name, value in weights.items()}, moments
 
 
 def restore(
@@ -113,8 +114,8 @@ def restore(
 ) -> None:
     """Puts whole states back, whatever the number of processes is now."""
     set_model_state_dict(module, dict(weights), options=WHOLE)
-    found = get_optimizer_state_dict(module, optimiser, options=WHOLE)
-    states: dict[str, dict[str, Tensor]] = {}
+    found: dict[str, Any] = get_optimizer_state_dict(module, optimiser, options=WHOLE)
+    states: dict[str, Any] = {}
     for key, value in moments.items():
         name, _, kind = key.rpartition("/")
         states.setdefault(name, {})[kind] = value

@@ -47,8 +47,8 @@ class Course:
         steps = len(self._epoch(0))
         if not steps:
             raise DataError(
-                f"{len(lengths)} samples fill fewer than {processes} rows of {settings.training_seq_len} tokens, one per "
-                "process; add data, shorten the rows or use fewer processes"
+                f"{len(lengths)} samples fill fewer than {processes} rows of {settings.training_seq_len} tokens, one "
+                "per process; add data, shorten the rows or use fewer processes"
             )
         self.total = max(1, round(steps * settings.num_epochs))
         if settings.max_steps is not None:

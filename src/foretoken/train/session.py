@@ -30,29 +30,27 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def train(
-    target: str, plan: Plan, data: DataSettings, *, device: str = "auto", judge: Judge | None = None,
+    target: str, plan: Plan, data: DataSettings, *, judge: Judge | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Outcome:  # fmt: skip
     """Trains a head for a target.
 
     Args:
         target: directory, Hub id or "embedded".
-        device: "auto", or where to compute.
         judge: judges a head in a directory on held-out prompts.
         tell: called with a line for the user now and then, in the main process.
 
     Raises:
         ForetokenError: a setting, the data, the target or a checkpoint is not what it must be; nothing was overwritten.
     """
-    parallel = Parallel(device, plan.run.fsdp)
-    try:
-        directory = resolve(embedded.target(target))
-        samples = _samples(target, directory, plan, data, parallel)
-        material = _material(target, directory, plan, samples, parallel)
-        trainer = Trainer(plan, material, parallel, judge, tell if parallel.main else lambda line: None)
-        return trainer.run()
-    finally:
-        parallel.close()
+    parallel = Parallel(plan.run.device, plan.run.fsdp)
+    directory = resolve(embedded.target(target))
+    samples = _samples(target, directory, plan, data, parallel)
+    material = _material(target, directory, plan, samples, parallel)
+    trainer = Trainer(plan, material, parallel, judge, tell if parallel.main else lambda line: None)
+    outcome = trainer.run()
+    parallel.close()
+    return outcome
 
 
 def _samples(target: str, directory: Path, plan: Plan, data: DataSettings, parallel: Parallel) -> Prepared:
@@ -63,8 +61,8 @@ def _samples(target: str, directory: Path, plan: Plan, data: DataSettings, paral
         chosen = [name for name, field in DataSettings.model_fields.items() if getattr(data, name) != field.default]
         if unused := [name for name in chosen if name != "data"]:
             raise ConfigError(
-                f"--{unused[0].replace('_', '-')} has no use: {data.data} is prepared already; leave it out, or prepare "
-                "the data with it"
+                f"--{unused[0].replace('_', '-')} has no use: {data.data} is prepared already; leave it out, or "
+                "prepare the data with it"
             )
         return Prepared.open(data.data)
     place = Path(plan.keep.output_dir).expanduser() / PREPARED

@@ -24,21 +24,22 @@ class HeadSettings(Settings):
 
     Attributes:
         mode: eagle3, eagle1 (which is EAGLE-2 too: one head, another tree) or medusa; eagle stands for eagle3.
-        taps: eagle3: blocks of the target, 0-based, whose outputs it reads; None is 1, n // 2 - 1 and n - 4.
+        taps: eagle3: blocks of the target, from 0, whose outputs it reads, as 1,7,12; None is 1, n // 2 - 1 and n - 4.
         eagle_num_layers: blocks of an EAGLE head.
         eagle_config: JSON file with the head's architecture in the names of config.json; its keys win.
-        medusa_num_heads: tokens that Medusa heads guess. medusa_num_layers: residual blocks of each.
+        medusa_num_heads: tokens that Medusa heads guess.
+        medusa_num_layers: residual blocks of each Medusa head.
         medusa_own_heads: every Medusa head has an output layer; otherwise all use the target's.
         draft_window: tokens that an EAGLE head attends to; None is all.
-        norm_before_residual: eagle3: the residual starts from the normed hidden state (not read by SGLang, TensorRT-LLM).
+        norm_before_residual: eagle3: the residual starts from the normed hidden state; SGLang and TensorRT-LLM do not.
         norm_before_fc: eagle3: one norm over all taps before they are fused.
-        fc_norm, norm_output: the two changes of EAGLE 3.1: a norm per tap, and the normed output read by the next step.
+        fc_norm: EAGLE 3.1: a norm for each tap. norm_output: EAGLE 3.1: the next step reads the normed output.
         fc_bias: eagle1: the fusion has a bias.
         init_from: directory of a head to start from; its architecture is kept.
     """
 
     mode: Mode = "eagle3"
-    taps: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    taps: str | None = None
     eagle_num_layers: Positive = 1
     eagle_config: str | None = None
     medusa_num_heads: Positive = 2
@@ -69,10 +70,11 @@ class LossSettings(Settings):
         ttt_steps: steps that an EAGLE head is unrolled for in training; None is 7 for eagle3 and 1 for eagle1.
         loss_decay: weight of each further step or head, relative to the one before.
         loss: kl (soft labels), tv (total variation), lk (a mix that aims at acceptance) or hard (the data's tokens).
-        loss_mix: lk: adaptive (KL gives way as acceptance grows), alpha (-log of the acceptance) or a share of KL, 0 to 1.
+        loss_mix: lk: adaptive (KL gives way as acceptance grows), alpha (-log of the acceptance) or KL's share, 0 to 1.
         loss_mean: document counts every document the same, token every token.
         skip_outside: leave out places whose best token is outside the draft vocabulary.
-        feature_weight, guess_weight: eagle1: of SmoothL1 on hidden states, and of the guesses.
+        feature_weight: eagle1: of SmoothL1 on hidden states.
+        guess_weight: eagle1: of the guesses.
         noise: eagle1: width of uniform noise on the features, at 512 tokens; longer documents get less.
     """
 
@@ -105,19 +107,25 @@ class RunSettings(Settings):
     """How training runs.
 
     Attributes:
-        num_epochs: passes over the data. max_steps: end after so many steps of the optimiser; None is all epochs.
-        lr: highest learning rate. lr_scheduler_type: cosine, linear or constant after the warm-up.
-        warmup_ratio: share of the steps over which the rate rises. warmup_steps: their number; None is by the ratio.
-        train_bs: rows of a forward. training_seq_len: tokens that documents are packed into per row.
+        num_epochs: passes over the data.
+        max_steps: end after so many steps of the optimiser; None is all epochs.
+        lr: highest learning rate.
+        lr_scheduler_type: cosine, linear or constant after the warm-up.
+        warmup_ratio: share of the steps over which the rate rises.
+        warmup_steps: their number; None is by the ratio.
+        train_bs: rows of a forward.
+        training_seq_len: tokens that documents are packed into per row.
         gradient_accumulation_steps: forwards of a step of the optimiser.
-        weight_decay, max_grad_norm: of AdamW; the norm that gradients are clipped to.
+        weight_decay: of AdamW.
+        max_grad_norm: the norm that gradients are clipped to.
         seed: of the first weights, the order of the data and the noise.
         dtype: what is computed in; weights and their updates are float32 always.
         gradient_checkpointing: keep less for the gradient and compute it again.
         num_gpu: processes that share each step, one per GPU or core.
         fsdp: shard weights and optimiser among the processes.
-        fsdp_transformer_layer_cls_to_wrap: class of the blocks that are sharded one by one with fsdp; the draft's blocks
-            are, whatever the target's are called.
+        fsdp_transformer_layer_cls_to_wrap: with fsdp, blocks that other trainers shard one by one; a head is sharded
+            whole, which is said.
+        device: where to compute: auto, cpu or cuda.
         threads: threads that compute in each process; None is one per core, shared among the processes.
     """
 
@@ -138,6 +146,7 @@ class RunSettings(Settings):
     num_gpu: Positive = 1
     fsdp: bool = False
     fsdp_transformer_layer_cls_to_wrap: str | None = None
+    device: str = "auto"
     threads: Positive | None = None
 
 
@@ -146,11 +155,14 @@ class KeepSettings(Settings):
 
     Attributes:
         output_dir: checkpoints, log, curves, and the best head in `head`.
-        save_steps: steps between checkpoints. save_total_limit: checkpoints that are kept.
+        save_steps: steps between checkpoints.
+        save_total_limit: checkpoints that are kept.
         resume: go on from the last whole checkpoint of output_dir, if there is one.
         logging_steps: steps between lines of the log.
         eval_data: file of conversations on whose prompts the head is judged; None judges nothing.
-        eval_steps: steps between judgements. eval_prompts: prompts of one. eval_tokens: tokens of each answer.
+        eval_steps: steps between judgements.
+        eval_prompts: prompts of a judgement.
+        eval_tokens: tokens of each answer.
         max_draft_len: longest draft when judging.
         patience: judgements without a better one after which training ends; None never ends early.
         do_eval: judge at the end too.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,8 +36,8 @@ from foretoken.train.trainee import Trainee, steps_of, with_noise
 HEAD = "head"  # the best head, within the output directory
 BETAS = (0.9, 0.95)
 # Do not change what is computed, or change it only as far as sums in another order do.
-FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_transformer_layer_cls_to_wrap", "threads",
-        "gradient_checkpointing")  # fmt: skip
+FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_transformer_layer_cls_to_wrap", "device",
+        "threads", "gradient_checkpointing")  # fmt: skip
 
 Judge = Callable[[Path], float]  # acceptance length of a head in a directory, on held-out prompts
 
@@ -147,13 +148,12 @@ class Trainer:
         mine = step.rows[parallel.rank :: parallel.count]
         forwards = [mine[i : i + run.train_bs] for i in range(0, len(mine), run.train_bs)]
         batches = [self._batch(rows) for rows in forwards]
-        weighed = [
-            goals(batch, self.trainee.steps, self.plan.loss.loss_decay, per_document=self.plan.loss.loss_mean == "document")
-            for batch, _ in batches
-        ]
+        rule = self.plan.loss
+        by_document = rule.loss_mean == "document"
+        weighed = [goals(each, self.trainee.steps, rule.loss_decay, per_document=by_document) for each, _ in batches]
         total = parallel.sum(torch.stack([each.total for each in weighed]).sum()).clamp(min=1)
         self.optimiser.zero_grad(set_to_none=True)
-        reports = []
+        reports: list[Report] = []
         for i, ((batch, samples), goal) in enumerate(zip(batches, weighed, strict=True)):
             features = self._features(batch, samples, step.number)
             with parallel.waiting(self.model, i + 1 < len(batches)):
@@ -165,7 +165,7 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = self.course.rate(step.number)
         self.optimiser.step()
-        return sum(reports[1:], start=reports[0])
+        return reduce(Report.__add__, reports)
 
     def _batch(self, rows: Sequence[Sequence[int]]) -> tuple[Batch, list[int]]:
         samples = [sample for row in rows for sample in row]
@@ -173,7 +173,7 @@ class Trainer:
         return Batch.of([(each.tokens, each.mask) for each in documents], self.parallel.device), samples
 
     def _features(self, batch: Batch, samples: Sequence[int], step: int) -> Features:
-        parts = torch.split(batch.tokens, batch.lengths)
+        parts = torch.split(batch.tokens, list(batch.lengths))
         found = [self.material.source(sample, tokens) for sample, tokens in zip(samples, parts, strict=True)]
         taps, last = (torch.cat(each) for each in zip(*found, strict=True))
         if self.plan.head.method == "eagle1" and self.plan.loss.noise:
@@ -264,8 +264,8 @@ class Trainer:
             return
         if not self.plan.keep.resume:
             raise ForetokenError(
-                f"{self.directory} holds checkpoints of an earlier run; choose another --output-dir, delete them, or go "
-                "on with --resume"
+                f"{self.directory} holds checkpoints of an earlier run; choose another --output-dir, delete them, or "
+                "go on with --resume"
             )
         saved = checkpoints.load(found[-1], self._settings())
         restore(self.trainee, self.optimiser, saved.weights, saved.optimiser)

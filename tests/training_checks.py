@@ -1,0 +1,50 @@
+"""A tiny target with conversations of letters, and what it takes to train heads for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from foretoken.train.session import train
+from foretoken.train.settings import DataSettings, HeadSettings, KeepSettings, LossSettings, RunSettings
+from foretoken.train.trainer import Outcome, Plan
+
+TAPS = "0,1,2"
+ANSWERS = ("one two three", "three two one", "abc abc abc", "hello hello")
+
+
+def write_conversations(file: Path, count: int = 24) -> Path:
+    """Conversations of one turn, some longer than others."""
+    with file.open("w") as stream:
+        for i in range(count):
+            turns = [
+                {"role": "user", "content": f"say {i % 5}"},
+                {"role": "assistant", "content": " ".join([ANSWERS[i % 4]] * (1 + i % 3))},
+            ]
+            stream.write(json.dumps({"conversation_id": i, "category": "ab"[i % 2], "conversations": turns}) + "\n")
+    return file
+
+
+def make_plan(output: Path, **chosen: Any) -> Plan:
+    """Settings of a short run; keys go to the group that knows them."""
+    values = {"taps": TAPS, "ttt_steps": 3, "lr": 3e-3, "training_seq_len": 128, "train_bs": 1, "max_steps": 6,
+              "save_steps": 3, "logging_steps": 2, "output_dir": str(output), **chosen}  # fmt: skip
+    if values.get("mode") in ("medusa", "eagle1"):
+        values.pop("taps")
+    groups = (HeadSettings, LossSettings, RunSettings, KeepSettings)
+    plan = Plan(*(group(**{k: v for k, v in values.items() if k in group.model_fields}) for group in groups))
+    unknown = [key for key in values if not any(key in group.model_fields for group in groups)]
+    assert not unknown
+    return plan
+
+
+def train_tiny(target: str, data: Path, output: Path, tell=lambda line: None, judge=None, **chosen: Any) -> Outcome:
+    """Trains for the tiny target."""
+    vocabulary = {"draft_vocab_size": chosen.pop("draft_vocab_size")} if "draft_vocab_size" in chosen else {}
+    plan = make_plan(output, **chosen)
+    return train(target, plan, DataSettings(data=str(data), **vocabulary), judge=judge, tell=tell)
+
+
+def log_of(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
