@@ -47,5 +47,5 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/foretoken/n
 	install Python 3.11 or newer, or run: make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,check,bench,server]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,check,bench,server,train]'
 	touch $@

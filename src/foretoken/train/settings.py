@@ -33,7 +33,8 @@ class HeadSettings(Settings):
         draft_window: tokens that an EAGLE head attends to; None is all.
         norm_before_residual: eagle3: the residual starts from the normed hidden state; SGLang and TensorRT-LLM do not.
         norm_before_fc: eagle3: one norm over all taps before they are fused.
-        fc_norm: EAGLE 3.1: a norm for each tap. norm_output: EAGLE 3.1: the next step reads the normed output.
+        fc_norm: EAGLE 3.1: a norm for each tap.
+        norm_output: EAGLE 3.1: the next step reads the normed output.
         fc_bias: eagle1: the fusion has a bias.
         init_from: directory of a head to start from; its architecture is kept.
     """
@@ -74,7 +75,7 @@ class LossSettings(Settings):
         loss_mean: document counts every document the same, token every token.
         skip_outside: leave out places whose best token is outside the draft vocabulary.
         feature_weight: eagle1: of SmoothL1 on hidden states.
-        guess_weight: eagle1: of the guesses.
+        guess_weight: eagle1: of the loss of guesses.
         noise: eagle1: width of uniform noise on the features, at 512 tokens; longer documents get less.
     """
 
@@ -107,16 +108,16 @@ class RunSettings(Settings):
     """How training runs.
 
     Attributes:
-        num_epochs: passes over the data.
+        num_epochs: passes over all of the data.
         max_steps: end after so many steps of the optimiser; None is all epochs.
-        lr: highest learning rate.
+        lr: highest learning rate of the run.
         lr_scheduler_type: cosine, linear or constant after the warm-up.
         warmup_ratio: share of the steps over which the rate rises.
         warmup_steps: their number; None is by the ratio.
-        train_bs: rows of a forward.
+        train_bs: rows of one forward, see training_seq_len.
         training_seq_len: tokens that documents are packed into per row.
         gradient_accumulation_steps: forwards of a step of the optimiser.
-        weight_decay: of AdamW.
+        weight_decay: of AdamW, on matrices only.
         max_grad_norm: the norm that gradients are clipped to.
         seed: of the first weights, the order of the data and the noise.
         dtype: what is computed in; weights and their updates are float32 always.
@@ -155,17 +156,17 @@ class KeepSettings(Settings):
 
     Attributes:
         output_dir: checkpoints, log, curves, and the best head in `head`.
-        save_steps: steps between checkpoints.
+        save_steps: steps between two checkpoints.
         save_total_limit: checkpoints that are kept.
         resume: go on from the last whole checkpoint of output_dir, if there is one.
         logging_steps: steps between lines of the log.
         eval_data: file of conversations on whose prompts the head is judged; None judges nothing.
-        eval_steps: steps between judgements.
-        eval_prompts: prompts of a judgement.
-        eval_tokens: tokens of each answer.
-        max_draft_len: longest draft when judging.
+        eval_steps: steps between two judgements.
+        eval_prompts: prompts of a judgement, the first that fit.
+        eval_tokens: tokens of each judged answer, at most.
+        max_draft_len: longest draft when a head is judged.
         patience: judgements without a better one after which training ends; None never ends early.
-        do_eval: judge at the end too.
+        do_eval: judge after the last step too.
     """
 
     output_dir: str = "foretoken-head"
