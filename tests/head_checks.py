@@ -203,12 +203,12 @@ class Reference:
             output = self.run(tokens, hidden)[-1:]
             # EAGLE-1 predicts features, which are what the output layer reads.
             normed = self.config.norm_output or self.config.version == 1
-            recycled = self._last(output) if normed else output
+            recycled = self.last(output) if normed else output
             tokens.append(token)
             hidden = torch.cat([hidden, recycled])
-        return F.linear(self._last(self.run(tokens, hidden)[-1:]), self.output)[0].log_softmax(-1)
+        return F.linear(self.last(self.run(tokens, hidden)[-1:]), self.output)[0].log_softmax(-1)
 
-    def _last(self, output: Tensor) -> Tensor:
+    def last(self, output: Tensor) -> Tensor:
         return self._norm("norm", output) if self.config.last_norm else output
 
 

@@ -29,6 +29,10 @@ Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: _listed(given))
 S = TypeVar("S", bound="Settings")
 
 
+# EAGLE-2's names: what each sets here, and how much more it counts.
+ALIASES = {"depth": ("max_draft_len", 0), "top_k": ("tree_top_k", 0), "total_tokens": ("max_total_draft_tokens", 1)}
+
+
 def _listed(given: object) -> object:
     return tuple(given or ()) if given is None or isinstance(given, list) else given
 
@@ -62,6 +66,9 @@ class Settings(BaseModel):
 
 class SpeculativeConfig(Settings):
     """How drafts are made.
+
+    EAGLE-2's own names may be used too: `depth` for max_draft_len, `top_k` for tree_top_k, and `total_tokens`, which
+    counts the root, for max_total_draft_tokens + 1.
 
     Attributes:
         method: None is what the draft is made for ("draft_target", or that of a head: "eagle", "eagle3", "medusa"),
@@ -103,6 +110,18 @@ class SpeculativeConfig(Settings):
     suffix_decoding_max_cached_requests: Annotated[int, Field(ge=0)] = 10_000
     suffix_decoding_max_spec_factor: Annotated[float, Field(gt=0)] = 1.0
     suffix_decoding_min_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+    def __init__(self, **values: Any) -> None:
+        for alias, (name, roots) in ALIASES.items():
+            if alias not in values:
+                continue
+            if name in values:
+                raise ConfigError(f"{alias} and {name} are the same setting; give one of them")
+            given = values.pop(alias)
+            if isinstance(given, bool) or not isinstance(given, int) or given <= roots:
+                raise ConfigError(f"SpeculativeConfig.{alias} = {given!r}: expected a whole number above {roots}")
+            values[name] = given - roots
+        super().__init__(**values)
 
     @model_validator(mode="after")
     def _agree(self) -> SpeculativeConfig:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from foretoken import embedded
 from foretoken.commands.options import CACHE, Values, settings_of
-from foretoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
+from foretoken.config import MODEL_METHODS, EngineConfig, KVCacheConfig, SpeculativeConfig
 from foretoken.errors import ConfigError
 
 MOST_THREADS = 1024
@@ -58,10 +58,10 @@ def use_threads(threads: int | None) -> None:
 
 def model_names(model: str | None, draft: str | None, method: str | None) -> tuple[str, str | None]:
     """What to load as target and as draft; a draft that the method would not use is refused or left out."""
-    drafting = method in (None, "draft_target")
-    if draft is not None and not drafting:
+    if draft is not None and method not in (None, "auto", *MODEL_METHODS):
         raise ConfigError(f"--draft {draft} has no use with --method {method}; leave one of them out")
     target = model or embedded.NAME
-    if draft is None and drafting and target == embedded.NAME:
-        draft = embedded.NAME
+    own = {None: embedded.NAME, "draft_target": embedded.NAME, "eagle3": embedded.HEAD_NAME}
+    if draft is None and target == embedded.NAME:
+        draft = own.get(method)
     return target, draft

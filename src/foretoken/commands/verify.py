@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from foretoken.commands.models import open_llm
 from foretoken.commands.options import Option, Values, engine_options
-from foretoken.config import METHODS
+from foretoken.config import METHODS, MODEL_METHODS
 from foretoken.data.prompts import BUILT_IN, Source, Spelled, as_turn, read_prompts, spell
 from foretoken.errors import ConfigError, unknown_name
 from foretoken.speculation.params import SamplingParams
@@ -65,8 +65,10 @@ def verify(
 
     from foretoken.commands.proof import PLAIN, Proof
 
+    known = ", ".join(llm.engine.drafters)
     if missing := [m for m in methods or () if m not in (PLAIN, *llm.engine.drafters)]:
-        raise ConfigError(f"--method {missing[0]} needs a draft model; give --draft PATH")
+        kind = MODEL_METHODS.get(missing[0], "a draft")
+        raise ConfigError(f"--method {missing[0]} needs {kind}; give --draft PATH (this engine has {known})")
     proof = Proof(llm, [prompt.ids for prompt in prompts], params)
     results = []
     with Console(stderr=True).status("comparing with plain decoding ...") as status:

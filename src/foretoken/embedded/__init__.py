@@ -1,6 +1,6 @@
-"""The target and draft that come with the package: where they are, nothing more.
+"""The target, draft and head that come with the package: where they are, nothing more.
 
-Both are ordinary Hugging Face checkpoints, so any other program can load the same directories.
+They are ordinary Hugging Face checkpoints, so any other program can load the same directories.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from pathlib import Path
 NAME = "embedded"  # what a user calls the pair where a model is asked for
 TARGET = Path(__file__).parent / "target"
 DRAFT = Path(__file__).parent / "draft"
+HEAD_NAME = "embedded-eagle3"  # what a user calls the head where a draft is asked for
+HEAD = Path(__file__).parent / "head"
 
 
 def target(model: str) -> str:
@@ -18,5 +20,5 @@ def target(model: str) -> str:
 
 
 def draft(model: str) -> str:
-    """Where a draft of this name is."""
-    return str(DRAFT) if model == NAME else model
+    """Where a draft or a head of this name is."""
+    return str({NAME: DRAFT, HEAD_NAME: HEAD}.get(model, model))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from foretoken import embedded
+from foretoken.checkpoint.heads import is_head, read_head
 from foretoken.checkpoint.hub import read_config, resolve
 from foretoken.checkpoint.load import load_decoder
 from foretoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
@@ -32,10 +35,12 @@ from foretoken.engine.runner import Runner
 from foretoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
 from foretoken.model.config import ModelConfig
 from foretoken.model.decoder import Decoder
+from foretoken.model.formats.names import FORMATS
 from foretoken.runtime.cache import KEY_BLOCK, KVCache, PageTable
 from foretoken.speculation.acceptance import Gate
 from foretoken.speculation.policy import Policy
 
+LOG = logging.getLogger("foretoken")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -56,7 +61,7 @@ class Loaded(NamedTuple):
 def load_models(
     model: str, draft: str | None, revisions: tuple[str | None, str | None], config: EngineConfig
 ) -> Loaded:
-    """Loads the target and, if there is one, a draft whose tokenizer and vocabulary are checked against it first."""
+    """Loads the target and, if there is one, a draft model or a head, which is checked against it first."""
     directory = resolve(embedded.target(model), revisions[0])
     stated = ModelConfig.from_hf(read_config(directory))
     limit = config.max_seq_len or stated.max_position
@@ -65,10 +70,6 @@ def load_models(
             f"max_seq_len {limit} exceeds the {stated.max_position} positions that {model} was made for; lower it"
         )
     tokenizer = load_tokenizer(directory)
-    draft_directory = resolve(embedded.draft(draft), revisions[1]) if draft is not None else None
-    if draft_directory is not None:
-        check_same_tokenizer(tokenizer, load_tokenizer(draft_directory))
-        _check_vocabulary(stated, ModelConfig.from_hf(read_config(draft_directory)), draft_directory)
     device = _device(config.device)
     dtype = _dtype(config.dtype, stated, device)
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
@@ -79,11 +80,30 @@ def load_models(
         )
     if device.type != "cpu" and (config.quantization, config.draft_quantization) != ("none", "none"):
         raise ConfigError(f"quantization {config.quantization!r} is computed on the CPU only; leave it out on {device}")
-    quantized = ((directory, config.quantization), (draft_directory, config.draft_quantization))
-    loaded = [load_decoder(path, dtype, device, limit, name) for path, name in quantized if path is not None]
-    for decoder in loaded:
-        decoder.set_deterministic(deterministic)
-    return Loaded(loaded[0], loaded[1] if len(loaded) > 1 else None, tokenizer, limit)
+    guesser = None
+    if draft is not None:
+        place = resolve(embedded.draft(draft), revisions[1])
+        if not is_head(place):
+            check_same_tokenizer(tokenizer, load_tokenizer(place))
+            _check_vocabulary(stated, ModelConfig.from_hf(read_config(place)), place)
+        guesser = _load_draft(place, replace(stated, max_position=limit), dtype, device, config.draft_quantization)
+    target = load_decoder(directory, dtype, device, limit, config.quantization)
+    for decoder in (target, guesser):
+        if isinstance(decoder, Decoder):
+            decoder.set_deterministic(deterministic)
+    return Loaded(target, guesser, tokenizer, limit)
+
+
+def _load_draft(
+    directory: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device, quantization: str
+) -> Model:
+    """What guesses: the head or the draft model of a directory."""
+    if not is_head(directory):
+        return load_decoder(directory, dtype, device, target.max_position, quantization)
+    head = read_head(directory, target, dtype, device, pack=True, format=FORMATS.get(quantization))
+    for note in head.notes:
+        LOG.warning(f"{directory}: {note}")
+    return head.module
 
 
 def _check_vocabulary(target: ModelConfig, draft: ModelConfig, directory: Path) -> None:
