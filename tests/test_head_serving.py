@@ -16,7 +16,7 @@ from cli_checks import Pair, greedy
 from engine_checks import alone, llama, make_llm, prompts, said
 from foretoken import LLM, ConfigError, SamplingParams, SpeculativeConfig, embedded
 from foretoken.checkpoint.heads import write_head
-from foretoken.commands.models import _names
+from foretoken.commands.models import model_names
 from foretoken.errors import CheckpointError, DraftMismatchError
 from foretoken.model.head_config import MedusaConfig
 from foretoken.model.heads import EagleHead, MedusaHeads, initialise, pack
@@ -106,9 +106,9 @@ def test_a_torn_head_is_refused(pair: Pair, heads: dict[str, str], tmp_path: Pat
 
 
 def test_the_embedded_head_has_a_name() -> None:
-    assert _names(None, embedded.HEAD_NAME, None) == (embedded.NAME, embedded.HEAD_NAME)
-    assert _names(None, None, "eagle3") == (embedded.NAME, embedded.HEAD_NAME)
-    assert _names(None, None, None) == (embedded.NAME, embedded.NAME)
+    assert model_names(None, embedded.HEAD_NAME, None) == (embedded.NAME, embedded.HEAD_NAME)
+    assert model_names(None, None, "eagle3") == (embedded.NAME, embedded.HEAD_NAME)
+    assert model_names(None, None, None) == (embedded.NAME, embedded.NAME)
     assert embedded.draft(embedded.HEAD_NAME) == str(embedded.HEAD)
 
 
