@@ -24,6 +24,7 @@ from foretoken.checkpoint.head_layouts import ENGINES, Written, advice, lay_out,
 from foretoken.checkpoint.head_names import EagleNames, MedusaNames, medusa_place, plain_name
 from foretoken.checkpoint.hub import read_json
 from foretoken.checkpoint.load import Stored, load_parameters, read_tensors, seen_tensors
+from foretoken.checkpoint.medusa_config import is_vllm_medusa
 from foretoken.errors import CheckpointError, ConfigError, DraftMismatchError, UnsupportedModelError, unknown_name
 from foretoken.model.config import ModelConfig
 from foretoken.model.formats.base import WeightFormat
@@ -230,10 +231,12 @@ class _Split:
 def _with_zero_biases(stored: _Split, config: MedusaConfig, files: Files) -> Iterator[Stored]:
     """Residual blocks without a bias, which vLLM writes unless `medusa_fc_bias` is set, have one of zeros here."""
     yield from stored
+    if not is_vllm_medusa(files) or files.config.get("medusa_fc_bias"):
+        return
     places = {medusa_place(name) for name in files.seen}
     for head in range(config.num_heads):
         for block in range(config.num_layers):
-            if f"heads.{head}.blocks.{block}.linear.bias" not in places and not files.config.get("medusa_fc_bias"):
+            if f"heads.{head}.blocks.{block}.linear.bias" not in places:
                 yield Stored(f"{head}.{block}.linear.bias", torch.zeros(config.hidden_size), files.where)
 
 

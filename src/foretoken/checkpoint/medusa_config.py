@@ -22,7 +22,7 @@ def describe_medusa(files: Files, target: ModelConfig) -> tuple[MedusaConfig, st
     heads = 1 + max(int(place.split(".")[1]) for place in places)
     blocks = [int(place.split(".")[3]) for place in places if ".blocks." in place]
     stated = {**files.config, **mapping(files.config.get("medusa"))}
-    vllm = any(name.removeprefix("medusa_heads.").startswith("blocks.") for name in files.seen)
+    vllm = is_vllm_medusa(files)
     _agree(files.where, "heads", heads, stated, ("medusa_num_heads", "num_medusa_heads", *(("num_heads",) * vllm)))
     depth = ("medusa_num_layers", "num_medusa_layers", *(("num_hidden_layers",) * vllm))
     _agree(files.where, "layers", layers := 1 + max(blocks, default=-1), stated, depth)
@@ -57,6 +57,11 @@ def describe_medusa(files: Files, target: ModelConfig) -> tuple[MedusaConfig, st
     )
     producer = "foretoken" if OURS in files.config else "vLLM" if vllm else "ModelOpt" if modelopt else "FasterDecoding"
     return config, producer, tuple(notes)
+
+
+def is_vllm_medusa(files: Files) -> bool:
+    """Whether tensors are named as vLLM has them, whose blocks may lack a bias."""
+    return any(name.removeprefix("medusa_heads.").startswith("blocks.") for name in files.seen)
 
 
 def _choices(files: Files) -> tuple[tuple[int, ...], ...]:
