@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretoken.checkpoint.head_layouts import ENGINES, refusals
-from foretoken.checkpoint.heads import is_head, read_head, write_head
+from foretoken.checkpoint.heads import is_head, read_head, stored_dtype, write_head
 from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from foretoken.model.config import RopeConfig
 from foretoken.model.head_config import EagleConfig, MedusaConfig
-from head_files import HIDDEN, TARGET, VOCAB, eagle_1, eagle_3, layers, medusa, outputs, random_head
+from head_files import TARGET, VOCAB, eagle_1, eagle_3, layers, medusa, outputs, random_head, read_files
 
 ROPES = [
     RopeConfig("default", 10000.0, 4, 48, 48),
@@ -184,18 +184,38 @@ def test_nothing_is_lost_when_writing_fails(tmp_path: Path, monkeypatch: pytest.
             with pytest.raises(CheckpointError, match="No space left"):
                 write_head(random_head(eagle_3(), 1), place, TARGET, target_name="t")
         check_equal(read_head(place, TARGET, torch.float32, "cpu", pack=False).module, first)
-    rename = Path.rename
+    assert sorted(entry.name for entry in place.iterdir()) == ["config.json", "model.safetensors"]
 
-    def once(self: Path, to: Path) -> Path:
-        if to == place and not self.name.endswith(".old"):
-            raise OSError(13, "Permission denied")
-        return rename(self, to)
 
-    monkeypatch.setattr(Path, "rename", once)
-    with pytest.raises(CheckpointError, match="Permission denied"):
-        write_head(random_head(eagle_3(), 1), place, TARGET, target_name="t")
-    check_equal(read_head(place, TARGET, torch.float32, "cpu", pack=False).module, first)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["head"]
+def test_a_changed_configuration_never_stands_beside_other_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, seen = tmp_path / "head", []
+    write_head(random_head(eagle_3(), 0), place, TARGET, target_name="t")
+    before = place.stat().st_ino
+    replace_file = Path.replace
+
+    def watched(self: Path, to: Path) -> Path:
+        seen.append((self.name, sorted(entry.name for entry in place.iterdir() if not entry.name.startswith("."))))
+        return replace_file(self, to)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    write_head(random_head(eagle_3(), 1), place, TARGET, target_name="t")
+    write_head(random_head(medusa(), 1), place, TARGET, target_name="t")
+    assert seen == [
+        ("model.safetensors", ["config.json", "model.safetensors"]),
+        ("config.json", ["config.json", "model.safetensors"]),
+        ("medusa_lm_head.safetensors", []),
+        ("config.json", ["medusa_lm_head.safetensors"]),
+    ]
+    assert place.stat().st_ino == before  # it may be a mount or somebody's working directory
+
+
+def test_the_label_is_the_dtype_of_the_weights(tmp_path: Path) -> None:
+    head = random_head(eagle_3(layers=replace(layers(), dtype="bfloat16")))
+    write_head(head, tmp_path / "head", TARGET, target_name="t")
+    assert read_files(tmp_path / "head")[0]["torch_dtype"] == "float32"
+    assert stored_dtype(tmp_path / "head") == torch.float32
 
 
 def test_tables_reach_as_far_as_the_target(tmp_path: Path) -> None:
@@ -205,4 +225,3 @@ def test_tables_reach_as_far_as_the_target(tmp_path: Path) -> None:
     assert loaded.config.layers.rope.max_position == 48
     cos, _ = loaded.module.rope(torch.tensor([400]))
     assert torch.allclose(cos[0, 0, :2], torch.tensor([400.0, 4.0]).cos(), atol=1e-4)
-    assert HIDDEN == 16

@@ -15,7 +15,7 @@ from foretoken.checkpoint.head_files import OURS, Files, mapping
 from foretoken.checkpoint.head_names import medusa_place, plain_name
 from foretoken.checkpoint.head_taps import Taps, read_taps
 from foretoken.checkpoint.medusa_config import describe_medusa
-from foretoken.errors import CheckpointError, DraftMismatchError, UnsupportedModelError
+from foretoken.errors import CheckpointError, ConfigError, DraftMismatchError, UnsupportedModelError
 from foretoken.model.config import ModelConfig
 from foretoken.model.head_config import EagleConfig, MedusaConfig
 from foretoken.model.keys import Keys
@@ -42,10 +42,13 @@ def describe(files: Files, target: ModelConfig) -> Described:
         UnsupportedModelError: the head is of a kind that is not implemented.
         DraftMismatchError: it was made for another target, or is another kind of head than it says.
     """
-    if any(medusa_place(name) is not None for name in files.seen):
-        config, producer, notes = describe_medusa(files, target)
-        return Described(config, None, producer, notes)
-    return _Eagle(files, target).describe()
+    try:
+        if any(medusa_place(name) is not None for name in files.seen):
+            config, producer, notes = describe_medusa(files, target)
+            return Described(config, None, producer, notes)
+        return _Eagle(files, target).describe()
+    except ConfigError as error:
+        raise CheckpointError(f"{files.where}: {error}") from error
 
 
 class _Eagle:

@@ -323,7 +323,7 @@ def advice(config: HeadConfig, layout: str) -> tuple[str, ...]:
     method = "eagle3" if config.version == 3 else "eagle"
     match layout:
         case "vllm":
-            spec = f'{{"method": "{method}", "model": DIR, "num_speculative_tokens": {PROPOSED}}}'
+            spec = f'{{"method": "{method}", "model": "DIR", "num_speculative_tokens": {PROPOSED}}}'
             return (f"serve it with vllm serve TARGET --speculative-config '{spec}'",)
         case "sglang":
             window = next((w for w in config.layers.sliding_windows if w is not None), None)

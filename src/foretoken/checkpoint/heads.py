@@ -6,10 +6,9 @@ The one place where foreign conventions (names, ids of layers, maps of the vocab
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,10 +88,7 @@ def read_head(
         DraftMismatchError: it was made for another target, or is another kind of head than it says.
     """
     files = Files.of(directory)
-    try:
-        described = describe(files, target)
-    except ConfigError as error:
-        raise CheckpointError(f"{directory}: {error}") from error
+    described = describe(files, target)
     config = described.config
     with torch.device("meta"):
         module = _empty(config, dtype, format)
@@ -107,6 +103,28 @@ def read_head(
     if pack:
         pack_linears(module)
     return LoadedHead(config, module, described.notes)
+
+
+def stored_dtype(directory: Path) -> torch.dtype:
+    """The widest floating dtype among a head's weights, which keeps all of their bits."""
+    found = {item.dtype for item in Files.of(directory).seen.values()} & {torch.bfloat16, torch.float16, torch.float32}
+    return found.pop() if len(found) == 1 else torch.float32
+
+
+def with_taps(head: EagleHead | MedusaHeads, taps: tuple[int, ...], target: ModelConfig) -> EagleHead:
+    """The same weights reading other layers of the target; the head itself is changed.
+
+    Raises:
+        ConfigError: it has no taps to choose, another number of them, or the target has no such layer.
+    """
+    if isinstance(head, MedusaHeads) or head.config.version == 1:
+        raise ConfigError("this head reads the target's last hidden state; only EAGLE-3 has taps to choose")
+    if len(taps) != len(head.config.taps):
+        raise ConfigError(f"taps {list(taps)}: expected {len(head.config.taps)} layers, which its fc reads")
+    if absent := [tap for tap in taps if not 0 <= tap < target.num_layers]:
+        raise ConfigError(f"taps {list(taps)}: the target has layers 0 to {target.num_layers - 1}, not {absent[0]}")
+    head.config = replace(head.config, taps=taps)
+    return head
 
 
 def write_head(
@@ -147,34 +165,36 @@ def write_head(
             f"{ENGINES[layout]} cannot run this head as it was trained: {'; '.join(reasons)}. Serve it with foretoken, "
             "or train one without"
         )
-    if dtype is not None:
-        name = str(dtype).removeprefix("torch.")
-        written.config.update({key: name for key in ("dtype", "torch_dtype") if key in written.config})
-        for key, tensor in written.tensors.items():
-            written.tensors[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    kept = {parameter.dtype for parameter in head.parameters()}
+    dtype = dtype or (kept.pop() if len(kept) == 1 else torch.float32)
+    name = str(dtype).removeprefix("torch.")
+    written.config.update({key: name for key in ("dtype", "torch_dtype") if key in written.config})
+    for key, tensor in written.tensors.items():
+        written.tensors[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     _replace(directory, written, force)
     return advice(head.config, layout)
 
 
 def _replace(directory: Path, written: Written, force: bool) -> None:
-    """Puts a finished directory in the place of another; files there that are no head's move into it."""
+    """Writes everything beside its place first; a full disk leaves what was there."""
     try:
-        others = _others(directory, force)
+        _check_place(directory, force)
+        new = not directory.exists()
         directory.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-        try:
+        with tempfile.TemporaryDirectory(prefix=".head-", dir=directory.parent if new else directory) as place:
+            made = Path(place) / "head"
             _fill(made, written)
-            _swap(made, directory, others)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+            if new:
+                made.rename(directory)
+            else:
+                _move(made, directory, written.file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{directory} cannot be written ({error}); check the free space and the permissions"
         ) from error
 
 
-def _others(directory: Path, force: bool) -> list[str]:
-    """Names of files that are no head's."""
+def _check_place(directory: Path, force: bool) -> None:
     names = sorted(entry.name for entry in directory.iterdir()) if directory.exists() else []
     others = [name for name in names if name not in ("config.json", *HEAD_FILES)]
     if not force and (others or (names and not is_head(directory))):
@@ -182,32 +202,27 @@ def _others(directory: Path, force: bool) -> list[str]:
             f"{directory} holds {others[0] if others else 'a whole model'}, expected an empty directory or a head; "
             "choose another place, or force it"
         )
-    return others
 
 
 def _fill(made: Path, written: Written) -> None:
+    made.mkdir()
+    config, weights = made / "config.json", made / written.file
+    config.write_text(json.dumps(written.config, indent=2) + "\n", encoding="utf-8")
     tensors = {name: tensor.contiguous().cpu() for name, tensor in written.tensors.items()}
-    save_file(tensors, made / written.file, metadata={"format": "pt"})
-    (made / "config.json").write_text(json.dumps(written.config, indent=2) + "\n", encoding="utf-8")
-    made.chmod(0o755)  # mkdtemp and save_file let only the owner read
-    (made / written.file).chmod(0o644)
+    save_file(tensors, weights, metadata={"format": "pt"})
+    weights.chmod(config.stat().st_mode)  # safetensors lets only the owner read
 
 
-def _swap(made: Path, directory: Path, others: list[str]) -> None:
-    """What stood there is deleted only when the new directory is in its place."""
-    if not directory.exists():
-        made.rename(directory)
-        return
-    old = made.with_name(made.name + ".old")
-    directory.rename(old)
-    try:
-        made.rename(directory)
-    except OSError:
-        old.rename(directory)
-        raise
-    for name in others:
-        (old / name).rename(directory / name)
-    shutil.rmtree(old)
+def _move(made: Path, directory: Path, file: str) -> None:
+    """Puts files in the place of others; a config.json that changes is absent while the weights are not its own."""
+    old, new = directory / "config.json", made / "config.json"
+    if old.exists() and old.read_bytes() != new.read_bytes():
+        old.unlink()
+    for name in HEAD_FILES:
+        if name != file:
+            (directory / name).unlink(missing_ok=True)
+    (made / file).replace(directory / file)
+    new.replace(old)
 
 
 def _empty(config: HeadConfig, dtype: torch.dtype, format: WeightFormat | None) -> EagleHead | MedusaHeads:
