@@ -5,6 +5,7 @@ Oracle: `engine_rules`, restated from the engines' loaders.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,39 @@ def test_medusa_names_of_both_layouts(tmp_path: Path) -> None:
 def test_medusa_is_refused_by_name(layout: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="Medusa"):
         write_head(random_head(medusa()), tmp_path / "head", TARGET, layout=layout, target_name="t")
+
+
+# The table in the docs
+
+ROWS: dict[str, Any] = {
+    "EAGLE-3, three taps, one block": eagle_3(),
+    "`fc_norm`, `norm_output` (3.1), `norm_before_fc`": eagle_3(norm_before_fc=True, norm_output=True),
+    "`norm_before_fc` with `fc_norm`": NEWER["both norms"],
+    "`norm_before_residual`": NEWER["norm_before_residual"],
+    "another number of taps": eagle_3(taps=(1, 2)),
+    "several blocks": NEWER["two blocks"],
+    "`q_norm`, `k_norm`": NEWER["qk norm"],
+    "attention biases (all four)": NEWER["biases"],
+    "MLP biases": NEWER["mlp bias"],
+    "token vectors of its own": NEWER["token vectors"],
+    "narrower or wider than the target": replace(
+        eagle_3(layers=layers(hidden_size=8), own_embed=True), target_hidden_size=HIDDEN
+    ),
+    "the target's output layer": NEWER["the target's output layer"],
+    "sliding window": eagle_3(layers=layers(sliding_windows=(5,))),
+    "EAGLE-1 without a bias of `fc`": OLDER["plain"],
+    "EAGLE-1 with a bias of `fc`": OLDER["fc bias"],
+    "EAGLE-1 with norms that SafeAILab's has not": OLDER["last norm"],
+    "Medusa": medusa(),
+}
+
+
+def test_the_table_in_the_docs_is_what_is_refused() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    table = text.partition("| part of the head |")[2].partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    assert [row[0] for row in cells] == list(ROWS)
+    for name, *words in cells:
+        for layout, word in zip(("vllm", "sglang", "trtllm", "speculators"), words, strict=True):
+            exception = (name, layout) == ("token vectors of its own", "trtllm")  # says when it is accepted
+            assert word.startswith("no") == bool(refusals(ROWS[name], layout)) or exception, (name, layout)

@@ -38,6 +38,8 @@ COMMANDS = {
     "bench explain": "Say why a run is fast or slow, and what to set.",
     "synthesize": "Let the target answer the conversations of a file.",
     "shard": "Cut a file of conversations into shards, or put shards together.",
+    "export": "Write a head for another engine.",
+    "doctor": "Explain a head, and how much of it a target accepts.",
 }
 MODEL = "directory, Hub id, or 'embedded' for the pair that comes with the package."
 EPILOG = "A default of None means: not given. Names may be written with dashes or underscores."
