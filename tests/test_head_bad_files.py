@@ -145,6 +145,13 @@ def test_kinds_that_are_not_implemented(
     assert words in refused(place, UnsupportedModelError)
 
 
+def test_a_training_checkpoint_with_the_whole_model(tmp_path: Path) -> None:
+    found = {f"eagle_module.{name}": tensor for name, tensor in tensors_of(random_head(eagle_3())).items()}
+    place = write_files(tmp_path, BASE, {**found, "model.norm.weight": torch.ones(16)})
+    assert is_head(place)
+    assert "export the head there" in refused(place, UnsupportedModelError)
+
+
 def test_medusa_that_contradicts_itself(tmp_path: Path) -> None:
     head = random_head(medusa(num_layers=2))
     found = dict(medusa_tensors(head, head.config))

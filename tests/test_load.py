@@ -139,6 +139,7 @@ def test_tied_head_and_derived_buffers_are_not_needed() -> None:
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3),
         "model.rotary_emb.inv_freq": torch.ones(3),
         "lm_head.weight": torch.ones(VOCAB, HIDDEN),
+        "medusa_heads.0.0.linear.weight": torch.ones(HIDDEN, HIDDEN),
     }
     for more in ({}, extra):
         assert torch.equal(load(found | more, tied=True).embed.weight, found["model.embed_tokens.weight"])

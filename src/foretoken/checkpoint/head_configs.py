@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.checkpoint.head_files import OURS, Files, mapping
-from foretoken.checkpoint.head_names import medusa_place, plain_name
+from foretoken.checkpoint.head_names import INSIDE, medusa_place, plain_name
 from foretoken.checkpoint.head_taps import Taps, read_taps
 from foretoken.checkpoint.medusa_config import describe_medusa
 from foretoken.errors import CheckpointError, ConfigError, DraftMismatchError, UnsupportedModelError
@@ -132,6 +132,11 @@ class _Eagle:
             raise UnsupportedModelError(f"{where}: speculators' {kind!r} is not supported; supported: eagle3")
         if "mask_hidden" in self.shapes or self.flag("parallel_drafting"):
             raise UnsupportedModelError(f"{where}: a head that guesses in parallel (P-EAGLE) is not supported")
+        if any(name.startswith(INSIDE) for name in self.files.seen):
+            raise UnsupportedModelError(
+                f"{where}: a training checkpoint of Model-Optimizer with the whole model; export the head there "
+                "(export_hf_checkpoint.py) and give the result"
+            )
         if not self.has("fc"):
             raise CheckpointError(
                 f"{where}: no fc.weight and no Medusa tensors; expected an EAGLE or Medusa head, found "

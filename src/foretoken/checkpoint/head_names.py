@@ -25,7 +25,7 @@ EAGLE_TABLE = {
 }
 # Spellings that mean the same; the right one is used here.
 SPELLINGS = (
-    (re.compile(r"^(model\.|eagle_module\.)"), ""),
+    (re.compile(r"^model\."), ""),
     (re.compile(r"^midlayer\.(?=\d)"), "layers."),
     (re.compile(r"^midlayer\."), "layers.0."),
     (re.compile(r"^aux_norm_low\."), "fc_norm.0."),
@@ -33,6 +33,7 @@ SPELLINGS = (
     (re.compile(r"^aux_norm_high\."), "fc_norm.2."),
 )
 MAPS = ("d2t", "t2d")  # integers, which are read apart
+INSIDE = "eagle_module."  # before the names of a head in the midst of Model-Optimizer's training checkpoints
 # What trainers keep beside a head and no engine reads.
 NOT_NEEDED = re.compile(r"verifier_(lm_head|norm)\.weight")
 

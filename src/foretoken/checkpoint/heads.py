@@ -20,7 +20,7 @@ from torch import Tensor
 from foretoken.checkpoint.head_configs import describe
 from foretoken.checkpoint.head_files import HEAD_FILES, OURS, Files
 from foretoken.checkpoint.head_layouts import ENGINES, Written, advice, lay_out, refusals
-from foretoken.checkpoint.head_names import EagleNames, MedusaNames, medusa_place, plain_name
+from foretoken.checkpoint.head_names import INSIDE, EagleNames, MedusaNames, medusa_place, plain_name
 from foretoken.checkpoint.hub import read_json
 from foretoken.checkpoint.load import Stored, load_parameters, read_tensors, seen_tensors
 from foretoken.checkpoint.medusa_config import is_vllm_medusa
@@ -62,7 +62,7 @@ def is_head(directory: Path) -> bool:
         found = {plain_name(name) for name in seen_tensors(directory, HEAD_FILES)} if config else set()
     except CheckpointError:
         return False  # whoever loads it says what is wrong
-    return "fc.weight" in found or any(medusa_place(name) is not None for name in found)
+    return "fc.weight" in found or any(name.startswith(INSIDE) or medusa_place(name) is not None for name in found)
 
 
 def read_head(

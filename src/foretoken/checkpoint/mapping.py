@@ -34,6 +34,9 @@ TABLE: dict[str, tuple[str, str | None]] = {
 # Buffers that older exporters wrote beside the weights; they follow from config.json.
 DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
+# Heads that Model-Optimizer keeps in the checkpoint of the model that they draft for; they are a draft of their own.
+HEADS = "medusa_heads."
+
 _INDEX = re.compile(r"\b\d+\b")
 
 
@@ -89,7 +92,8 @@ class Rules:
 
     def ignores(self, name: str) -> bool:
         """True for a stored tensor that the decoder derives or shares, so that it needs no place."""
-        return DERIVED.fullmatch(name) is not None or (self.tied and name == "lm_head.weight")
+        derived = DERIVED.fullmatch(name) is not None or name.startswith(HEADS)
+        return derived or (self.tied and name == "lm_head.weight")
 
     def place(self, name: str) -> Place | None:
         """Where the stored tensor `name` belongs, or `None` if the families above have no such tensor."""
