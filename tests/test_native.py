@@ -20,6 +20,7 @@ from foretoken.model import native as native_module
 from foretoken.model.decoder import Decoder
 from foretoken.model.formats.names import FORMATS
 from foretoken.model.formats.packing import pack_bfloat16, pairs, unpaired
+from foretoken.model.native import Certain
 from foretoken.native import library as native
 from foretoken.native.library import Library
 from foretoken.runtime.cache import KVCache, PageTable, Span
@@ -185,18 +186,13 @@ def test_a_greedy_chain_is_step_by_step_argmax(kernels: Library, directory: Path
     decoder = load_decoder(directory, torch.bfloat16, "cpu")
     assert decoder.native is not None
     rows, lengths, levels = [0, 2, 1], [40, 7, 66], 5
-    stepped, chained = Text(decoder), Text(decoder)
-    last, expected = [], []
-    for row, length in zip(rows, lengths, strict=True):
-        text = tokens(length, seed=row)
-        drawn = [stepped.chain(row, 0, text)[-1].argmax()]
+    stepped, expected = Text(decoder), []
+    texts = [tokens(length, seed=row) for row, length in zip(rows, lengths, strict=True)]
+    for row, text in zip(rows, texts, strict=True):
+        drawn = [text[-1], stepped.chain(row, 0, text)[-1].argmax()]
         for level in range(levels - 1):
-            drawn.append(stepped.chain(row, length + level, drawn[-1].view(1))[-1].argmax())
+            drawn.append(stepped.chain(row, len(text) + level, drawn[-1].view(1))[-1].argmax())
         expected.append(torch.stack(drawn))
-        parents = torch.arange(-1, length - 1).unsqueeze(0)
-        span = Span(torch.tensor([row]), [row], torch.tensor([0]), ancestors(parents), length, length)
-        last.append(decoder(text, chained.cache, chained.cache.view([span])).last[-1])
-    at = torch.tensor(rows), torch.tensor(lengths)
     greedy = Sampling.of([RowSampling(SamplingParams(temperature=0), 0, [], VOCAB)] * len(rows))
-    found = decoder.native.chain(torch.stack(last), chained.cache, *at, levels, greedy)
-    assert torch.equal(found, torch.stack(expected))
+    certain = Certain(rows, [0, 0, 0], [text.tolist() for text in texts])
+    assert torch.equal(decoder.native.guess(certain, Text(decoder).cache, levels, greedy), torch.stack(expected))

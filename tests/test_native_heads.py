@@ -15,7 +15,7 @@ from foretoken.model.formats.names import FORMATS
 from foretoken.model.head_config import EagleConfig
 from foretoken.model.heads import EagleHead, pack
 from foretoken.model.linear import Embedding, Linear
-from foretoken.model.native import NativeEagle
+from foretoken.model.native import Certain, NativeEagle
 from foretoken.native.library import Library
 from foretoken.runtime.cache import KVCache, PageTable, Span, View
 from foretoken.speculation.draft import Draft, ancestors, chain_parents
@@ -113,6 +113,11 @@ def span_of(rows: list[int], starts: list[int], parents: Tensor, nodes: int | No
     return Span(*at, ancestors(parents), nodes or total, max(starts) + total)
 
 
+def head_width(config: EagleConfig) -> int:
+    """Width of the features that the head reads."""
+    return len(config.taps) * config.target_hidden_size
+
+
 class Torch:
     """A head and its target in torch, as `NativeEagle` is called."""
 
@@ -136,7 +141,7 @@ class Torch:
 def read(model: Any, config: EagleConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Outputs and logits of two texts, read in pieces, then of a tree on one of them."""
     cache, found = cache_of(config.layers, dtype), []
-    width, texts = len(config.taps) * config.target_hidden_size, [tokens(50), tokens(33, seed=2)]
+    width, texts = head_width(config), [tokens(50), tokens(33, seed=2)]
     for row, text in enumerate(texts):
         features = randn(len(text), width, seed=row)
         for piece in (slice(0, 20), slice(20, len(text))):
@@ -201,76 +206,76 @@ def draw(scores: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
 def test_a_chain_is_step_by_step_drawing(kernels: Library, config: EagleConfig, temperatures: list[float]) -> None:
     model, sampling = native_of(config), sampling_of(temperatures)
     head = head_of(config, torch.bfloat16, False)
-    rows, starts, levels = [3, 0, 1], [40, 7, 66], 5
-    stepped, chained = cache_of(config.layers), cache_of(config.layers)
-    for cache in (stepped, chained):
-        output = torch.cat([
-            model(tokens(start, seed=row), randn(start, config.layers.hidden_size, seed=row), cache,
-                  cache.view([span_of([row], [0], chain(start))]))[-1:]
-            for row, start in zip(rows, starts, strict=True)
-        ])  # fmt: skip
-    at, ids = (torch.tensor(rows), torch.tensor(starts)), head.draft_ids if config.own_head else torch.arange(VOCAB)
-    found = model.chain(output, chained, *at, levels, sampling)
-    expected = []
+    rows, lengths, levels = [3, 0, 1], [40, 1, 66], 5
+    texts = [tokens(length, seed=row) for row, length in zip(rows, lengths, strict=True)]
+    features = [randn(length, head_width(config), seed=row) for row, length in zip(rows, lengths, strict=True)]
+    certain = Certain(rows, [0, 0, 0], [text.tolist() for text in texts], torch.cat(features))
+    found = model.guess(certain, cache_of(config.layers), levels, sampling)
+    cache, ids = cache_of(config.layers), head.draft_ids if config.own_head else torch.arange(VOCAB)
+    output = torch.cat([
+        model(text, model.fuse(part), cache, cache.view([span_of([row], [0], chain(len(text)))]))[-1:]
+        for row, text, part in zip(rows, texts, features, strict=True)
+    ])  # fmt: skip
+    expected = [torch.stack([text[-1] for text in texts])]
     for level in range(levels):
         scores = torch.full((3, VOCAB), -torch.inf)
         scores[:, ids] = model.logits(output)
-        expected.append(draw(scores, at[1] + level + 1, sampling))
-        hidden = head.recycle(output)
-        view = stepped.view([span_of(rows, [start + level for start in starts], chain(1).expand(3, -1))])
-        output = model(expected[-1], hidden, stepped, view)
+        expected.append(draw(scores, torch.tensor(lengths) + level + 1, sampling))
+        view = cache.view([span_of(rows, [length + level for length in lengths], chain(1).expand(3, -1))])
+        output = model(expected[-1], head.recycle(output), cache, view)
     assert torch.equal(found, torch.stack(expected, dim=1))
-    assert len(found.unique()) > 3
+    assert len(found.unique()) > 6
+
+
+def blunt(factor: float) -> Decoder:
+    """The target with its last norm, and so its scores, multiplied."""
+    decoder = decoder_of(torch.bfloat16, False)
+    decoder.norm.weight.data.mul_(factor)
+    for module in decoder.modules():
+        if isinstance(module, Linear | Embedding):
+            module.pack()
+    return decoder
+
+
+def first_draws(decoder: Decoder, sampling: Sampling, starts: list[int]) -> tuple[Tensor, Tensor]:
+    """What a guess of one token draws after one token in each of so many rows, and what `sample` does."""
+    rows, text, native = [*range(len(starts))], tokens(len(starts), seed=4), decoder.native
+    assert native is not None
+    caches = [cache_of(TARGET, rows=len(starts)) for _ in range(2)]
+    certain = Certain(rows, starts, text.unsqueeze(1).tolist())
+    found = native.guess(certain, caches[0], 1, sampling)
+    view = caches[1].view([span_of(rows, starts, chain(1).expand(len(rows), -1))])
+    scores = decoder.logits(decoder(text, caches[1], view).last)
+    return found[:, 1], draw(scores, torch.tensor(starts) + 1, sampling)
 
 
 @one_thread
 def test_the_noise_has_the_bits_of_the_hash(kernels: Library) -> None:
-    decoder = decoder_of(torch.bfloat16, False)
-    decoder.norm.weight.data.zero_()  # all scores are equal, so that the noise alone decides
-    for module in decoder.modules():
-        if isinstance(module, Linear | Embedding):
-            module.pack()
-    assert decoder.native is not None
-    positions, cache = torch.arange(120) * 7, cache_of(TARGET, rows=1)
-    nowhere = torch.zeros_like(positions)  # one level runs no forward
+    decoder, starts = blunt(0.0), [*range(120)]  # all scores are equal, so that the noise alone decides
     for seed in (0, 1, -1, 2**63 - 1, 0x123456789ABCDEF):
-        sampling = Sampling.of([RowSampling(SamplingParams(temperature=1.0), seed, [], VOCAB)] * len(positions))
-        state = torch.zeros(len(positions), HIDDEN, dtype=torch.bfloat16)
-        drawn = decoder.native.chain(state, cache, nowhere, positions, 1, sampling)
-        assert torch.equal(drawn[:, 0], draw(torch.zeros(len(positions), VOCAB), positions, sampling))
+        sampling = Sampling.of([RowSampling(SamplingParams(temperature=1.0), seed, [], VOCAB)] * len(starts))
+        found, expected = first_draws(decoder, sampling, starts)
+        assert torch.equal(found, expected)
+        assert len(found.unique()) > 90
 
 
 @one_thread
 @pytest.mark.parametrize(
     "options", [{"top_k": 1}, {"top_k": 7}, {"top_p": 0.3}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.8, "min_p": 0.01}]
 )
-def test_a_chain_draws_from_what_truncation_leaves(kernels: Library, options: dict[str, Any]) -> None:
-    decoder = decoder_of(torch.bfloat16, True)
-    assert decoder.native is not None
-    rows, found = 24, []
-    state, starts = randn(rows, HIDDEN, seed=77), torch.arange(rows)
-    scores = decoder.native.logits(state)
+def test_a_guess_is_drawn_from_what_truncation_leaves(kernels: Library, options: dict[str, Any]) -> None:
+    decoder, drawn = decoder_of(torch.bfloat16, True), []
     for temperature in (0.4, 1.0, 2.0):
-        temperatures = [0.0 if row % 5 == 4 else temperature for row in range(rows)]
-        sampling = sampling_of(temperatures, **options)
-        drawn = decoder.native.chain(state, cache_of(TARGET, rows=rows), torch.arange(rows), starts, 1, sampling)
-        assert torch.equal(drawn[:, 0], draw(scores, starts, sampling))
-        found.append(drawn)
-    assert torch.equal(found[0], found[1]) == (options == {"top_k": 1})
+        temperatures = [0.0 if row % 5 == 4 else temperature for row in range(24)]
+        found, expected = first_draws(decoder, sampling_of(temperatures, **options), [3] * 24)
+        assert torch.equal(found, expected)
+        drawn.append(found)
+    assert torch.equal(drawn[0], drawn[2]) == (options == {"top_k": 1})
 
 
 @one_thread
-def test_extreme_scores_draw_tokens(kernels: Library) -> None:
-    """Scores far apart, at temperatures that no float32 power holds, never leave the vocabulary."""
-    decoder = decoder_of(torch.bfloat16, False)
-    decoder.norm.weight.data.mul_(1e4)
-    for module in decoder.modules():
-        if isinstance(module, Linear | Embedding):
-            module.pack()
-    assert decoder.native is not None
-    state, starts = randn(3, HIDDEN, seed=77), torch.tensor([5, 6, 7])
-    scores = decoder.native.logits(state)
-    for temperatures in ([1e-30, 1e-3, 1e30], [0.0, 2.0, 50.0]):
-        sampling = sampling_of(temperatures)
-        drawn = decoder.native.chain(state, cache_of(TARGET), torch.arange(3), starts, 1, sampling)
-        assert torch.equal(drawn[:, 0], draw(scores, starts, sampling))
+@pytest.mark.parametrize("temperatures", [[1e-30, 1e-3, 1e30], [0.0, 2.0, 50.0]])
+def test_extreme_scores_draw_tokens(kernels: Library, temperatures: list[float]) -> None:
+    """Scores so far apart, or temperatures such, that no float32 holds a probability, never leave the vocabulary."""
+    found, expected = first_draws(blunt(1e4), sampling_of(temperatures), [5, 6, 7])
+    assert torch.equal(found, expected)

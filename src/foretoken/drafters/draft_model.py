@@ -17,6 +17,7 @@ from torch import Tensor
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.tree import Tree
 from foretoken.model.decoder import Decoder, Hidden
+from foretoken.model.native import Certain
 from foretoken.runtime.cache import KVCache, Span
 from foretoken.speculation.draft import PADDING, Draft, chain_parents, chain_reach
 from foretoken.speculation.sampling import Sampling, rank, sample
@@ -147,12 +148,13 @@ class DraftModelDrafter(Drafter):
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
         self.catch_up(rows)
         states = [self._rows[row] for row in rows]
-        hidden = self._feed(rows, [[*state.backlog, token] for state, token in zip(states, pending, strict=True)])
+        certain = [[*state.backlog, token] for state, token in zip(states, pending, strict=True)]
         for state in states:
             state.backlog = []
         levels = min(max(limits), self.max_draft_len)
         if self.branches == 1:
-            return self._chain(rows, pending, [min(limit, levels) for limit in limits], hidden, sampling)
+            return self._chain(rows, certain, [min(limit, levels) for limit in limits], sampling)
+        hidden = self._feed(rows, certain)
         tree = Tree(self._ints(pending), self._ints(limits), self.branches)
         while tree.level < levels:
             if tree.level > 0:
@@ -170,19 +172,22 @@ class DraftModelDrafter(Drafter):
         return rank(logits, position, sampling, self.branches)
 
     def _chain(
-        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], hidden: Tensor, sampling: Sampling
+        self, rows: Sequence[int], certain: Sequence[Sequence[int]], limits: Sequence[int], sampling: Sampling
     ) -> Draft:
         """The tree of one branch, grown without looking for one: each level is the draft's own draw under the target's
         rule, its best single guess.
+
+        Args:
+            certain: what each row reads first, the pending token last.
         """
         states = [self._rows[row] for row in rows]
-        starts, at = self._ints([state.length for state in states]), self._ints(rows)
-        root = self._ints(pending).unsqueeze(1)
         if self.decoder.native is not None and not sampling.edited:
-            guesses = self.decoder.native.chain(hidden, self.cache, at, starts, max(limits), sampling)
-            drawn = torch.cat([root, guesses], dim=1)
+            feed = Certain(rows, [state.length for state in states], certain)
+            drawn = self.decoder.native.guess(feed, self.cache, max(limits), sampling)
+            for state, tokens in zip(states, certain, strict=True):
+                state.length += len(tokens)
         else:
-            drawn = self._draw(root, at, starts, max(limits), hidden, sampling)
+            drawn = self._draw(rows, certain, max(limits), sampling)
         if min(limits) < max(limits):
             past = torch.arange(drawn.shape[1], device=self._device) > self._ints(limits).unsqueeze(1)
             drawn = drawn.masked_fill(past, PADDING)
@@ -191,10 +196,10 @@ class DraftModelDrafter(Drafter):
             state.written = {node: node - 1 for node in range(1, min(limit + 1, drawn.shape[1] - 1))}
         return Draft(drawn, chain_parents(len(rows), drawn.shape[1], self._device))
 
-    def _draw(
-        self, pending: Tensor, rows: Tensor, starts: Tensor, levels: int, hidden: Tensor, sampling: Sampling
-    ) -> Tensor:
+    def _draw(self, rows: Sequence[int], certain: Sequence[Sequence[int]], levels: int, sampling: Sampling) -> Tensor:
         """[B, 1 + levels] the pending tokens and what is drawn after them, one forward a level."""
+        hidden, pending = self._feed(rows, certain), self._ints([tokens[-1:] for tokens in certain])
+        at, starts = self._ints(rows), self._ints([self._rows[row].length for row in rows])
         root, count = torch.zeros_like(pending), len(rows)
         alone, itself = Draft(root, root - 1), (root == 0).unsqueeze(2)
         nodes, longest = max(1, self.decoder.least_rows // count), int(starts.max())
@@ -203,7 +208,7 @@ class DraftModelDrafter(Drafter):
             if level > 0:
                 total = level - 1 + nodes  # where one token is too few for a forward, padding goes on with the chain
                 reach = chain_reach(count, total, self._device)
-                span = Span(rows, rows.tolist(), starts, reach, nodes, longest + total)
+                span = Span(at, rows, starts, reach, nodes, longest + total)
                 padding = [tokens[-1].new_full((count, nodes - 1), PADDING)] if nodes > 1 else []
                 hidden = self._run(torch.cat([tokens[-1], *padding], dim=1), span)[::nodes]
             logits = self.decoder.logits(hidden).unsqueeze(1)

@@ -18,7 +18,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.drafters.tree import Tree
 from foretoken.model.decoder import Decoder, attend_in
 from foretoken.model.heads import EagleHead
-from foretoken.model.native import NativeEagle
+from foretoken.model.native import Certain, NativeEagle
 from foretoken.runtime.cache import KVCache, Span
 from foretoken.speculation.draft import PADDING, Draft, chain_parents, chain_reach
 from foretoken.speculation.sampling import Sampling, rank, sample
@@ -136,8 +136,8 @@ class EagleDrafter(Drafter):
         widths = [len(after) for after, _ in slots]
         width, states = max(widths), [self._rows[row] for row in rows]
         tokens = self._ints([after + after[-1:] * (width - len(after)) for after, _ in slots])
-        features = slots[0][1] if len(slots) == 1 else torch.cat([part for _, part in slots])
-        hidden = self._fused(features)
+        features = self._normed(_joined(slots))
+        hidden = self.head.fuse(features) if self._native is None else self._native.fuse(features)
         ends = self._ints(widths)
         if min(widths) < width:  # shorter rows repeat their last slot past their end, where nothing is kept
             place = torch.arange(width, device=self._device).minimum(ends.unsqueeze(1) - 1)
@@ -150,10 +150,10 @@ class EagleDrafter(Drafter):
             state.length += count
         return output.view(len(rows), width, -1)[torch.arange(len(rows), device=self._device), ends - 1]
 
-    def _fused(self, features: Tensor) -> Tensor:  # [T, W] -> [T, H]
-        """What slots read of the target: EAGLE-1 what its output layer reads, EAGLE-3 a mix of the taps."""
-        features = self.target.norm(features) if self.head.config.version == 1 else features
-        return self.head.fuse(features) if self._native is None else self._native.fuse(features)
+    def _normed(self, features: Tensor) -> Tensor:  # [T, W] -> [T, W]
+        """What slots read of the target: EAGLE-1 what its output layer reads, EAGLE-3 the taps as they are."""
+        normed: Tensor = self.target.norm(features) if self.head.config.version == 1 else features
+        return normed
 
     def _run(self, tokens: Tensor, hidden: Tensor, span: Span) -> Tensor:
         """Outputs [B * N, H] of slots with the tokens [B, N] after them and hidden states [B * N, H]."""
@@ -170,40 +170,45 @@ class EagleDrafter(Drafter):
         states = [self._rows[row] for row in rows]
         assert all(state.tokens for state in states), "a slot needs a feature that was not used yet"
         slots = [state.take(len(state.tokens), [token]) for state, token in zip(states, pending, strict=True)]
-        output = self._feed(rows, slots)
         limits = [min(limit, self.max_draft_len) for limit in limits]
         if self.branches == 1:
-            return self._chain(rows, pending, limits, output, sampling)
-        return self._tree(rows, pending, limits, output, sampling)
+            return self._chain(rows, slots, limits, sampling)
+        return self._tree(rows, pending, limits, self._feed(rows, slots), sampling)
 
     def _chain(
-        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], output: Tensor, sampling: Sampling
+        self, rows: Sequence[int], slots: Sequence[tuple[list[int], Tensor]], limits: Sequence[int], sampling: Sampling
     ) -> Draft:
         """The tree of one branch: each level is the head's own draw under the target's rule.
 
         Args:
-            output: [B, H] of the slots that read the pending tokens.
+            slots: what each row reads first, as `_feed` takes it; the last tokens are the pending ones.
         """
-        host, levels = [self._rows[row].length for row in rows], max(limits)
-        starts, at = self._ints(host), self._ints(rows)
-        root = self._ints(pending).unsqueeze(1)
+        levels = max(limits)
         if self._native is None or sampling.edited:
-            guesses = self._drawn(rows, starts, levels, output, sampling)
+            drawn = self._drawn(rows, slots, levels, sampling)
         else:
-            guesses = self._native.chain(output, self.cache, at, starts, levels, sampling)
-        drawn = torch.cat([root, guesses], dim=1)
+            states = [self._rows[row] for row in rows]
+            after, features = [tokens for tokens, _ in slots], self._normed(_joined(slots))
+            certain = Certain(rows, [state.length for state in states], after, features)
+            drawn = self._native.guess(certain, self.cache, levels, sampling)
+            for state, tokens in zip(states, after, strict=True):
+                state.length += len(tokens)
         if min(limits) < levels:
             past = torch.arange(levels + 1, device=self._device) > self._ints(limits).unsqueeze(1)
             drawn = drawn.masked_fill(past, PADDING)
         return Draft(drawn, chain_parents(len(rows), levels + 1, self._device))
 
-    def _drawn(self, rows: Sequence[int], starts: Tensor, levels: int, output: Tensor, sampling: Sampling) -> Tensor:
-        """[B, levels] guesses, one forward a level, from the outputs [B, H] of the slots before `starts` [B]."""
-        at, tokens = self._ints(rows), list[Tensor]()
+    def _drawn(
+        self, rows: Sequence[int], slots: Sequence[tuple[list[int], Tensor]], levels: int, sampling: Sampling
+    ) -> Tensor:
+        """[B, 1 + levels] the pending tokens and the guesses after them, one forward a level."""
+        output, host = self._feed(rows, slots), [self._rows[row].length for row in rows]
+        starts, at = self._ints(host), self._ints(rows)
+        tokens = [self._ints([after[-1] for after, _ in slots])]
         for level in range(levels):
             if level > 0:
                 reach = chain_reach(len(rows), level, self._device)
-                span = Span(at, rows, starts, reach, 1, int(starts.max()) + level)
+                span = Span(at, rows, starts, reach, 1, max(host) + level)
                 output = self._run(tokens[-1].unsqueeze(1), self.head.recycle(output), span)
             tokens.append(self._draw(output, starts + level, sampling))
         return torch.stack(tokens, dim=1)
@@ -259,3 +264,8 @@ class EagleDrafter(Drafter):
             return logits
         wide = logits.new_full((logits.shape[0], self._vocabulary), float("-inf"))
         return wide.index_copy_(1, self._ids, logits)
+
+
+def _joined(slots: Sequence[tuple[list[int], Tensor]]) -> Tensor:
+    """[T, W] features of all rows' slots."""
+    return slots[0][1] if len(slots) == 1 else torch.cat([features for _, features in slots])

@@ -7,8 +7,8 @@ beside a row never shows in its bits, without blocks of rows, padded keys or tre
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import pointer
-from itertools import chain
+from ctypes import addressof, c_int32, c_int64, pointer
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from foretoken.model.linear import Embedding, Linear
 from foretoken.native.library import (
     Draw,
-    FusionNorms,
+    Feed,
     Join,
     Layer,
     Library,
@@ -74,6 +74,30 @@ class Parts(NamedTuple):
         return library() is not None and whole and not any(width % LANES for width in widths)
 
 
+class Certain(NamedTuple):
+    """What rows of a cache read before they guess.
+
+    Attributes:
+        rows, starts: of the page table, and their lengths there, where the tokens go.
+        tokens: one or more for each row; guesses follow the last one.
+        features: [tokens of all rows, W] what a head reads beside them, rows one after the other; None for a decoder.
+    """
+
+    rows: Sequence[int]
+    starts: Sequence[int]
+    tokens: Sequence[Sequence[int]]
+    features: Tensor | None = None
+
+    def padded(self, width: int) -> Tensor | None:
+        """[B * width, W] features, each row's last one repeated."""
+        lengths = list(map(len, self.tokens))
+        if self.features is None or min(lengths) == width:
+            return self.features
+        begins = accumulate(lengths, initial=0)
+        at = [begin + min(i, length - 1) for begin, length in zip(begins, lengths, strict=False) for i in range(width)]
+        return self.features[torch.tensor(at)]
+
+
 class _Compiled:
     """Blocks and output head on the CPU; what decoders and heads share.
 
@@ -108,27 +132,29 @@ class _Compiled:
         self._kernels.forward(self._model, _pages(cache), spans, tokens.contiguous(), x, taps, self._nbytes)
         return x
 
-    def chain(
-        self, last: Tensor, cache: KVCache, rows: Tensor, starts: Tensor, levels: int, sampling: Sampling
-    ) -> Tensor:
-        """Continuations [B, levels] of rows of the cache, each token drawn as the target would draw.
+    def guess(self, certain: Certain, cache: KVCache, levels: int, sampling: Sampling) -> Tensor:
+        """Reads what is certain and guesses on: each row's last token and its continuation, [B, 1 + levels] int64.
 
         Args:
-            last: [B, H] output of the last block for each row's last token.
-            rows, starts: [B] rows, and the indexes that their next tokens go to; the last of them is not run.
+            levels: tokens of a continuation, each drawn as the target would draw; the last one is not read.
             sampling: of the same rows, not `edited`.
         """
-        positions = starts + self.ahead
-        span: Span = struct_of(Span, batch=len(rows), nodes=1, total=1, rows=rows, starts=starts)
+        batch, lengths = len(certain.rows), [len(tokens) for tokens in certain.tokens]
+        width = max(lengths)
+        tokens = _longs([*chain.from_iterable([*row, *[0] * (width - len(row))] for row in certain.tokens)])
+        rows, starts, counts = _longs(certain.rows), _longs(certain.starts), (c_int32 * batch)(*lengths)
+        positions = _longs([start + n + self.ahead for start, n in zip(certain.starts, lengths, strict=True)])
+        features = certain.padded(width)
+        features = None if features is None else features.contiguous()
+        span = Span(batch, width, width, addressof(rows), addressof(starts))
+        feed = Feed(span, addressof(tokens), addressof(counts), address(features))
         truncation = {} if sampling.truncation is None else sampling.truncation._asdict()
         draw = struct_of(
-            Draw, seeds=sampling.seed, positions=positions, temperature=sampling.temperature,
+            Draw, seeds=sampling.seed, positions=addressof(positions), temperature=sampling.temperature,
             loudness=sampling.loudness, **truncation,
         )  # fmt: skip
-        return self._kernels.chain(
-            self._model, _pages(cache), self._output, draw, span, last.clone(), levels,
-            (self._nbytes, self._head.nbytes),
-        )  # fmt: skip
+        nbytes = self._nbytes, self._head.nbytes
+        return self._kernels.guess(self._model, _pages(cache), feed, self._output, draw, levels, nbytes)
 
     def logits(self, last: Tensor) -> Tensor:
         """[R, outputs] float32 from rows of the last block's output [R, H]."""
@@ -166,22 +192,23 @@ class NativeEagle(_Compiled):
     ahead = 1  # a slot reads the token after its position
 
     def __init__(self, head: EagleHead, parts: Parts, kernels: Library) -> None:
-        first, config, fc = parts.blocks[0], head.config, _packed(head.fc)
-        self._fc, self._fuses = fc, config.version == 3
-        if self._fuses:
+        config, first, self._fc = head.config, parts.blocks[0], _packed(head.fc)
+        each = cast("list[RMSNorm]", [] if head.fc_norms is None else list(head.fc_norms))
+        norms = {
+            "whole_norm": None if head.input_norm is None else head.input_norm.weight.detach(),
+            "part_norms": torch.cat([norm.weight.detach() for norm in each]) if each else None,
+        }
+        self._paired = config.version == 3
+        if self._paired:
             joint = cast("FirstBlock", first)
-            join = struct_of(
-                Join, embed_norm=joint.embed_norm.weight.detach(), hidden_norm=joint.hidden_norm.weight.detach(),
-                normed_residual=joint.norm_before_residual,
-            )  # fmt: skip
-        else:
-            join = Join(fc=pointer(fc.weight))
+            norms["embed_norm"] = joint.embed_norm.weight.detach()
+            norms["hidden_norm"] = joint.hidden_norm.weight.detach()
+        self._norms = norms  # what the structure points to
+        join = struct_of(
+            Join, fc=pointer(self._fc.weight), paired=self._paired, parts=len(config.taps),
+            normed_residual=config.norm_before_residual, **norms,
+        )  # fmt: skip
         super().__init__(parts, kernels, config.version == 1 or config.norm_output, pointer(join))
-        whole = None if head.input_norm is None else head.input_norm.weight.detach()
-        single = cast("list[RMSNorm]", [] if head.fc_norms is None else list(head.fc_norms))
-        each = torch.cat([norm.weight.detach() for norm in single]) if single else None
-        eps, self._norms = config.layers.norm_eps, (whole, each)
-        self._fusion = struct_of(FusionNorms, whole=whole, parts=each, count=len(config.taps), eps=eps)
 
     @staticmethod
     def of(head: EagleHead, target: Decoder) -> NativeEagle | None:
@@ -197,7 +224,7 @@ class NativeEagle(_Compiled):
 
     def fuse(self, features: Tensor) -> Tensor:
         """`EagleHead.fuse`."""
-        return self._kernels.fuse(self._fc, features, self._fusion) if self._fuses else features
+        return self._kernels.fuse(self._model, features, self._fc.nbytes) if self._paired else features
 
     def __call__(self, tokens: Tensor, hidden: Tensor, cache: KVCache, view: View) -> Tensor:
         """One step for the slots that `view` names.
@@ -228,6 +255,10 @@ def _span(span: CacheSpan, reach: Tensor) -> Span:
         Span, batch=batch, nodes=span.nodes, total=total, rows=span.rows, starts=span.starts, reach=reach
     )
     return found
+
+
+def _longs(values: Sequence[int]) -> Any:
+    return (c_int64 * len(values))(*values)
 
 
 def _blocks(module: nn.Module) -> list[Block]:

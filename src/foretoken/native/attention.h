@@ -22,7 +22,7 @@ struct Cache {               // of one layer
 struct Span {
   int32_t batch, nodes, total;
   const int64_t *rows, *starts;  // [batch] rows of the page table, and their committed lengths
-  const uint8_t* reach;          // [batch][total][total] whether a node lies on another's path
+  const uint8_t* reach;          // [batch][total][total] whether a node lies on another's path; null: all are chains
 };
 
 struct Heads {
@@ -49,7 +49,7 @@ struct Places {
   void add(const Cache& cache, const Span& span, int b) {
     const uint8_t* reach = span.reach + int64_t(b) * span.total * span.total;
     bool straight = true;
-    for (int n = 0; n < span.total && straight; n++)
+    for (int n = 0; span.reach != nullptr && n < span.total && straight; n++)
       for (int m = 0; m <= n && straight; m++) straight = reach[n * span.total + m];
     chain.push_back(straight);
     for (int n = span.total - span.nodes; n < span.total; n++) {

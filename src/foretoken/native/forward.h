@@ -17,12 +17,15 @@ struct Layer {
   int64_t window;  // keys that a query sees, 0 for all
 };
 
-// How a head that reads hidden states beside tokens enters its first layer: attention reads both side by side, each
-// normed (EAGLE-3), or `fc` makes one hidden state of both (EAGLE-1, `fc` not null).
+// How a head that reads hidden states beside tokens enters its first layer. EAGLE-3 (`paired`): `fc` mixes the target's
+// features to a hidden state, and attention reads it beside a token vector, each normed. EAGLE-1: the features are
+// hidden states, and `fc` makes one of each and a token vector.
 struct Join {
-  const bf16 *embed_norm, *hidden_norm;
   const Weight* fc;
-  int32_t normed_residual;  // whether the residual starts from the normed hidden state
+  int32_t paired, normed_residual;        // whether the residual starts from the normed hidden state
+  const bf16 *embed_norm, *hidden_norm;   // of the pair
+  const bf16 *whole_norm, *part_norms;    // of features before `fc`: over a row, over each of its parts; null for none
+  int32_t parts;
 };
 
 struct Model {
@@ -161,7 +164,7 @@ class Forward {
     int hidden = model_.hidden;
     const Join* join = model_.join;
     if (join == nullptr) return worker.each(count_, [&](int t) { embed_into(t, state(t)); });
-    if (join->fc == nullptr) return;
+    if (join->paired) return;
     worker.each(count_, [&](int t) {
       embed_into(t, joined_.row(t));
       std::copy(state(t), state(t) + hidden, joined_.row(t) + hidden);
@@ -171,7 +174,7 @@ class Forward {
   }
 
   // What the first layer's attention reads where it reads tokens too.
-  void join(Worker& worker, const Join& join, const Weight& reader) const {
+  void pair(Worker& worker, const Join& join, const Weight& reader) const {
     int hidden = model_.hidden;
     worker.each(count_, [&](int t) {
       bf16 *token = joined_.row(t), *normed = token + hidden;
@@ -193,10 +196,10 @@ class Forward {
 
   void attend(Worker& worker, const Layer& layer, int index) const {
     Cache cache = this->cache(index);
-    bool joins = index == 0 && model_.join != nullptr && model_.join->fc == nullptr;
-    if (joins) join(worker, *model_.join, layer.qkv);
+    bool paired = index == 0 && model_.join != nullptr && model_.join->paired;
+    if (paired) pair(worker, *model_.join, layer.qkv);
     else norm(worker, layer.attention_norm, layer.qkv);
-    linear(worker, layer.qkv, (joins ? joined_ : normed_).rows(), into(qkv_, qkv_width_, qkv_width_));
+    linear(worker, layer.qkv, (paired ? joined_ : normed_).rows(), into(qkv_, qkv_width_, qkv_width_));
     worker.each(count_, [&](int t) { place(layer, cache, t); });
     Attention attention(cache, heads_, places_, qkv_, qkv_width_, mixed_.row(0), mixed_.stride(), layer.window);
     worker.each(int(blocks_.size()) * model_.kv_heads, [&](int task) {

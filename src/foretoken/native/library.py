@@ -26,7 +26,7 @@ VARIANTS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "fma"},
     "avx2": {"avx2", "fma"},
 }
-INTERFACE = 2  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 3  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4 = range(4)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
 ALONE_BYTES = 2**19
@@ -54,7 +54,8 @@ class Join(Structure):
     """See forward.h."""
 
     _fields_ = [
-        ("embed_norm", c_void_p), ("hidden_norm", c_void_p), ("fc", POINTER(Weight)), ("normed_residual", c_int32),
+        ("fc", POINTER(Weight)), ("paired", c_int32), ("normed_residual", c_int32), ("embed_norm", c_void_p),
+        ("hidden_norm", c_void_p), ("whole_norm", c_void_p), ("part_norms", c_void_p), ("parts", c_int32),
     ]  # fmt: skip
 
 
@@ -88,16 +89,16 @@ class Span(Structure):
     ]  # fmt: skip
 
 
-class FusionNorms(Structure):
-    """See decoder.cpp."""
-
-    _fields_ = [("whole", c_void_p), ("parts", c_void_p), ("count", c_int32), ("eps", c_float)]
-
-
 class Output(Structure):
     """See decoder.cpp."""
 
     _fields_ = [("head", POINTER(Weight)), ("norm", c_void_p), ("ids", c_void_p), ("recycled", c_int32)]
+
+
+class Feed(Structure):
+    """See decoder.cpp."""
+
+    _fields_ = [("span", Span), ("tokens", c_void_p), ("lengths", c_void_p), ("features", c_void_p)]
 
 
 class Draw(Structure):
@@ -134,16 +135,16 @@ class Library:
         if getattr(library, "foretoken_interface", lambda: 0)() != INTERFACE:
             raise OSError(f"{file} was built from other sources; install the package again")
         self._linear, self._forward = library.foretoken_linear, library.foretoken_forward
-        self._fuse, self._chain = library.foretoken_fuse, library.foretoken_chain
+        self._fuse, self._guess = library.foretoken_fuse, library.foretoken_guess
         self._linear.argtypes = [POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_int32, c_int32]
         self._forward.argtypes = [
             POINTER(Model), POINTER(Pages), POINTER(Span), c_int32, c_void_p, c_int32, c_void_p, POINTER(c_void_p),
             c_int32,
         ]  # fmt: skip
 
-        self._fuse.argtypes = [POINTER(Weight), c_void_p, c_int32, POINTER(FusionNorms), c_void_p, c_int32]
-        self._chain.argtypes = [
-            POINTER(Model), POINTER(Pages), POINTER(Output), POINTER(Draw), POINTER(Span), c_void_p, c_void_p,
+        self._fuse.argtypes = [POINTER(Model), c_void_p, c_int32, c_void_p, c_int32]
+        self._guess.argtypes = [
+            POINTER(Model), POINTER(Pages), POINTER(Feed), POINTER(Output), POINTER(Draw), c_void_p,
             c_int32, c_int32, c_int32,
         ]  # fmt: skip
 
@@ -165,13 +166,12 @@ class Library:
         _check(self._linear(packed.weight, x.data_ptr(), x.shape[0], weight, eps, y.data_ptr(), wide, threads))
         return y
 
-    def fuse(self, packed: PackedWeight, features: Tensor, norms: FusionNorms) -> Tensor:
-        """norms(features) W^T + bias, [M, out] bfloat16 of [M, in] bfloat16."""
+    def fuse(self, model: Model, features: Tensor, nbytes: int) -> Tensor:
+        """[T, H] hidden states of features [T, W] bfloat16, for a head of EAGLE-3."""
         features = features.contiguous()
-        y = torch.empty(features.shape[0], packed.weight.outputs, dtype=torch.bfloat16)
-        threads = _threads(packed.nbytes)
-        _check(self._fuse(packed.weight, features.data_ptr(), features.shape[0], norms, y.data_ptr(), threads))
-        return y
+        x = torch.empty(features.shape[0], model.hidden, dtype=torch.bfloat16)
+        _check(self._fuse(model, features.data_ptr(), features.shape[0], x.data_ptr(), _threads(nbytes)))
+        return x
 
     def forward(
         self,
@@ -198,27 +198,21 @@ class Library:
             self._forward(model, pages, listed, len(spans), tokens.data_ptr(), count, x.data_ptr(), pointers, threads)
         )
 
-    def chain(
-        self, model: Model, pages: Pages, output: Output, draw: Draw, span: Span, x: Tensor, levels: int,
-        nbytes: tuple[int, int],
-    ) -> Tensor:  # fmt: skip
-        """Continuations of all rows of a span.
+    def guess(
+        self, model: Model, pages: Pages, feed: Feed, output: Output, draw: Draw, levels: int, nbytes: tuple[int, int]
+    ) -> Tensor:
+        """Each row's last certain token and its continuation, [B, 1 + levels] int64.
 
         Args:
-            draw: how the rows draw.
-            span: the rows, and where their next tokens go; its nodes and reach are not looked at.
-            x: [B, H] last block's output for each row's last token; overwritten.
-            levels: tokens of a continuation; the last one is not run.
+            feed: what rows read first.
+            draw: how they draw.
+            levels: tokens of a continuation; the last one is not read.
             nbytes: of the blocks' weights and of the head's.
-
-        Returns:
-            [B, levels] int64.
         """
-        tokens = torch.empty(levels, x.shape[0], dtype=torch.int64)
+        guesses = torch.empty(feed.span.batch, 1 + levels, dtype=torch.int64)
         threads = [_threads(each) for each in nbytes]
-        pointers = x.data_ptr(), tokens.data_ptr()
-        _check(self._chain(model, pages, output, draw, span, *pointers, levels, *threads))
-        return tokens.t()
+        _check(self._guess(model, pages, feed, output, draw, guesses.data_ptr(), levels, *threads))
+        return guesses
 
 
 def address(tensor: Tensor | None) -> int | None:
