@@ -175,6 +175,13 @@ def test_a_quantised_head_computes_about_the_same(kernels: Library, name: str, c
 
 
 @one_thread
+def test_a_head_whose_features_are_wider_numbers_is_left_to_torch(kernels: Library) -> None:
+    head = head_of(HEADS["3 of another width"], torch.bfloat16, True)
+    assert NativeEagle.of(head, decoder_of(torch.float32, True)) is None
+    assert NativeEagle.of(head, decoder_of(torch.bfloat16, True)) is not None
+
+
+@one_thread
 def test_a_slot_has_the_same_bits_in_any_company(kernels: Library, config: EagleConfig) -> None:
     model, text = native_of(config), tokens(40)
     hidden = randn(40, config.layers.hidden_size)

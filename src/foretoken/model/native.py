@@ -219,8 +219,8 @@ class NativeEagle(_Compiled):
         embed = target.embed if head.embed is None else head.embed
         ids = torch.arange(output.out_features) if head.head is None else head.draft_ids
         parts = Parts(head.config.layers, _blocks(head), head.rope_tables, embed, head.norm, output, ids)
-        fits = parts.fit(head.fc) and head.config.target_hidden_size % LANES == 0
-        return NativeEagle(head, parts, kernels) if fits else None
+        features = target.dtype == torch.bfloat16 and head.config.target_hidden_size % LANES == 0
+        return NativeEagle(head, parts, kernels) if features and parts.fit(head.fc) else None
 
     def fuse(self, features: Tensor) -> Tensor:
         """`EagleHead.fuse`."""
