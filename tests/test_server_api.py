@@ -313,3 +313,23 @@ def test_metrics_agree_with_the_replies(served: Running) -> None:
     assert grown["foretoken_time_to_first_token_seconds_count"] == 2
     assert grown['foretoken_request_success_total{finished_reason="length"}'] == 2
     assert after["foretoken_num_requests_running"] == 0
+
+
+def test_a_prediction_is_drafted_from_and_counted(client: OpenAI, plain: LLM) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **SAMPLED}
+    expected = client.chat.completions.create(**asked)
+    assert expected.usage is not None
+    assert expected.usage.completion_tokens_details is not None
+    assert expected.usage.completion_tokens_details.accepted_prediction_tokens == 0
+    text = expected.choices[0].message.content or ""
+    parts = [{"type": "text", "text": text}]
+    for content, right in ((text, True), (parts, True), ("quite another text", False)):
+        got = client.chat.completions.create(**asked, prediction={"type": "content", "content": content})
+        assert got.choices[0].message.content == text
+        assert got.usage is not None
+        assert got.usage.completion_tokens == expected.usage.completion_tokens
+        details = got.usage.completion_tokens_details
+        assert details is not None
+        assert ((details.accepted_prediction_tokens or 0) > 2) == right
+        assert right or details.accepted_prediction_tokens == 0
+        assert (details.rejected_prediction_tokens or 0) >= 0

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from foretoken.drafters.automaton import SuffixAutomaton
 from foretoken.speculation.draft import Draft
 from foretoken.speculation.sampling import Sampling
 
@@ -37,6 +38,10 @@ class Drafter(Protocol):
         Args:
             held: how many of the first of them have this drafter's half in those pages.
         """
+
+    def expect(self, row: int, known: SuffixAutomaton) -> None:
+        """The caller of this row predicts its output; told after `admit` to those rows that have a prediction."""
+        return
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         """Told what became certain, in order: a prompt chunk, or the accepted path from the pending token on.

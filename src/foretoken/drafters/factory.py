@@ -12,6 +12,7 @@ from foretoken.drafters.draft_model import DraftModelDrafter
 from foretoken.drafters.eagle import EagleDrafter
 from foretoken.drafters.medusa import MedusaDrafter, tree_of
 from foretoken.drafters.ngram import NgramDrafter
+from foretoken.drafters.prediction import PredictionDrafter
 from foretoken.drafters.suffix import SuffixDrafter
 from foretoken.errors import ConfigError
 from foretoken.model.config import ModelConfig
@@ -21,7 +22,8 @@ from foretoken.runtime.cache import KVCache
 
 Model = Decoder | EagleHead | MedusaHeads  # what guesses: a draft model or a head of the target
 CacheFor = Callable[[ModelConfig, torch.dtype], KVCache]
-MODEL_FREE = ("ngram", "suffix")  # any request may choose these: they need no weights
+PREDICTION = "prediction"  # what a request that brings its own guess is drafted by
+MODEL_FREE = ("ngram", "suffix", PREDICTION)  # any request may choose these: they need no weights
 
 
 def method_of(model: Model) -> str:
@@ -82,6 +84,8 @@ def build_model_free(method: str, config: SpeculativeConfig) -> Drafter:
                 is_use_oldest=config.is_use_oldest,
                 is_public_pool=config.is_public_pool,
             )
+        case "prediction":
+            return PredictionDrafter(config.max_draft_len)
         case "suffix":
             return SuffixDrafter(
                 budget=_budget(config),

@@ -98,6 +98,8 @@ class Drafting:
     def admit(self, row: int, request: Request, cached: int, held: int) -> None:
         for drafter in self._of(request):
             drafter.admit(row, request.tokens[:cached], held)
+            if request.prediction is not None:
+                drafter.expect(row, request.prediction)
 
     def release(self, row: int, request: Request) -> None:
         for drafter in self._of(request):

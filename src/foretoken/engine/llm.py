@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 from foretoken.checkpoint.chat import Message
 from foretoken.checkpoint.tokenizer import Tokenizer
 from foretoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
+from foretoken.drafters.automaton import SuffixAutomaton
+from foretoken.drafters.factory import PREDICTION
+from foretoken.drafters.prediction import index_prediction
 from foretoken.engine.build import build_engine, default_method, load_models
 from foretoken.engine.completion import Chunk, Completion
 from foretoken.engine.detokenize import Detokenizer
@@ -157,6 +160,7 @@ class LLM:
         stop_ids = eos | frozenset(params.stop_token_ids)
         drafters = [self.engine.drafters[method] for method in speculation.methods]
         bad_words = [ids for word in params.bad_words for ids in _spellings(self.tokenizer, word)]
+        prediction = self._prediction(params) if PREDICTION in speculation.methods else None
         vocab_size, device = self.config.vocab_size, self.engine.table.table.device
 
         def request(choice: int) -> Request:
@@ -181,6 +185,7 @@ class LLM:
                 whole=any(drafter.taps and drafter.namespace for drafter in drafters),
                 max_draft_len=speculation.max_draft_len,
                 max_seq_len=self.max_seq_len,
+                prediction=prediction,
             )
 
         return [request(choice) for choice in range(params.n)]
@@ -211,11 +216,24 @@ class LLM:
             if value is not None and value > limit:
                 raise RequestError(f"{name} is {value}, expected at most {limit} for this model")
 
+    def _prediction(self, params: SamplingParams) -> SuffixAutomaton:
+        """The predicted output of a request; what would not fit the context cannot come true."""
+        assert params.speculative is not None
+        text = params.speculative.prediction or ""
+        return index_prediction(self.tokenizer.encode(text, add_special_tokens=False)[: self.max_seq_len])
+
     def _speculation(self, params: SamplingParams) -> _Speculation:
         """How a request is drafted: the engine's way, unless it asks for its own."""
         asked, longest = params.speculative or RequestSpeculation(), self.speculative.max_draft_len
-        known = (NO_DRAFT, AUTO, *self.engine.drafters)
-        method = asked.method if asked.method is not None else self.method
+        usual = PREDICTION if asked.prediction else self.method
+        method = asked.method if asked.method is not None else usual
+        if (method == PREDICTION) != bool(asked.prediction):
+            raise RequestError(
+                f"speculative.method is {method!r} and there is {'a' if asked.prediction else 'no'} prediction; "
+                "a prediction is a method of its own: give both or neither, or the prediction alone"
+            )
+        own = [name for name in self.engine.drafters if name != PREDICTION]
+        known = (NO_DRAFT, AUTO, PREDICTION, *own)
         if method not in known:
             raise RequestError(f"speculative.method {method!r}: this engine has {', '.join(known)}")
         if asked.max_draft_len is not None and asked.max_draft_len > longest:
@@ -225,7 +243,7 @@ class LLM:
         if not asked.enabled or asked.max_draft_len == 0 or method == NO_DRAFT:
             return _Speculation(NO_DRAFT, (), False, 0)
         adaptive = self.speculative.adaptive if asked.adaptive is None else asked.adaptive
-        methods = tuple(self.engine.drafters) if method == AUTO else (method,)
+        methods = tuple(own) if method == AUTO else (method,)
         return _Speculation(method, methods, adaptive, asked.max_draft_len or longest)
 
 

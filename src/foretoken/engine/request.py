@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
+from foretoken.drafters.automaton import SuffixAutomaton
 from foretoken.engine.detokenize import Detokenizer
 from foretoken.speculation.params import SamplingParams
 from foretoken.speculation.sampling import RowSampling
@@ -142,6 +143,7 @@ class Request:
         stop_ids: tokens that end the request; `eos_ids` among them end it without a stop reason.
         method: how it is drafted, by name; `methods` are the drafters that this means, in order of preference.
         max_draft_len: its longest path; `adaptive` when the engine chooses up to that length.
+        prediction: the output that the caller expects, if it said so.
         half: the drafter's half of the cache pages, "" for none; `whole` when only pages with that half are reused.
     """
 
@@ -162,6 +164,7 @@ class Request:
     whole: bool
     max_draft_len: int
     max_seq_len: int
+    prediction: SuffixAutomaton | None = None
     tokens: list[int] = field(default_factory=list)
     committed: int = 0
     cached_tokens: int = 0

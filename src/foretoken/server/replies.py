@@ -13,6 +13,8 @@ from typing_extensions import TypedDict
 from foretoken.engine.completion import Completion
 from foretoken.engine.request import TokenLogprob
 
+PREDICTION = "prediction"  # the method of requests that bring their own guess
+
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's word for "never"
 
 
@@ -26,6 +28,13 @@ class PromptDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionDetails(TypedDict):
+    """Tokens of a prediction that became output, and those that were tried and did not; none of these are billed."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(TypedDict):
     """Tokens of all prompts, each counted once, and of all that was generated, chosen or not."""
 
@@ -33,6 +42,7 @@ class Usage(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: NotRequired[PromptDetails]
+    completion_tokens_details: NotRequired[CompletionDetails]
 
 
 class TokenReport(TypedDict):
@@ -87,11 +97,18 @@ def total_usage(completions: Iterable[Completion]) -> Usage:
     """Of all completions of a request."""
     done = list(completions)
     first = [completion for completion in done if completion.choice == 0]
-    return usage(
+    counted = usage(
         sum(len(completion.prompt_token_ids) for completion in first),
         sum(len(completion.token_ids) for completion in done),
         sum(completion.cached_tokens for completion in first),
     )
+    predicted = [completion.speculation for completion in done if completion.speculation.method == PREDICTION]
+    accepted = sum(stats.accepted for stats in predicted)
+    counted["completion_tokens_details"] = {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": sum(stats.drafted for stats in predicted) - accepted,
+    }
+    return counted
 
 
 def report(

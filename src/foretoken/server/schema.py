@@ -110,6 +110,13 @@ class Speculative(Body):
     report: bool = False
 
 
+class Prediction(Body):
+    """OpenAI's Predicted Outputs: the reply that is expected, which is drafted from."""
+
+    type: Literal["content"]
+    content: Spoken
+
+
 class Generation(Body):
     """What every request for text may ask."""
 
@@ -135,6 +142,7 @@ class Generation(Body):
     prompt_logprobs: Logprobs | None = None
     skip_special_tokens: bool | None = None
     speculative: Speculative | None = None
+    prediction: Prediction | None = None
     user: str | None = None
 
     @model_validator(mode="after")
@@ -164,8 +172,11 @@ class Generation(Body):
         """
         shared = {name: getattr(self, name) for name in _SHARED}
         chosen = {name: value for name, value in {**shared, **own}.items() if value is not None or name == "max_tokens"}
-        if self.speculative is not None:
-            chosen["speculative"] = self.speculative.model_dump(exclude={"report"})
+        speculative = {} if self.speculative is None else self.speculative.model_dump(exclude={"report"})
+        if self.prediction is not None and self.prediction.content:
+            speculative["prediction"] = self.prediction.content
+        if speculative:
+            chosen["speculative"] = speculative
         return SamplingParams.from_mapping(chosen)
 
 

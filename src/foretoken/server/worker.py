@@ -71,7 +71,7 @@ class Worker:
         """
         self._admit(len(prompts) * params.n)
         try:
-            if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) > LONG_TEXT:
+            if _characters(prompts, params) > LONG_TEXT:
                 requests = await asyncio.to_thread(self.llm.requests, prompts, params)
             else:
                 requests = self.llm.requests(prompts, params)
@@ -180,6 +180,12 @@ class Job:
     def close(self) -> None:
         """Lets the worker know that nobody waits for this any more."""
         self._worker.finish(self)
+
+
+def _characters(prompts: Sequence[Prompt], params: SamplingParams) -> int:
+    """Of everything that is to be tokenised."""
+    predicted = params.speculative.prediction if params.speculative is not None else None
+    return sum(len(text) for text in (*prompts, predicted) if isinstance(text, str))
 
 
 def _sum(done: Totals, requests: Sequence[Request]) -> Totals:

@@ -23,6 +23,7 @@ class RequestSpeculation:
         max_draft_len: most guesses on a path, >= 0; None is the engine's.
         adaptive: true lets the engine choose the length up to `max_draft_len`, 0 included; false drafts that many
             whenever there is room; None is the engine's setting.
+        prediction: the output that is expected, wholly or in part, whose tokens are the guesses; None is none.
 
     Raises:
         RequestError: a field has the wrong type or range.
@@ -32,6 +33,7 @@ class RequestSpeculation:
     method: str | None = None
     max_draft_len: int | None = None
     adaptive: bool | None = None
+    prediction: str | None = None
 
     def __post_init__(self) -> None:
         _flag("speculative.enabled", self.enabled)
@@ -40,6 +42,8 @@ class RequestSpeculation:
         _optional_integer("speculative.max_draft_len", self.max_draft_len, 0)
         if self.adaptive is not None:
             _flag("speculative.adaptive", self.adaptive)
+        if self.prediction is not None and not (isinstance(self.prediction, str) and self.prediction):
+            raise _refusal("speculative.prediction", self.prediction, "text or None")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
