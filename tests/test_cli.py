@@ -67,7 +67,7 @@ def test_every_option_is_explained(run: Any, command: str) -> None:
 
 def test_every_setting_has_an_option_in_both_spellings(run: Any) -> None:
     words = set(run("generate", "--help").out.replace(",", " ").replace("/", " ").split())
-    names = {field.name for field in fields(SamplingParams)} - {"speculative"}
+    names = {field.name for field in fields(SamplingParams)} - {"speculative", "structured_outputs"}
     names |= SpeculativeConfig.model_fields.keys() | EngineConfig.model_fields.keys()
     names |= {f"kv_cache_{name}" for name in KVCacheConfig.model_fields}
     wanted = {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cli_checks import Pair
 from foretoken import LLM
-from foretoken.server.schema import ChatRequest, CompletionRequest
+from foretoken.server.chat_schema import ChatRequest
+from foretoken.server.schema import CompletionRequest
 from server_checks import MODEL, Running, running
 
 KEY = "key of ours"

@@ -140,6 +140,16 @@ class Tokenizer:
         """True if conversations can be put to the model."""
         return bool(self._templates)
 
+    @property
+    def renders_tools(self) -> bool:
+        """True if a chat template has a place for tools."""
+        return any("tools" in text for text in self._templates.values())
+
+    @property
+    def tags_tool_calls(self) -> bool:
+        """True if the model was taught to write calls between <tool_call> tags."""
+        return any("<tool_call>" in text for text in self._templates.values())
+
     def apply_chat_template(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
     ) -> str:

@@ -76,7 +76,7 @@ def sampling_options() -> tuple[Option, ...]:
     return tuple(
         _option(field.name, hints[field.name], field.default, notes.get(field.name, ""))
         for field in fields(SamplingParams)
-        if field.name != "speculative"
+        if field.name not in ("speculative", "structured_outputs")  # objects, which a command line cannot say well
     )
 
 

@@ -10,6 +10,7 @@ from foretoken.config import SpeculativeConfig
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.draft_model import DraftModelDrafter
 from foretoken.drafters.eagle import EagleDrafter
+from foretoken.drafters.forced import ForcedDrafter
 from foretoken.drafters.medusa import MedusaDrafter, tree_of
 from foretoken.drafters.ngram import NgramDrafter
 from foretoken.drafters.prediction import PredictionDrafter
@@ -23,7 +24,8 @@ from foretoken.runtime.cache import KVCache
 Model = Decoder | EagleHead | MedusaHeads  # what guesses: a draft model or a head of the target
 CacheFor = Callable[[ModelConfig, torch.dtype], KVCache]
 PREDICTION = "prediction"  # what a request that brings its own guess is drafted by
-MODEL_FREE = ("ngram", "suffix", PREDICTION)  # any request may choose these: they need no weights
+FORCED = "forced"  # what the form of an output leaves no choice about; asked first
+MODEL_FREE = (FORCED, "ngram", "suffix", PREDICTION)  # any request may choose these: they need no weights
 
 
 def method_of(model: Model) -> str:
@@ -84,6 +86,8 @@ def build_model_free(method: str, config: SpeculativeConfig) -> Drafter:
                 is_use_oldest=config.is_use_oldest,
                 is_public_pool=config.is_public_pool,
             )
+        case "forced":
+            return ForcedDrafter(config.max_draft_len)
         case "prediction":
             return PredictionDrafter(config.max_draft_len)
         case "suffix":

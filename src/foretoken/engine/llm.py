@@ -11,12 +11,13 @@ from foretoken.checkpoint.chat import Message
 from foretoken.checkpoint.tokenizer import Tokenizer
 from foretoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from foretoken.drafters.automaton import SuffixAutomaton
-from foretoken.drafters.factory import PREDICTION
+from foretoken.drafters.factory import FORCED, PREDICTION
 from foretoken.drafters.prediction import index_prediction
 from foretoken.engine.build import build_engine, default_method, load_models
 from foretoken.engine.completion import Chunk, Completion
 from foretoken.engine.detokenize import Detokenizer
 from foretoken.engine.engine import AUTO, NO_DRAFT, Engine
+from foretoken.engine.grammar import Grammars
 from foretoken.engine.request import Request
 from foretoken.errors import PromptTooLongError, RequestError
 from foretoken.speculation.noise import choice_seed
@@ -65,6 +66,7 @@ class LLM:
         self.config = loaded.target.config
         self.engine: Engine
         self.engine, self.max_seq_len = build_engine(loaded, self.speculative, config, KVCacheConfig.of(kv_cache))
+        self._grammars = Grammars(self.tokenizer, self.config.vocab_size)
         self._ids = itertools.count()
 
     def generate(
@@ -163,9 +165,12 @@ class LLM:
         prediction = self._prediction(params) if PREDICTION in speculation.methods else None
         vocab_size, device = self.config.vocab_size, self.engine.table.table.device
 
+        form = self._grammars.compile(params.structured_outputs) if params.structured_outputs is not None else None
+
         def request(choice: int) -> Request:
+            own_form = None if form is None else form.copy()
             sampling = RowSampling(
-                params, choice_seed(seed, choice), ids, vocab_size, sorted(stop_ids), bad_words, device
+                params, choice_seed(seed, choice), ids, vocab_size, sorted(stop_ids), bad_words, device, own_form
             )
             return Request(
                 id=next(self._ids),
@@ -232,7 +237,7 @@ class LLM:
                 f"speculative.method is {method!r} and there is {'a' if asked.prediction else 'no'} prediction; "
                 "a prediction is a method of its own: give both or neither, or the prediction alone"
             )
-        own = [name for name in self.engine.drafters if name != PREDICTION]
+        own = [name for name in self.engine.drafters if name not in (PREDICTION, FORCED)]
         known = (NO_DRAFT, AUTO, PREDICTION, *own)
         if method not in known:
             raise RequestError(f"speculative.method {method!r}: this engine has {', '.join(known)}")
@@ -240,10 +245,15 @@ class LLM:
             raise RequestError(
                 f"speculative.max_draft_len {asked.max_draft_len} exceeds the engine's max_draft_len {longest}"
             )
+        formed = params.structured_outputs is not None and method != PREDICTION
+        if method == NO_DRAFT and asked.method is None and formed:
+            method = FORCED
         if not asked.enabled or asked.max_draft_len == 0 or method == NO_DRAFT:
             return _Speculation(NO_DRAFT, (), False, 0)
         adaptive = self.speculative.adaptive if asked.adaptive is None else asked.adaptive
         methods = tuple(own) if method == AUTO else (method,)
+        if formed:
+            methods = tuple(dict.fromkeys((FORCED, *methods)))
         return _Speculation(method, methods, adaptive, asked.max_draft_len or longest)
 
 

@@ -244,9 +244,10 @@ class Request:
     def _stops_at(self, token: int) -> bool:
         """Adds the token to the text and decides whether the request ends here."""
         ends = token in self.stop_ids
+        complete = self.sampling.accept(token)
         full = self.room <= 0
         self.detokenizer.push(token)
-        if ends or full:
+        if ends or full or complete:
             self.detokenizer.finish()  # text that was held back may complete a stop string
         found = None
         if len(self.tokens) - len(self.prompt_ids) >= self.params.min_tokens:
@@ -257,6 +258,9 @@ class Request:
             self.stop("stop", found)
         elif ends:
             self.stop("stop", None if token in self.eos_ids else token)
+        elif complete:
+            failure = self.sampling.grammar.failure if self.sampling.grammar is not None else None
+            self.stop("stop" if failure is None else "abort", failure)
         elif full:
             self.stop("length", None)
         return self.finish_reason is not None

@@ -1,4 +1,4 @@
-"""How an endpoint words what the engine emits: the protocol, and the two forms of OpenAI's completions.
+"""How an endpoint words what the engine emits: the protocol, what answers share, and the form of /v1/completions.
 
 An answer is made for one request and asked for events of a stream, or for the whole reply at the end.
 """
@@ -14,14 +14,13 @@ from foretoken.engine.request import Request
 from foretoken.server.replies import (
     Spells,
     Usage,
-    chat_logprobs,
     prompt_logprobs,
     report,
     text_logprobs,
     total_usage,
     usage,
 )
-from foretoken.server.schema import ChatRequest, CompletionRequest, Generation
+from foretoken.server.schema import CompletionRequest, Generation
 
 
 class Answer(Protocol):
@@ -97,9 +96,9 @@ class CompletionAnswer:
         choice.pop("scored", None)
         if body.reports:
             choice["speculative"] = report(self._tokenizer, chunk.token_ids, chunk.origins, chunk.completion)
-        _end(choice, chunk.completion)
+        end(choice, chunk.completion)
         event = {**self._head.of("text_completion"), "choices": [choice]}
-        _count(event, body, self._written, place, chunk, [len(r.prompt_ids) for r in self._requests[:: self._drawn]])
+        count(event, body, self._written, place, chunk, [len(r.prompt_ids) for r in self._requests[:: self._drawn]])
         return event
 
     def closing(self, completions: Sequence[Completion]) -> Iterator[dict[str, Any]]:
@@ -149,62 +148,10 @@ class CompletionAnswer:
             choice["logprobs"] = text_logprobs(self._tokenizer, scored, items, self._body.logprobs, 0)
         if self._body.reports:
             choice["speculative"] = report(self._tokenizer, completion.token_ids, completion.origins, completion)
-        return _end(choice, completion)
+        return end(choice, completion)
 
 
-class ChatAnswer:
-    """/v1/chat/completions."""
-
-    def __init__(self, body: ChatRequest, head: Head, requests: Sequence[Request], tokenizer: Spells) -> None:
-        self._body, self._head, self._tokenizer, self._requests = body, head, tokenizer, requests
-        self._written = Written()
-
-    def opening(self) -> Iterator[dict[str, Any]]:
-        for index in range(len(self._requests)):
-            yield self._event({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
-
-    def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
-        event = {**self._head.of("chat.completion.chunk"), "choices": [choice]}
-        if self._body.counted.include_usage:
-            event["usage"] = None
-        return event
-
-    def event(self, chunk: Chunk) -> dict[str, Any]:
-        body, request = self._body, self._requests[chunk.choice]
-        choice: dict[str, Any] = {"index": chunk.choice, "delta": {"content": chunk.text} if chunk.text else {}}
-        choice["logprobs"] = chat_logprobs(self._tokenizer, chunk.logprobs or []) if body.logprobs else None
-        if body.reports:
-            choice["speculative"] = report(self._tokenizer, chunk.token_ids, chunk.origins, chunk.completion)
-        _end(choice, chunk.completion)
-        event = self._event(choice)
-        if body.prompt_logprobs is not None and chunk.choice == 0 and 0 not in self._written.tokens:
-            event["prompt_logprobs"] = prompt_logprobs(self._tokenizer, request.prompt_logprobs, body.prompt_logprobs)
-        _count(event, body, self._written, chunk.choice, chunk, [len(request.prompt_ids)])
-        return event
-
-    def closing(self, completions: Sequence[Completion]) -> Iterator[dict[str, Any]]:
-        if self._body.counted.include_usage:
-            yield {**self._head.of("chat.completion.chunk"), "choices": [], "usage": total_usage(completions)}
-
-    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        choices = [self._whole_choice(completion) for completion in completions]
-        reply = {**self._head.of("chat.completion"), "choices": choices, "usage": total_usage(completions)}
-        if self._body.prompt_logprobs is not None:
-            items = completions[0].prompt_logprobs or []
-            reply["prompt_logprobs"] = prompt_logprobs(self._tokenizer, items, self._body.prompt_logprobs)
-        return reply
-
-    def _whole_choice(self, completion: Completion) -> dict[str, Any]:
-        message = {"role": "assistant", "content": completion.text, "refusal": None}
-        choice: dict[str, Any] = {"index": completion.choice, "message": message}
-        scored = self._body.logprobs
-        choice["logprobs"] = chat_logprobs(self._tokenizer, completion.logprobs or []) if scored else None
-        if self._body.reports:
-            choice["speculative"] = report(self._tokenizer, completion.token_ids, completion.origins, completion)
-        return _end(choice, completion)
-
-
-def _end(choice: dict[str, Any], completion: Completion | None) -> dict[str, Any]:
+def end(choice: dict[str, Any], completion: Completion | None) -> dict[str, Any]:
     """Says why a choice ended, and vLLM's `stop_reason`: the stop string or token id that ended it."""
     choice["finish_reason"] = None if completion is None else completion.finish_reason
     if completion is not None:
@@ -212,7 +159,7 @@ def _end(choice: dict[str, Any], completion: Completion | None) -> dict[str, Any
     return choice
 
 
-def _count(
+def count(
     event: dict[str, Any], body: Generation, written: Written, place: int, chunk: Chunk, prompts: Sequence[int]
 ) -> None:
     """Adds a chunk to what was written, and usage to its event where that is asked for."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,19 +19,19 @@ from foretoken import __version__
 from foretoken.engine.completion import Completion
 from foretoken.engine.llm import Prompt
 from foretoken.errors import RequestError
-from foretoken.server.answers import Answer, ChatAnswer, CompletionAnswer, Head
+from foretoken.server.answers import Answer, CompletionAnswer, Head
+from foretoken.server.chat_answer import ChatAnswer
+from foretoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from foretoken.server.errors import ApiError, refused
 from foretoken.server.http import CLIENT_GONE, EventStream, Keys, event, read, reply, unless_gone
 from foretoken.server.openapi import describe, operation
 from foretoken.server.schema import (
-    ChatRequest,
     CompletionRequest,
-    DetokenizeRequest,
     Generation,
-    TokenizeRequest,
     field_names,
 )
 from foretoken.server.worker import Job, Worker
+from foretoken.speculation.params import SamplingParams
 
 LOG = logging.getLogger("foretoken.server")
 SHUTDOWN_NOTE = "the server met an error of its own; its log has the details"
@@ -57,7 +57,7 @@ class Api:
         """Continue a prompt."""
         body = await read(request, CompletionRequest, self._most)
         head = self._head("cmpl", body.model)
-        job = await self._submit(body, body.prompt)
+        job = await self._submit(body, body.prompt, body.to_sampling)
         answer = CompletionAnswer(body, head, job.requests, self._tokenizer)
         return await self._answer(request, body, job, answer)
 
@@ -65,8 +65,7 @@ class Api:
         """Continue a conversation."""
         body = await read(request, ChatRequest, self._most)
         head = self._head("chatcmpl", body.model)
-        messages = [message.for_template() for message in body.messages]
-        job = await self._submit(body, [self._rendered(messages, True, body.chat_template_kwargs or {})])
+        job = await self._submit(body, [self._prompt(body)], lambda: body.to_sampling(self._tokenizer.tags_tool_calls))
         return await self._answer(request, body, job, ChatAnswer(body, head, job.requests, self._tokenizer))
 
     def _head(self, kind: str, model: str | None) -> Head:
@@ -81,10 +80,25 @@ class Api:
             )
         return Head(f"{kind}-{secrets.token_hex(12)}", int(time.time()), self._names[0])
 
-    async def _submit(self, body: CompletionRequest | ChatRequest, prompts: Sequence[Prompt]) -> Job:
-        fields = tuple(field_names(type(body)))
+    def _prompt(self, body: ChatRequest) -> list[int]:
+        """The conversation of a request as its template puts it, with the functions that it offers."""
+        options = dict(body.chat_template_kwargs or {})
+        if body.offered:
+            if not self._tokenizer.renders_tools:
+                words = "tools: the chat template of this model has no place for them; expected a request without"
+                raise ApiError(400, words, param="tools")
+            tools = [{"type": "function", "function": each.model_dump(exclude_none=True)} for each in body.offered]
+            options["tools"] = tools
+        return self._rendered([message.for_template() for message in body.messages], True, options)
+
+    async def _submit(
+        self, body: CompletionRequest | ChatRequest, prompts: Sequence[Prompt], sampling: Callable[[], SamplingParams]
+    ) -> Job:
+        fields = {name: name for name in field_names(type(body))}
+        if body.response_format is not None:
+            fields["structured_outputs"] = "response_format"
         try:
-            params = body.to_sampling()
+            params = sampling()
         except RequestError as error:
             raise refused(error, fields) from error
         job = await self._worker.submit(prompts, params, fields)
@@ -99,7 +113,7 @@ class Api:
             text = self._tokenizer.apply_chat_template(messages, generation, **options)
             return self._tokenizer.encode(text, add_special_tokens=False)
         except (RequestError, RecursionError) as error:
-            raise refused(RequestError(f"messages: {error}"), ("messages",)) from error
+            raise refused(RequestError(f"messages: {error}"), {"messages": "messages"}) from error
 
     async def _answer(self, request: Request, body: Generation, job: Job, answer: Answer) -> Response:
         if body.stream:
@@ -136,7 +150,7 @@ class Api:
                 special = body.add_special_tokens is not False
                 ids = await asyncio.to_thread(self._tokenizer.encode, body.prompt or "", special)
             except RequestError as error:
-                raise refused(RequestError(f"prompt: {error}"), ("prompt",)) from error
+                raise refused(RequestError(f"prompt: {error}"), {"prompt": "prompt"}) from error
         strings = [self._tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
         return JSONResponse(
             {"count": len(ids), "max_model_len": self._worker.llm.max_seq_len, "tokens": ids, "token_strs": strings}

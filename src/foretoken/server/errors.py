@@ -55,11 +55,16 @@ class ApiError(Exception):
         self.body: ErrorReply = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def refused(error: RequestError, fields: Iterable[str] = ()) -> ApiError:
-    """A prompt or parameter that the engine refuses; its message begins with the name of a field, if it has one."""
+def refused(error: RequestError, fields: Mapping[str, str]) -> ApiError:
+    """A prompt or parameter that the engine refuses; its message begins with the name of a field, if it has one.
+
+    Args:
+        fields: what the caller called each field that the engine may name.
+    """
     code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
     named = str(error).partition(":")[0].split(".")[0].split("[")[0].split(" ")[0]
-    return ApiError(400, shorten(str(error)), param=named if named in fields else None, code=code)
+    words = str(error).replace(named, fields.get(named, named), 1)
+    return ApiError(400, shorten(words), param=fields.get(named), code=code)
 
 
 def timed_out(seconds: float | None) -> ApiError:

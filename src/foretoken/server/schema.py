@@ -117,6 +117,43 @@ class Prediction(Body):
     content: Spoken
 
 
+class JsonSchema(Body):
+    """A schema as OpenAI words it; its form is always kept, `strict` or not."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """The form of the reply: OpenAI's three types, and a regular expression or a grammar in Lark's notation."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+    @model_validator(mode="after")
+    def _own(self) -> Self:
+        given = {name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None}
+        if given != {self.type} & {"json_schema", "regex", "grammar"}:
+            raise ValueError(f"a response_format of type {self.type} goes with {self.type} and nothing else")
+        return self
+
+    def asked(self) -> dict[str, Any] | None:
+        """As `StructuredOutputs` has it."""
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return {"json_object": True}
+            case "json_schema":
+                return {"json": self.json_schema.schema_ if self.json_schema is not None else {}}
+            case _:
+                return {self.type: getattr(self, self.type)}
+
+
 class Generation(Body):
     """What every request for text may ask."""
 
@@ -143,13 +180,21 @@ class Generation(Body):
     skip_special_tokens: bool | None = None
     speculative: Speculative | None = None
     prediction: Prediction | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
     user: str | None = None
 
     @model_validator(mode="after")
-    def _stream_options_of_a_stream(self) -> Self:
+    def _agree_in_general(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only for stream: true; leave it out or stream")
+        if self.response_format is not None and self.structured_outputs is not None:
+            raise ValueError("response_format and structured_outputs say the same thing; leave one of them out")
         return self
+
+    def form(self) -> dict[str, Any] | None:
+        """The form that the output must have."""
+        return self.structured_outputs if self.response_format is None else self.response_format.asked()
 
     @property
     def choices(self) -> int:
@@ -171,6 +216,7 @@ class Generation(Body):
             RequestError: a value is out of range.
         """
         shared = {name: getattr(self, name) for name in _SHARED}
+        shared["structured_outputs"] = self.form()
         chosen = {name: value for name, value in {**shared, **own}.items() if value is not None or name == "max_tokens"}
         speculative = {} if self.speculative is None else self.speculative.model_dump(exclude={"report"})
         if self.prediction is not None and self.prediction.content:
@@ -222,99 +268,6 @@ class CompletionRequest(Generation):
             logprobs=self.logprobs if self.logprobs is not None else scored,
             prompt_logprobs=self.prompt_logprobs if echoed is None else max(echoed, self.prompt_logprobs or 0),
         )
-
-
-class FunctionCall(Body):
-    name: str
-    arguments: str
-
-
-class ToolCall(Body):
-    """A call that the assistant made earlier in the conversation."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class ChatMessage(Body):
-    """One turn. Its content may be null beside tool calls."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Spoken | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if self.content is None and not self.tool_calls:
-            raise ValueError(f"a message of {self.role} has no content; expected text")
-        return self
-
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates read it; `developer` is OpenAI's newer word for `system`."""
-        role = "system" if self.role == "developer" else self.role
-        return {**self.model_dump(exclude_none=True), "role": role}
-
-
-class ChatRequest(Generation):
-    """The body of POST /v1/chat/completions."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Logprobs | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    modalities: list[Literal["text"]] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is only for logprobs: true; leave it out or set both")
-        most, older = self.max_completion_tokens, self.max_tokens
-        if most is not None and older is not None and most != older:
-            raise ValueError(f"max_completion_tokens {most} and max_tokens {older} differ; leave one of them out")
-        if clash := _RENDERED & (self.chat_template_kwargs or {}).keys():
-            raise ValueError(f"chat_template_kwargs may not hold {', '.join(sorted(clash))}, which the server sets")
-        return self
-
-    def to_sampling(self) -> SamplingParams:
-        return self.sampling(
-            max_tokens=self.max_completion_tokens or self.max_tokens,
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-        )
-
-
-_RENDERED = {"messages", "tools", "documents", "add_generation_prompt"}
-
-
-class TokenizeRequest(Body):
-    """The body of POST /tokenize: a prompt, or messages as /v1/chat/completions would render them."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    return_token_strs: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("expected either prompt or messages")
-        return self
-
-
-class DetokenizeRequest(Body):
-    """The body of POST /detokenize."""
-
-    model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
 
 
 def field_names(body: type[Body]) -> Iterable[str]:

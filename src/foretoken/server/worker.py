@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from foretoken.config import ServerConfig
@@ -22,7 +22,7 @@ from foretoken.server.errors import ApiError, refused, stopped, timed_out
 from foretoken.server.metrics import Metrics, Totals
 from foretoken.speculation.params import SamplingParams
 
-LONG_TEXT = 20_000  # characters from which text is tokenised beside the event loop, not on it
+LONG_TEXT = 20_000  # characters from which text is tokenised beside the event loop, as forms are compiled
 _RECENT = 0.9  # weight of the past in the average time of a request
 
 
@@ -59,19 +59,19 @@ class Worker:
         """Sequences that may run and wait."""
         return self.llm.engine.max_batch_size + self.config.max_queue
 
-    async def submit(self, prompts: Sequence[Prompt], params: SamplingParams, fields: Sequence[str]) -> Job:
+    async def submit(self, prompts: Sequence[Prompt], params: SamplingParams, fields: Mapping[str, str]) -> Job:
         """Takes a request in.
 
         Args:
             prompts: texts or token ids; each is completed `params.n` times.
-            fields: names that an error may blame.
+            fields: what the caller calls what an error may blame.
 
         Raises:
             ApiError: it cannot be served, or not now.
         """
         self._admit(len(prompts) * params.n)
         try:
-            if _characters(prompts, params) > LONG_TEXT:
+            if params.structured_outputs is not None or _characters(prompts, params) > LONG_TEXT:
                 requests = await asyncio.to_thread(self.llm.requests, prompts, params)
             else:
                 requests = self.llm.requests(prompts, params)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from foretoken.errors import RequestError, unknown_name
+from foretoken.speculation.structure import StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class SamplingParams:
         logprobs: alternatives reported per token; 0 is the chosen token only, None is off.
         prompt_logprobs: the same for the prompt.
         skip_special_tokens: leave special tokens out of the text.
+        structured_outputs: the form that the output must have; excludes min_tokens and bad_words.
         speculative: this request's speculation; None is the engine's default.
 
     Raises:
@@ -97,6 +99,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
     speculative: RequestSpeculation | None = None
 
     def __post_init__(self) -> None:
@@ -106,6 +109,14 @@ class SamplingParams:
             _flag(name, getattr(self, name))
         if self.speculative is not None and not isinstance(self.speculative, RequestSpeculation):
             raise _refusal("speculative", self.speculative, "a RequestSpeculation or None")
+        if self.structured_outputs is not None:
+            if not isinstance(self.structured_outputs, StructuredOutputs):
+                raise _refusal("structured_outputs", self.structured_outputs, "a StructuredOutputs or None")
+            if self.min_tokens or self.bad_words:
+                raise RequestError(
+                    "structured_outputs may leave one token only, which min_tokens or bad_words might forbid; "
+                    "leave these out"
+                )
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         for name, value in (
             ("stop", _strings("stop", () if stop is None else stop)),
@@ -154,10 +165,16 @@ class SamplingParams:
             chosen["speculative"] = RequestSpeculation(
                 **_known("speculative parameter", chosen["speculative"], RequestSpeculation)
             )
+        if isinstance(chosen.get("structured_outputs"), Mapping):
+            chosen["structured_outputs"] = StructuredOutputs(
+                **_known("structured output", chosen["structured_outputs"], StructuredOutputs)
+            )
         return cls(**chosen)
 
 
-def _known(kind: str, values: Mapping[str, Any], owner: type[SamplingParams | RequestSpeculation]) -> Mapping[str, Any]:
+def _known(
+    kind: str, values: Mapping[str, Any], owner: type[SamplingParams | RequestSpeculation | StructuredOutputs]
+) -> Mapping[str, Any]:
     names = [field.name for field in fields(owner)]
     for key in values:
         if key not in names:

@@ -17,6 +17,7 @@ from foretoken.speculation.draft import PADDING
 from foretoken.speculation.noise import wrap64
 from foretoken.speculation.params import SamplingParams
 from foretoken.speculation.processors import ANY, BadWords, Bias, EndBan, Penalties, Truncation
+from foretoken.speculation.structure import Grammar
 
 _MAX_CANDIDATES = 1024  # up to this top_k, selecting candidates first is cheaper than working on the whole vocabulary
 
@@ -37,6 +38,7 @@ class RowSampling:
         end_ids: Sequence[int] = (),
         bad_word_ids: Sequence[Sequence[int]] = (),
         device: torch.device | str = "cpu",
+        grammar: Grammar | None = None,
     ) -> None:
         """
         Args:
@@ -47,6 +49,7 @@ class RowSampling:
             end_ids: tokens that end the request (the model's own unless `ignore_eos`, and `stop_token_ids`).
             bad_word_ids: the token sequences of `params.bad_words`.
             device: where the scores will be.
+            grammar: what the output may be, at its beginning; belongs to this sequence.
 
         Raises:
             RequestError: a token id is outside the vocabulary or a bad word has no tokens.
@@ -57,7 +60,7 @@ class RowSampling:
             _check_ids("bad_words", word, vocab_size)
             if not word:
                 raise RequestError("bad_words: a word has no tokens in this vocabulary; leave it out")
-        self.seed = wrap64(seed)
+        self.seed, self.grammar = wrap64(seed), grammar
         self.device = torch.device(device)
         self.sampled = not params.greedy
         # float32 has to hold it; at 1e-30 any difference of scores outweighs any noise.
@@ -83,7 +86,11 @@ class RowSampling:
     @property
     def reusable(self) -> bool:
         """Whether its draws do not depend on the history, so that `Sampling` need not be rebuilt after `extend`."""
-        return not (self.penalised or self._memory)
+        return not (self.penalised or self._memory or self.grammar is not None)
+
+    def accept(self, token: int) -> bool:
+        """Tells the grammar of an emitted token, in order; whether nothing may follow it."""
+        return self.grammar is not None and self.grammar.accept(token)
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Tells it of emitted tokens, in order."""
@@ -104,6 +111,7 @@ class Sampling:
         loudness: float32, 1 for sampled and 0 for greedy rows; None when all are sampled.
         truncation: min-p, top-k and top-p; None when nothing is truncated.
         bias, ends, words, penalties: the editors of scores.
+        grammars: one per row, None for rows without; they see the draft, so masks are made when it is there.
         candidates: the greatest top_k when every sampled row has a small one, so that no draw can leave these; else 0.
         greedy: every draw is a plain argmax.
         reusable: holds until the composition of the batch changes; otherwise rebuild it after every `extend`.
@@ -117,6 +125,7 @@ class Sampling:
     ends: EndBan | None
     words: BadWords | None
     penalties: Penalties | None
+    grammars: tuple[Grammar | None, ...] | None
     candidates: int
     greedy: bool
     reusable: bool
@@ -129,6 +138,8 @@ class Sampling:
         sampled = [row.sampled for row in rows]
         limits = [row.top_k for row in rows if row.sampled]
         limit = max(limits, default=vocabulary)
+        grammars = tuple(row.grammar for row in rows)
+        formed = any(grammar is not None for grammar in grammars)
         edited = any(row.bias or row.end_ids or row.bad_words or row.penalised for row in rows)
         truncation = Truncation(
             _column([row.max_cost for row in rows], math.inf, device),
@@ -144,8 +155,9 @@ class Sampling:
             ends=_end_ban(rows) if edited else None,
             words=_bad_words(rows) if edited else None,
             penalties=_penalties(rows) if edited else None,
+            grammars=grammars if formed else None,
             candidates=limit if limit < vocabulary and limit <= _MAX_CANDIDATES else 0,
-            greedy=not (limits or edited),
+            greedy=not (limits or edited or formed),
             reusable=all(row.reusable for row in rows),
         )
 

@@ -26,6 +26,7 @@ from foretoken.speculation.processors import (
     truncate,
 )
 from foretoken.speculation.rows import RowSampling, Sampling
+from foretoken.speculation.structure import confine
 
 __all__ = ["RowSampling", "Sampling", "TokenLogprobs", "rank", "sample", "token_logprobs"]
 
@@ -65,7 +66,7 @@ def sample(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampli
         # max names the first of equals, like every other path here; float32 because bfloat16 reductions are slow.
         return logits.to(torch.float32).max(-1).indices
     at = position.unsqueeze(1) + depth(reach) + 1
-    total, ids = _race(_edit(logits, draft, reach, at, sampling), at, sampling, sampling.candidates)
+    total, ids = _race(_confined(logits, draft, reach, at, sampling), at, sampling, sampling.candidates)
     if sampling.candidates == 0:
         return total.min(-1).indices
     behind = total > total.amin(-1, keepdim=True)
@@ -77,7 +78,8 @@ def _fused(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampli
     from foretoken.speculation.triton_draw import draw
 
     at = position.unsqueeze(1) + depth(reach) + 1
-    scores = _edit(logits, draft, reach, at, sampling) if sampling.edited else logits
+    plain = not sampling.edited and sampling.grammars is None
+    scores = logits if plain else _confined(logits, draft, reach, at, sampling)
     return draw(scores, at, sampling.seed, sampling.temperature, sampling.loudness)
 
 
@@ -119,6 +121,15 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> TokenLogprobs:
     ahead = (gap < own) | ((gap == own) & (ids < tokens.unsqueeze(1)))
     values, best = smallest(gap, ids, top)
     return TokenLogprobs((-own - total).squeeze(1), ahead.sum(-1) + 1, -values - total, best)
+
+
+def _confined(logits: Tensor, draft: Draft, reach: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
+    """Edited scores, confined to the rows' grammars; not for drafters, whose trees are not made when they rank."""
+    scores = _edit(logits, draft, reach, at, sampling)
+    if sampling.grammars is not None:
+        scores = scores.clone()  # it may be the logits themselves, which log-probabilities are read from
+        confine(scores, draft.tokens, draft.parents, sampling.grammars)
+    return scores
 
 
 def _edit(logits: Tensor, draft: Draft, reach: Tensor, at: Tensor, sampling: Sampling) -> Tensor:

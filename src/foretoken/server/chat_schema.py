@@ -1,0 +1,164 @@
+"""Bodies of requests that hold conversations: messages, tools, and what /v1/chat/completions takes besides."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from foretoken.server.schema import Body, Generation, Logprobs, Spoken
+from foretoken.server.tools import call_grammar
+from foretoken.speculation.params import SamplingParams
+
+MOST_TOOLS = 128
+_RENDERED = {"messages", "tools", "documents", "add_generation_prompt"}  # what the server tells templates itself
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A call that the assistant made earlier in the conversation."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Body):
+    """One turn. Its content may be null beside tool calls."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Spoken | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError(f"a message of {self.role} has no content; expected text")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it: arguments as objects, `developer` (OpenAI's newer word) as `system`."""
+        role = "system" if self.role == "developer" else self.role
+        said = {**self.model_dump(exclude_none=True), "role": role}
+        for call in said.get("tool_calls", ()):
+            call["function"]["arguments"] = _object(call["function"]["arguments"])
+        return said
+
+
+def _object(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+class Function(Body):
+    """A function that the model may call; `strict` needs no saying, a call that is asked for keeps its schema."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatRequest(Generation):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only for logprobs: true; leave it out or set both")
+        most, older = self.max_completion_tokens, self.max_tokens
+        if most is not None and older is not None and most != older:
+            raise ValueError(f"max_completion_tokens {most} and max_tokens {older} differ; leave one of them out")
+        if self.tools is None and (self.tool_choice not in (None, "none") or self.parallel_tool_calls is not None):
+            raise ValueError("tool_choice and parallel_tool_calls are only for a request with tools")
+        if isinstance(self.tool_choice, NamedTool) and not self.required:
+            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
+        if self.required and Generation.form(self) is not None:
+            raise ValueError("a reply that must be a call has a form already; leave response_format out")
+        if clash := _RENDERED & (self.chat_template_kwargs or {}).keys():
+            raise ValueError(f"chat_template_kwargs may not hold {', '.join(sorted(clash))}, which the server sets")
+        return self
+
+    @property
+    def offered(self) -> list[Function]:
+        """The functions that the model is told of."""
+        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or ()]
+
+    @property
+    def required(self) -> list[Function]:
+        """The functions of which one must be called."""
+        if isinstance(self.tool_choice, NamedTool):
+            return [function for function in self.offered if function.name == self.tool_choice.function.name]
+        return self.offered if self.tool_choice == "required" else []
+
+    def to_sampling(self, tagged_calls: bool) -> SamplingParams:
+        """The sampling parameters; a call that must be made is written between tags or as bare JSON."""
+        form = self.form()
+        if self.required:
+            form = {"grammar": call_grammar([each.model_dump() for each in self.required], tagged_calls)}
+        return self.sampling(
+            structured_outputs=form,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+
+
+class TokenizeRequest(Body):
+    """The body of POST /tokenize: a prompt, or messages as /v1/chat/completions would render them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("expected either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """The body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]

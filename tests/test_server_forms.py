@@ -1,0 +1,223 @@
+"""Replies of a required form and calls of functions, through OpenAI's client; streams equal replies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from cli_checks import Pair
+from foretoken import LLM, RequestSpeculation, SamplingParams
+from foretoken.server.tools import call_grammar, read_calls, sure
+from foretoken.speculation.structure import StructuredOutputs
+from server_checks import MODEL, Running, running
+
+TEMPLATE = (
+    "{% if tools %}tools: {% for t in tools %}{{ t.function.name }} {% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments.city }}"
+    "{% endfor %}{% endfor %}assistant:"
+)
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}},
+    {
+        "type": "function",
+        "function": {"name": "stop", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+    },
+]
+ASKED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "seed": 4, "max_tokens": 90}
+
+
+@pytest.fixture(scope="module")
+def served(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("tools") / "target"
+    shutil.copytree(tiny_pair.target, directory)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    with running(LLM(str(directory), speculative={"max_draft_len": 6, "adaptive": False})) as server:
+        yield server
+
+
+@pytest.fixture
+def client(served: Running) -> Iterator[OpenAI]:
+    with OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+SCHEMA = {
+    "name": "answer",
+    "strict": True,
+    "schema": {**CITY, "properties": {"city": {"type": "string", "maxLength": 5}}},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_format_is_kept(client: OpenAI, stream: bool) -> None:
+    form: Any = {"type": "json_schema", "json_schema": SCHEMA}
+    if stream:
+        chunks = client.chat.completions.create(**ASKED, response_format=form, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    else:
+        text = client.chat.completions.create(**ASKED, response_format=form).choices[0].message.content or ""
+    assert list(json.loads(text)) == ["city"]
+
+
+@pytest.mark.parametrize(
+    ("form", "check"),
+    [
+        (
+            {"response_format": {"type": "regex", "regex": "[a-c]{3}"}},
+            lambda text: len(text) == 3 and set(text) <= set("abc"),
+        ),
+        ({"response_format": {"type": "grammar", "grammar": 'start: "x" "y"'}}, lambda text: text == "xy"),
+        ({"structured_outputs": {"choice": ["left", "right"]}}, lambda text: text in ("left", "right")),
+        ({"response_format": {"type": "text"}}, lambda text: len(text) > 8),
+    ],
+)
+def test_forms_of_completions(served: Running, form: dict[str, Any], check: Any) -> None:
+    body = {"prompt": "abc", "seed": 1, "max_tokens": 16, "ignore_eos": True, **form}
+    assert check(served.post("/v1/completions", body).json()["choices"][0]["text"])
+
+
+def test_forced_tokens_cost_no_forwards(served: Running) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": {"a long key": "and its value"}}}}
+    body = {**ASKED, "response_format": form, "speculative": {"report": True}}
+    choice = served.post("/v1/chat/completions", body).json()["choices"][0]
+    stats = choice["speculative"]["stats"]
+    assert json.loads(choice["message"]["content"]) == {"a long key": "and its value"}
+    assert stats["method"] == "forced"
+    assert stats["accepted"] == stats["drafted"] > 0
+    assert stats["acceptance_length"] > 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "regex", "regex": "[oops"}},
+        {"response_format": {"type": "regex", "grammar": "x"}},
+        {"response_format": {"type": "xml"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
+        {"response_format": {"type": "json_object"}, "min_tokens": 3},
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"json_object": True}},
+        {"structured_outputs": {"choice": []}},
+        {"structured_outputs": {"jsn": {}}},
+        {"tools": []},
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        {"tool_choice": "auto"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "fly"}}},
+        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+    ],
+    ids=lambda fields: json.dumps(fields)[:60],
+)
+def test_forms_and_tools_that_make_no_sense_are_refused(client: OpenAI, fields: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**ASKED, extra_body=fields)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_required_call_is_made_and_streamed_the_same(client: OpenAI, choice: Any) -> None:
+    whole = client.chat.completions.create(**ASKED, tools=TOOLS, tool_choice=choice).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.content is None
+    (call,) = whole.message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name in (["weather", "stop"] if choice == "required" else ["weather"])
+    arguments = json.loads(call.function.arguments)
+    assert arguments == {} if call.function.name == "stop" else arguments["city"] in ("Rome", "Oslo")
+    chunks = list(client.chat.completions.create(**ASKED, tools=TOOLS, tool_choice=choice, stream=True))
+    assert not any(chunk.choices[0].delta.content for chunk in chunks)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    (streamed,) = chunks[-1].choices[0].delta.tool_calls or []
+    assert streamed.function is not None
+    assert (streamed.function.name, streamed.function.arguments) == (call.function.name, call.function.arguments)
+
+
+def test_a_call_between_tags_is_made_by_a_vocabulary_that_can_spell_them() -> None:
+    llm = LLM("embedded", speculative={"method": "none"})
+    functions = [tool["function"] for tool in TOOLS]
+    form = StructuredOutputs(grammar=call_grammar(functions, tagged=True))
+    plain = RequestSpeculation(enabled=False)
+    for seed in range(3):
+        asked = {"structured_outputs": form, "seed": seed, "max_tokens": 80}
+        done = llm.generate("Call it.", SamplingParams(**asked))[0]
+        content, calls = read_calls(done.text, ["weather", "stop"])
+        assert (content, len(calls)) == ("", 1)
+        assert done.text.startswith("<tool_call>\n{")
+        assert done.speculation.acceptance_length > 1.5
+        assert llm.generate("Call it.", SamplingParams(**asked, speculative=plain))[0].token_ids == done.token_ids
+
+
+def test_a_reply_that_is_no_call_is_text_and_tools_reach_the_template(client: OpenAI, served: Running) -> None:
+    plain = client.chat.completions.create(**ASKED)
+    offered = client.chat.completions.create(**ASKED, tools=TOOLS)
+    ignored = client.chat.completions.create(**ASKED, tools=TOOLS, tool_choice="none")
+    assert offered.usage is not None
+    assert plain.usage is not None
+    assert offered.usage.prompt_tokens == plain.usage.prompt_tokens + len("tools: weather stop ")
+    assert offered.choices[0].message.tool_calls is None
+    assert ignored.choices[0].message.content == plain.choices[0].message.content
+    chunks = client.chat.completions.create(**ASKED, tools=TOOLS, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == offered.choices[0].message.content
+
+
+def test_a_conversation_with_a_call_is_rendered_with_objects(served: Running) -> None:
+    function = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+    ]
+    tokens = served.post("/tokenize", {"messages": messages}).json()["tokens"]
+    assert served.post("/detokenize", {"tokens": tokens}).json()["prompt"] == "assistant: Rometool: sunnyassistant:"
+
+
+def test_a_model_without_a_place_for_tools_says_so(tiny_pair: Pair, one_thread: None) -> None:
+    with running(LLM(tiny_pair.target)) as server:
+        error = server.post("/v1/chat/completions", {**ASKED, "tools": TOOLS})
+        assert error.status_code == 400
+        assert error.json()["error"]["param"] == "tools"
+
+
+NAMES = {"f", "g"}
+ONE = '{"name": "f", "arguments": {"x": 1}}'
+READ = [
+    (f"<tool_call>\n{ONE}\n</tool_call>", "", [("f", '{"x": 1}')]),
+    (
+        f"Let me see.\n<tool_call>{ONE}</tool_call>\n<tool_call>{ONE}</tool_call>",
+        "Let me see.",
+        [("f", '{"x": 1}')] * 2,
+    ),
+    ('{"name": "g", "parameters": {}}', "", [("g", "{}")]),
+    ('<|python_tag|>{"name": "g", "parameters": {}}; {"name": "f", "arguments": "{}"}', "", [("g", "{}"), ("f", "{}")]),
+    (f"[TOOL_CALLS][{ONE}]", "", [("f", '{"x": 1}')]),
+    ('{"name": "unknown", "parameters": {}}', None, []),
+    ('<tool_call>{"name": "f", "arg</tool_call>', None, []),
+    ('{"name": "f"} and more', None, []),
+    ("[1, 2]", None, []),
+    ("just text", None, []),
+    ("", None, []),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), READ)
+def test_calls_are_read_in_the_ways_models_write_them(text: str, content: str | None, calls: list[Any]) -> None:
+    assert read_calls(text, NAMES) == (text if content is None else content, calls)
+
+
+@pytest.mark.parametrize(
+    "text", [text for text, _, _ in READ] + ["a < b <tool", "  {", "text <tool_caller> text", "[TO"]
+)
+def test_what_is_shown_early_is_never_taken_back(text: str) -> None:
+    content, _ = read_calls(text, NAMES)
+    for end in range(len(text) + 1):
+        assert content.startswith(text[: sure(text[:end])])

@@ -1,0 +1,181 @@
+"""Outputs of a required form: always of that form, the same however they are drafted, greedy as an oracle has it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import regex
+
+from cli_checks import Pair
+from foretoken import LLM, Completion, RequestError, RequestSpeculation, SamplingParams
+from foretoken.speculation.structure import StructuredOutputs
+
+PROMPT = "abc abc"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "colour": {"enum": ["red", "green"]},
+        "on": {"type": "boolean"},
+    },
+    "required": ["name", "colour", "on"],
+    "additionalProperties": False,
+}
+PATTERN = r"(a|bc)+[0-9]{2,4}(-[x-z]+)?"
+WAYS = [
+    RequestSpeculation(enabled=False),
+    RequestSpeculation(method="ngram"),
+    RequestSpeculation(method="suffix"),
+    RequestSpeculation(method="draft_target"),
+    RequestSpeculation(method="auto"),
+    RequestSpeculation(prediction='{"name": "abc", "colour": "red", "on": true}'),
+]
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_pair: Pair, one_thread: None) -> LLM:
+    return LLM(tiny_pair.target, tiny_pair.draft, {"max_draft_len": 4, "adaptive": False, "tree_top_k": 2})
+
+
+def complete(llm: LLM, form: dict[str, Any], way: RequestSpeculation | None = None, **params: Any) -> Completion:
+    asked = SamplingParams(
+        **{"max_tokens": 60, "seed": 1, **params}, structured_outputs=StructuredOutputs(**form), speculative=way
+    )
+    return llm.generate(PROMPT, asked)[0]
+
+
+def test_a_schema_is_kept(llm: LLM) -> None:
+    for seed in range(5):
+        done = complete(llm, {"json": SCHEMA}, temperature=1.0, seed=seed)
+        told = json.loads(done.text)
+        assert done.finish_reason == "stop"
+        assert list(told) == ["name", "colour", "on"]
+        assert told["colour"] in ("red", "green")
+        assert isinstance(told["on"], bool)
+        assert len(told["name"]) <= 6
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json": SCHEMA},
+        {"regex": PATTERN},
+        {"choice": ["yes", "no", "yesterday"]},
+        {"grammar": 'start: "x" /[a-c]+/ "y"'},
+    ],
+)
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 5, "presence_penalty": 1.0}]
+)
+def test_the_same_output_however_it_is_drafted(llm: LLM, form: dict[str, Any], params: dict[str, Any]) -> None:
+    plain = complete(llm, form, WAYS[0], **params, logprobs=1)
+    for way in WAYS[1:]:
+        drafted = complete(llm, form, way, **params, logprobs=1)
+        assert drafted.token_ids == plain.token_ids, way
+        assert drafted.text == plain.text
+        assert drafted.finish_reason == plain.finish_reason
+        assert [item.logprob for item in drafted.logprobs or []] == [item.logprob for item in plain.logprobs or []]
+
+
+def test_greedy_takes_the_best_of_what_a_regex_allows(llm: LLM) -> None:
+    """The oracle of what is allowed is another library's partial match."""
+    done = complete(llm, {"regex": PATTERN}, temperature=0, logprobs=128, max_tokens=12)
+    letters = {token: llm.tokenizer.token_bytes(token).decode() for token in range(3, llm.tokenizer.vocab_size)}
+    text = ""
+    for item in done.logprobs or []:
+        allowed = {t for t, letter in letters.items() if regex.fullmatch(PATTERN, text + letter, partial=True)}
+        if regex.fullmatch(PATTERN, text):
+            allowed |= set(llm.tokenizer.eos_ids)
+        best = max((logprob, -token) for token, logprob in item.top if token in allowed)
+        assert item.token_id == -best[1]
+        text += letters.get(item.token_id, "")
+    assert regex.fullmatch(PATTERN, done.text, partial=True)
+
+
+def test_forced_tokens_are_drafted_without_any_draft_model_and_are_always_right(tiny_pair: Pair, llm: LLM) -> None:
+    bare = LLM(tiny_pair.target, speculative={"max_draft_len": 6, "adaptive": False})
+    done = complete(bare, {"json": {"const": {"a long key": [1, 2, 3]}}}, temperature=1.0)
+    stats = done.speculation
+    assert json.loads(done.text) == {"a long key": [1, 2, 3]}
+    assert stats.method == "forced"
+    assert stats.accepted == stats.drafted > 0
+    assert stats.acceptance_length > 4
+    assert complete(bare, {"json": SCHEMA}).token_ids == complete(llm, {"json": SCHEMA}).token_ids
+    plain = RequestSpeculation(enabled=False)
+    assert complete(bare, {"choice": ["abcdefgh"]}, plain).speculation.drafted == 0
+
+
+def test_an_output_ends_with_its_form_and_not_before(llm: LLM) -> None:
+    assert complete(llm, {"choice": ["abcdefgh"]}, ignore_eos=True).text == "abcdefgh"
+    cut = complete(llm, {"choice": ["abcdefgh"]}, max_tokens=3)
+    assert (cut.text, cut.finish_reason) == ("abc", "length")
+    stopped = complete(llm, {"choice": ["abcdefgh"]}, stop="d")
+    assert (stopped.text, stopped.stop_reason) == ("abc", "d")
+
+
+def test_choices_and_neighbours_keep_their_own_state(llm: LLM) -> None:
+    asked = [
+        SamplingParams(n=3, seed=9, max_tokens=40, structured_outputs=StructuredOutputs(json=SCHEMA)),
+        SamplingParams(n=3, seed=9, max_tokens=40),
+        SamplingParams(n=3, seed=9, max_tokens=40, structured_outputs=StructuredOutputs(regex="[a-f]{9}")),
+    ]
+    together = llm.generate([PROMPT] * 3, asked)
+    alone = [completion for params in asked for completion in llm.generate(PROMPT, params)]
+    assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+    assert len({tuple(each.token_ids) for each in together[:3]}) == 3
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": "[unclosed"},
+        {"regex": "(?=a)b"},
+        {"grammar": "start: missing"},
+        {"json": {"type": "nonsense"}},
+        {"json": {"$ref": "http://elsewhere.example/schema"}},
+        {"json": {"type": "string", "not": {}}},
+        {"json": False},
+    ],
+)
+def test_forms_that_cannot_be_kept_are_refused(llm: LLM, form: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="structured_outputs"):
+        complete(llm, form)
+
+
+def test_deep_and_large_forms_end_as_a_form_or_a_refusal(llm: LLM) -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(3000):
+        deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
+    for form in ({"json": deep}, {"regex": "(" * 2000 + "a" + ")" * 2000}, {"regex": "((a{1,900}){1,900}){1,900}b"}):
+        try:
+            complete(llm, form, max_tokens=3)
+        except RequestError as error:
+            assert len(str(error)) < 500  # noqa: PT017
+    assert complete(llm, {"choice": ["fine"]}).text == "fine"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"json": SCHEMA, "regex": "a"},
+        {"json": "x"},
+        {"regex": 5},
+        {"choice": "yes"},
+        {"choice": [""]},
+        {"json_object": 1},
+    ],
+)
+def test_a_form_is_exactly_one_and_of_its_type(form: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="structured_outputs"):
+        StructuredOutputs(**form)
+    with pytest.raises(RequestError, match="structured_outputs"):
+        SamplingParams.from_mapping({"structured_outputs": form})
+
+
+@pytest.mark.parametrize("other", [{"min_tokens": 3}, {"bad_words": ["a"]}])
+def test_what_might_forbid_the_only_token_is_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="structured_outputs"):
+        SamplingParams(structured_outputs=StructuredOutputs(json_object=True), **other)
