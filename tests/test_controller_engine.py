@@ -81,7 +81,7 @@ def test_switching_all_the_time_changes_no_token(tmp_path: Path, dtype: str, bra
         got = llm.generate([p for p, _ in REQUESTS], [params for _, params in REQUESTS])
         assert [said(g) for g in got] == [said(e) for e in expected]
         used = {m for wishes in chosen for wish in wishes for m in wish.methods}
-        assert used == set(llm.engine.drafters)
+        assert used == set(llm.methods)
         assert {wish.limit for wishes in chosen for wish in wishes} == set(range(DEPTH + 1))
         assert all(sum(g.speculation.plain.values()) for g in got)
     assert sum(g.speculation.accepted for g in got) > 0

@@ -53,7 +53,7 @@ def test_every_drafter_of_every_family(family: tuple[str, str]) -> None:
         llm = make_llm(*family, tree_top_k=branches, max_total_draft_tokens=NODES if branches == 3 else None)
         if branches == 3:
             inject(llm, adversaries(truths, VOCAB, DEPTH, NODES))
-        methods = list(llm.engine.drafters) if branches == 3 else ["draft_target"]
+        methods = llm.methods if branches == 3 else ["draft_target"]
         for method in methods:
             got = llm.generate([p for p, _ in REQUESTS], [using(params, method) for _, params in REQUESTS])
             assert [said(g) for g in got] == [said(e) for e in expected], (method, branches)

@@ -221,6 +221,11 @@ class LLM:
             if value is not None and value > limit:
                 raise RequestError(f"{name} is {value}, expected at most {limit} for this model")
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The drafters that any request may choose; "prediction" and "forced" go with what a request brings."""
+        return tuple(method for method in self.engine.drafters if method not in (PREDICTION, FORCED))
+
     def _prediction(self, params: SamplingParams) -> SuffixAutomaton:
         """The predicted output of a request; what would not fit the context cannot come true."""
         assert params.speculative is not None
@@ -237,8 +242,7 @@ class LLM:
                 f"speculative.method is {method!r} and there is {'a' if asked.prediction else 'no'} prediction; "
                 "a prediction is a method of its own: give both or neither, or the prediction alone"
             )
-        own = [name for name in self.engine.drafters if name not in (PREDICTION, FORCED)]
-        known = (NO_DRAFT, AUTO, PREDICTION, *own)
+        known = (NO_DRAFT, AUTO, PREDICTION, *self.methods)
         if method not in known:
             raise RequestError(f"speculative.method {method!r}: this engine has {', '.join(known)}")
         if asked.max_draft_len is not None and asked.max_draft_len > longest:
@@ -251,7 +255,7 @@ class LLM:
         if not asked.enabled or asked.max_draft_len == 0 or method == NO_DRAFT:
             return _Speculation(NO_DRAFT, (), False, 0)
         adaptive = self.speculative.adaptive if asked.adaptive is None else asked.adaptive
-        methods = tuple(own) if method == AUTO else (method,)
+        methods = self.methods if method == AUTO else (method,)
         if formed:
             methods = tuple(dict.fromkeys((FORCED, *methods)))
         return _Speculation(method, methods, adaptive, asked.max_draft_len or longest)

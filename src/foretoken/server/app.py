@@ -22,7 +22,7 @@ from foretoken.errors import RequestError
 from foretoken.server.answers import Answer, CompletionAnswer, Head
 from foretoken.server.chat_answer import ChatAnswer
 from foretoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
-from foretoken.server.errors import ApiError, refused
+from foretoken.server.errors import ApiError, failed, refused
 from foretoken.server.http import CLIENT_GONE, EventStream, Keys, event, read, reply, unless_gone
 from foretoken.server.openapi import describe, operation
 from foretoken.server.schema import (
@@ -34,7 +34,6 @@ from foretoken.server.worker import Job, Worker
 from foretoken.speculation.params import SamplingParams
 
 LOG = logging.getLogger("foretoken.server")
-SHUTDOWN_NOTE = "the server met an error of its own; its log has the details"
 
 
 class Api:
@@ -126,11 +125,9 @@ class Api:
 
     def _failed(self, error: Exception) -> ApiError:
         """An error in an open stream."""
-        if not isinstance(error, ApiError):
-            LOG.error("a stream failed", exc_info=error)
-            error = ApiError(500, SHUTDOWN_NOTE, "server_error")
-        self.count(error)
-        return error
+        told = error if isinstance(error, ApiError) else failed(error)
+        self.count(told)
+        return told
 
     def count(self, error: ApiError) -> None:
         """Tells the metrics of an error."""
@@ -252,8 +249,7 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
         return await api_error(request, ApiError(error.status_code, known, headers=error.headers))
 
     async def own_error(request: Request, error: Exception) -> Response:
-        LOG.error("%s failed", request.url.path, exc_info=error)
-        return await api_error(request, ApiError(500, SHUTDOWN_NOTE, "server_error"))
+        return await api_error(request, failed(error))
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(HTTPException, http_error)

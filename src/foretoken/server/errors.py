@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from typing_extensions import TypedDict
 
 from foretoken.errors import ForetokenError, PromptTooLongError, RequestError, unknown_name
 
+LOG = logging.getLogger("foretoken.server")
 _SHOWN = 120  # characters of a value or name that a message repeats
 
 
@@ -77,6 +79,12 @@ def stopped(error: ForetokenError) -> ApiError:
     """The engine ended under an accepted request."""
     message = f"the server stopped before this request was done ({error}); send it again"
     return ApiError(503, message, "server_error", code="server_stopped", headers={"Retry-After": "1"})
+
+
+def failed(error: Exception) -> ApiError:
+    """An error of the server's own; what it was is for the log, not for the caller."""
+    LOG.error("a request failed", exc_info=error)
+    return ApiError(500, "the server met an error of its own; its log has the details", "server_error")
 
 
 def invalid(error: ValidationError, known: Iterable[str]) -> ApiError:

@@ -18,7 +18,7 @@ from foretoken.engine.engine import EngineLoad
 from foretoken.engine.llm import LLM, Prompt
 from foretoken.engine.request import Request, SpeculationStats
 from foretoken.errors import ForetokenError, RequestError
-from foretoken.server.errors import ApiError, refused, stopped, timed_out
+from foretoken.server.errors import ApiError, failed, refused, stopped, timed_out
 from foretoken.server.metrics import Metrics, Totals
 from foretoken.speculation.params import SamplingParams
 
@@ -164,6 +164,8 @@ class Job:
             raise timed_out(timeout) from error
         except ForetokenError as error:
             raise stopped(error) from error
+        except Exception as error:  # whatever the engine failed with: the connection is still good
+            raise failed(error) from error
         finally:
             self.close()
 
