@@ -9,7 +9,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing
 from functools import cache
 from pathlib import Path
@@ -22,15 +22,17 @@ from foretoken.commands.progress import open_progress
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken.data.answers import Answerer, Sampling
+    from foretoken.data.answers import Sampling
     from foretoken.data.journal import Lines
-    from foretoken.data.synthesize import Finished, Summary, Task
+    from foretoken.data.synthesize import Answering, Finished, Questions, Summary, Task
+    from foretoken.engine.async_llm import AsyncLLM
 
 SERVER_THREADS = 256
 MOST_THREADS = 65_536
 ENGINE = engine_options()
 TEXT_KEYS = ("dtype", "quantization", "max_seq_len", "revision")  # engine options that change what is said
 
+LIMIT = Option("limit", int, None, "conversations to take from the beginning of the data; None is all.")
 COMMON = (
     Option("data", str, None, "conversations to answer, .jsonl or .json.", "FILE", ("--data_path", "--data-path")),
     Option(
@@ -45,7 +47,14 @@ COMMON = (
     Option("num_threads", int, None, "conversations at once; None is 256 for a server, the batch size for an engine."),
     Option("chat", bool, True, "answer conversations by the chat template; off: complete plain prompts."),
     Option("log_empty_conversations", bool, False, "write the ids of empty conversations, and a last line when done."),
-    Option("limit", int, None, "conversations to take from the beginning of the data; None is all."),
+    LIMIT,
+    Option("self_prompts", int, None, "no data: the model writes the users' turns of this many conversations too."),
+)
+SELF = (
+    Option("turns", int, None, "users' turns of each of them; None draws 1 to 4."),
+    Option("prompt_temperature", float, 1.0, "temperature of users' turns."),
+    Option("prompt_top_p", float, 0.95, "top_p of users' turns."),
+    Option("prompt_max_tokens", int, 200, "tokens of a user's turn at most; a longer one is left out."),
 )
 REMOTE = (
     Option("url", str, None, "ask this OpenAI-compatible server instead of an engine in this process."),
@@ -53,13 +62,14 @@ REMOTE = (
     Option("timeout", float, 600.0, "seconds without a byte after which a request has failed."),
     Option("retries", int, 6, "further attempts, each after twice the wait, when a server is busy or away."),
 )
-OPTIONS = (*COMMON, *REMOTE, *ENGINE)
+OPTIONS = (*COMMON, *SELF, *REMOTE, *ENGINE)
 
 
 def command(model: str | None, values: Values) -> int:
     """Let the target answer the conversations of a file: every assistant's turn anew, each after the new ones before.
 
-    A head learns from what its target says. Killed at any time, the same command goes on where it stopped.
+    With --self-prompts it needs no file: the model writes the users' turns too. A head learns from what its target
+    says. Killed at any time, the same command goes on where it stopped.
     """
     from foretoken.data.journal import take_up
     from foretoken.data.synthesize import Finished
@@ -73,37 +83,62 @@ def command(model: str | None, values: Values) -> int:
         **({key: values[key] for key in TEXT_KEYS} if values["url"] is None else {}),
         **{key: values[key] for key in ("temperature", "top_p", "max_tokens", "seed", "chat")},
         "system_prompt": system,
+        **({} if data is not None else {"data": "self", **{option.name: values[option.name] for option in SELF}}),
     }
     with closing(take_up(output, settings)) as lines:
         return _go_on(Job(name, values, data, lines, Finished(output, values["chat"])))
 
 
-def _check(values: Values) -> tuple[Path, Path]:
-    """The files; refuses what has no meaning, before anything is loaded."""
-    for name in ("data", "output"):
-        if values[name] is None:
-            raise ConfigError(f"--{name} is missing; expected --data FILE --output FILE")
-    for name, low in (("num_threads", 1), ("limit", 1), ("max_tokens", 1), ("retries", 0)):
+def _check(values: Values) -> tuple[Path | None, Path]:
+    """The files, data being None where the model writes them; refuses what has no meaning before anything is loaded."""
+    if values["output"] is None:
+        raise ConfigError("--output is missing; expected --data FILE --output FILE")
+    for name, low in (
+        ("num_threads", 1), ("limit", 1), ("max_tokens", 1), ("retries", 0), ("self_prompts", 1), ("turns", 1),
+        ("prompt_max_tokens", 1),
+    ):  # fmt: skip
         if values[name] is not None and values[name] < low:
             raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected at least {low}")
     if (values["num_threads"] or 0) > MOST_THREADS:
         raise ConfigError(f"--num-threads {values['num_threads']}: expected at most {MOST_THREADS}")
     if not 0 < values["timeout"] < math.inf:
         raise ConfigError(f"--timeout {values['timeout']}: expected more than 0 seconds")
-    if not 0 <= values["temperature"] < math.inf:
-        raise ConfigError(f"--temperature {values['temperature']}: expected a finite number >= 0")
-    if not 0 < values["top_p"] <= 1:
-        raise ConfigError(f"--top-p {values['top_p']}: expected a number in (0, 1]")
+    for name in ("temperature", "prompt_temperature"):
+        if not 0 <= values[name] < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected a finite number >= 0")
+    for name in ("top_p", "prompt_top_p"):
+        if not 0 < values[name] <= 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected a number in (0, 1]")
     if values["url"] is None:
         refuse_given(REMOTE, values, "asking a server: give --url too")
     else:
         refuse_given(ENGINE, values, "an engine in this process: leave out --url")
-    data, output = Path(values["data"]).expanduser(), Path(values["output"]).expanduser()
+    output = Path(values["output"]).expanduser()
+    return _check_data(values, output), output
+
+
+def _check_data(values: Values, output: Path) -> Path | None:
+    if values["self_prompts"] is not None:
+        refuse_given((LIMIT,), values, "--data: leave out --self-prompts")
+        if values["data"] is not None:
+            raise ConfigError("got --data and --self-prompts; leave one of them out")
+        if values["url"] is not None:
+            raise ConfigError(
+                "--self-prompts has no server to ask: a chat API has no place for a user's turn that is begun and not "
+                "finished; leave out --url, so that the engine in this process writes them"
+            )
+        if not values["chat"]:
+            raise ConfigError("--self-prompts makes conversations; leave out --no-chat")
+        return None
+    refuse_given(SELF, values, "conversations without data: give --self-prompts too")
+    if values["data"] is None:
+        raise ConfigError("--data is missing; expected --data FILE, or --self-prompts COUNT to do without")
+    data = Path(values["data"]).expanduser()
     if data.resolve() == output.resolve():
         raise ConfigError(f"--output {output} is the data; expected another file")
     if not data.is_file():
         raise ConfigError(f"--data {data} is no file; expected conversations, .jsonl or .json")
-    return data, output
+    return data
 
 
 def _name(model: str | None, values: Values) -> str:
@@ -131,11 +166,14 @@ def _key(values: Values) -> str | None:
 
 
 class Job(NamedTuple):
-    """What is to be done: conversations of `data` that `lines` do not hold yet, answered by the model of this name."""
+    """What is to be done: conversations that `lines` do not hold yet, answered by the model of this name.
+
+    Those of `data`; where that is None, such that the model begins itself.
+    """
 
     name: str
     values: Values
-    data: Path
+    data: Path | None
     lines: Lines
     finished: Finished
 
@@ -149,6 +187,12 @@ class Job(NamedTuple):
         from foretoken.data.synthesize import read_tasks
 
         chosen = self.values
+        if self.data is None:
+            from foretoken.data.self_prompts import self_tasks
+
+            tasks = self_tasks(chosen["self_prompts"], chosen["system_prompt"] or "")
+            yield from (task for task in tasks if task.id not in self.finished)
+            return
         for task in read_tasks(self.data, chosen["chat"], chosen["system_prompt"] or "", chosen["limit"]):
             if not self.finished.holds(task) and (chosen["log_empty_conversations"] or not task.empty):
                 yield task
@@ -191,10 +235,10 @@ async def _answer(job: Job, left: int) -> Summary:
             progress.update(bar, completed=held + answered, description=words)
 
         sources = _server if values["url"] is not None else _engine
-        async with sources(job) as answers:
+        async with sources(job) as do:
             began = time.monotonic()
             log_empty = values["log_empty_conversations"]
-            synthesis = Synthesis(answers, values["seed"], job.lines, failures, log_empty=log_empty, progress=show)
+            synthesis = Synthesis(do, job.lines, failures, log_empty=log_empty, progress=show)
             return await synthesis.run(job.tasks(), values["num_threads"] or _most_at_once(values))
 
 
@@ -204,32 +248,43 @@ def _most_at_once(values: Values) -> int:
 
 
 @asynccontextmanager
-async def _server(job: Job) -> AsyncIterator[Answerer]:
+async def _server(job: Job) -> AsyncIterator[Answering]:
     from foretoken.data.answers import ServerAnswers
     from foretoken.data.remote import open_client
+    from foretoken.data.synthesize import answering
 
     values = job.values
     async with open_client(values["url"], _key(values), values["timeout"]) as client:
-        yield ServerAnswers(client, job.name, _sampling(values), values["retries"])
+        yield answering(ServerAnswers(client, job.name, _sampling(values), values["retries"]), values["seed"])
 
 
 @asynccontextmanager
-async def _engine(job: Job) -> AsyncIterator[Answerer]:
-    llm = open_llm(job.name, job.values)
-    if job.values["chat"] and not llm.tokenizer.has_chat_template:
+async def _engine(job: Job) -> AsyncIterator[Answering]:
+    llm, values = open_llm(job.name, job.values), job.values
+    if values["chat"] and not llm.tokenizer.has_chat_template:
         raise ConfigError(f"{job.name} has no chat template; put chat_template.jinja beside it, or give --no-chat")
 
     from foretoken.data.answers import EngineAnswers
+    from foretoken.data.synthesize import answering, given_questions
     from foretoken.engine.async_llm import AsyncLLM
 
     engine = AsyncLLM(llm)
     try:
-        yield EngineAnswers(engine, _sampling(job.values))
+        questions = given_questions if job.data is not None else _drawn_questions(engine, values)
+        yield answering(EngineAnswers(engine, _sampling(values)), values["seed"], questions)
     finally:
         await engine.close()
 
 
-def _sampling(values: Values) -> Sampling:
+def _drawn_questions(engine: AsyncLLM, values: Values) -> Callable[[Task], Questions]:
+    from foretoken.data.self_prompts import SelfPrompts, lead, open_turn
+
+    # A template that does not fit is found now rather than by one conversation after the other.
+    open_turn(engine.llm.tokenizer, lead(values["system_prompt"] or ""))
+    return SelfPrompts(engine, _sampling(values, "prompt_"), values["seed"], values["turns"]).questions
+
+
+def _sampling(values: Values, whose: str = "") -> Sampling:
     from foretoken.data.answers import Sampling
 
-    return Sampling(values["temperature"], values["top_p"], values["max_tokens"])
+    return Sampling(*(values[whose + name] for name in Sampling._fields))
