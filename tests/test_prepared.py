@@ -123,6 +123,14 @@ def test_rows_of_text_cut_answers_and_tools(tmp_path: Path, tokenizer: Tokenizer
     assert "dog" in listing.decode(told[0].tokens.tolist())
 
 
+def test_a_conversation_goes_before_a_text_beside_it(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    beside = [{"text": "The dog", "messages": turns("Hi", "fox")}, {"text": "The dog", "conversations": []}]
+    prepared = made(write(tmp_path / "data.jsonl", beside), tokenizer)
+    said = [tokenizer.decode(sample.tokens[sample.mask].tolist()) for sample in (prepared[0], prepared[1])]
+    assert [text.strip() for text in said] == ["fox", "The dog"]
+    assert not prepared[0].mask.all()
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [

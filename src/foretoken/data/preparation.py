@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.checkpoint.tokenizer import Tokenizer
-from foretoken.data.conversations import Row, parse_record, read_rows, row_id
+from foretoken.data.conversations import CONVERSATION_KEYS, Row, parse_record, read_rows, row_id
 from foretoken.data.files import make_directory, stamp, write_json, write_tensors
 from foretoken.data.masks import Masked, Rules, mask_conversation, mask_text
 from foretoken.data.prepared import (
@@ -45,7 +45,7 @@ def tokenise(
     all_tokens: bool = False,
     template: Mapping[str, Any] | None = None,
 ) -> Iterator[Tokenised]:
-    """The rows of files of conversations, in order; a row with `text` instead of messages counts wholly.
+    """The rows of files of conversations, in order; a row with `text` and no messages counts wholly.
 
     Args:
         end_of_turn: the token that ends an answer counts too.
@@ -68,7 +68,8 @@ def tokenise(
 def _tokenise(row: Row, tokenizer: Tokenizer, rules: Rules, all_tokens: bool) -> Masked | None:
     """None for a row without a conversation."""
     name = f"{row.where} (conversation {row_id(row)})"
-    if isinstance(text := row.entry.get("text"), str):
+    stated = any(row.entry.get(key) for key in CONVERSATION_KEYS)
+    if not stated and isinstance(text := row.entry.get("text"), str):
         if not text:
             raise DataError(f"{name}: no token counts: the text is empty; remove the row")
         return mask_text(tokenizer, text)
