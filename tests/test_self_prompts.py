@@ -159,6 +159,12 @@ def test_a_users_turn_that_is_cut_is_drawn_again_or_ends_the_conversation(place:
             assert len(llm.tokenizer.encode(turn["content"], add_special_tokens=False)) <= 9
     assert len(lengths) == 12
     assert min(lengths) < 3
+    params = [
+        SamplingParams(temperature=1.0, top_p=0.95, max_tokens=9, seed=derived_seed(0, name, 1, "user", 1))
+        for name in place.rows()
+    ]
+    first = llm.generate([llm.tokenizer.encode("<s><|user|>", add_special_tokens=False)] * 12, params)
+    assert {done.finish_reason for done in first} == {"stop", "length"}  # some were drawn again
 
 
 def test_turns_that_never_end_end_the_run(place: Place) -> None:
@@ -168,14 +174,27 @@ def test_turns_that_never_end_end_the_run(place: Place) -> None:
     assert "8 attempts at a user's turn were empty or longer than 1 tokens; raise --prompt-max-tokens" in done.err
 
 
-def test_a_template_without_a_place_for_the_user_is_said_at_once(place: Place, pair: Any, tmp_path: Path) -> None:
-    mute = tmp_path / "mute"
-    mute.mkdir()
+def speaking(pair: Any, directory: Path, template: str) -> str:
+    """The tiny target, whose tokens are letters, with another template."""
+    directory.mkdir()
     for file in Path(pair.target).iterdir():
-        (mute / file.name).symlink_to(file)
-    (mute / "chat_template.jinja").unlink()
-    (mute / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {% endfor %}")
-    done = place("--self_prompts", "2", model=str(mute))
+        if file.name != "chat_template.jinja":
+            (directory / file.name).symlink_to(file)
+    (directory / "chat_template.jinja").write_text(template)
+    return str(directory)
+
+
+def test_an_end_in_words_ends_a_users_turn(place: Place, pair: Any, tmp_path: Path) -> None:
+    model = speaking(pair, tmp_path / "model", "{% for m in messages %}{{ '/' + m.content + 'e' }}{% endfor %}")
+    assert place("--self_prompts", "12", "--turns", "1", "--prompt_max_tokens", "100", model=model).code == 0
+    asked = [talk[0]["content"] for talk in place.rows().values()]
+    assert sum(map(len, asked)) > 100
+    assert "e" not in "".join(asked)
+
+
+def test_a_template_without_a_place_for_the_user_is_said_at_once(place: Place, pair: Any, tmp_path: Path) -> None:
+    mute = speaking(pair, tmp_path / "mute", "{% for m in messages %}{{ m.role }}: {% endfor %}")
+    done = place("--self_prompts", "2", model=mute)
     assert done.code == 2
     assert "shows a user's text 0 times, expected once" in done.err
 
