@@ -296,6 +296,14 @@ def test_what_has_no_meaning_is_refused(place: Place, options: tuple[str, ...], 
     assert not place.out.exists() or not place.out.read_text()
 
 
+def test_without_httpx_it_says_what_brings_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(place.data, talk("a", "one"))
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    done = place("--url", "http://127.0.0.1:9", "--model", "m")
+    assert done.code == 2
+    assert "needs httpx; it is not there: pip install 'foretoken[bench]' or 'foretoken[train]'" in done.err
+
+
 def test_files_that_are_missing_or_the_same_are_refused(place: Place, run: Any) -> None:
     assert "--data is missing" in run("synthesize", "--output", "x").err
     assert "in.jsonl is no file" in place().err

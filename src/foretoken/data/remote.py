@@ -23,7 +23,9 @@ def open_client(url: str, api_key: str | None, timeout: float) -> httpx.AsyncCli
     try:
         import httpx
     except ImportError:
-        raise ConfigError("asking a server needs httpx; it is not there: pip install 'foretoken[bench]'") from None
+        raise ConfigError(
+            "asking a server needs httpx; it is not there: pip install 'foretoken[bench]' or 'foretoken[train]'"
+        ) from None
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r}: expected a URL such as http://localhost:8000")
     base = url.rstrip("/").removesuffix("/v1") + "/v1/"
