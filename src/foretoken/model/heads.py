@@ -210,13 +210,16 @@ def pack(module: nn.Module) -> None:
             part.pack()
 
 
-def initialise(module: EagleHead | MedusaHeads, target_head: Tensor, generator: torch.Generator) -> None:
+def initialise(
+    module: EagleHead | MedusaHeads, target_head: Tensor, generator: torch.Generator, std: float = STD
+) -> None:
     """Weights to begin training with, in place: random ones, output layers copied from the target's.
 
     Medusa's residual blocks begin at zero, so that head i begins as the target's own guess.
 
     Args:
         target_head: [V, Ht] the target's output layer; used where the head is as wide as the target.
+        std: standard deviation of the random weights.
     """
     for name, parameter in module.named_parameters():
         if parameter.dim() == 1:
@@ -224,7 +227,7 @@ def initialise(module: EagleHead | MedusaHeads, target_head: Tensor, generator: 
         elif isinstance(module, MedusaHeads) and ".blocks." in name:
             parameter.data.zero_()
         else:
-            parameter.data.normal_(0.0, STD, generator=generator)
+            parameter.data.normal_(0.0, std, generator=generator)
     if isinstance(module, EagleHead):
         if module.head is not None and target_head.shape[1] == module.config.layers.hidden_size:
             module.head.weight.data.copy_(target_head[module.draft_ids.to(target_head.device)])

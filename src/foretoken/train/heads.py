@@ -49,8 +49,13 @@ OTHER_KEYS = ("eagle_aux_hidden_state_layer_ids", "rope_theta", "sliding_window"
 FIXED_KEYS = ("hidden_size", "vocab_size", "draft_vocab_size", "use_aux_hidden_state", "torch_dtype", "dtype")
 
 
-def head_config(settings: HeadSettings, target: ModelConfig, draft_vocab_size: int) -> HeadConfig:
+def head_config(
+    settings: HeadSettings, target: ModelConfig, draft_vocab_size: int, architecture: Mapping[str, Any] | None = None
+) -> HeadConfig:
     """The architecture that the settings describe.
+
+    Args:
+        architecture: what a file named by `eagle_config` would say, which then is not read.
 
     Raises:
         ConfigError: a key of `eagle_config` is unknown or contradicts the target, or the target has no such blocks.
@@ -61,7 +66,7 @@ def head_config(settings: HeadSettings, target: ModelConfig, draft_vocab_size: i
             settings.medusa_own_heads,
         )  # fmt: skip
     version = 3 if settings.method == "eagle3" else 1
-    given = _read(settings.eagle_config)
+    given = _read(settings.eagle_config) if architecture is None else architecture
     fixed = {
         "hidden_size": target.hidden_size, "vocab_size": target.vocab_size, "draft_vocab_size": draft_vocab_size,
         "use_aux_hidden_state": version == 3,
@@ -147,7 +152,7 @@ def new_head(
     size = target.vocab_size if draft_ids is None else len(draft_ids)
     config = head_config(settings, target, size)
     with torch.device(device):
-        head = _empty(config)
+        head = empty_head(config)
     if isinstance(head, EagleHead) and draft_ids is not None:
         head.d2t.copy_(draft_ids - torch.arange(len(draft_ids)))
     generator = torch.Generator(device).manual_seed(seed)
@@ -155,7 +160,8 @@ def new_head(
     return head
 
 
-def _empty(config: HeadConfig) -> EagleHead | MedusaHeads:
+def empty_head(config: HeadConfig) -> EagleHead | MedusaHeads:
+    """A head of this architecture in float32, its weights not set."""
     return EagleHead(config, torch.float32) if isinstance(config, EagleConfig) else MedusaHeads(config, torch.float32)
 
 
