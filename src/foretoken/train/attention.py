@@ -12,12 +12,14 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-TILE = 256  # queries of one product: memory is tiles by keys
+TILE = 256  # queries of one document in a product: memory is tiles by keys
+ROWS = 1024  # queries of short documents in a product
 
 
 class UnrolledAttention:
@@ -33,6 +35,7 @@ class UnrolledAttention:
     def __init__(self, lengths: Sequence[int]) -> None:
         self.step = 0
         self._lengths = tuple(lengths)
+        self._tiles: dict[int | None, list[Tile]] = {}  # by window
         self._stored: dict[int, list[Tensor]] = defaultdict(list)  # per layer: keys and values of each step in turn
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
@@ -44,26 +47,60 @@ class UnrolledAttention:
         first, moved = stored[:2], stored[2:]
         if window is not None:
             moved = moved[-2 * window :]
-        mixed: Tensor = _Attention.apply(self._lengths, reach, q, *first, *moved)  # type: ignore[no-untyped-call]
+        if window not in self._tiles:
+            self._tiles[window] = tiles(self._lengths, window, q.device)
+        mixed: Tensor = _Attention.apply(self._tiles[window], reach, q, *first, *moved)  # type: ignore[no-untyped-call]
         return mixed.reshape(q.shape[0], -1)
 
 
 class Tile(NamedTuple):
-    """Queries of one document that are computed together, and the keys that they may see."""
+    """Queries that are computed together: n stretches of documents, Q queries of each, padded to the longest.
 
-    queries: slice
-    keys: slice
+    Attributes:
+        queries: int64 [n * Q] slots of the queries. `keys`: [n * L] those that they may see, the queries' own last.
+        count: n.
+        kept: [m] which queries are no padding. `padding`: the others.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    count: int
+    kept: Tensor
+    padding: Tensor
 
 
-def tiles(lengths: Sequence[int], reach: int | None) -> Iterator[Tile]:
-    """Tiles that cover every query; keys that no query of a tile sees are left out."""
-    start = 0
-    for length in lengths:
-        for first in range(0, length, TILE):
+def tiles(lengths: Sequence[int], window: int | None, device: torch.device) -> list[Tile]:
+    """Tiles that hold every query once; keys that no query of a tile sees are left out."""
+    starts = [0, *accumulate(lengths)]
+    short = sorted((i for i, length in enumerate(lengths) if length <= TILE), key=lambda i: (lengths[i], i))
+    found = []
+    for group in _alike(short, lengths):
+        longest = lengths[group[-1]]
+        places = torch.arange(longest).expand(len(group), -1)
+        ends = torch.tensor([lengths[i] for i in group]).unsqueeze(1)
+        slots = torch.tensor([starts[i] for i in group]).unsqueeze(1) + places.minimum(ends - 1)
+        real, flat = (places < ends).flatten(), slots.flatten()
+        found.append(Tile(flat, flat, len(group), real.nonzero()[:, 0], (~real).nonzero()[:, 0]))
+    for start, length in zip(starts, lengths, strict=False):
+        for first in range(0, length if length > TILE else 0, TILE):
             end = min(first + TILE, length)
-            oldest = 0 if reach is None else max(0, first - reach + 1)
-            yield Tile(slice(start + first, start + end), slice(start + oldest, start + end))
-        start += length
+            oldest = 0 if window is None else max(0, first - window + 1)
+            queries, keys = torch.arange(start + first, start + end), torch.arange(start + oldest, start + end)
+            found.append(Tile(queries, keys, 1, torch.arange(end - first), torch.empty(0, dtype=torch.int64)))
+    return [Tile(*(part.to(device) if isinstance(part, Tensor) else part for part in tile)) for tile in found]
+
+
+def _alike(documents: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Documents by ascending length, in groups that padding makes little longer and that fit into a few tiles."""
+    group: list[int] = []
+    for document in documents:
+        length = lengths[document]
+        if group and (length * (len(group) + 1) > ROWS or length > 1.25 * lengths[group[0]] + 4):
+            yield group
+            group = []
+        group.append(document)
+    if group:
+        yield group
 
 
 class _Attention(torch.autograd.Function):
@@ -71,10 +108,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, lengths: tuple[int, ...], reach: int | None, q: Tensor, k: Tensor, v: Tensor, *moved: Tensor
+        ctx: Any, parts: Sequence[Tile], reach: int | None, q: Tensor, k: Tensor, v: Tensor, *moved: Tensor
     ) -> Tensor:
         grouped, keys, values = _by_head(q, k.shape[1]), k.transpose(0, 1), v.transpose(0, 1)
-        output, lse = _prefix(grouped, keys, values, lengths, reach)
+        output, lse = _prefix(grouped, keys, values, parts, reach)
         if moved:
             scores = _path_scores(grouped, moved[0::2])
             total = torch.logaddexp(lse, torch.logsumexp(scores, dim=0))
@@ -84,7 +121,7 @@ class _Attention(torch.autograd.Function):
             lse = total
         output = output.to(q.dtype)
         ctx.save_for_backward(grouped, keys, values, output, lse, *moved)
-        ctx.lengths, ctx.reach = lengths, reach
+        ctx.parts, ctx.reach = parts, reach
         return _by_slot(output)
 
     @staticmethod
@@ -92,7 +129,7 @@ class _Attention(torch.autograd.Function):
         grouped, keys, values, output, lse, *moved = ctx.saved_tensors
         upstream = _by_head(gradients[0].view(gradients[0].shape[0], -1, keys.shape[2]), keys.shape[0])
         inner = (upstream * output).sum(-1, dtype=lse.dtype)  # what softmax subtracts from every score's gradient
-        dq, dk, dv = _prefix_backward((grouped, keys, values), upstream, (lse, inner), ctx.lengths, ctx.reach)
+        dq, dk, dv = _prefix_backward((grouped, keys, values), upstream, (lse, inner), ctx.parts, ctx.reach)
         path: list[Tensor] = []
         scale = 1 / math.sqrt(keys.shape[2])
         for key, value, score in zip(moved[0::2], moved[1::2], _path_scores(grouped, moved[0::2]), strict=True):
@@ -127,7 +164,7 @@ def _path_scores(grouped: Tensor, keys: Sequence[Tensor]) -> Tensor:
 
 
 def _prefix(
-    grouped: Tensor, keys: Tensor, values: Tensor, lengths: Sequence[int], reach: int | None
+    grouped: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Tile], reach: int | None
 ) -> tuple[Tensor, Tensor]:
     """Causal attention to the first step's keys alone: [Hk, T, G, D] and log-sum-exp [Hk, T, G]."""
     wide = _wide(grouped.dtype)
@@ -135,52 +172,69 @@ def _prefix(
     lse = torch.full(grouped.shape[:-1], -math.inf, dtype=wide, device=grouped.device)
     if reach is not None and reach < 1:
         return output, lse
-    for tile in tiles(lengths, reach):
+    for tile in parts:
         scores = _scores(grouped, keys, tile, reach)
         top = scores.amax(-1, keepdim=True)
         total = scores.sub_(top).exp_().sum(-1, keepdim=True)
-        mixed = torch.bmm(scores.to(values.dtype), values[:, tile.keys]).to(wide).div_(total)
-        output[:, tile.queries] = mixed.view_as(output[:, tile.queries])
-        lse[:, tile.queries] = total.log_().add_(top).view_as(lse[:, tile.queries])
+        mixed = torch.bmm(scores.to(values.dtype), _taken(values, tile.keys, tile, values.shape[2]))
+        _put(output, tile, mixed.to(wide).div_(total))
+        _put(lse, tile, total.log_().add_(top))
     return output, lse
 
 
 def _prefix_backward(
     inputs: tuple[Tensor, Tensor, Tensor], upstream: Tensor, sums: tuple[Tensor, Tensor],
-    lengths: Sequence[int], reach: int | None,
+    parts: Sequence[Tile], reach: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values through the prefix, given the merged log-sum-exp."""
     grouped, keys, values = inputs
-    lse, inner = sums
     wide, scale = _wide(grouped.dtype), 1 / math.sqrt(grouped.shape[-1])
     dq, dk, dv = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in inputs)
     if reach is not None and reach < 1:
         return dq, dk, dv
     heads, size = keys.shape[0], keys.shape[2]
-    for tile in tiles(lengths, reach):
-        query, above = (x[:, tile.queries].reshape(heads, -1, size) for x in (grouped, upstream))
-        weights = _scores(grouped, keys, tile, reach).sub_(lse[:, tile.queries].reshape(heads, -1, 1)).exp_()
-        change = torch.bmm(above, values[:, tile.keys].transpose(1, 2)).to(wide)
-        change.sub_(inner[:, tile.queries].reshape(heads, -1, 1)).mul_(weights).mul_(scale)
+    for tile in parts:
+        above = upstream.index_select(1, tile.queries)
+        above.index_fill_(1, tile.padding, 0)  # padding changes nothing
+        above = above.view(heads * tile.count, -1, size)
+        lse, inner = (_taken(each, tile.queries, tile, 1) for each in sums)
+        weights = _scores(grouped, keys, tile, reach).sub_(lse).exp_()
+        change = torch.bmm(above, _taken(values, tile.keys, tile, size).transpose(1, 2)).to(wide)
+        change.sub_(inner).mul_(weights).mul_(scale)
+        if len(tile.padding):
+            change.view(heads, -1, grouped.shape[2], change.shape[-1]).index_fill_(1, tile.padding, 0)
         weights, change = weights.to(grouped.dtype), change.to(grouped.dtype)
-        dv[:, tile.keys] += torch.bmm(weights.transpose(1, 2), above)
-        dk[:, tile.keys] += torch.bmm(change.transpose(1, 2), query)
-        dq[:, tile.queries] = torch.bmm(change, keys[:, tile.keys]).view_as(dq[:, tile.queries]).to(wide)
+        query = _taken(grouped, tile.queries, tile, size)
+        for gradient, by_key, by_query in ((dv, weights, above), (dk, change, query)):
+            found = torch.bmm(by_key.transpose(1, 2), by_query)
+            gradient.index_add_(1, tile.keys, found.view(heads, -1, size).to(wide))
+        _put(dq, tile, torch.bmm(change, _taken(keys, tile.keys, tile, size)).to(wide))
     return dq, dk, dv
 
 
+def _taken(stored: Tensor, slots: Tensor, tile: Tile, *size: int) -> Tensor:
+    """[Hk * n, rows of a stretch, *size] of `stored` [Hk, T, ...], groups among the rows where it has them."""
+    return stored.index_select(1, slots).view(stored.shape[0] * tile.count, -1, *size)
+
+
+def _put(stored: Tensor, tile: Tile, found: Tensor) -> None:
+    """Writes what was found for a tile's queries to their slots of `stored` [Hk, T, G, ...]."""
+    rows = found.view(stored.shape[0], len(tile.queries), *stored.shape[2:])
+    stored.index_copy_(1, tile.queries[tile.kept], rows.index_select(1, tile.kept))
+
+
 def _scores(grouped: Tensor, keys: Tensor, tile: Tile, reach: int | None) -> Tensor:
-    """[Hk, n * G, keys] of a tile's queries, minus infinity where a query does not see a key."""
-    heads, groups, size = keys.shape[0], grouped.shape[2], keys.shape[2]
-    query = grouped[:, tile.queries].reshape(heads, -1, size)
-    scores = torch.bmm(query, keys[:, tile.keys].transpose(1, 2)).to(_wide(grouped.dtype)).mul_(1 / math.sqrt(size))
-    count = tile.queries.stop - tile.queries.start
-    # Only the tile's own keys may lie ahead of a query.
+    """[Hk * n, Q * G, L] of a tile's queries, minus infinity where a query does not see a key."""
+    groups, size = grouped.shape[2], keys.shape[2]
+    query, key = _taken(grouped, tile.queries, tile, size), _taken(keys, tile.keys, tile, size)
+    scores = torch.bmm(query, key.transpose(1, 2)).to(_wide(grouped.dtype)).mul_(1 / math.sqrt(size))
+    count = len(tile.queries) // tile.count
+    # Only the queries' own keys may lie ahead of them.
     own = scores[:, :, scores.shape[2] - count :]
     own += _ahead(groups, scores.dtype, scores.device)[: count * groups, :count]
     if reach is not None:
-        at, seen = (torch.arange(part.start, part.stop, device=scores.device) for part in tile)
-        behind = (at.unsqueeze(1) - seen.unsqueeze(0) >= reach).repeat_interleave(groups, dim=0)
+        at, seen = tile.queries.view(tile.count, -1, 1), tile.keys.view(tile.count, 1, -1)
+        behind = (at - seen >= reach).repeat_interleave(groups, dim=1).repeat(keys.shape[0], 1, 1)
         scores.masked_fill_(behind, -math.inf)
     return scores
 
