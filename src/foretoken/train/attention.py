@@ -87,7 +87,8 @@ def tiles(lengths: Sequence[int], window: int | None, device: torch.device) -> l
             oldest = 0 if window is None else max(0, first - window + 1)
             queries, keys = torch.arange(start + first, start + end), torch.arange(start + oldest, start + end)
             found.append(Tile(queries, keys, 1, torch.arange(end - first), torch.empty(0, dtype=torch.int64)))
-    return [Tile(*(part.to(device) if isinstance(part, Tensor) else part for part in tile)) for tile in found]
+    moved = [[part.to(device) for part in (each.queries, each.keys, each.kept, each.padding)] for each in found]
+    return [Tile(a, b, each.count, c, d) for each, (a, b, c, d) in zip(found, moved, strict=True)]
 
 
 def _alike(documents: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
