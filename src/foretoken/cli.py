@@ -30,6 +30,7 @@ COMMANDS = {
     "generate": "Complete prompts with a target, with or without a draft.",
     "serve": "Serve a model over HTTP as OpenAI's API does.",
     "train": "Train a head for a target.",
+    "evaluate": "Measure how many drafted tokens a target accepts.",
     "verify": "Prove that drafts change no token.",
     "demo": "Show plain and speculative decoding side by side.",
     "prepare": "Make training samples of conversations.",

@@ -58,13 +58,13 @@ class Tile(NamedTuple):
 
     Attributes:
         queries: int64 [n * Q] slots of the queries. `keys`: [n * L] those that they may see, the queries' own last.
-        count: n.
+        stretches: n.
         kept: [m] which queries are no padding. `padding`: the others.
     """
 
     queries: Tensor
     keys: Tensor
-    count: int
+    stretches: int
     kept: Tensor
     padding: Tensor
 
@@ -88,7 +88,7 @@ def tiles(lengths: Sequence[int], window: int | None, device: torch.device) -> l
             queries, keys = torch.arange(start + first, start + end), torch.arange(start + oldest, start + end)
             found.append(Tile(queries, keys, 1, torch.arange(end - first), torch.empty(0, dtype=torch.int64)))
     moved = [[part.to(device) for part in (each.queries, each.keys, each.kept, each.padding)] for each in found]
-    return [Tile(a, b, each.count, c, d) for each, (a, b, c, d) in zip(found, moved, strict=True)]
+    return [Tile(a, b, each.stretches, c, d) for each, (a, b, c, d) in zip(found, moved, strict=True)]
 
 
 def _alike(documents: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -197,7 +197,7 @@ def _prefix_backward(
     for tile in parts:
         above = upstream.index_select(1, tile.queries)
         above.index_fill_(1, tile.padding, 0)  # padding changes nothing
-        above = above.view(heads * tile.count, -1, size)
+        above = above.view(heads * tile.stretches, -1, size)
         lse, inner = (_taken(each, tile.queries, tile, 1) for each in sums)
         weights = _scores(grouped, keys, tile, reach).sub_(lse).exp_()
         change = torch.bmm(above, _taken(values, tile.keys, tile, size).transpose(1, 2)).to(wide)
@@ -215,7 +215,7 @@ def _prefix_backward(
 
 def _taken(stored: Tensor, slots: Tensor, tile: Tile, *size: int) -> Tensor:
     """[Hk * n, rows of a stretch, *size] of `stored` [Hk, T, ...], groups among the rows where it has them."""
-    return stored.index_select(1, slots).view(stored.shape[0] * tile.count, -1, *size)
+    return stored.index_select(1, slots).view(stored.shape[0] * tile.stretches, -1, *size)
 
 
 def _put(stored: Tensor, tile: Tile, found: Tensor) -> None:
@@ -229,12 +229,12 @@ def _scores(grouped: Tensor, keys: Tensor, tile: Tile, reach: int | None) -> Ten
     groups, size = grouped.shape[2], keys.shape[2]
     query, key = _taken(grouped, tile.queries, tile, size), _taken(keys, tile.keys, tile, size)
     scores = torch.bmm(query, key.transpose(1, 2)).to(_wide(grouped.dtype)).mul_(1 / math.sqrt(size))
-    count = len(tile.queries) // tile.count
+    count = len(tile.queries) // tile.stretches
     # Only the queries' own keys may lie ahead of them.
     own = scores[:, :, scores.shape[2] - count :]
     own += _ahead(groups, scores.dtype, scores.device)[: count * groups, :count]
     if reach is not None:
-        at, seen = tile.queries.view(tile.count, -1, 1), tile.keys.view(tile.count, 1, -1)
+        at, seen = tile.queries.view(tile.stretches, -1, 1), tile.keys.view(tile.stretches, 1, -1)
         behind = (at - seen >= reach).repeat_interleave(groups, dim=1).repeat(keys.shape[0], 1, 1)
         scores.masked_fill_(behind, -math.inf)
     return scores

@@ -1,0 +1,123 @@
+"""Judging heads: the same figures as the engine's own, and static trees from measured ranks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.checkpoint.heads import read_head
+from foretoken.data.conversations import read_records
+from foretoken.engine.llm import LLM
+from foretoken.errors import DataError
+from foretoken.model.head_config import MedusaConfig
+from foretoken.model.heads import MedusaHeads, initialise
+from foretoken.speculation.params import SamplingParams
+from foretoken.train.evaluate import Asked, judge, judge_of, open_llm, read_questions
+from foretoken.train.static_tree import best_tree, rank_rates
+from foretoken.train.targets import Ends
+from training_checks import train_tiny, write_conversations
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_conversations(tmp_path_factory.mktemp("data") / "chat.jsonl")
+
+
+@pytest.fixture(scope="module")
+def heads(tiny_pair, data, tmp_path_factory) -> dict[str, str]:
+    """Heads that learned some of what a tiny target says after the conversations' prompts."""
+    root = tmp_path_factory.mktemp("heads")
+    chosen = {"max_steps": 12, "num_epochs": 100, "save_steps": 12}
+    return {
+        mode: str(train_tiny(tiny_pair.target, data, root / mode, mode=mode, **chosen).head)
+        for mode in ("eagle3", "eagle1", "medusa")
+    }
+
+
+@pytest.mark.parametrize("mode", ["eagle3", "eagle1", "medusa"])
+def test_judges_as_the_engine_serves(pair, data, heads, mode):
+    asked = Asked(max_draft_len=3, tokens=16)
+    llm = open_llm(pair.target, heads[mode], asked)
+    found = judge(llm, read_questions(data, llm, 6, asked.tokens), asked)
+
+    served = LLM(pair.target, heads[mode], {"max_draft_len": 3, "adaptive": False})
+    chats = [record.messages[:-1] for record in itertools.islice(read_records(data), 6)]
+    completions = served.chat(chats, SamplingParams(max_tokens=16, temperature=0))
+    emitted = sum(len(each.token_ids) for each in completions)
+    assert (found.prompts, found.tokens) == (6, emitted)
+    assert found.forwards == sum(each.speculation.target_forwards for each in completions)
+    by_kind = [sum(len(c.token_ids) for c in completions[i::2]) for i in (0, 1)]
+    forwards = [sum(c.speculation.target_forwards for c in completions[i::2]) for i in (0, 1)]
+    assert found.by_category == {kind: n / f for kind, n, f in zip("ab", by_kind, forwards, strict=True)}
+    # A position is reached only past the ones before it, so the lengths follow from the positions.
+    drafts = [sum(each.speculation.drafted_lengths[1:]) for each in completions]
+    assert sum(drafts) > 0
+    assert len(found.by_position) <= 3
+    assert judge_of(pair.target, str(data), 6, asked)(Path(heads[mode])) == found.acceptance_length
+
+
+def test_the_command_says_it_and_fails_below_a_bound(pair, data, heads, run):
+    common = ["evaluate", heads["eagle3"], "--target", pair.target, "--data", str(data), "--steps", "3", "--osl=12",
+              "--num_samples", "4", "--threads", "1"]  # fmt: skip
+    said = run(*common, "--json")
+    assert said.code == 0
+    length = json.loads(said.out)["acceptance_length"]
+    assert run(*common, "--ar_lower_bound", str(length)).code == 0
+    below = run(*common, "--ar_lower_bound", str(length + 0.01))
+    assert below.code == 1
+    assert "is below --ar-lower-bound" in below.out
+    assert f"acceptance length {length:.3f}" in below.out
+    assert run(*common, "--write-tree", "4").code == 2
+    assert run("evaluate", heads["eagle3"], "--target", pair.target).code == 2
+
+
+def test_a_tree_is_measured_and_written_into_medusa_heads(pair, data, heads, run):
+    said = run(
+        "evaluate", heads["medusa"], "--target", pair.target, "--data", str(data), "--write-tree", "5", "--osl", "12",
+        "--num_samples", "4", "--threads", "1",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    target = open_llm(pair.target, heads["medusa"], Asked()).config
+    found = read_head(Path(heads["medusa"]), target, torch.float32, "cpu", pack=False).config
+    assert 1 <= len(found.choices) <= 5
+    assert f"a tree of {len(found.choices)} nodes" in said.out
+
+
+def test_rates_count_what_the_target_says_after_a_prompt():
+    config = MedusaConfig(2, 0, 12, 12)
+    medusa = MedusaHeads(config, torch.float32)
+    initialise(medusa, torch.eye(12), torch.Generator().manual_seed(0))  # a head says what it reads
+    tokens = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    last = torch.stack([torch.eye(12)[t] + 0.5 * torch.eye(12)[(t + 1) % 12] for t in tokens.roll(-2)])
+    rates = rank_rates(medusa, Ends(None, last, last), [(tokens, last, 3)])  # type: ignore[arg-type]
+    # Head 0 reads its own answer at rank 0; head 1 has to say the token after it.
+    assert rates[0].tolist() == [1.0] + [0.0] * 9
+    for rank in (0, 1):
+        hits = sum(int(tokens[place + 3]) == (int(tokens[place + 2]) + rank) % 12 for place in range(2, 5))
+        assert rates[1, rank] == hits / 3
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 9, 200])
+def test_the_best_tree_gains_most_of_all_trees(nodes):
+    rates = torch.tensor([[0.6, 0.2, 0.1], [0.5, 0.3, 0.0], [0.1, 0.4, 0.2]])
+    found = best_tree(rates, nodes)
+    every = [path for depth in (1, 2, 3) for path in itertools.product(range(3), repeat=depth)]
+    value = {path: float(torch.stack([rates[i, r] for i, r in enumerate(path)]).prod()) for path in every}
+    best = sorted((v for v in value.values() if v > 0), reverse=True)[:nodes]
+    assert sorted((value[path] for path in found), reverse=True) == pytest.approx(best)
+    MedusaConfig(3, 1, 8, 8, choices=found)  # parents before children
+
+
+def test_data_without_a_prompt_that_fits_are_refused(pair, tmp_path):
+    llm = open_llm(pair.target, pair.draft, Asked())
+    file = tmp_path / "long.jsonl"
+    turns = [{"role": "user", "content": "x" * 500}, {"role": "assistant", "content": "y"}]
+    file.write_text(json.dumps({"messages": turns}))
+    with pytest.raises(DataError, match="no conversation has a prompt that fits"):
+        read_questions(file, llm, 4, 8)

@@ -1,0 +1,120 @@
+"""`foretoken train`: the launch scripts' own lines, what is refused, and that every setting is read by something."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+import foretoken
+from foretoken.model.config import ModelConfig
+from foretoken.train.heads import head_config
+from foretoken.train.settings import GROUPS, HeadSettings
+from training_checks import TAPS, write_conversations
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SOURCES = Path(foretoken.__file__).parent
+
+# As the README of the workflow has them, after the program's name.
+MEDUSA = """--model {model} --data {data} --mode medusa --num_epochs 1 --lr 1e-5 --save_steps 1000 --output_dir {out}
+--fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer --num_gpu 1 --medusa_num_heads 2 --medusa_num_layers 1"""
+EAGLE = """--model {model} --data {data} --mode eagle --num_epochs 1 --lr 1e-5 --save_steps 1000 --output_dir {out}
+--fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer --num_gpu 1 --eagle_num_layers 1"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_conversations(tmp_path_factory.mktemp("data") / "chat.jsonl")
+
+
+def test_the_launch_scripts_lines_work(pair, data, tmp_path, run):
+    medusa = run("train", *MEDUSA.format(model=pair.target, data=data, out=tmp_path / "medusa").split(), "--threads=1")
+    assert medusa.code == 0, medusa.err
+    assert json.loads((tmp_path / "medusa" / "head" / "config.json").read_text())["medusa_num_heads"] == 2
+    # The tiny target has too few blocks for the usual taps.
+    eagle = [*EAGLE.format(model=pair.target, data=data, out=tmp_path / "eagle").split(), "--taps", TAPS]
+    refused = run("train", *eagle[:-2])
+    assert refused.code == 2
+    assert "name them" in refused.err
+    more = ["--threads=1", "--train_bs=2", "--training_seq_len=128", "--do_eval", "True", "--ttt_steps=2"]
+    done = run("train", *eagle, *more)
+    assert done.code == 0, done.err
+    assert "mode eagle means eagle3" in done.err
+    config = json.loads((tmp_path / "eagle" / "head" / "config.json").read_text())
+    assert config["foretoken"]["version"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mode", "eagel3"], "eagle3"),
+        (["--mode", "redrafter"], "HeadSettings.mode = 'redrafter'"),
+        ([], "got no --data"),
+        (["--data", "absent.jsonl"], "absent.jsonl"),
+        (["--do_eval", "perhaps"], "expected True or False"),
+        (["--loss_mix", "half"], "expected adaptive, alpha or a number"),
+        (["--model", "other"], "leave one of them out"),
+        (["--eagle_config", "absent.json", "--data", "{data}"], "absent.json"),
+        (["--taps", "1,9,3", "--data", "{data}"], "expected different blocks from 0 to 2"),
+        (["--mode", "medusa", "--draft_vocab_size", "8", "--data", "{data}"], "leave --draft-vocab-size out"),
+        (["--training_seq_len", "200", "--taps", TAPS, "--data", "{empty}"], "no samples"),
+    ],
+    ids=str,
+)
+def test_refuses_in_one_line_and_leaves_nothing(pair, data, tmp_path, run, arguments, message):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    given = [each.format(data=data, empty=empty) for each in arguments]
+    answer = run("train", pair.target, *given, "--output_dir", str(tmp_path / "out"))
+    assert answer.code == 2
+    assert message in answer.err
+    assert len(answer.err.strip().splitlines()) == 1
+    assert not (tmp_path / "out" / "head").exists()
+
+
+def test_a_file_of_architecture_is_merged_and_checked(tmp_path):
+    target = ModelConfig.from_hf(
+        {"architectures": ["LlamaForCausalLM"], "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
+         "num_hidden_layers": 8, "num_attention_heads": 4, "max_position_embeddings": 64, "rope_theta": 5e5,
+         "dtype": "float32"}
+    )  # fmt: skip
+    file = tmp_path / "eagle.json"
+
+    def made(mode: str = "eagle3", **keys):
+        file.write_text(json.dumps(keys))
+        return head_config(HeadSettings(mode=mode, eagle_config=str(file)), target, 32)
+
+    plain = made()
+    assert plain.layers.rope.theta == 10000.0  # the draft's own
+    assert plain.taps == (1, 3, 4)
+    given = made(
+        num_hidden_layers=2, intermediate_size=40, num_key_value_heads=2, rope_theta=2e4, sliding_window=8,
+        eagle_aux_hidden_state_layer_ids=[0, 2, 5], use_aux_hidden_state=True, use_last_layernorm=True, fc_norm=True,
+        hidden_size=16, use_input_layernorm_in_first_layer=True, torch_dtype="bfloat16",
+    )  # fmt: skip
+    assert (given.layers.num_layers, given.layers.intermediate_size, given.layers.num_kv_heads) == (2, 40, 2)
+    assert (given.layers.rope.theta, given.layers.sliding_windows, given.taps) == (2e4, (8, 8), (0, 2, 5))
+    assert given.fc_norm
+    first = made("eagle1", use_input_layernorm_in_first_layer=True, bias=True)
+    assert (first.input_norm, first.fc_bias, first.own_head, first.taps) == (True, True, False, (7,))
+    with pytest.raises(foretoken.errors.ConfigError, match=r"unknown key 'num_hiden_layers': did you mean 'num_hidden"):
+        made(num_hiden_layers=2)
+    with pytest.raises(foretoken.errors.ConfigError, match="hidden_size is 20, expected 16"):
+        made(hidden_size=20)
+
+
+def read_names() -> set[str]:
+    """Attributes that the sources read somewhere outside the settings themselves."""
+    files = [*(SOURCES / "train").glob("*.py"), SOURCES / "commands" / "train.py"]
+    trees = {file.stem: ast.parse(file.read_text()) for file in files}
+    found = {node.attr for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    # `heads` reads the flags that a tuple names, with getattr.
+    named = {node.value for node in ast.walk(trees["heads"]) if isinstance(node, ast.Constant)}
+    return found | {name for name in named if isinstance(name, str)}
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+def test_every_setting_is_read_by_something(group):
+    assert set(group.model_fields) <= read_names()
