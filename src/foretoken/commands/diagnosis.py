@@ -226,16 +226,18 @@ def _accepted(llm: LLM, module: EagleHead | MedusaHeads, reading: Reading, trial
 
 
 def advise(acceptance: Sequence[Acceptance]) -> str | None:
-    """A word where another reading of the layers accepts clearly more than the chosen one."""
+    """What the readings' acceptance says of the layers that are meant; None where there was one reading."""
     if len(acceptance) < 2:
         return None
     chosen, other = acceptance[:2]
+    lengths = f"({other.length:.2f} against {chosen.length:.2f} tokens a forward)"
+    if chosen.length >= CLEARLY * other.length:
+        return f"the other reading accepts clearly less {lengths}: layers {_listed(chosen.reading.taps)} are meant"
     if other.length < CLEARLY * chosen.length:
-        return None
+        return f"both readings accept about as much {lengths}: this cannot tell which layers are meant"
     taps = ",".join(map(str, other.reading.taps))
     return (
-        f"reading layers {_listed(other.reading.taps)} accepts clearly more ({other.length:.2f} against "
-        f"{chosen.length:.2f} tokens a forward): the ids are meant that way; "
+        f"reading layers {_listed(other.reading.taps)} accepts clearly more {lengths}: the ids are meant that way; "
         f"foretoken export HEAD --to hf --taps {taps} writes a head that says so"
     )
 

@@ -81,9 +81,11 @@ def _show_acceptance(accepted: Sequence[Acceptance], prompts: int, advice: str |
     table = Table("layers", "reading", "acceptance length", "acceptance rate", "tokens it can guess")
     for item in accepted:
         layers = ", ".join(map(str, item.reading.taps)) or "last"
-        table.add_row(layers, item.reading.name, f"{item.length:.2f}", f"{item.rate:.0%}", f"{item.covered:.1%}")
+        table.add_row(layers, item.reading.name, f"{item.length:.2f}", f"{item.rate:.1%}", f"{item.covered:.1%}")
     _print(table)
-    print(advice or f"over {prompts} prompts, drafts of fixed length")
+    print(f"over {prompts} prompts, drafts of fixed length")
+    if advice:
+        print(advice)
 
 
 def _print(table: object) -> None:
