@@ -64,14 +64,14 @@ def test_a_run_learns_and_leaves_the_target_as_it_was(pair, data, tmp_path):
     assert list((tmp_path / "out" / "tensorboard").iterdir())
 
 
-@pytest.mark.parametrize("mode", ["eagle3", "eagle1"])  # eagle1 draws noise
-def test_interrupted_and_resumed_equals_uninterrupted(pair, data, tmp_path, mode):
+@pytest.mark.parametrize("options", [{}, {"mode": "eagle1"}, {"optim": "muon"}])  # eagle1 draws noise
+def test_interrupted_and_resumed_equals_uninterrupted(pair, data, tmp_path, options):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train_tiny(pair.target, data, whole, mode=mode, num_epochs=5)
+    train_tiny(pair.target, data, whole, num_epochs=5, **options)
     with pytest.raises(Stop):
-        train_tiny(pair.target, data, parts, tell=stopping_at(4), mode=mode, num_epochs=5)
+        train_tiny(pair.target, data, parts, tell=stopping_at(4), num_epochs=5, **options)
     assert [path.name for path in all_checkpoints(parts)] == ["checkpoint-3"]
-    outcome = train_tiny(pair.target, data, parts, mode=mode, num_epochs=5)
+    outcome = train_tiny(pair.target, data, parts, num_epochs=5, **options)
     assert outcome.steps == 6
     for name in ("checkpoint-6", "head"):
         assert files_of(parts / name) == files_of(whole / name)

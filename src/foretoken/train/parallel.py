@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -101,25 +101,30 @@ class Parallel:
             self._accelerator.end_training()
 
 
-def whole_states(module: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights by name, and the optimiser's moments by "name/kind", whole and on the CPU; call it in every process."""
+def whole_states(
+    module: nn.Module, optimisers: Sequence[torch.optim.Optimizer]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights by name, and the optimisers' moments by "name/kind", whole and on the CPU; call it in every process."""
     weights: Mapping[str, Any] = get_model_state_dict(module, options=WHOLE)
-    states: Any = get_optimizer_state_dict(module, optimiser, options=WHOLE)["state"]
+    states: Any = get_optimizer_state_dict(module, optimisers, options=WHOLE)["state"]
     moments = {f"{name}/{kind}": value.cpu() for name, kinds in states.items() for kind, value in kinds.items()}
     return {name: value.cpu().contiguous() for name, value in weights.items()}, moments
 
 
 def restore(
-    module: nn.Module, optimiser: torch.optim.Optimizer, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]
+    module: nn.Module,
+    optimisers: Sequence[torch.optim.Optimizer],
+    weights: Mapping[str, Tensor],
+    moments: Mapping[str, Tensor],
 ) -> None:
     """Puts whole states back, whatever the number of processes is now."""
     set_model_state_dict(module, dict(weights), options=WHOLE)
-    found: dict[str, Any] = get_optimizer_state_dict(module, optimiser, options=WHOLE)
+    found: dict[str, Any] = get_optimizer_state_dict(module, optimisers, options=WHOLE)
     states: dict[str, Any] = {}
     for key, value in moments.items():
         name, _, kind = key.rpartition("/")
         states.setdefault(name, {})[kind] = value
-    set_optimizer_state_dict(module, optimiser, {**found, "state": states}, options=WHOLE)
+    set_optimizer_state_dict(module, optimisers, {**found, "state": states}, options=WHOLE)
 
 
 def _keep_memory() -> None:

@@ -111,13 +111,15 @@ class RunSettings(Settings):
         num_epochs: passes over all of the data.
         max_steps: end after so many steps of the optimiser; None is all epochs.
         lr: highest learning rate of the run.
+        optim: adamw, or muon for the matrices inside the head, which gets further in few steps and takes rates of
+            some 1e-3; not with fsdp.
         lr_scheduler_type: cosine, linear or constant after the warm-up.
         warmup_ratio: share of the steps over which the rate rises.
         warmup_steps: their number; None is by the ratio.
         train_bs: rows of one forward, see training_seq_len.
         training_seq_len: tokens that documents are packed into per row.
         gradient_accumulation_steps: forwards of a step of the optimiser.
-        weight_decay: of AdamW, on matrices only.
+        weight_decay: of matrices, for every step.
         max_grad_norm: the norm that gradients are clipped to.
         seed: of the first weights, the order of the data and the noise.
         dtype: what is computed in; weights and their updates are float32 always.
@@ -133,6 +135,7 @@ class RunSettings(Settings):
     num_epochs: Annotated[float, Field(gt=0)] = 1.0
     max_steps: Positive | None = None
     lr: Annotated[float, Field(gt=0)] = 1e-4
+    optim: Literal["adamw", "muon"] = "adamw"
     lr_scheduler_type: Schedule = "cosine"
     warmup_ratio: Share = 0.04
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
@@ -149,6 +152,12 @@ class RunSettings(Settings):
     fsdp_transformer_layer_cls_to_wrap: str | None = None
     device: str = "auto"
     threads: Positive | None = None
+
+    @model_validator(mode="after")
+    def _whole_matrices(self) -> RunSettings:
+        if self.fsdp and self.optim == "muon":
+            raise ValueError("optim muon needs whole matrices and fsdp shards them; leave one of them out")
+        return self
 
 
 class KeepSettings(Settings):

@@ -77,9 +77,7 @@ def open_source(
     return from_disk(stored, dtype, device)
 
 
-def run(
-    directory: Path, taps: tuple[int, ...], longest: int, dtype: torch.dtype, device: torch.device
-) -> Source:
+def run(directory: Path, taps: tuple[int, ...], longest: int, dtype: torch.dtype, device: torch.device) -> Source:
     """Hidden states by running the target, one document at a time, in pieces."""
     reader = Reader(load_decoder(directory, dtype, device), taps, longest)
 

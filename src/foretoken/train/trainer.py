@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from foretoken.checkpoint.heads import write_head
 from foretoken.data.files import make_directory
@@ -27,6 +27,7 @@ from foretoken.train.batch import Batch, goals
 from foretoken.train.checkpoints import Saved
 from foretoken.train.journal import Journal
 from foretoken.train.loss import Report
+from foretoken.train.optimisers import optimisers
 from foretoken.train.parallel import Parallel, restore, whole_states
 from foretoken.train.schedule import Course, Step
 from foretoken.train.settings import HeadSettings, KeepSettings, LossSettings, RunSettings
@@ -34,7 +35,6 @@ from foretoken.train.targets import Ends, Source
 from foretoken.train.trainee import Trainee, steps_of, with_noise
 
 HEAD = "head"  # the best head, within the output directory
-BETAS = (0.9, 0.95)
 # Do not change what is computed, or change it only as far as sums in another order do.
 FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_transformer_layer_cls_to_wrap", "device",
         "threads", "gradient_checkpointing")  # fmt: skip
@@ -113,7 +113,7 @@ class Trainer:
             recompute=plan.run.gradient_checkpointing,
         )  # fmt: skip
         self.model = parallel.wrap(self.trainee)
-        self.optimiser = _optimiser(self.model, plan.run.weight_decay)
+        self.optimisers = optimisers(self.model, plan.run.optim, plan.run.weight_decay)
         self.progress: dict[str, Any] = {"step": 0, "best": None, "judged": 0, "stale": 0, "ended": False}
         self._resume()
 
@@ -152,7 +152,7 @@ class Trainer:
         by_document = rule.loss_mean == "document"
         weighed = [goals(each, self.trainee.steps, rule.loss_decay, per_document=by_document) for each, _ in batches]
         total = parallel.sum(torch.stack([each.total for each in weighed]).sum()).clamp(min=1)
-        self.optimiser.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         reports: list[Report] = []
         for i, ((batch, samples), goal) in enumerate(zip(batches, weighed, strict=True)):
             features = self._features(batch, samples, step.number)
@@ -162,9 +162,10 @@ class Trainer:
                 loss.backward()
             reports.append(report)
         self._norm = parallel.clip(self.model, run.max_grad_norm)
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.course.rate(step.number)
-        self.optimiser.step()
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = self.course.rate(step.number)
+            optimiser.step()
         return reduce(Report.__add__, reports)
 
     def _batch(self, rows: Sequence[Sequence[int]]) -> tuple[Batch, list[int]]:
@@ -212,7 +213,7 @@ class Trainer:
 
     def _judge_head(self, journal: Journal | None) -> None:
         """Judges the head on held-out prompts, keeps it if it is the best, and decides whether to go on."""
-        weights, _ = whole_states(self.trainee, self.optimiser)
+        weights, _ = whole_states(self.trainee, self.optimisers)
         found = None
         if journal is not None and self._judge is not None:
             with tempfile.TemporaryDirectory(dir=self.directory, prefix=".judged-") as place:
@@ -238,7 +239,7 @@ class Trainer:
         write_head(whole, place, self.material.ends.config, target_name=self.material.target_name, dtype=narrow)
 
     def _save(self) -> None:
-        weights, moments = whole_states(self.trainee, self.optimiser)
+        weights, moments = whole_states(self.trainee, self.optimisers)
         if self.parallel.main:
             saved = Saved(weights, moments, self.progress, self._settings())
             checkpoints.save(self.directory, self.progress["step"], saved, self.plan.keep.save_total_limit)
@@ -268,20 +269,13 @@ class Trainer:
                 "go on with --resume"
             )
         saved = checkpoints.load(found[-1], self._settings())
-        restore(self.trainee, self.optimiser, saved.weights, saved.optimiser)
+        restore(self.trainee, self.optimisers, saved.weights, saved.optimiser)
         self.progress = dict(saved.progress)
         self._tell(f"going on from {found[-1]}")
 
     def _finish(self, window: _Window) -> Outcome:
         best = self.progress["best"]
         return Outcome(self.directory / HEAD, self.progress["step"], best, self.progress["ended"], window.overall)
-
-
-def _optimiser(model: nn.Module, decay: float) -> torch.optim.Optimizer:
-    """AdamW; norms and biases do not decay."""
-    groups = [[p for p in model.parameters() if (p.dim() > 1) is matrices] for matrices in (True, False)]
-    decays = [{"params": group, "weight_decay": share} for group, share in zip(groups, (decay, 0.0), strict=True)]
-    return torch.optim.AdamW([group for group in decays if group["params"]], betas=BETAS, fused=True)
 
 
 class _Window:
