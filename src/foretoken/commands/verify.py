@@ -65,14 +65,14 @@ def verify(
 
     from foretoken.commands.proof import PLAIN, Proof
 
-    known = ", ".join(llm.engine.drafters)
-    if missing := [m for m in methods or () if m not in (PLAIN, *llm.engine.drafters)]:
+    known = ", ".join(llm.methods)
+    if missing := [m for m in methods or () if m not in (PLAIN, *llm.methods)]:
         kind = MODEL_METHODS.get(missing[0], "a draft")
         raise ConfigError(f"--method {missing[0]} needs {kind}; give --draft PATH (this engine has {known})")
     proof = Proof(llm, [prompt.ids for prompt in prompts], params)
     results = []
     with Console(stderr=True).status("comparing with plain decoding ...") as status:
-        for result in proof.run(methods or (PLAIN, *llm.engine.drafters), temperatures):
+        for result in proof.run(methods or (PLAIN, *llm.methods), temperatures):
             results.append(result)
             status.update(f"{len(results)} cases compared, the last {result.case.method} at {result.case.temperature}")
     _print_table(results, len(prompts))
