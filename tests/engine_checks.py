@@ -17,6 +17,7 @@ from adversaries import Adversary
 from cli_checks import speak
 from foretoken import LLM, Completion, SamplingParams
 from foretoken.engine.engine import Engine
+from foretoken.engine.scheduler import Plan
 from foretoken.speculation.params import RequestSpeculation
 
 PLAIN = RequestSpeculation(enabled=False)
@@ -131,6 +132,19 @@ def said(completion: Completion) -> tuple[Any, ...]:
 
 def inject(llm: LLM, drafters: dict[str, Adversary]) -> None:
     llm.engine.drafters.update(drafters)
+
+
+def watch(llm: LLM) -> list[Plan]:
+    """The plans of all further steps."""
+    plans: list[Plan] = []
+    plan = llm.engine.scheduler.plan
+
+    def spy() -> Plan:
+        plans.append(plan())
+        return plans[-1]
+
+    llm.engine.scheduler.plan = spy  # type: ignore[method-assign]
+    return plans
 
 
 def check_idle(engine: Engine) -> None:

@@ -18,11 +18,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from adversaries import future
 from drafter_checks import check_draft, tree_paths
-from engine_checks import DEPTH, PAGE, alone, check_idle, prompts, said, save_pair
+from engine_checks import DEPTH, PAGE, alone, check_idle, prompts, said, save_pair, watch
 from foretoken import LLM, SamplingParams
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.eagle import EagleDrafter
 from foretoken.drafters.padded import Guess, chain, padded
+from foretoken.engine.scheduler import Plan
 from foretoken.model.heads import EagleHead, pack
 from foretoken.speculation.draft import Draft
 from foretoken.speculation.sampling import Sampling
@@ -31,7 +32,7 @@ from tiny_models import VOCAB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
 
 class Target(NamedTuple):
@@ -140,11 +141,15 @@ def expected_tree(
 
 
 def check_guesses(
-    target: Target, head: EagleHead, reference: Reference, drafter: EagleDrafter, seen: list[Seen]
+    target: Target, head: EagleHead, reference: Reference, drafter: EagleDrafter, seen: Sequence[Seen]
 ) -> None:
     """Every recorded guess is what the whole sequence says."""
-    for text, limit, paths in seen:
-        features = features_of(target, text[:-1], head)
+    known: dict[tuple[int, ...], Tensor] = {}
+    for text, limit, paths in sorted(seen, key=lambda each: -len(each.text)):
+        whole = next((longer for longer in known if longer[: len(text)] == text), text)
+        if whole not in known:
+            known[whole] = features_of(target, whole, head)
+        features = known[whole][: len(text) - 1]  # a feature knows nothing of later tokens
         if drafter.branches == 1:
             path: tuple[int, ...] = ()
             for _ in range(limit):
@@ -183,9 +188,12 @@ def fresh(target: Target, **options: Any) -> tuple[EagleHead, Reference]:
     return head, Reference(head, weights, embed, output)
 
 
-def recorded(llm: LLM, texts: Sequence[list[int]], params: SamplingParams = GREEDY) -> tuple[Recorder, EagleDrafter]:
+def recorded(
+    llm: LLM, texts: Sequence[list[int]], params: SamplingParams = GREEDY
+) -> tuple[Recorder, EagleDrafter, list[Plan]]:
     """What an engine's head says while the texts are completed together; outputs are checked on the way."""
     expected = [alone(llm, text, params) for text in texts]
+    plans = watch(llm)
     drafter = llm.engine.drafters[llm.method]
     assert isinstance(drafter, EagleDrafter)
     recorder = Recorder(drafter, [e.prompt_token_ids + e.token_ids for e in expected])
@@ -197,15 +205,17 @@ def recorded(llm: LLM, texts: Sequence[list[int]], params: SamplingParams = GREE
     assert len(texts) == 1 or accepted.count_nonzero() == DEPTH + 1, "not every path length was accepted"
     llm.engine.drafters[llm.method] = drafter
     check_idle(llm.engine)
-    return recorder, drafter
+    return recorder, drafter, plans
 
 
-@pytest.mark.parametrize("branches", [1, 3])
-@pytest.mark.parametrize("name", HEADS)
+TREES = ("eagle1", "eagle3 reduced", "eagle3.1", "eagle3.1 layers windows")
+
+
+@pytest.mark.parametrize(("name", "branches"), [(name, 1) for name in HEADS] + [(name, 3) for name in TREES])
 def test_guesses_are_those_of_the_whole_sequence(target: Target, name: str, branches: int) -> None:
     head, reference = fresh(target, **HEADS[name])
     llm = llm_with(target.directory, head, tree_top_k=branches, max_total_draft_tokens=7 if branches > 1 else None)
-    recorder, drafter = recorded(llm, prompts(4))
+    recorder, drafter, _ = recorded(llm, prompts(4))
     check_guesses(target, head, reference, drafter, recorder.seen[:: 1 if branches == 1 else 5])
 
 
@@ -225,8 +235,9 @@ def test_guesses_after_what_befalls_a_row(target: Target, version: int, setting:
         recorded(llm, [start])
         # The same again, one that parts at the end of a page, one within, and one longer.
         texts = [start, [*start[: 2 * PAGE], 99, 98, 97], [*start[: 2 * PAGE + 3], 96], [*start, 5, 6]]
-    recorder, drafter = recorded(llm, texts)
+    recorder, drafter, plans = recorded(llm, texts)
     assert len(recorder.seen) > 20
+    assert any(plan.preempted for plan in plans) == (setting == "preempted")
     check_guesses(target, head, reference, drafter, recorder.seen)
 
 

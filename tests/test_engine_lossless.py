@@ -12,9 +12,21 @@ from typing import Any
 import pytest
 
 from adversaries import adversaries
-from engine_checks import DEPTH, PAGE, alone, check_idle, inject, llama, make_llm, prompts, said, save_pair, using
+from engine_checks import (
+    DEPTH,
+    PAGE,
+    alone,
+    check_idle,
+    inject,
+    llama,
+    make_llm,
+    prompts,
+    said,
+    save_pair,
+    using,
+    watch,
+)
 from foretoken import LLM, SamplingParams
-from foretoken.engine.scheduler import Plan
 from tiny_models import VOCAB
 
 FAMILIES = ("llama-3.1", "mistral", "phi-3-long", "qwen-2", "qwen-3-biases")
@@ -131,19 +143,6 @@ def test_a_mixed_batch_whose_requests_arrive_one_by_one(trees: LLM) -> None:
         trees.engine.step()
     assert [r.output_ids for r in arriving] == [e.token_ids for e in expected]
     assert [r.logprobs for r in arriving] == [e.logprobs for e in expected]
-
-
-def watch(llm: LLM) -> list[Plan]:
-    """The plans of all further steps."""
-    plans: list[Plan] = []
-    plan = llm.engine.scheduler.plan
-
-    def spy() -> Plan:
-        plans.append(plan())
-        return plans[-1]
-
-    llm.engine.scheduler.plan = spy  # type: ignore[method-assign]
-    return plans
 
 
 @pytest.mark.parametrize("method", ["draft_target", "bush", "suffix"])

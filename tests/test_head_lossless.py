@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from drafter_checks import check_draft
-from engine_checks import alone, check_idle, llama, make_llm, prompts, said, save_pair
+from engine_checks import alone, check_idle, llama, make_llm, prompts, said, save_pair, watch
 from foretoken import LLM, Completion, SamplingParams
 from foretoken.model.heads import EagleHead, MedusaHeads
 from foretoken.speculation.draft import Draft
@@ -31,8 +31,8 @@ HEADS: dict[str, dict[str, Any]] = {
     "medusa of the target": {"choices": TREE, "own_heads": False},
 }
 REQUESTS = [
-    (prompt, SamplingParams(temperature=(0.0, 0.8)[i % 2], seed=i, max_tokens=16, ignore_eos=True, logprobs=2))
-    for i, prompt in enumerate(prompts(6))
+    (prompt, SamplingParams(temperature=(0.0, 0.8)[i % 2], seed=i, max_tokens=12, ignore_eos=True, logprobs=2))
+    for i, prompt in enumerate(prompts(5))
 ]
 
 
@@ -76,7 +76,7 @@ def test_other_families(family: str, name: str, tmp_path: Path) -> None:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "pieces": {"max_num_tokens": 16, "max_mixed_prefill_tokens": 3},
-    "preempted": {"max_seq_len": 64, "cache": {"max_tokens": 120}},
+    "preempted": {"max_seq_len": 64, "cache": {"max_tokens": 96}},
     "adaptive": {"adaptive": True},
     "auto": {"method": "auto"},
 }
@@ -86,9 +86,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "medusa tree"])
 def test_settings(target: str, expected: list[Completion], name: str, setting: str) -> None:
     llm = llm_with(target, head_of(name, target), tree_top_k=2, **SETTINGS[setting])
+    plans = watch(llm)
     for _ in range(2):  # the second time with the pages of the first
         got = llm.generate([prompt for prompt, _ in REQUESTS], [params for _, params in REQUESTS])
         assert [said(g) for g in got] == [said(e) for e in expected]
+    assert any(plan.preempted for plan in plans) == (setting == "preempted")
     check_idle(llm.engine)
 
 
@@ -114,13 +116,11 @@ def test_what_a_request_asks(target: str, name: str, parameters: str) -> None:
         return draft
 
     drafter.propose = checked  # type: ignore[method-assign]
-    for temperature in (0.0, 0.8):
-        params = SamplingParams(
-            temperature=temperature, seed=5, max_tokens=16, ignore_eos=True, **PARAMETERS[parameters]
-        )
-        texts = prompts(4)
-        expected = [alone(llm, text, params) for text in texts]
-        assert [said(g) for g in llm.generate(texts, params)] == [said(e) for e in expected]
+    common = {"seed": 5, "max_tokens": 12, "ignore_eos": True, **PARAMETERS[parameters]}
+    requests = [(text, SamplingParams(temperature=t, **common)) for t in (0.0, 0.8) for text in prompts(2)]
+    expected = [alone(llm, *request) for request in requests]
+    got = llm.generate([text for text, _ in requests], [params for _, params in requests])
+    assert [said(g) for g in got] == [said(e) for e in expected]
 
 
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "medusa tree"])

@@ -136,7 +136,7 @@ def test_longer_contexts_than_the_head_was_trained_for(tmp_path: Path) -> None:
     assert len(torch.unique(cos[:, 0], dim=0)) == 200
 
 
-def learn(reference: Reference, text: list[int], features: Tensor, levels: int = 3, steps: int = 120) -> None:
+def learn(reference: Reference, text: list[int], features: Tensor, levels: int = 3, steps: int = 90) -> None:
     """Lets a head memorise a text, its later guesses too: each level reads the outputs of the one before."""
     optimizer = torch.optim.Adam(reference.weights.values(), lr=4e-3)
     tokens, targets = text[1:-1], torch.tensor(text[2:])
@@ -162,7 +162,7 @@ def test_a_head_that_has_learned_a_text_guesses_it(version: int, tmp_path: Path)
     """If any index between training and serving were off by one, it would not."""
     target = llama(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    params = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
     plain = make_llm(target)
     prompt = prompts(2)[1]
     expected = alone(plain, prompt, params)
