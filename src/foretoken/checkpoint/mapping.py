@@ -111,6 +111,21 @@ class Rules:
         hint = " or its parts" if not taken and len(stored) > 1 else ""
         return [f"{'' if path == 'head' else 'model.'}{name.replace('N', index)}.{kind}{hint}" for name in names]
 
+    def stored(self, parameter: str, *, fused: bool = False) -> list[tuple[str, range | None]]:
+        """The names under which transformers writes a parameter, each with its rows; None is all of them.
+
+        Args:
+            fused: projections are written together, as Phi 3 has them.
+        """
+        path, index, kind = split_name(parameter)
+        found = [(name, piece) for name, (ours, piece) in TABLE.items() if ours == path]
+        wanted = [(name, piece) for name, piece in found if (piece is None) == fused] or found
+        prefix = "" if path == "head" else "model."
+        return [
+            (f"{prefix}{name.replace('N', index)}.{kind}", self.rows[piece] if piece else None)
+            for name, piece in wanted
+        ]
+
 
 def split_name(name: str) -> tuple[str, str, str]:
     """A tensor's name as (module with N for the index, index, weight or bias)."""

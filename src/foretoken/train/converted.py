@@ -16,12 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from foretoken.checkpoint.heads import read_head, write_head
+from foretoken.checkpoint.heads import read_head
 from foretoken.data.files import make_directory, read_object, write_json, write_tensors
 from foretoken.data.hidden_states import Features
 from foretoken.errors import CheckpointError, ConfigError, DataError
 from foretoken.model.config import ModelConfig
-from foretoken.model.head_config import EagleConfig
+from foretoken.model.head_config import EagleConfig, HeadConfig
 from foretoken.model.heads import EagleHead, MedusaHeads, initialise
 from foretoken.train import base
 from foretoken.train.batch import Batch, goals
@@ -169,21 +169,14 @@ class Converted(nn.Module):
         try:
             make_directory(place)
             head = {name: value.contiguous().cpu() for name, value in weights.items() if name.startswith(PREFIX)}
-            self._write_head(place / HEAD, head)
+            bare = {name.removeprefix(f"{PART}."): value for name, value in head.items()}
+            self.foretoken.write(place / HEAD, bare, _stated(self.foretoken.head.config))
             if not plan.save_base:
                 write_tensors(place / WEIGHTS, head)
             content = {"format": FORMAT, "mode": plan.mode, "config": dict(plan.config), "save_base": plan.save_base}
             write_json(place / MANIFEST, content)
         except DataError as error:
             raise CheckpointError(str(error)) from error
-
-    def _write_head(self, place: Path, weights: Mapping[str, Tensor]) -> None:
-        whole = empty_head(self.foretoken.head.config)
-        whole.load_state_dict({name.removeprefix(PREFIX): value for name, value in weights.items()})
-        config = whole.config
-        stated = config.layers.dtype if isinstance(config, EagleConfig) else config.dtype
-        name = str(getattr(self.config, "_name_or_path", "") or type(self).__name__)
-        write_head(whole, place, self.foretoken_plan.target, target_name=name, dtype=getattr(torch, stated))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Takes the weights of a whole model, or those of its head alone, as `save_pretrained` writes them.
@@ -285,7 +278,8 @@ def _attach(model: Any, head: EagleHead | MedusaHeads, plan: Plan) -> Any:
     own = type(model)
     # The same name, so that files name the architecture that transformers knows.
     model.__class__ = type(own.__name__, (Converted, own), {"__module__": own.__module__})
-    setattr(model, PART, Trainee(head, ends, chosen.loss, steps, torch.float32))
+    name = str(getattr(model.config, "_name_or_path", "") or own.__name__)
+    setattr(model, PART, Trainee(head, ends, chosen.loss, steps, torch.float32, target_name=name))
     model.foretoken_plan = plan
     model.train(model.training)
     return model
@@ -308,6 +302,12 @@ def _batch(tokens: Tensor, real: Tensor, labels: Tensor) -> Batch:
         )
     lengths = tuple(length for length in real.sum(-1).tolist() if length)
     return Batch(tokens[real], wanted[real], lengths)
+
+
+def _stated(config: HeadConfig) -> torch.dtype:
+    """The dtype of a head's files."""
+    stated: torch.dtype = getattr(torch, config.layers.dtype if isinstance(config, EagleConfig) else config.dtype)
+    return stated
 
 
 def _computed_in(last: Tensor) -> torch.dtype:

@@ -64,7 +64,10 @@ ONLY: dict[str, tuple[Any, str]] = {
     "attention_dropout": (0, "heads are trained without dropout"),
     "model_type": ("llama", "a head has blocks as Llama has them"),
 }  # fmt: skip
-HEAD_FIELDS = tuple(name for name in HeadSettings.model_fields if name not in ("mode", "eagle_config", "init_from"))
+HEAD_MODES = tuple(mode for mode in MODES if mode != "draft")
+ELSEWHERE = ("mode", "eagle_config", "draft_config", "init_from")  # said in another way, or of drafts
+HEAD_FIELDS = tuple(name for name in HeadSettings.model_fields if name not in ELSEWHERE)
+LOSS_FIELDS = tuple(name for name in LossSettings.model_fields if name != "on_policy")
 
 
 class Chosen(NamedTuple):
@@ -96,8 +99,8 @@ def read(mode: str, config: Mapping[str, Any]) -> Chosen:
         ConfigError: a name is unknown (the nearest known one is given), is not of this mode, or asks for what is not
             done here.
     """
-    if mode not in MODES:
-        raise ConfigError(unknown_name("mode", mode, MODES))
+    if mode not in HEAD_MODES:
+        raise ConfigError(unknown_name("mode", mode, HEAD_MODES))
     method = ALIASES.get(mode, mode)
     given = _flat(config)
     known = _known(method)
@@ -105,7 +108,7 @@ def read(mode: str, config: Mapping[str, Any]) -> Chosen:
         if name not in known and not name.startswith(LORA):
             raise ConfigError(f"mode {mode!r}: {unknown_name('key', name, known)}")
         _check(name, value)
-    loss = {LOSS.get(name, name): value for name, value in given.items() if LOSS.get(name, name) in _LOSS_FIELDS}
+    loss = {LOSS.get(name, name): value for name, value in given.items() if LOSS.get(name, name) in LOSS_FIELDS}
     architecture = {name: value for name, value in given.items() if name in ARCHITECTURE}
     head = {name: value for name, value in given.items() if name in HEAD_FIELDS and name not in architecture}
     _check_method(method, architecture)
@@ -118,9 +121,6 @@ def read(mode: str, config: Mapping[str, Any]) -> Chosen:
     return Chosen(*settings, architecture, given.get(VOCABULARY), given.get("eagle_report_acc", True))
 
 
-_LOSS_FIELDS = tuple(LossSettings.model_fields)
-
-
 def _known(method: str) -> tuple[str, ...]:
     """Names that a mode takes."""
     if method == "medusa":
@@ -128,7 +128,7 @@ def _known(method: str) -> tuple[str, ...]:
         return ("medusa_freeze_base_model", *(n for n in HEAD_FIELDS if n.startswith("medusa_")), *shared)
     fields = [name for name in HEAD_FIELDS if not name.startswith("medusa_")]
     only = [name for name in ONLY if not name.startswith("medusa_")]
-    return (*fields, *_LOSS_FIELDS, *LOSS, *SWITCHES, *ARCHITECTURE, *only, NESTED, VOCABULARY)
+    return (*fields, *LOSS_FIELDS, *LOSS, *SWITCHES, *ARCHITECTURE, *only, NESTED, VOCABULARY)
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From names and settings to a run: the target's ends, prepared samples, a head, the trainer that brings them together.
+"""From names and settings to a run: the target's ends, prepared samples, a student, the trainer for all of them.
 
 In the main process first what writes files, in the others afterwards what reads them.
 """
@@ -19,10 +19,12 @@ from foretoken.data.prepared import MANIFEST, Origin, Prepared
 from foretoken.errors import ConfigError
 from foretoken.model.config import ModelConfig
 from foretoken.model.head_config import EagleConfig
+from foretoken.train.distill import Distilled, new_draft
 from foretoken.train.heads import new_head
 from foretoken.train.parallel import Parallel
 from foretoken.train.settings import DataSettings
-from foretoken.train.targets import open_source, read_ends
+from foretoken.train.targets import Ends, open_source, read_ends
+from foretoken.train.trainee import Student, Trainee, steps_of
 from foretoken.train.trainer import Judge, Material, Outcome, Plan, Trainer
 
 PREPARED = "data"  # samples made from files of conversations, within the output directory
@@ -43,6 +45,7 @@ def train(
     Raises:
         ForetokenError: a setting, the data, the target or a checkpoint is not what it must be; nothing was overwritten.
     """
+    _check(plan)
     parallel = Parallel(plan.run.device, plan.run.fsdp)
     directory = resolve(embedded.target(target))
     samples = _samples(target, directory, plan, data, parallel)
@@ -91,8 +94,43 @@ def _material(target: str, directory: Path, plan: Plan, samples: Prepared, paral
         stated = torch.bfloat16  # as the engine serves it there
     computed = stated if plan.run.dtype == "auto" else DTYPES[plan.run.dtype]
     ends = read_ends(directory, stated, device)
-    vocabulary = samples.draft_vocabulary
-    head = new_head(plan.head, ends.config, ends.head, None if vocabulary is None else vocabulary.ids, plan.run.seed)
+    student, taps = _student(target, directory, plan, samples, ends, computed)
+    if plan.loss.on_policy and samples.hidden_states is not None:
+        raise ConfigError(
+            f"--on-policy needs the target, but {samples.directory} holds its hidden states; prepare the data without, "
+            "or leave it out"
+        )
+    return Material(student, open_source(directory, taps, samples, stated, device), samples, computed)
+
+
+def _student(
+    target: str, directory: Path, plan: Plan, samples: Prepared, ends: Ends, computed: torch.dtype
+) -> tuple[Student, tuple[int, ...]]:
+    """What is trained, and the target's blocks that it reads besides the last."""
+    vocabulary, recompute, device = samples.draft_vocabulary, plan.run.gradient_checkpointing, ends.head.device
+    ids = None if vocabulary is None else vocabulary.ids
+    if plan.head.method == "draft":
+        if ids is not None:
+            raise ConfigError("a draft vocabulary is for eagle3 heads; leave --draft-vocab-size out for draft")
+        draft = new_draft(plan.head, ends.config, directory, device, plan.run.seed)
+        return Distilled(draft, ends, plan.loss, computed, recompute=recompute), ()
+    head = new_head(plan.head, ends.config, ends.head, ids, plan.run.seed)
+    steps = steps_of(plan.head, plan.loss)
+    student = Trainee(head, ends, plan.loss, steps, computed, recompute=recompute, target_name=target)
     taps = head.config.taps if isinstance(head.config, EagleConfig) and head.config.version == 3 else ()
-    source = open_source(directory, taps, samples, stated, device)
-    return Material(head, ends, source, target, samples, computed)
+    return student, taps
+
+
+def _check(plan: Plan) -> None:
+    """Settings that contradict each other."""
+    draft, loss = plan.head.method == "draft", plan.loss
+    if plan.head.draft_config is not None and not draft:
+        raise ConfigError(f"--draft-config is for --mode draft; leave it out for {plan.head.mode}")
+    if not loss.on_policy:
+        return
+    if not draft:
+        raise ConfigError(f"--on-policy is for --mode draft; leave it out for {plan.head.mode}")
+    if loss.loss == "hard":
+        raise ConfigError("--on-policy with --loss hard would teach the draft its own words; use kl, tv or lk")
+    if plan.run.fsdp:
+        raise ConfigError("--on-policy needs the whole draft in each process; leave --fsdp out")

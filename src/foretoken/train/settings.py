@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 
 from foretoken.config import Positive, Settings
 
-MODES = ("eagle3", "eagle", "eagle1", "medusa")
+MODES = ("eagle3", "eagle", "eagle1", "medusa", "draft")
 ALIASES = {"eagle": "eagle3"}  # a mode that names a family, and the member it stands for
 
-Mode = Literal["eagle3", "eagle", "eagle1", "medusa"]
+Mode = Literal["eagle3", "eagle", "eagle1", "medusa", "draft"]
 Schedule = Literal["cosine", "linear", "constant"]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -23,7 +23,8 @@ class HeadSettings(Settings):
     """The head to train.
 
     Attributes:
-        mode: eagle3, eagle1 (which is EAGLE-2 too: one head, another tree) or medusa; eagle stands for eagle3.
+        mode: eagle3, eagle1 (which is EAGLE-2 too: one head, another tree) or medusa; eagle stands for eagle3; draft
+            is a small model of its own.
         taps: eagle3: blocks of the target, from 0, whose outputs it reads, as 1,7,12; None is 1, n // 2 - 1 and n - 4.
         eagle_num_layers: blocks of an EAGLE head.
         eagle_config: JSON file with the head's architecture in the names of config.json; its keys win.
@@ -36,7 +37,8 @@ class HeadSettings(Settings):
         fc_norm: EAGLE 3.1: a norm for each tap.
         norm_output: EAGLE 3.1: the next step reads the normed output.
         fc_bias: eagle1: the fusion has a bias.
-        init_from: directory of a head to start from; its architecture is kept.
+        draft_config: draft: JSON file with the model's sizes in the names of a Llama's config.json.
+        init_from: directory of a head, or with draft of a model, to start from; its architecture is kept.
     """
 
     mode: Mode = "eagle3"
@@ -52,6 +54,7 @@ class HeadSettings(Settings):
     fc_norm: bool = False
     norm_output: bool = False
     fc_bias: bool = False
+    draft_config: str | None = None
     init_from: str | None = None
 
     @property
@@ -61,7 +64,7 @@ class HeadSettings(Settings):
 
     @property
     def eagle(self) -> bool:
-        return self.method != "medusa"
+        return self.method in ("eagle3", "eagle1")
 
 
 class LossSettings(Settings):
@@ -77,6 +80,7 @@ class LossSettings(Settings):
         feature_weight: eagle1: of SmoothL1 on hidden states.
         guess_weight: eagle1: of the loss of guesses.
         noise: eagle1: width of uniform noise on the features, at 512 tokens; longer documents get less.
+        on_policy: draft: share of the documents whose last answer the draft writes itself, for the target to judge.
     """
 
     ttt_steps: Annotated[int, Field(ge=1, le=32)] | None = None
@@ -88,6 +92,7 @@ class LossSettings(Settings):
     feature_weight: Annotated[float, Field(ge=0)] = 1.0
     guess_weight: Annotated[float, Field(ge=0)] = 0.1
     noise: Annotated[float, Field(ge=0)] = 0.2
+    on_policy: Share = 0.0
 
     @model_validator(mode="after")
     def _mixable(self) -> LossSettings:

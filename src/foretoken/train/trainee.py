@@ -1,24 +1,70 @@
-"""A head as something to minimise: a batch and the target's hidden states in, a loss and figures out.
+"""What a run trains: a batch and the target's hidden states in, a loss and figures out; here heads.
 
-Everything that is trained happens inside `Trainee.forward`, as wrappers for data parallelism and sharding require.
+Everything that is trained happens inside `forward`, as wrappers for data parallelism and sharding require.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from foretoken.checkpoint.heads import write_head
 from foretoken.data.hidden_states import Features
 from foretoken.model.heads import EagleHead, MedusaHeads
 from foretoken.train.batch import Batch
+from foretoken.train.heads import empty_head
 from foretoken.train.loss import Judge, Report, Teacher, feature_loss, judge
 from foretoken.train.settings import HeadSettings, LossSettings
 from foretoken.train.targets import Ends
 from foretoken.train.unroll import unroll
 
 TTT_STEPS = {"eagle3": 7, "eagle1": 1}
+
+
+class Student(nn.Module, ABC):
+    """What a run trains, beside its frozen target.
+
+    Attributes:
+        name: of the directory that the best one is kept in.
+        steps: guesses in a row.
+    """
+
+    name: str
+    steps: int
+
+    @abstractmethod
+    def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, Report]:
+        """The weighted loss of a batch.
+
+        Args:
+            features: [N, taps * Ht] and [N, Ht] of its tokens.
+            weights: [K, N] from `batch.goals`, over the total.
+        """
+
+    def rewritten(self, batch: Batch, dice: torch.Generator) -> Batch:
+        """The batch that is trained on in place of one from the data."""
+        return batch
+
+    @abstractmethod
+    def write(self, place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
+        """Writes whole weights, by their names in this module, as whoever serves them reads them.
+
+        Args:
+            dtype: of the files; None is bfloat16 if that is computed in, float32 otherwise.
+        """
+
+
+def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
+    """Within it matrices are multiplied in `dtype`."""
+    if dtype == torch.float32:
+        return nullcontext()
+    # Weights are cast at each use: cached casts would add up the steps' gradients in the narrow dtype.
+    return torch.autocast(device.type, dtype, cache_enabled=False)
 
 
 def steps_of(head: HeadSettings, loss: LossSettings) -> int:
@@ -28,7 +74,7 @@ def steps_of(head: HeadSettings, loss: LossSettings) -> int:
     return loss.ttt_steps or TTT_STEPS[head.method]
 
 
-class Trainee(nn.Module):
+class Trainee(Student):
     """A head in training beside its frozen target.
 
     Args:
@@ -38,13 +84,17 @@ class Trainee(nn.Module):
         steps: guesses in a row, from `steps_of`.
         dtype: what is computed in.
         recompute: compute activations again for the gradient instead of keeping them.
+        target_name: for whoever reads the head's files.
     """
+
+    name = "head"
 
     def __init__(
         self, head: EagleHead | MedusaHeads, ends: Ends, settings: LossSettings, steps: int, dtype: torch.dtype,
-        *, recompute: bool = False,
+        *, recompute: bool = False, target_name: str = "",
     ) -> None:  # fmt: skip
         super().__init__()
+        self._target_name = target_name
         self.head, self.steps, self.dtype, self.recompute = head, steps, dtype, recompute
         self.ends, self.settings = ends, settings
         self.rule = Judge(settings.loss, settings.mix, settings.skip_outside)
@@ -54,14 +104,8 @@ class Trainee(nn.Module):
             parameter.requires_grad_(True)
 
     def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, Report]:
-        """The weighted loss of a batch.
-
-        Args:
-            features: [N, taps * Ht] and [N, Ht] of its tokens.
-            weights: [K, N] from `batch.goals`, over the total.
-        """
         teacher = Teacher(features.last, self.ends.head, batch.ahead(1), self.draft_ids)
-        with self._computing():
+        with computing_in(self.dtype, self.ends.head.device):
             if isinstance(self.head, MedusaHeads):
                 return self._medusa(self.head, features, teacher, weights)
             return self._eagle(self.head, batch, features, teacher, weights)
@@ -85,11 +129,11 @@ class Trainee(nn.Module):
         own = [head.head.weight for head in heads.each() if head.head is not None]
         return judge(states, own or [self.ends.head], teacher, weights, self.rule)
 
-    def _computing(self) -> AbstractContextManager[None]:
-        if self.dtype == torch.float32:
-            return nullcontext()
-        # Weights are cast at each use: cached casts would add up the steps' gradients in the narrow dtype.
-        return torch.autocast(self.ends.head.device.type, self.dtype, cache_enabled=False)
+    def write(self, place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
+        whole = empty_head(self.head.config)
+        whole.load_state_dict({name.removeprefix("head."): value for name, value in weights.items()})
+        narrow = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+        write_head(whole, place, self.ends.config, target_name=self._target_name, dtype=dtype or narrow)
 
 
 def with_noise(features: Tensor, batch: Batch, width: float, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Training a head: steps over packed documents, judged on held-out acceptance, resumable bit for bit.
+"""Training: steps over packed documents, judged on held-out acceptance, resumable bit for bit.
 
 Which rows a step reads and at which rate follows from its number (`schedule`), so a run that goes on from a checkpoint
 computes what it would have computed without the interruption.
@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-
-from foretoken.checkpoint.heads import write_head
 from foretoken.data.files import make_directory
 from foretoken.data.hidden_states import Features
 from foretoken.data.prepared import SAMPLES, Prepared
 from foretoken.errors import ForetokenError
-from foretoken.model.heads import EagleHead, MedusaHeads
 from foretoken.train import checkpoints
 from foretoken.train.batch import Batch, goals
 from foretoken.train.checkpoints import Saved
@@ -31,15 +27,14 @@ from foretoken.train.optimisers import optimisers
 from foretoken.train.parallel import Parallel, restore, whole_states
 from foretoken.train.schedule import Course, Step
 from foretoken.train.settings import HeadSettings, KeepSettings, LossSettings, RunSettings
-from foretoken.train.targets import Ends, Source
-from foretoken.train.trainee import Trainee, steps_of, with_noise
+from foretoken.train.targets import Source
+from foretoken.train.trainee import Student, with_noise
 
-HEAD = "head"  # the best head, within the output directory
 # Do not change what is computed, or change it only as far as sums in another order do.
 FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_transformer_layer_cls_to_wrap", "device",
         "threads", "gradient_checkpointing")  # fmt: skip
 
-Judge = Callable[[Path], float]  # acceptance length of a head in a directory, on held-out prompts
+Judge = Callable[[Path], float]  # acceptance length of a draft in a directory, on held-out prompts
 
 
 class Plan(NamedTuple):
@@ -55,16 +50,14 @@ class Material(NamedTuple):
     """What a run works on.
 
     Attributes:
-        head: to be trained, in float32.
-        ends, source: of the target, `target_name` for whoever reads the head's files.
+        student: what is trained.
+        source: of the target.
         data: prepared samples.
         dtype: what is computed in.
     """
 
-    head: EagleHead | MedusaHeads
-    ends: Ends
+    student: Student
     source: Source
-    target_name: str
     data: Prepared
     dtype: torch.dtype
 
@@ -73,7 +66,7 @@ class Outcome(NamedTuple):
     """How a run ended.
 
     Attributes:
-        head: directory of the head to serve.
+        head: directory of what to serve.
         steps: of the optimiser, earlier runs included.
         best: its held-out acceptance length, None if nothing was judged.
         stopped_early: training ended because judgements got no better.
@@ -108,10 +101,8 @@ class Trainer:
         make_directory(self.directory)
         self._lengths = material.data.lengths()
         self.course = Course(self._lengths, plan.run, parallel.count)
-        self.trainee = Trainee(
-            material.head, material.ends, plan.loss, steps_of(plan.head, plan.loss), material.dtype,
-            recompute=plan.run.gradient_checkpointing,
-        )  # fmt: skip
+        self.trainee = material.student
+        self._best = self.directory / self.trainee.name
         self.model = parallel.wrap(self.trainee)
         self.optimisers = optimisers(self.model, plan.run.optim, plan.run.weight_decay)
         self.progress: dict[str, Any] = {"step": 0, "best": None, "judged": 0, "stale": 0, "ended": False}
@@ -147,7 +138,7 @@ class Trainer:
         run, parallel = self.plan.run, self.parallel
         mine = step.rows[parallel.rank :: parallel.count]
         forwards = [mine[i : i + run.train_bs] for i in range(0, len(mine), run.train_bs)]
-        batches = [self._batch(rows) for rows in forwards]
+        batches = [self._batch(rows, step.number) for rows in forwards]
         rule = self.plan.loss
         by_document = rule.loss_mean == "document"
         weighed = [goals(each, self.trainee.steps, rule.loss_decay, per_document=by_document) for each, _ in batches]
@@ -168,18 +159,23 @@ class Trainer:
             optimiser.step()
         return reduce(Report.__add__, reports)
 
-    def _batch(self, rows: Sequence[Sequence[int]]) -> tuple[Batch, list[int]]:
+    def _batch(self, rows: Sequence[Sequence[int]], step: int) -> tuple[Batch, list[int]]:
         samples = [sample for row in rows for sample in row]
         documents = [self.material.data[sample] for sample in samples]
-        return Batch.of([(each.tokens, each.mask) for each in documents], self.parallel.device), samples
+        batch = Batch.of([(each.tokens, each.mask) for each in documents], self.parallel.device)
+        return self.trainee.rewritten(batch, self._dice(step, samples)), samples
+
+    def _dice(self, step: int, samples: Sequence[int]) -> torch.Generator:
+        """Randomness that depends on nothing but the seed, the step and what it reads."""
+        seed = hash((self.plan.run.seed, step, *samples)) & (2**63 - 1)
+        return torch.Generator(self.parallel.device).manual_seed(seed)
 
     def _features(self, batch: Batch, samples: Sequence[int], step: int) -> Features:
         parts = torch.split(batch.tokens, list(batch.lengths))
         found = [self.material.source(sample, tokens) for sample, tokens in zip(samples, parts, strict=True)]
         taps, last = (torch.cat(each) for each in zip(*found, strict=True))
         if self.plan.head.method == "eagle1" and self.plan.loss.noise:
-            dice = torch.Generator(last.device).manual_seed(hash((self.plan.run.seed, step, *samples)) & (2**63 - 1))
-            return Features(with_noise(last, batch, self.plan.loss.noise, dice), last)
+            return Features(with_noise(last, batch, self.plan.loss.noise, self._dice(step, samples)), last)
         return Features(taps, last)
 
     def _log(self, journal: Journal | None, step: Step, window: _Window) -> None:
@@ -217,8 +213,8 @@ class Trainer:
         found = None
         if journal is not None and self._judge is not None:
             with tempfile.TemporaryDirectory(dir=self.directory, prefix=".judged-") as place:
-                self._write_head(Path(place) / HEAD, weights)
-                found = self._judge(Path(place) / HEAD)
+                self.trainee.write(Path(place) / self.trainee.name, weights)
+                found = self._judge(Path(place) / self.trainee.name)
             journal.write(self.progress["step"], {"eval_acceptance_length": found})
             self._tell(f"step {self.progress['step']}  held-out acceptance length {found:.3f}")
         found = self.parallel.agreed(found)
@@ -226,17 +222,10 @@ class Trainer:
         if found is not None and (best is None or found > best):
             self.progress |= {"best": found, "stale": 0}
             if journal is not None:
-                self._write_head(self.directory / HEAD, weights)
+                self.trainee.write(self._best, weights)
         else:
             self.progress["stale"] += 1
         self.progress["ended"] = patience is not None and self.progress["stale"] >= patience
-
-    def _write_head(self, place: Path, weights: Mapping[str, Tensor]) -> None:
-        head, names = self.material.head, "head."
-        whole = type(head)(head.config, torch.float32)  # type: ignore[arg-type]
-        whole.load_state_dict({name.removeprefix(names): value for name, value in weights.items()})
-        narrow = torch.bfloat16 if self.material.dtype == torch.bfloat16 else None
-        write_head(whole, place, self.material.ends.config, target_name=self.material.target_name, dtype=narrow)
 
     def _save(self) -> None:
         weights, moments = whole_states(self.trainee, self.optimisers)
@@ -244,7 +233,7 @@ class Trainer:
             saved = Saved(weights, moments, self.progress, self._settings())
             checkpoints.save(self.directory, self.progress["step"], saved, self.plan.keep.save_total_limit)
             if self.progress["best"] is None:
-                self._write_head(self.directory / HEAD, weights)
+                self.trainee.write(self._best, weights)
         self.parallel.agreed(None)
 
     def _settings(self) -> dict[str, Any]:
@@ -275,7 +264,7 @@ class Trainer:
 
     def _finish(self, window: _Window) -> Outcome:
         best = self.progress["best"]
-        return Outcome(self.directory / HEAD, self.progress["step"], best, self.progress["ended"], window.overall)
+        return Outcome(self._best, self.progress["step"], best, self.progress["ended"], window.overall)
 
 
 class _Window:
