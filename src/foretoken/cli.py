@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "generate": "Complete prompts with a target, with or without a draft.",
     "serve": "Serve a model over HTTP as OpenAI's API does.",
-    "train": "Train a head for a target.",
+    "train": "Train a head or a draft model for a target.",
     "evaluate": "Measure how many drafted tokens a target accepts.",
     "verify": "Prove that drafts change no token.",
     "demo": "Show plain and speculative decoding side by side.",

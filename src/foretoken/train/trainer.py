@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
 from foretoken.data.files import make_directory
 from foretoken.data.hidden_states import Features
 from foretoken.data.prepared import SAMPLES, Prepared
