@@ -40,7 +40,8 @@ def command(model: str | None, values: Values) -> int:
     """Train a Medusa or EAGLE head, or a draft model, for a target, which stays as it is.
 
     The best one is in the directory `head` or `draft` of --output-dir, beside checkpoints, log and curves. The same
-    command goes on where it stopped. With --eval-data the best is the one with the longest drafts accepted on held-out prompts.
+    command goes on where it stopped. With --eval-data the best is the one with the longest drafts accepted on held-out
+    prompts.
     """
     if model is not None and values["model"] is not None:
         raise ConfigError(f"got the models {model} and --model {values['model']}; leave one of them out")
