@@ -79,15 +79,15 @@ def test_demo_prints_both_sides_without_control_codes(run: Any, pair: Pair) -> N
     assert answer.code == 0
     assert "\x1b" not in answer.out
     assert all(f"> {prompt}" in answer.out for prompt in demo.PROMPTS)
-    assert answer.out.count("speculative, ⟦drafted and accepted⟧:") == len(demo.PROMPTS)
-    assert "The token ids are identical: 40 tokens" in answer.out
+    assert answer.out.count("draft_target, ⟦drafted and accepted⟧:") == len(demo.PROMPTS)
+    assert "draft_target: 40 tokens, identical to plain decoding's" in answer.out
 
 
 def test_demo_replays_in_a_terminal(pair: Pair) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, highlight=False)
     llm = LLM(pair.target, pair.target, {"adaptive": False})
-    demo.show(llm, SamplingParams(max_tokens=4, temperature=0.0), 1, console)
+    demo.show([llm], SamplingParams(max_tokens=4, temperature=0.0), 1, console)
     assert "\x1b[1;32m" in screen.getvalue()  # the same model as its own draft: accepted
     assert screen.getvalue().count(" plain ") >= len(demo.PROMPTS)
     assert "\x1b[32m" not in screen.getvalue()
@@ -97,22 +97,21 @@ def test_demo_refuses_outputs_that_differ(pair: Pair) -> None:
     llm = LLM(pair.target, pair.draft, {"adaptive": False})
     llm.engine.runner = Broken(llm.engine.runner)
     with pytest.raises(LosslessnessError, match=r"output token \d+ differs"):
-        demo.show(llm, SamplingParams(max_tokens=8, temperature=0.0), 1, Console(file=io.StringIO()))
+        demo.show([llm], SamplingParams(max_tokens=8, temperature=0.0), 1, Console(file=io.StringIO()))
 
 
 def test_a_race_counts_what_its_completions_say(pair: Pair) -> None:
     llm = LLM(pair.target, pair.target, {"adaptive": False})
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-    found = race.race(llm, llm.tokenizer.encode("hello"), params, 2)
-    for take in found:
+    found = race.race([llm], llm.tokenizer.encode("hello"), params, 2)
+    for take in found.takes:
         assert "".join(race.pieces(llm, take.completion, params)).replace("\n", "") == take.completion.text
         assert take.tokens_at(0.0) == 0
         assert take.tokens_at(take.frames[-1][0]) == len(take.completion.token_ids) == 12
     assert len(found.plain.frames) == 12
-    assert len(found.speculative.frames) < 12
-    assert race.score([found]).acceptance_length == pytest.approx(
-        12 / found.speculative.completion.speculation.target_forwards
-    )
+    (drafted,), (scored,) = found.drafted, race.score([found])
+    assert len(drafted.frames) < 12
+    assert scored.acceptance_length == pytest.approx(12 / drafted.completion.speculation.target_forwards)
 
 
 def test_brackets_hold_what_was_drafted() -> None:

@@ -1,6 +1,6 @@
 """`foretoken demo`: plain and speculative decoding side by side, with the same tokens, and how much faster it was.
 
-Both sides are timed alone and replayed together, at the speed they had, in a terminal; elsewhere they are printed
+Every side is timed alone and replayed together, at the speed they had, in a terminal; elsewhere they are printed
 one after the other without control codes.
 """
 
@@ -18,6 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from foretoken import embedded
 from foretoken.commands.models import open_llm
 from foretoken.commands.options import CACHE, Option, Values, engine_options
 from foretoken.data.prompts import as_turn, spell
@@ -55,53 +56,63 @@ def command(model: str | None, values: Values) -> int:
         raise ConfigError(f"--repeat {values['repeat']}: expected at least 1")
     wanted = ("max_tokens", "ignore_eos", "temperature", "seed")
     params = SamplingParams(**{name: values[name] for name in wanted})
-    # A prompt that is found in the cache would make every run but the first look faster.
-    llm = open_llm(model, {**values, REUSE: False})
-    if llm.method == "none":
+    llms = [open_llm(model, {**values, "draft": draft, REUSE: False}) for draft in _drafts(model, values)]
+    if llms[0].method == "none":
         raise ConfigError("the demo compares with speculative decoding; give --draft PATH, or --method ngram or suffix")
     # Without a terminal rich assumes 80 characters, too few for the table.
     width = None if sys.stdout.isatty() else 100
-    show(llm, params, values["repeat"], Console(no_color=not values["color"], highlight=False, width=width))
+    show(llms, params, values["repeat"], Console(no_color=not values["color"], highlight=False, width=width))
     return 0
 
 
-def show(llm: LLM, params: SamplingParams, repeat: int, console: Console) -> None:
+def _drafts(model: str | None, values: Values) -> list[str | None]:
+    """What drafts: what was asked for, or all that comes with the package."""
+    asked = values["draft"] is not None or values["method"] is not None or model not in (None, embedded.NAME)
+    return [values["draft"]] if asked else [embedded.NAME, embedded.HEAD_NAME]
+
+
+def show(llms: Sequence[LLM], params: SamplingParams, repeat: int, console: Console) -> None:
     """Races all prompts and shows them.
+
+    Args:
+        llms: engines of one target that draft differently, without reuse of prompts: one that is found in the cache
+            would make every run but the first look faster.
 
     Raises:
         LosslessnessError: plain and speculative tokens differ.
     """
     from foretoken.commands.race import race, record, score
 
+    llm = llms[0]
     texts = [as_turn(text) if llm.tokenizer.has_chat_template else text for text in PROMPTS]
     prompts = [spell(llm, text).ids for text in texts]
-    record(llm, prompts[0], params)  # the first run allocates and compiles
+    for each in llms:
+        record(each, prompts[0], params)  # the first run allocates and compiles
     races = []
     for text, prompt in zip(PROMPTS, prompts, strict=True):
         with Console(stderr=True).status("timing plain and speculative decoding, each alone ..."):
-            races.append(race(llm, prompt, params, repeat))
+            races.append(race(llms, prompt, params, repeat))
         console.print(f"\n> {text}", markup=False, style="bold")
-        replay = _replay if console.is_terminal else _print_both
+        replay = _replay if console.is_terminal else _print_all
         replay(console, llm, races[-1], params)
-    scores = [*zip(PROMPTS, (score([one]) for one in races), strict=True), ("all", score(races))]
-    console.print(_table(llm, scores))
-    total = scores[-1][1]
-    console.print(
-        f"The token ids are identical: {total.tokens} tokens, plain and speculative; runs of each: {repeat}. "
-        f"Speed-up {total.speed_up:.2f}x, acceptance length {total.acceptance_length:.2f}.",
-        soft_wrap=True,
-    )
+    console.print(_table([*zip(PROMPTS, (score([one]) for one in races), strict=True), ("all", score(races))]))
+    for total in score(races):
+        console.print(
+            f"{total.method}: {total.tokens} tokens, identical to plain decoding's; runs of each: {repeat}. "
+            f"Speed-up {total.speed_up:.2f}x, acceptance length {total.acceptance_length:.2f}.",
+            soft_wrap=True,
+        )
 
 
 def _replay(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:
-    """Both sides at the speed they had when they ran alone."""
+    """All sides at the speed they had when they ran alone."""
     from foretoken.commands.race import pieces
 
-    texts = [pieces(llm, take.completion, params) for take in race]
+    texts = [pieces(llm, take.completion, params) for take in race.takes]
 
     def picture(seconds: float) -> RenderableType:
         panels = []
-        for take, parts in zip(race, texts, strict=True):
+        for take, parts in zip(race.takes, texts, strict=True):
             count = take.tokens_at(seconds)
             spent = min(seconds, take.frames[-1][0])
             panels.append(
@@ -109,7 +120,7 @@ def _replay(console: Console, llm: LLM, race: Race, params: SamplingParams) -> N
                     _coloured(parts[:count], take.completion.origins),
                     title=_title(take.completion.speculation.method),
                     subtitle=f"{count} tokens, {spent:.2f} s",
-                    width=console.width // 2,
+                    width=console.width // len(race.takes),
                 )
             )
         return Columns(panels, padding=0)
@@ -123,15 +134,17 @@ def _replay(console: Console, llm: LLM, race: Race, params: SamplingParams) -> N
 
 
 def _title(method: str) -> str:
-    return "plain" if method == "none" else f"speculative ({method}): green was guessed and accepted"
+    return "plain" if method == "none" else f"{method}: green was guessed"
 
 
-def _print_both(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:
+def _print_all(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:
     from foretoken.commands.race import pieces
 
-    plain = "".join(pieces(llm, race.plain.completion, params))
-    marked = _bracketed(pieces(llm, race.speculative.completion, params), race.speculative.completion.origins)
-    for title, text in (("plain", plain), ("speculative, ⟦drafted and accepted⟧", marked)):
+    texts = {"plain": "".join(pieces(llm, race.plain.completion, params))}
+    for take in race.drafted:
+        title = f"{take.completion.speculation.method}, ⟦drafted and accepted⟧"
+        texts[title] = _bracketed(pieces(llm, take.completion, params), take.completion.origins)
+    for title, text in texts.items():
         console.print(f"{title}:\n{text}", markup=False, soft_wrap=True)
 
 
@@ -153,18 +166,21 @@ def _bracketed(parts: Sequence[str], origins: Sequence[bool]) -> str:
     return text + "⟧" * inside
 
 
-def _table(llm: LLM, scores: Sequence[tuple[str, Score]]) -> Table:
-    table = Table(title=f"method {llm.method}; median of tokens/s")
-    table.add_column("prompt", no_wrap=True, overflow="ellipsis", max_width=32)
-    for name in ("tokens", "plain", "speculative", "speed-up", "acceptance length"):
+def _table(scores: Sequence[tuple[str, Sequence[Score]]]) -> Table:
+    table = Table(title="median of tokens/s")
+    table.add_column("prompt", no_wrap=True, overflow="ellipsis", max_width=28)
+    table.add_column("draft", no_wrap=True)
+    for name in ("tokens", "plain", "drafted", "speed-up", "acceptance length"):
         table.add_column(name, justify="right", min_width=6)
-    for name, score in scores:
-        table.add_row(
-            Text(name),
-            str(score.tokens),
-            f"{score.plain_speed:.1f}",
-            f"{score.speculative_speed:.1f}",
-            f"{score.speed_up:.2f}x",
-            f"{score.acceptance_length:.2f}",
-        )
+    for name, found in scores:
+        for i, score in enumerate(found):
+            table.add_row(
+                Text(name if i == 0 else ""),
+                score.method,
+                str(score.tokens),
+                f"{score.plain_speed:.1f}",
+                f"{score.speed:.1f}",
+                f"{score.speed_up:.2f}x",
+                f"{score.acceptance_length:.2f}",
+            )
     return table

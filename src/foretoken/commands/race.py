@@ -1,4 +1,4 @@
-"""One prompt plain and speculative, each alone on the machine, recorded so that both can be shown side by side.
+"""One prompt plain and with drafts, each alone on the machine, recorded so that all can be shown side by side.
 
 Two streams that ran at once would slow each other and the numbers would mean nothing.
 """
@@ -33,23 +33,28 @@ class Take(NamedTuple):
 
 
 class Race(NamedTuple):
-    """The take of median duration of each side."""
+    """The take of median duration of plain decoding and of every engine's drafts."""
 
     plain: Take
-    speculative: Take
+    drafted: tuple[Take, ...]
+
+    @property
+    def takes(self) -> tuple[Take, ...]:
+        return self.plain, *self.drafted
 
     @property
     def seconds(self) -> float:
-        """Until the slower side has ended."""
-        return max(self.plain.frames[-1][0], self.speculative.frames[-1][0])
+        """Until the slowest has ended."""
+        return max(take.frames[-1][0] for take in self.takes)
 
 
 class Score(NamedTuple):
-    """What one race, or all of them together, showed; speeds are in tokens per second."""
+    """What one race, or all of them together, showed of one engine's drafts; speeds are in tokens per second."""
 
+    method: str
     tokens: int
     plain_speed: float
-    speculative_speed: float
+    speed: float
     speed_up: float
     acceptance_length: float
 
@@ -65,20 +70,26 @@ def record(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Take:
     return Take(completion, frames)
 
 
-def race(llm: LLM, prompt: Sequence[int], params: SamplingParams, repeat: int) -> Race:
-    """Runs both sides in turn, `repeat` times.
+def race(llms: Sequence[LLM], prompt: Sequence[int], params: SamplingParams, repeat: int) -> Race:
+    """Runs plain decoding and every engine's drafts in turn, `repeat` times.
+
+    Args:
+        llms: engines of one target that draft differently; the first decodes plainly too.
 
     Raises:
         LosslessnessError: two outputs differ.
     """
     plain_params = replace(params, speculative=RequestSpeculation(enabled=False))
-    plain, speculative = [], []
+    sides = [(llms[0], plain_params), *((llm, params) for llm in llms)]
+    takes: list[list[Take]] = [[] for _ in sides]
     for _ in range(repeat):
-        plain.append(record(llm, prompt, plain_params))
-        speculative.append(record(llm, prompt, params))
-    for take in (*plain, *speculative):
-        _check_equal(plain[0].completion, take.completion)
-    return Race(_median(plain), _median(speculative))
+        for (llm, chosen), kept in zip(sides, takes, strict=True):
+            kept.append(record(llm, prompt, chosen))
+    for kept in takes:
+        for take in kept:
+            _check_equal(takes[0][0].completion, take.completion)
+    plain, *drafted = map(_median, takes)
+    return Race(plain, tuple(drafted))
 
 
 def _check_equal(plain: Completion, other: Completion) -> None:
@@ -98,13 +109,18 @@ def _median(takes: Sequence[Take]) -> Take:
     return sorted(takes, key=lambda take: take.completion.seconds)[(len(takes) - 1) // 2]
 
 
-def score(races: Iterable[Race]) -> Score:
-    """Speeds, speed-up and acceptance length over all tokens of the races."""
-    plain, fast = zip(*((r.plain.completion, r.speculative.completion) for r in races), strict=True)
-    tokens = sum(len(c.token_ids) for c in plain)
-    plain_s, fast_s = (sum(c.seconds for c in side) for side in (plain, fast))
-    forwards = sum(c.speculation.target_forwards for c in fast)
-    return Score(tokens, tokens / plain_s, tokens / fast_s, plain_s / fast_s, tokens / forwards)
+def score(races: Iterable[Race]) -> list[Score]:
+    """Speeds, speed-up and acceptance length over all tokens of the races, for every engine's drafts."""
+    sides = list(zip(*(race.takes for race in races), strict=True))
+    tokens = sum(len(take.completion.token_ids) for take in sides[0])
+    plain_s, *seconds = (sum(take.completion.seconds for take in side) for side in sides)
+    return [
+        Score(
+            side[0].completion.speculation.method, tokens, tokens / plain_s, tokens / spent, plain_s / spent,
+            tokens / sum(take.completion.speculation.target_forwards for take in side),
+        )
+        for side, spent in zip(sides[1:], seconds, strict=True)
+    ]  # fmt: skip
 
 
 def pieces(llm: LLM, completion: Completion, params: SamplingParams) -> list[str]:
