@@ -30,8 +30,8 @@ class Answer(Protocol):
         """Events before the first chunk."""
         ...
 
-    def event(self, chunk: Chunk) -> dict[str, Any]:
-        """The event of a chunk."""
+    def events(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """The events of a chunk."""
         ...
 
     def closing(self, completions: Sequence[Completion]) -> Iterator[dict[str, Any]]:
@@ -81,7 +81,7 @@ class CompletionAnswer:
     def opening(self) -> Iterator[dict[str, Any]]:
         return iter(())
 
-    def event(self, chunk: Chunk) -> dict[str, Any]:
+    def events(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         place = chunk.index * self._drawn + chunk.choice
         request, body = self._requests[place], self._body
         first = place not in self._written.tokens
@@ -99,7 +99,7 @@ class CompletionAnswer:
         end(choice, chunk.completion)
         event = {**self._head.of("text_completion"), "choices": [choice]}
         count(event, body, self._written, place, chunk, [len(r.prompt_ids) for r in self._requests[:: self._drawn]])
-        return event
+        yield event
 
     def closing(self, completions: Sequence[Completion]) -> Iterator[dict[str, Any]]:
         if self._body.counted.include_usage:

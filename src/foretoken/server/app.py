@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -22,9 +23,11 @@ from foretoken.errors import RequestError
 from foretoken.server.answers import Answer, CompletionAnswer, Head
 from foretoken.server.chat_answer import ChatAnswer
 from foretoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
-from foretoken.server.errors import ApiError, failed, refused
+from foretoken.server.errors import ApiError, failed, invalid, refused
 from foretoken.server.http import CLIENT_GONE, EventStream, Keys, event, read, reply, unless_gone
 from foretoken.server.openapi import describe, operation
+from foretoken.server.responses_answer import ResponsesAnswer
+from foretoken.server.responses_schema import ResponsesRequest
 from foretoken.server.schema import (
     CompletionRequest,
     Generation,
@@ -66,6 +69,18 @@ class Api:
         head = self._head("chatcmpl", body.model)
         job = await self._submit(body, [self._prompt(body)], lambda: body.to_sampling(self._tokenizer.tags_tool_calls))
         return await self._answer(request, body, job, ChatAnswer(body, head, job.requests, self._tokenizer))
+
+    async def responses(self, request: Request) -> Response:
+        """Continue a conversation, in the newer form."""
+        body = await read(request, ResponsesRequest, self._most)
+        head = self._head("resp", body.model)
+        try:
+            chat = body.to_chat()
+        except ValidationError as error:
+            raise invalid(error, field_names(ResponsesRequest)) from error
+        job = await self._submit(chat, [self._prompt(chat)], lambda: chat.to_sampling(self._tokenizer.tags_tool_calls))
+        answer = ResponsesAnswer(body, head, self._tokenizer, chat.reader())
+        return await self._answer(request, body, job, answer)
 
     def _head(self, kind: str, model: str | None) -> Head:
         """The beginning of a reply; a model that is not here is refused."""
@@ -211,7 +226,8 @@ async def _events(job: Job, answer: Answer) -> AsyncGenerator[bytes, None]:
         yield event(opening)
     done: list[Completion] = []
     async for chunk in job.chunks():
-        yield event(answer.event(chunk))
+        for said in answer.events(chunk):
+            yield event(said)
         if chunk.completion is not None:
             done.append(chunk.completion)
     for closing in answer.closing(done):
@@ -224,6 +240,7 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     app = FastAPI(title="foretoken", version=__version__, redoc_url=None)
     app.post("/v1/completions", **operation(CompletionRequest))(api.completions)
     app.post("/v1/chat/completions", **operation(ChatRequest))(api.chat_completions)
+    app.post("/v1/responses", **operation(ResponsesRequest))(api.responses)
     app.post("/tokenize", **operation(TokenizeRequest))(api.tokenize)
     app.post("/detokenize", **operation(DetokenizeRequest))(api.detokenize)
     for path, endpoint in (
@@ -236,7 +253,7 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
         ("/metrics", api.metrics),
     ):
         app.get(path)(endpoint)
-    describe(app, (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest))
+    describe(app, (CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest))
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from foretoken.server.schema import Body, Generation, Logprobs, Spoken
-from foretoken.server.tools import call_grammar
+from foretoken.server.tools import Reader, call_grammar
 from foretoken.speculation.params import SamplingParams
 
 MOST_TOOLS = 128
@@ -126,6 +126,10 @@ class ChatRequest(Generation):
         if isinstance(self.tool_choice, NamedTool):
             return [function for function in self.offered if function.name == self.tool_choice.function.name]
         return self.offered if self.tool_choice == "required" else []
+
+    def reader(self) -> Reader:
+        """What reads the calls in the replies to this request."""
+        return Reader({function.name for function in self.offered}, self.parallel_tool_calls is not False)
 
     def to_sampling(self, tagged_calls: bool) -> SamplingParams:
         """The sampling parameters; a call that must be made is written between tags or as bare JSON."""

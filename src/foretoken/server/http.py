@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -73,9 +73,10 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def event(content: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def event(content: Mapping[str, Any]) -> bytes:
+    """One server-sent event, named where its content has a type."""
+    name = f"event: {content['type']}\n".encode() if "type" in content else b""
+    return name + b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 class EventStream(Response):

@@ -49,6 +49,39 @@ def sure(text: str) -> int:
     return len(text[:end].rstrip())
 
 
+class Reader:
+    """Reads calls out of replies that come in pieces; text that may turn out to be a call waits for the end.
+
+    Args:
+        names: functions that may be called; without any, all is text.
+        several: whether more than the first call counts.
+    """
+
+    def __init__(self, names: Collection[str], several: bool = True) -> None:
+        self._names, self._several = names, several
+        self._texts: dict[int, str] = {}  # of each choice, so far
+        self._shown: dict[int, int] = {}  # how much of it is out
+
+    def feed(self, place: int, piece: str, done: bool) -> tuple[str, list[Call]]:
+        """Content that a piece of choice `place` adds, and at its end the calls."""
+        if not self._names:
+            return piece, []
+        text = self._texts[place] = self._texts.get(place, "") + piece
+        calls: list[Call] = []
+        if done:
+            text, calls = self.read(text)
+        before = self._shown.get(place, 0)
+        shown = self._shown[place] = max(before, len(text) if done else sure(text))
+        return text[before:shown], calls
+
+    def read(self, text: str) -> tuple[str, list[Call]]:
+        """Content and calls of a whole reply."""
+        if not self._names:
+            return text, []
+        content, calls = read_calls(text, self._names)
+        return content, calls if self._several else calls[:1]
+
+
 def _unmarked(text: str) -> str:
     text = text.strip()
     for mark in MARKS:
