@@ -25,27 +25,39 @@ class _Stream:
     """Where the chunks of one call go: a queue on the loop that waits for them."""
 
     def __init__(self, timeout: float | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
         self._timer = None
         if timeout is not None:
             over = TimeoutError(f"{timeout:g} s are over")
-            self._timer = self._loop.call_later(timeout, self._items.put_nowait, over)
+            self._timer = self.loop.call_later(timeout, self._items.put_nowait, over)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
     def put(self, item: Chunk | BaseException) -> None:
-        """Called by the engine thread; a loop that is gone needs nothing."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+        """Called on the loop."""
+        self._items.put_nowait(item)
 
     async def get(self) -> Chunk:
         item = await self._items.get()
         if isinstance(item, BaseException):
             raise item
         return item
+
+
+def _hand_out(items: Sequence[tuple[_Stream, Chunk | BaseException]]) -> None:
+    """Called by the engine thread; a loop is woken once for all it gets, and one that is gone needs nothing."""
+    for loop in {stream.loop for stream, _ in items}:
+        own = [each for each in items if each[0].loop is loop]
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_put, own)
+
+
+def _put(items: Sequence[tuple[_Stream, Chunk | BaseException]]) -> None:
+    for stream, item in items:
+        stream.put(item)
 
 
 class _Add(NamedTuple):
@@ -125,32 +137,31 @@ class AsyncLLM:
         """The engine thread: takes messages between steps, and waits for one when there is nothing to do."""
         try:
             while self._take_messages():
-                for request in self.llm.engine.step():
-                    if request.id in self._streams:
-                        self._deliver(request)
+                changed = self.llm.engine.step()
+                _hand_out([self._news(request) for request in changed if request.id in self._streams])
             self._fail(ForetokenError("the engine was closed"))
         except BaseException as error:
             self._fail(error)
             raise
 
-    def _deliver(self, request: Request) -> None:
+    def _news(self, request: Request) -> tuple[_Stream, Chunk]:
+        """What a step added to a request, and for whom."""
         stream, known = self._streams[request.id]
-        stream.put(self.llm.chunk(request, len(request.tokens) - known))
         self._streams[request.id] = stream, len(request.tokens)
         if request.finish_reason is not None:
             del self._streams[request.id]
+        return stream, self.llm.chunk(request, len(request.tokens) - known)
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
-        for stream in {id(stream): stream for stream, _ in self._streams.values()}.values():
-            stream.put(error)
+        _hand_out([(stream, error) for stream in {stream for stream, _ in self._streams.values()}])
         for request_id in self._streams:
             self.llm.engine.abort(request_id)
         self._streams.clear()
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, _Add):
-                message.stream.put(error)
+                _hand_out([(message.stream, error)])
 
     def _take_messages(self) -> bool:
         """Applies what callers sent; False when it is time to stop."""
