@@ -16,9 +16,12 @@ from foretoken.errors import DataError
 from foretoken.model.head_config import MedusaConfig
 from foretoken.model.heads import MedusaHeads, initialise
 from foretoken.speculation.params import SamplingParams
+from foretoken.train.batch import Batch
 from foretoken.train.evaluate import Asked, judge, judge_of, open_llm, read_questions
 from foretoken.train.static_tree import best_tree, rank_rates
-from foretoken.train.targets import Ends
+from foretoken.train.targets import Ends, read_ends
+from foretoken.train.targets import run as run_target
+from foretoken.train.unroll import unroll
 from training_checks import train_tiny, write_conversations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -121,3 +124,42 @@ def test_data_without_a_prompt_that_fits_are_refused(pair, tmp_path):
     file.write_text(json.dumps({"messages": turns}))
     with pytest.raises(DataError, match="no conversation has a prompt that fits"):
         read_questions(file, llm, 4, 8)
+
+
+def simulated_forwards(prompt: int, tokens: list[int], right: torch.Tensor) -> int:
+    """Forwards of the target for a text, if drafts are made of guesses that are `right` [K, slots] or not."""
+    forwards, known = 1, prompt + 1  # reading the prompt gives the first token
+    while known < len(tokens):
+        slot = known - 2  # the last whose following token is certain
+        accepted = int(right[:, slot].long().cumprod(0).sum())
+        known, forwards = known + accepted + 1, forwards + 1
+    return forwards
+
+
+@pytest.mark.parametrize("mode", ["eagle3", "eagle1", "medusa"])
+def test_what_is_trained_is_what_is_served(pair, data, heads, mode):
+    """The unrolled forward over what the engine said predicts how many forwards the engine took, text by text."""
+    steps = 2 if mode == "medusa" else 4
+    llm = open_llm(pair.target, heads[mode], Asked(max_draft_len=steps))
+    questions = read_questions(data, llm, 8, 24)
+    completions = llm.generate([each.ids for each in questions], SamplingParams(max_tokens=24, temperature=0))
+    ends = read_ends(Path(pair.target), torch.float32, torch.device("cpu"))
+    head = read_head(Path(heads[mode]), ends.config, torch.float32, "cpu", pack=False).module
+    source = run_target(Path(pair.target), (0, 1, 2), 128, torch.float32, torch.device("cpu"))
+    took = 0
+    for completion in completions:
+        tokens = torch.tensor([*completion.prompt_token_ids, *completion.token_ids])
+        batch = Batch.of([(tokens, torch.ones_like(tokens, dtype=torch.bool))])
+        taps, last = source(0, tokens)
+        with torch.no_grad():
+            if mode == "medusa":
+                scores = torch.stack(head.logits(last))
+            else:
+                states = unroll(head, ends.vectors, taps if mode == "eagle3" else last, batch, steps).normed
+                scores = states @ (ends.head if head.head is None else head.head.weight).T
+        guesses = scores.argmax(-1) if mode == "medusa" else head.draft_ids[scores.argmax(-1)]
+        right = torch.stack([guesses[k] == batch.ahead(2 + k) for k in range(steps)])
+        forwards = simulated_forwards(len(completion.prompt_token_ids), tokens.tolist(), right)
+        assert forwards == completion.speculation.target_forwards
+        took += forwards
+    assert took < sum(len(each.token_ids) for each in completions)  # something was accepted
