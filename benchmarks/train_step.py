@@ -143,7 +143,8 @@ class Peer:
     def __init__(self, python: str, attention: str, problem: Problem, place: Path) -> None:
         place = place / attention
         place.mkdir()
-        write_head(problem.head(), place / "head", problem.ends.config, layout="speculators", target_name=str(embedded.TARGET))
+        target = str(embedded.TARGET)
+        write_head(problem.head(), place / "head", problem.ends.config, layout="speculators", target_name=target)
         batch = problem.batch
         tensors = {
             "tokens": batch.tokens, "mask": batch.mask, "documents": batch.documents, "positions": batch.positions,
@@ -151,8 +152,8 @@ class Peer:
         }  # fmt: skip
         save_file(tensors, place / "batch.safetensors")
         self._process = subprocess.Popen(
-            [python, str(PEER), str(place), str(problem.steps), attention], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            [python, str(PEER), str(place), str(problem.steps), attention], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         self.hello = json.loads(self._line())
 
