@@ -220,7 +220,7 @@ def main() -> None:
 
 
 def report(
-    problem: Problem, times: dict[str, list[tuple[float, float]]], loads: list[float], peer: object
+    problem: Problem, times: dict[str, list[tuple[float, float]]], loads: list[float], peers: object
 ) -> dict[str, object]:
     """Ratios to ours round by round, and what they were measured on."""
     tokens = len(problem.batch.tokens)
@@ -235,9 +235,12 @@ def report(
         "hidden": config.layers.hidden_size, "draft_vocabulary": config.draft_vocab_size, "threads": 1,
         "torch": torch.__version__, "peers": peers,
         "cpu_time_over_ours": {
-            name: {"median": statistics.median(each), "least": min(each), "most": max(each)} for name, each in ratios.items()
+            name: {"median": statistics.median(each), "least": min(each), "most": max(each)}
+            for name, each in ratios.items()
         },
-        "tokens_per_cpu_second": {name: tokens / statistics.median(t[0] for t in found) for name, found in times.items()},
+        "tokens_per_cpu_second": {
+            name: tokens / statistics.median(cpu for cpu, _ in found) for name, found in times.items()
+        },
         "seconds": times, "load_of_the_machine": loads,
     }  # fmt: skip
 
