@@ -371,8 +371,9 @@ def test_what_cannot_be_trained_on_is_refused():
         model(labels=tokens)
     with pytest.raises(ConfigError, match="converted already"):
         convert(model, "medusa", {})
-    with pytest.raises(ConfigError, match="got 2 modes"):
-        foretoken_train.convert(llama(), [("medusa", {}), ("eagle3", {})])
+    for modes in ("eagle3", [("medusa", {}), ("eagle3", {})], [("medusa", None)], [("medusa",)], {"medusa": {}}, None):
+        with pytest.raises(ConfigError, match="expected one pair of a name and a mapping"):
+            foretoken_train.convert(llama(), modes)  # type: ignore[arg-type]
 
 
 def test_models_that_compute_otherwise_are_refused():

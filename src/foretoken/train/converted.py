@@ -215,11 +215,9 @@ def convert(model: Any, modes: Sequence[tuple[str, Mapping[str, Any]]], *, save_
         ConfigError: the mode or a name of the configuration is unknown or refused.
         UnsupportedModelError: the model is of another architecture, or computes its ends in another way.
     """
-    if len(modes) != 1:
-        raise ConfigError(f"got {len(modes)} modes, expected one: a model is converted for one head at a time")
     if isinstance(model, Converted):
         raise ConfigError("the model is converted already; load it anew for another head")
-    mode, config = modes[0]
+    mode, config = _one(modes)
     chosen = read(mode, config)
     if mode in ALIASES:
         warnings.warn(f"mode {mode!r} means {ALIASES[mode]}; eagle1 is EAGLE-1 and EAGLE-2", stacklevel=2)
@@ -235,6 +233,14 @@ def convert(model: Any, modes: Sequence[tuple[str, Mapping[str, Any]]], *, save_
             head.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
         initialise(head, table.detach(), torch.Generator(table.device).manual_seed(seed), chosen.std)
     return _attach(model, head, Plan(mode, config, chosen, target, save_base))
+
+
+def _one(modes: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, Mapping[str, Any]]:
+    """The one pair of a mode and a configuration."""
+    match modes:
+        case [(str() as mode, Mapping() as config)]:
+            return mode, config
+    raise ConfigError(f"got modes {modes!r}, expected one pair of a name and a mapping, as in [('eagle3', {{}})]")
 
 
 def restore(model: Any, directory: str | Path) -> Any:
