@@ -15,13 +15,21 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "embedded" / "README.md"]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+SMALL = (  # what makes the training of a head short
+    (r"--self-prompts \d+", "--self-prompts 6"),
+    (r"--max-tokens \d+", "--max-tokens 12"),
+    (r"--draft-vocab-size \d+", "--draft-vocab-size 64"),
+    (r"--num-epochs \d+", "--max-steps 2 --eval-tokens 8 --eval-prompts 2"),
+)
 
 
-def commands() -> list[str]:
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def commands(text: str = README.partition("## Train a head")[0]) -> list[str]:
     """Lines that begin with the program's name; MODEL and DRAFT stand for the embedded pair."""
-    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("foretoken ")]
+    lines = [line for block in blocks("sh", text) for line in block.splitlines() if line.startswith("foretoken ")]
     return [line.replace("MODEL", "embedded").replace("DRAFT", "embedded") for line in lines]
 
 
@@ -45,13 +53,32 @@ def test_commands_of_the_readme_run(command: str, tmp_path: Path) -> None:
         arguments += ["--num-prompts", "2", "--max-tokens", "8", "--temperatures", "0.7"]
     if arguments[0] == "bench":
         arguments += ["--limit", "1", "--output-len", "8", "--repeat", "1"]
+    output = run(arguments, tmp_path)
+    assert output.strip()
+    if target:
+        assert len(output.splitlines()) == 2
+
+
+def run(arguments: list[str], directory: Path) -> str:
+    """What the program says on standard output; it must end well."""
     done = subprocess.run(
-        [sys.executable, "-m", "foretoken.cli", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "foretoken.cli", *arguments], cwd=directory, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-    if target:
-        assert len(done.stdout.splitlines()) == 2
+    return done.stdout
+
+
+def test_a_head_is_trained_as_the_readme_says(tmp_path: Path) -> None:
+    steps = commands(README.partition("## Train a head")[2].partition("\n## ")[0])
+    assert [shlex.split(step)[1] for step in steps] == [
+        "synthesize", "synthesize", "prepare", "train", "evaluate", "generate", "export",
+    ]  # fmt: skip
+    for step in steps:
+        for pattern, replacement in SMALL:
+            step = re.sub(pattern, replacement, step)
+        run(shlex.split(step)[1:], tmp_path)
+    assert (tmp_path / "run" / "curves.png").exists()
+    assert (tmp_path / "head-for-vllm" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
