@@ -6,6 +6,7 @@ Exit code 1 says that the acceptance length is below the bound that was asked fo
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,13 +74,11 @@ def command(head: str, values: Values) -> int:
 
 def _print(found: Judgement, as_json: bool) -> None:
     if as_json:
-        values = {
-            "acceptance_length": found.acceptance_length, "prompts": found.prompts, "tokens": found.tokens,
-            "forwards": found.forwards, "by_position": found.by_position, "by_category": found.by_category,
-        }  # fmt: skip
-        print(json.dumps(values))
+        values = {"acceptance_length": found.acceptance_length, "tokens_per_draft": found.tokens_per_draft}
+        print(json.dumps(values | asdict(found)))
         return
     print(f"acceptance length {found.acceptance_length:.3f}: {found.tokens} tokens in {found.forwards} forwards")
+    print(f"  1 + accepted / drafts {found.tokens_per_draft:.3f}, without the forwards that read the prompts")
     print("  accepted by position: " + "  ".join(f"{share:.2f}" for share in found.by_position))
     for name, length in found.by_category.items():
         print(f"  {name}: {length:.3f}")

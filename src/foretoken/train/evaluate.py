@@ -51,6 +51,7 @@ class Judgement:
 
     Attributes:
         prompts, tokens, forwards: prompts, tokens emitted, and forwards of the target that they took.
+        drafts, accepted: forwards with a draft, and guesses accepted in them.
         by_position: for each place of a draft, the share of its guesses that were accepted after all before it were.
         by_category: acceptance length of each kind of prompt.
     """
@@ -58,12 +59,19 @@ class Judgement:
     prompts: int
     tokens: int
     forwards: int
+    drafts: int
+    accepted: int
     by_position: list[float]
     by_category: dict[str, float]
 
     @property
     def acceptance_length(self) -> float:
         return self.tokens / max(self.forwards, 1)
+
+    @property
+    def tokens_per_draft(self) -> float:
+        """1 + accepted / drafts, vLLM's acceptance length: the forwards that read the prompts are left out."""
+        return 1 + self.accepted / max(self.drafts, 1)
 
 
 def read_questions(file: str | Path, llm: LLM, count: int, tokens: int) -> list[Question]:
@@ -102,8 +110,10 @@ def judge(llm: LLM, questions: Sequence[Question], asked: Asked) -> Judgement:
     for question, completion in zip(questions, completions, strict=True):
         groups[question.category].append(completion)
     tokens, forwards = _counted(completions)
+    stats = [completion.speculation for completion in completions]
+    drafts = sum(sum(each.drafted_lengths[1:]) for each in stats)
     return Judgement(
-        len(completions), tokens, forwards, _by_position(completions),
+        len(completions), tokens, forwards, drafts, sum(each.accepted for each in stats), _by_position(completions),
         {name: _length(group) for name, group in sorted(groups.items()) if name},
     )  # fmt: skip
 
