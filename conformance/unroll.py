@@ -1,0 +1,61 @@
+"""Our heads over given hidden states: the logits of every step of every chain at once, by plain attention.
+
+It is the oracle's side of a comparison, so it is written for clarity: no cache, no kernels, keys kept step by step.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretoken.model.heads import EagleHead
+
+
+class Chains:
+    """Attention of T chains that begin at neighbouring positions: what `EagleHead.forward` takes as `attend`.
+
+    Chain i sees the first keys of chains 0 .. i and its own later ones, which stand at positions i + 1, i + 2, ...
+    """
+
+    def __init__(self) -> None:
+        self.stored: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
+        """q [T, Hq, D], k and v [T, Hk, D] of one step; returns [T, Hq * D]."""
+        steps = self.stored.setdefault(layer, [])
+        groups = q.shape[1] // k.shape[1]
+        steps.append((k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)))
+        step, chains = len(steps) - 1, len(q)
+        first_k, first_v = (kept[:chains] for kept in steps[0])
+        own_k, own_v = (torch.stack([kept[i][:chains] for kept in steps[1:]], 1) if step else None for i in (0, 1))
+        rows = torch.arange(chains)
+        ages = rows[:, None] + step - rows
+        hidden = (ages < step) | (ages >= window if window is not None else False)
+        scores = torch.einsum("thd,shd->ths", q, first_k).masked_fill(hidden[:, None], -torch.inf)
+        if own_k is not None:
+            scores = torch.cat([scores, torch.einsum("thd,tshd->ths", q, own_k)], -1)
+        weights = F.softmax(scores / q.shape[-1] ** 0.5, -1)
+        mixed = torch.einsum("ths,shd->thd", weights[..., :chains], first_v)
+        if own_v is not None:
+            mixed = mixed + torch.einsum("ths,tshd->thd", weights[..., chains:], own_v)
+        return mixed.reshape(chains, -1)
+
+
+def unrolled(head: EagleHead, features: Tensor, tokens: Tensor, embed: Tensor, steps: int) -> list[Tensor]:
+    """Logits [T - 1 - k, Vd] of steps k = 0 ..: row i read tokens i + 1 .. i + 1 + k and guesses token i + 2 + k.
+
+    Args:
+        features: [T, taps * Ht] what the head reads of the target.
+        tokens: [T] ids; later steps read them too, not the head's own guesses.
+        embed: [V, H] token vectors.
+    """
+    chains, found = Chains(), []
+    hidden = head.fuse(features)
+    for step in range(steps):
+        rows = len(tokens) - 1 - step
+        positions = torch.arange(step, step + rows)
+        output = head(embed[tokens[step + 1 :]], hidden[:rows], head.rope(positions), chains.attend)
+        found.append(head.logits(output))
+        hidden = head.recycle(output)
+    return found
