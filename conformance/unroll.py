@@ -43,19 +43,32 @@ class Chains:
 
 
 def unrolled(head: EagleHead, features: Tensor, tokens: Tensor, embed: Tensor, steps: int) -> list[Tensor]:
-    """Logits [T - 1 - k, Vd] of steps k = 0 ..: row i read tokens i + 1 .. i + 1 + k and guesses token i + 2 + k.
+    """Logits of steps k = 0 ..: row i read tokens i + 1 .. i + 1 + k and guesses token i + 2 + k.
 
     Args:
-        features: [T, taps * Ht] what the head reads of the target.
-        tokens: [T] ids; later steps read them too, not the head's own guesses.
+        features: [P, taps * Ht] what the head reads of the target at positions 0 .. P - 1.
+        tokens: [T] ids, T > P or as many; later steps read them too, not the head's own guesses.
         embed: [V, H] token vectors.
+
+    Returns:
+        Per step [rows, Vd]: as many rows as have a feature and all the tokens that they read.
     """
     chains, found = Chains(), []
     hidden = head.fuse(features)
     for step in range(steps):
-        rows = len(tokens) - 1 - step
+        rows = min(len(features), len(tokens) - 1 - step)
         positions = torch.arange(step, step + rows)
-        output = head(embed[tokens[step + 1 :]], hidden[:rows], head.rope(positions), chains.attend)
+        output = head(embed[tokens[step + 1 : step + 1 + rows]], hidden[:rows], head.rope(positions), chains.attend)
         found.append(head.logits(output))
         hidden = head.recycle(output)
     return found
+
+
+def chain(head: EagleHead, features: Tensor, tokens: Tensor, embed: Tensor, length: int) -> list[int]:
+    """The target's ids of a greedy chain after `tokens` [P + 1], of which the last has no feature yet."""
+    guesses: list[int] = []
+    for step in range(length):
+        read = torch.cat([tokens, torch.tensor(guesses, dtype=tokens.dtype)])
+        logits = unrolled(head, features, read, embed, step + 1)[step]
+        guesses.append(int(head.draft_ids[logits[-1].argmax()]))
+    return guesses

@@ -2,7 +2,7 @@
 
     python modelopt_heads.py OUT
 
-OUT/target is a tiny random Llama; OUT/NAME is an exported head with `reference.safetensors` beside it: the tokens, the
+OUT/target is a tiny random Llama; OUT/NAME is an exported head, and OUT/NAME.safetensors holds the tokens, the
 target's hidden states and, for every unrolled step, the logits of ModelOpt's forward.
 
 ModelOpt 0.47 norms the hidden state with `input_layernorm` before `hidden_norm`, which no engine does. The weight starts
@@ -111,10 +111,9 @@ def eagle(target: Path, out: Path, options: dict[str, Any], tokens: torch.Tensor
             # ModelOpt rolls hidden states right instead of tokens left: anchor i stands in row i + step.
             reference[f"logits.{step}"] = head(state)[:, step:].contiguous()
     model.eval()
-    _, drafts = model.pseudo_speculative_generate(tokens, steps=STEPS)
-    reference["drafts"] = drafts
+    reference["drafts"] = torch.cat(model.pseudo_speculative_generate(tokens, steps=STEPS), dim=1)
     export_speculative_decoding(model, export_dir=out)
-    save_file(reference, out / "reference.safetensors")
+    save_file(reference, out.with_suffix(".safetensors"))
 
 
 def medusa(target: Path, out: Path, heads: int, layers: int, tokens: torch.Tensor) -> None:
@@ -128,7 +127,7 @@ def medusa(target: Path, out: Path, heads: int, layers: int, tokens: torch.Tenso
     for i, logits in enumerate(answer.medusa_logits):
         reference[f"logits.{i}"] = logits.contiguous()
     model.save_pretrained(out)
-    save_file(reference, out / "reference.safetensors")
+    save_file(reference, out.with_suffix(".safetensors"))
 
 
 def main(out: Path) -> None:
