@@ -17,7 +17,7 @@ from foretoken.checkpoint.hub import read_config
 from foretoken.model.config import ModelConfig
 from foretoken.model.heads import EagleHead, MedusaHeads
 
-PEER = "nvidia-modelopt"
+PEER = "modelopt"
 
 
 def compare(python: Path, work: Path) -> tuple[list[Result], dict[str, str]]:

@@ -65,11 +65,18 @@ def compare_logits(peer: str, case: str, compared: str, ours: Iterable[Tensor], 
     return judged(peer, case, compared, f"{apart:.1e}", apart <= LOGITS)
 
 
-def write(results: list[Result], versions: Mapping[str, Mapping[str, str]], seconds: float, work: Path, page: Path) -> None:
-    """results.json in `work`, the table in `page`."""
+def write(
+    results: list[Result],
+    versions: Mapping[str, Mapping[str, str]],
+    seconds: float,
+    work: Path,
+    page: Path | None,
+) -> None:
+    """results.json in `work`, and the table in `page` if there is one."""
     kept = {"versions": versions, "seconds": round(seconds), "results": [asdict(result) for result in results]}
     (work / "results.json").write_text(json.dumps(kept, indent=1) + "\n")
-    page.write_text(markdown(results, versions, seconds))
+    if page is not None:
+        page.write_text(markdown(results, versions, seconds))
 
 
 def markdown(results: list[Result], versions: Mapping[str, Mapping[str, str]], seconds: float) -> str:

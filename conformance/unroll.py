@@ -16,10 +16,14 @@ class Chains:
     """Attention of T chains that begin at neighbouring positions: what `EagleHead.forward` takes as `attend`.
 
     Chain i sees the first keys of chains 0 .. i and its own later ones, which stand at positions i + 1, i + 2, ...
+
+    Args:
+        moving_window: a sliding window ends at the token that reads, as in serving; otherwise at the chain's first one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, moving_window: bool = True) -> None:
         self.stored: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self.moving_window = moving_window
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
         """q [T, Hq, D], k and v [T, Hk, D] of one step; returns [T, Hq * D]."""
@@ -30,8 +34,9 @@ class Chains:
         first_k, first_v = (kept[:chains] for kept in steps[0])
         own_k, own_v = (torch.stack([kept[i][:chains] for kept in steps[1:]], 1) if step else None for i in (0, 1))
         rows = torch.arange(chains)
-        ages = rows[:, None] + step - rows
-        hidden = (ages < step) | (ages >= window if window is not None else False)
+        ages = rows[:, None] - rows
+        beyond = ages + (step if self.moving_window else 0) >= window if window is not None else False
+        hidden = (ages < 0) | beyond
         scores = torch.einsum("thd,shd->ths", q, first_k).masked_fill(hidden[:, None], -torch.inf)
         if own_k is not None:
             scores = torch.cat([scores, torch.einsum("thd,tshd->ths", q, own_k)], -1)
@@ -42,18 +47,21 @@ class Chains:
         return mixed.reshape(chains, -1)
 
 
-def unrolled(head: EagleHead, features: Tensor, tokens: Tensor, embed: Tensor, steps: int) -> list[Tensor]:
+def unrolled(
+    head: EagleHead, features: Tensor, tokens: Tensor, embed: Tensor, steps: int, chains: Chains | None = None
+) -> list[Tensor]:
     """Logits of steps k = 0 ..: row i read tokens i + 1 .. i + 1 + k and guesses token i + 2 + k.
 
     Args:
         features: [P, taps * Ht] what the head reads of the target at positions 0 .. P - 1.
         tokens: [T] ids, T > P or as many; later steps read them too, not the head's own guesses.
         embed: [V, H] token vectors.
+        chains: where their keys are kept, by default with moving windows.
 
     Returns:
         Per step [rows, Vd]: as many rows as have a feature and all the tokens that they read.
     """
-    chains, found = Chains(), []
+    chains, found = chains or Chains(), []
     hidden = head.fuse(features)
     for step in range(steps):
         rows = min(len(features), len(tokens) - 1 - step)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from speculators import SpeculatorModel
 from speculators.convert import convert_model
@@ -29,6 +30,11 @@ def logits(head: Path, states: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
     config = Eagle3SpeculatorConfig.from_pretrained(head)
     config.transformer_layer_config._attn_implementation = "eager"  # flex attention is compiled, which takes minutes
     model = SpeculatorModel.from_pretrained(head, config=config).float().eval()
+    with safe_open(head / "model.safetensors", "pt") as file:
+        if "embed_tokens.weight" not in file.keys():
+            # It takes the verifier's vectors if its own are NaN, but with transformers 5 they are unset memory instead.
+            model.embed_tokens.weight.data.fill_(torch.nan)
+            model.load_verifier_weights()
     ids = model.target_layer_ids  # counted before a block; 0 is the embedding
     hidden = torch.cat([states["blocks"][i - 1] for i in ids], dim=-1)
     tokens = states["tokens"]
