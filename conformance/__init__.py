@@ -1,1 +1,1 @@
-"""Comparisons with code that is not ours: `make conformance`. Peers run in environments of their own, by their own API."""
+"""Comparisons with code that is not ours, by `make conformance`; peers run in environments of their own."""

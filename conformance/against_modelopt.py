@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from foretoken.checkpoint.heads import LoadedHead, read_head
 from safetensors.torch import load_file
 from torch import Tensor
 
 from conformance import peer, results
 from conformance.results import Result
 from conformance.unroll import chain, unrolled
-from foretoken.checkpoint.heads import LoadedHead, read_head
 from foretoken.checkpoint.hub import read_config
 from foretoken.model.config import ModelConfig
 from foretoken.model.heads import EagleHead, MedusaHeads

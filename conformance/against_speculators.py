@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from foretoken.checkpoint.heads import write_head
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -15,7 +16,6 @@ from conformance import peer, results
 from conformance.our_heads import random_head, variants
 from conformance.results import Result
 from conformance.unroll import Chains, unrolled
-from foretoken.checkpoint.heads import write_head
 from foretoken.checkpoint.hub import read_config
 from foretoken.errors import ForetokenError
 from foretoken.model.config import ModelConfig

@@ -5,8 +5,8 @@
 OUT/target is a tiny random Llama; OUT/NAME is an exported head, and OUT/NAME.safetensors holds the tokens, the
 target's hidden states and, for every unrolled step, the logits of ModelOpt's forward.
 
-ModelOpt 0.47 norms the hidden state with `input_layernorm` before `hidden_norm`, which no engine does. The weight starts
-at one, where the second norm changes nothing; the cases keep it there, except the one that is named after it.
+ModelOpt 0.47 norms the hidden state with `input_layernorm` before `hidden_norm`, which no engine does. The weight
+starts at one, where the second norm changes nothing; the cases keep it there, except the one that is named after it.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def logits(head: Path, states: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
     config.transformer_layer_config._attn_implementation = "eager"  # flex attention is compiled, which takes minutes
     model = SpeculatorModel.from_pretrained(head, config=config).float().eval()
     with safe_open(head / "model.safetensors", "pt") as file:
-        if "embed_tokens.weight" not in file.keys():
+        if "embed_tokens.weight" not in set(file.keys()):
             # It takes the verifier's vectors if its own are NaN, but with transformers 5 they are unset memory instead.
             model.embed_tokens.weight.data.fill_(torch.nan)
             model.load_verifier_weights()
