@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from conformance import against_modelopt, against_speculators, results
+from conformance import against_modelopt, against_speculators, against_vllm, results
 from conformance.environments import ENVIRONMENTS
 from conformance.peer import PeerError
 
@@ -44,7 +44,11 @@ def main() -> int:
     return 1 if counted["differs"] else 0
 
 
-COMPARISONS = {"modelopt": against_modelopt.compare, "speculators": against_speculators.compare}
+COMPARISONS = {
+    "modelopt": against_modelopt.compare,
+    "speculators": against_speculators.compare,
+    "vllm": against_vllm.compare,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from foretoken.checkpoint.heads import LoadedHead, read_head
 from safetensors.torch import load_file
 from torch import Tensor
 
 from conformance import peer, results
 from conformance.results import Result
-from conformance.unroll import chain, unrolled
+from conformance.unroll import Tables, chain, unrolled
+from foretoken.checkpoint.heads import LoadedHead, read_head
 from foretoken.checkpoint.hub import read_config
 from foretoken.model.config import ModelConfig
 from foretoken.model.heads import EagleHead, MedusaHeads
@@ -26,12 +26,18 @@ def compare(python: Path, work: Path) -> tuple[list[Result], dict[str, str]]:
     peer.run(python, "modelopt_heads.py", [out], work / "logs" / "modelopt.log")
     made = peer.answer(out / "made.json")
     target = ModelConfig.from_hf(read_config(out / "target"))
-    weights = load_file(out / "target" / "model.safetensors")
+    tables = target_tables(out / "target")
     found = [
-        one(name, out / name, target, weights) if outcome == "ok" else refused(name, outcome)
+        one(name, out / name, target, tables) if outcome == "ok" else refused(name, outcome)
         for name, outcome in made["cases"].items()
     ]
     return found, made["versions"]
+
+
+def target_tables(directory: Path) -> Tables:
+    """What a head shares with a target whose output layer is stored beside its token vectors."""
+    weights = load_file(directory / "model.safetensors")
+    return Tables(weights["model.embed_tokens.weight"], weights["lm_head.weight"])
 
 
 def refused(name: str, error: str) -> Result:
@@ -39,7 +45,7 @@ def refused(name: str, error: str) -> Result:
     return results.judged(PEER, name, "its own export", error, name == "eagle1", known=True)
 
 
-def one(name: str, directory: Path, target: ModelConfig, weights: dict[str, Tensor]) -> Result:
+def one(name: str, directory: Path, target: ModelConfig, tables: Tables) -> Result:
     reference = load_file(directory.with_suffix(".safetensors"))
     loaded = read_head(directory, target, torch.float32, torch.device("cpu"), pack=False)
     with torch.no_grad():
@@ -47,10 +53,10 @@ def one(name: str, directory: Path, target: ModelConfig, weights: dict[str, Tens
             ours = loaded.module.logits(reference["last"][0])
             theirs = [reference[f"logits.{i}"][0] for i in range(len(ours))]
             return results.compare_logits(PEER, name, "logits of every head", ours, theirs)
-        return eagle(name, loaded, reference, weights)
+        return eagle(name, loaded, reference, tables)
 
 
-def eagle(name: str, loaded: LoadedHead, reference: dict[str, Tensor], weights: dict[str, Tensor]) -> Result:
+def eagle(name: str, loaded: LoadedHead, reference: dict[str, Tensor], tables: Tables) -> Result:
     """Logits of every unrolled step, and the tokens that ModelOpt's own drafting proposes."""
     head = loaded.module
     assert isinstance(head, EagleHead)
@@ -63,14 +69,14 @@ def eagle(name: str, loaded: LoadedHead, reference: dict[str, Tensor], weights: 
         compared = "ModelOpt's default exports YaRN for a head trained without; without it, logits"
         layers = head.config.layers
         head.config = replace(head.config, layers=replace(layers, rope=replace(layers.rope, kind="default")))
-    embed, tokens = weights["model.embed_tokens.weight"], reference["tokens"][0]
+    tokens = reference["tokens"][0]
     features = torch.cat([reference["blocks"][tap, 0] for tap in head.config.taps], dim=-1)
     steps = sum(key.startswith("logits.") for key in reference)
-    ours = unrolled(head, features, tokens, embed, steps)
+    ours = unrolled(head, features, tokens, tables, steps)
     theirs = [reference[f"logits.{k}"][0, : len(logits)] for k, logits in enumerate(ours)]
     apart = results.distance(ours, theirs)
     base, *drafts = reference["drafts"][0].tolist()
-    guesses = chain(head, features, torch.cat([tokens, torch.tensor([base])]), embed, len(drafts))
+    guesses = chain(head, features, torch.cat([tokens, torch.tensor([base])]), tables, len(drafts))
     known = name in ("eagle3-input-norm", "eagle3-yarn")
     holds = apart <= results.LOGITS and guesses == drafts
     return results.judged(PEER, name, compared, f"{apart:.1e}; {guesses}", holds, known=known)

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from foretoken.checkpoint.heads import write_head
 from safetensors.torch import load_file
 from torch import Tensor
 
 from conformance import peer, results
+from conformance.against_modelopt import target_tables
 from conformance.our_heads import random_head, variants
 from conformance.results import Result
-from conformance.unroll import Chains, unrolled
+from conformance.unroll import Chains, Tables, unrolled
+from foretoken.checkpoint.heads import write_head
 from foretoken.checkpoint.hub import read_config
 from foretoken.errors import ForetokenError
 from foretoken.model.config import ModelConfig
@@ -37,7 +38,7 @@ def compare(python: Path, work: Path) -> tuple[list[Result], dict[str, str]]:
     out.mkdir(parents=True, exist_ok=True)
     target_directory = states / "target"
     target = ModelConfig.from_hf(read_config(target_directory))
-    reference, weights = load_file(states / "eagle3.safetensors"), load_file(target_directory / "model.safetensors")
+    reference, tables = load_file(states / "eagle3.safetensors"), target_tables(target_directory)
     found: list[Result] = []
     jobs: list[dict[str, Any]] = []
     heads: dict[str, EagleHead] = {}
@@ -66,17 +67,16 @@ def compare(python: Path, work: Path) -> tuple[list[Result], dict[str, str]]:
     done = peer.answer(out / "done.json")
     for job in jobs:
         name = job["name"]
-        found.append(judge(job, done["cases"][name], heads[name], (reference, weights)))
+        found.append(judge(job, done["cases"][name], heads[name], (reference, tables)))
     return found, done["versions"]
 
 
 def our_logits(
-    head: EagleHead, reference: dict[str, Tensor], weights: dict[str, Tensor], chains: Chains | None = None
+    head: EagleHead, reference: dict[str, Tensor], tables: Tables, chains: Chains | None = None
 ) -> list[Tensor]:
-    embed = head.embed.weight if head.embed is not None else weights["model.embed_tokens.weight"]
     features = torch.cat([reference["blocks"][tap, 0] for tap in head.config.taps], dim=-1)
     with torch.no_grad():
-        return unrolled(head, features, reference["tokens"][0], embed, STEPS, chains)
+        return unrolled(head, features, reference["tokens"][0], tables, STEPS, chains)
 
 
 def arguments(config: EagleConfig) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def arguments(config: EagleConfig) -> dict[str, Any]:
     return told
 
 
-def judge(job: dict[str, Any], outcome: str, head: EagleHead, given: tuple[dict[str, Tensor], ...]) -> Result:
+def judge(job: dict[str, Any], outcome: str, head: EagleHead, given: tuple[dict[str, Tensor], Tables]) -> Result:
     """Compares the logits of a job, with a difference of speculators' own made here too where one is known."""
     name, layout = job["name"].split("/")
     way = "loads `export --to speculators`" if job["convert"] is None else f"converts `export --to {layout}`"

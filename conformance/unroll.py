@@ -5,6 +5,8 @@ It is the oracle's side of a comparison, so it is written for clarity: no cache,
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -47,36 +49,44 @@ class Chains:
         return mixed.reshape(chains, -1)
 
 
+class Tables(NamedTuple):
+    """A target's token vectors and output layer, [V, H] each."""
+
+    embed: Tensor
+    head: Tensor
+
+
 def unrolled(
-    head: EagleHead, features: Tensor, tokens: Tensor, embed: Tensor, steps: int, chains: Chains | None = None
+    head: EagleHead, features: Tensor, tokens: Tensor, tables: Tables, steps: int, chains: Chains | None = None
 ) -> list[Tensor]:
     """Logits of steps k = 0 ..: row i read tokens i + 1 .. i + 1 + k and guesses token i + 2 + k.
 
     Args:
         features: [P, taps * Ht] what the head reads of the target at positions 0 .. P - 1.
         tokens: [T] ids, T > P or as many; later steps read them too, not the head's own guesses.
-        embed: [V, H] token vectors.
+        tables: the target's, for a head that shares them.
         chains: where their keys are kept, by default with moving windows.
 
     Returns:
         Per step [rows, Vd]: as many rows as have a feature and all the tokens that they read.
     """
     chains, found = chains or Chains(), []
+    embed = tables.embed if head.embed is None else head.embed.weight
     hidden = head.fuse(features)
     for step in range(steps):
         rows = min(len(features), len(tokens) - 1 - step)
         positions = torch.arange(step, step + rows)
         output = head(embed[tokens[step + 1 : step + 1 + rows]], hidden[:rows], head.rope(positions), chains.attend)
-        found.append(head.logits(output))
+        found.append(head.normed(output) @ tables.head.T if head.head is None else head.logits(output))
         hidden = head.recycle(output)
     return found
 
 
-def chain(head: EagleHead, features: Tensor, tokens: Tensor, embed: Tensor, length: int) -> list[int]:
+def chain(head: EagleHead, features: Tensor, tokens: Tensor, tables: Tables, length: int) -> list[int]:
     """The target's ids of a greedy chain after `tokens` [P + 1], of which the last has no feature yet."""
     guesses: list[int] = []
     for step in range(length):
         read = torch.cat([tokens, torch.tensor(guesses, dtype=tokens.dtype)])
-        logits = unrolled(head, features, read, embed, step + 1)[step]
+        logits = unrolled(head, features, read, tables, step + 1)[step]
         guesses.append(int(head.draft_ids[logits[-1].argmax()]))
     return guesses

@@ -1,0 +1,64 @@
+"""Heads for the embedded target, trained for a minute each by `foretoken train` on what the target itself says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from foretoken import LLM, SamplingParams
+from foretoken.data.prompts import BUILT_IN, as_turn
+from foretoken.embedded import NAME
+
+STEPS = 120
+# Options of `foretoken train` and the method that vLLM has to be told.
+RECIPES: dict[str, tuple[list[str], str]] = {
+    "EAGLE-3": (["--mode", "eagle3"], "eagle3"),
+    "EAGLE-3, other taps": (["--mode", "eagle3", "--taps", "0,5,14"], "eagle3"),
+    "EAGLE-3, four taps": (["--mode", "eagle3", "--taps", "0,4,9,14"], "eagle3"),
+    "EAGLE-3, norm_before_residual": (["--mode", "eagle3", "--norm_before_residual"], "eagle3"),
+    "EAGLE-3, two blocks": (["--mode", "eagle3", "--eagle_num_layers", "2"], "eagle3"),
+    "EAGLE-3, window of 16": (["--mode", "eagle3", "--draft_window", "16"], "eagle3"),
+    "EAGLE 3.1": (["--mode", "eagle3", "--fc_norm", "--norm_output"], "eagle3"),
+    "EAGLE-1": (["--mode", "eagle1"], "eagle"),
+    "Medusa": (["--mode", "medusa", "--medusa_num_heads", "4"], "medusa"),
+}
+
+
+def trained_heads(work: Path) -> dict[str, Path]:
+    """Directories of heads by name; each is trained if it is not there."""
+    return {name: _trained(name, options, work / "trained") for name, (options, _) in RECIPES.items()}
+
+
+def method(name: str) -> str:
+    """What vLLM calls the kind of a head."""
+    return RECIPES[name][1]
+
+
+def _trained(name: str, options: list[str], work: Path) -> Path:
+    head = work / name.lower().replace(",", "").replace(" ", "-")
+    if not (head / "config.json").exists():
+        print(f"training {name}", flush=True)
+        data = conversations(work)
+        command = [sys.executable, "-m", "foretoken", "train", "--model", NAME, "--data", str(data), *options]
+        command += ["--output_dir", str(head), "--max_steps", str(STEPS), "--lr", "1e-3", "--training_seq_len", "512"]
+        subprocess.run(command, check=True)
+    return head
+
+
+def conversations(work: Path) -> Path:
+    """Built-in prompts answered by the target, eight times each, as training reads them."""
+    file = work / "conversations.jsonl"
+    if not file.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        llm = LLM(NAME)
+        turns = [as_turn(turn) for turn in BUILT_IN]
+        lines: list[str] = []
+        for seed in range(8):
+            params = SamplingParams(temperature=0.7, seed=seed, max_tokens=160)
+            for turn, answer in zip(turns, llm.chat([list(turn.messages) for turn in turns], params), strict=True):
+                said = [*turn.messages, {"role": "assistant", "content": answer.text}]
+                lines.append(json.dumps({"conversation_id": len(lines), "conversations": said}))
+        file.write_text("\n".join(lines) + "\n")
+    return file
