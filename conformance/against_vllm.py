@@ -11,7 +11,7 @@ import torch
 
 from conformance import peer, results
 from conformance.results import Result
-from conformance.trained import method, trained_heads
+from conformance.trained import method, slug, trained_heads
 from foretoken import LLM, SamplingParams
 from foretoken.checkpoint.heads import read_head, write_head
 from foretoken.checkpoint.hub import read_config
@@ -68,7 +68,7 @@ def compare(python: Path, work: Path) -> tuple[list[Result], dict[str, str]]:
         head = read_head(directory, target, torch.float32, "cpu", pack=False).module
         mine = ours(directory, prompts)
         for layout in ("vllm", "speculators"):
-            exported = work / "vllm-heads" / f"{directory.name}-{layout}"
+            exported = work / "vllm-heads" / f"{slug(name)}-{layout}"
             try:
                 write_head(head, exported, target, layout=layout, target_name=NAME)
             except UnsupportedModelError:

@@ -11,16 +11,17 @@ from foretoken import LLM, SamplingParams
 from foretoken.data.prompts import BUILT_IN, as_turn
 from foretoken.embedded import NAME
 
-STEPS = 120
+SHORT = ["--max_steps", "60", "--lr", "1e-3", "--training_seq_len", "512", "--dtype", "float32"]
+REDUCED = ["--mode", "eagle3", "--ttt_steps", "4", "--draft_vocab_size", "1024", "--fill_vocabulary"]
 # Options of `foretoken train` and the method that vLLM has to be told.
 RECIPES: dict[str, tuple[list[str], str]] = {
-    "EAGLE-3": (["--mode", "eagle3"], "eagle3"),
-    "EAGLE-3, other taps": (["--mode", "eagle3", "--taps", "0,5,14"], "eagle3"),
-    "EAGLE-3, four taps": (["--mode", "eagle3", "--taps", "0,4,9,14"], "eagle3"),
-    "EAGLE-3, norm_before_residual": (["--mode", "eagle3", "--norm_before_residual"], "eagle3"),
-    "EAGLE-3, two blocks": (["--mode", "eagle3", "--eagle_num_layers", "2"], "eagle3"),
-    "EAGLE-3, window of 16": (["--mode", "eagle3", "--draft_window", "16"], "eagle3"),
-    "EAGLE 3.1": (["--mode", "eagle3", "--fc_norm", "--norm_output"], "eagle3"),
+    "EAGLE-3": (REDUCED, "eagle3"),
+    "EAGLE-3, other taps": ([*REDUCED, "--taps", "0,5,14"], "eagle3"),
+    "EAGLE-3, four taps": ([*REDUCED, "--taps", "0,4,9,14"], "eagle3"),
+    "EAGLE-3, norm_before_residual": ([*REDUCED, "--norm_before_residual"], "eagle3"),
+    "EAGLE-3, two blocks": ([*REDUCED, "--eagle_num_layers", "2"], "eagle3"),
+    "EAGLE-3, window of 16": ([*REDUCED, "--draft_window", "16"], "eagle3"),
+    "EAGLE 3.1": (["--mode", "eagle3", "--ttt_steps", "4", "--fc_norm", "--norm_output"], "eagle3"),
     "EAGLE-1": (["--mode", "eagle1"], "eagle"),
     "Medusa": (["--mode", "medusa", "--medusa_num_heads", "4"], "medusa"),
 }
@@ -37,14 +38,18 @@ def method(name: str) -> str:
 
 
 def _trained(name: str, options: list[str], work: Path) -> Path:
-    head = work / name.lower().replace(",", "").replace(" ", "-")
-    if not (head / "config.json").exists():
+    out = work / slug(name)
+    if not (out / "head" / "config.json").exists():
         print(f"training {name}", flush=True)
-        data = conversations(work)
-        command = [sys.executable, "-m", "foretoken", "train", "--model", NAME, "--data", str(data), *options]
-        command += ["--output_dir", str(head), "--max_steps", str(STEPS), "--lr", "1e-3", "--training_seq_len", "512"]
-        subprocess.run(command, check=True)
-    return head
+        command = [sys.executable, "-m", "foretoken.cli", "train", NAME, "--data", str(conversations(work)), *SHORT]
+        with (work / f"{out.name}.log").open("w") as log:
+            subprocess.run([*command, *options, "--output_dir", str(out)], check=True, stderr=log, stdout=log)
+    return out / "head"
+
+
+def slug(name: str) -> str:
+    """The name of a head as that of a directory."""
+    return name.lower().replace(",", "").replace(" ", "-")
 
 
 def conversations(work: Path) -> Path:
