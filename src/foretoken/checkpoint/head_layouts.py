@@ -114,6 +114,9 @@ def _speculators(config: EagleConfig, target: ModelConfig, target_name: str) -> 
         "accept_tolerance": 0.0,
         "verifier_accept_k": 1,
     }
+    blocks = {**_block_fields(config.layers), "vocab_size": config.layers.vocab_size}
+    if len(config.taps) != 3:
+        blocks["num_aux_hidden_states"] = len(config.taps)  # vLLM takes three for granted, and looks for it here only
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
@@ -124,7 +127,7 @@ def _speculators(config: EagleConfig, target: ModelConfig, target_name: str) -> 
             "proposal_methods": [proposal],
             "verifier": {"name_or_path": target_name, "architectures": [target.architecture]},
         },
-        "transformer_layer_config": {**_block_fields(config.layers), "vocab_size": config.layers.vocab_size},
+        "transformer_layer_config": blocks,
         "draft_vocab_size": config.draft_vocab_size,
         **_flags(config),
         IDS: [tap + 1 for tap in config.taps],
@@ -264,8 +267,7 @@ def _refusals_of_3(config: EagleConfig) -> Table:
         (config.norm_before_residual, ("sglang", "trtllm"), "norm_before_residual: its residual is the state before"),
         (config.norm_before_fc and config.fc_norm, all_others, "norm_before_fc with fc_norm: it computes one of them"),
         (not config.last_norm, all_others, "no last norm: it always has one"),
-        (len(config.taps) != 3, ("vllm", "sglang"), f"{len(config.taps)} taps: it fuses exactly three"),
-        (len(config.taps) == 1, ("trtllm",), "one tap: it fuses several"),
+        (len(config.taps) == 1, engines, "one tap: it fuses several"),
         (layers.num_layers > 1, ("sglang",), "several blocks: it feeds the second one without the residual"),
         (layers.qk_norm, ("sglang", "trtllm"), "q_norm and k_norm: its draft attention has none"),
         (biased, ("sglang",), "attention biases: its draft attention has none"),
