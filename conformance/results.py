@@ -8,6 +8,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,28 +66,35 @@ def compare_logits(peer: str, case: str, compared: str, ours: Iterable[Tensor], 
     return judged(peer, case, compared, f"{apart:.1e}", apart <= LOGITS)
 
 
-def write(
-    results: list[Result],
-    versions: Mapping[str, Mapping[str, str]],
-    seconds: float,
-    work: Path,
-    page: Path | None,
-) -> None:
-    """results.json in `work`, and the table in `page` if there is one."""
-    kept = {"versions": versions, "seconds": round(seconds), "results": [asdict(result) for result in results]}
-    (work / "results.json").write_text(json.dumps(kept, indent=1) + "\n")
-    if page is not None:
-        page.write_text(markdown(results, versions, seconds))
+@dataclass(frozen=True)
+class Comparison:
+    """One peer's comparisons, its versions by package, and how long they took."""
+
+    results: list[Result]
+    versions: Mapping[str, str]
+    seconds: float
 
 
-def markdown(results: list[Result], versions: Mapping[str, Mapping[str, str]], seconds: float) -> str:
-    lines = [HEADER.format(minutes=max(1.0, seconds / 60), limit=LOGITS)]
+def keep(peer: str, found: Comparison, work: Path, page: Path) -> None:
+    """Puts a peer's comparisons in the place of its earlier ones in results.json, and writes the page of all."""
+    file = work / "results.json"
+    kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    kept[peer] = asdict(found)
+    file.write_text(json.dumps(kept, indent=1) + "\n")
+    for entry in kept.values():
+        entry["results"] = [Result(**result) for result in entry["results"]]
+    page.write_text(markdown({name: Comparison(**entry) for name, entry in kept.items()}))
+
+
+def markdown(peers: Mapping[str, Comparison]) -> str:
+    """The page."""
+    minutes = max(1.0, sum(found.seconds for found in peers.values()) / 60)
+    lines = [HEADER.format(minutes=minutes, limit=LOGITS)]
     lines.append(f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}.")
-    for peer in dict.fromkeys(result.peer for result in results):
-        named = ", ".join(f"{name} {version}" for name, version in versions.get(peer, {}).items())
-        lines += ["", f"## {peer}", ""] + ([f"{named}.", ""] if named else [])
-        lines += ["| head | compared | found | |", "|---|---|---|---|"]
-        rows = [result for result in results if result.peer == peer]
+    for peer in sorted(peers):
+        named = ", ".join(f"{name} {version}" for name, version in peers[peer].versions.items())
+        lines += ["", f"## {peer}", "", f"{named}.", "", "| head | compared | found | |", "|---|---|---|---|"]
+        rows = peers[peer].results
         lines += [f"| {row.case} | {row.compared} | {_cell(row.found)} | {row.outcome} |" for row in rows]
     return "\n".join(lines) + "\n"
 

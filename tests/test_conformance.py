@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from conformance import results
 from conformance.environments import ENVIRONMENTS, TORCH
 from conformance.our_heads import random_head, variants
-from conformance.results import Result
+from conformance.results import Comparison, Result
 from conformance.unroll import Tables, chain, unrolled
 
 from foretoken.model.config import ModelConfig
@@ -101,9 +101,19 @@ def test_the_limit_decides(apart: float, outcome: str) -> None:
 
 
 def test_a_cell_of_the_page_stays_a_cell() -> None:
-    page = results.markdown([Result("peer", "head", "logits", "a|b\nc", "agrees")], {"peer": {"torch": "2"}}, 90.0)
+    found = Comparison([Result("peer", "head", "logits", "a|b\nc", "agrees")], {"torch": "2"}, 90.0)
+    page = results.markdown({"peer": found})
     assert "| head | logits | a\\|b c | agrees |" in page
     assert "torch 2." in page
+
+
+def test_results_of_other_peers_are_kept(tmp_path: Path) -> None:
+    for peer, outcome in (("one", "differs"), ("two", "agrees"), ("one", "agrees")):
+        found = Comparison([Result(peer, "head", "logits", "1e-6", outcome)], {"torch": "2"}, 1.0)
+        results.keep(peer, found, tmp_path, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert page.count("| agrees |") == 2
+    assert "| differs |" not in page
 
 
 def test_an_environment_that_is_there_is_not_made_again(tmp_path: Path) -> None:

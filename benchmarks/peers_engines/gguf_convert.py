@@ -1,6 +1,6 @@
 """A Llama checkpoint as GGUF, run in an interpreter that has llama.cpp's converter's needs.
 
-    python gguf_convert.py LLAMA_CPP_DIR MODEL OUT.gguf
+    python gguf_convert.py LLAMA_CPP_DIR MODEL OUT.gguf [the converter's own options; default --outtype bf16]
 
 The converter knows tokenizers by a list of hashes. Here prompts and outputs are token ids, so the vocabulary is written
 as placeholders, and none of them ends a generation: every engine runs to the same length.
@@ -31,12 +31,12 @@ def set_placeholders(self: Any) -> None:
 
 
 def main() -> None:
-    llama_cpp, model, out = Path(sys.argv[1]).resolve(), sys.argv[2], sys.argv[3]
+    llama_cpp, model, out, *options = Path(sys.argv[1]).resolve(), *sys.argv[2:]
     sys.path.insert(0, str(llama_cpp))
     from conversion.llama import LlamaModel
 
     LlamaModel.set_vocab = set_placeholders
-    sys.argv = ["convert_hf_to_gguf.py", model, "--outfile", out, "--outtype", "bf16"]
+    sys.argv = ["convert_hf_to_gguf.py", model, "--outfile", out, *(options or ["--outtype", "bf16"])]
     runpy.run_path(str(llama_cpp / "convert_hf_to_gguf.py"), run_name="__main__")
 
 
