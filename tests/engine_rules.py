@@ -44,7 +44,9 @@ def default_taps(layers: int) -> tuple[int, ...]:
     return 1, layers // 2 - 1, layers - 4
 
 
-def modules(config: dict[str, Any], flags: dict[str, bool], version: int, first: tuple[str, ...]) -> set[str]:
+def modules(
+    config: dict[str, Any], flags: dict[str, bool], version: int, first: tuple[str, ...], taps: int = 3
+) -> set[str]:
     """Names of the weights of the network that an engine builds from config.json."""
     names = {"fc.weight", "lm_head.weight", "embed_tokens.weight"}
     names |= {"norm.weight"} if version == 3 else set()
@@ -62,7 +64,7 @@ def modules(config: dict[str, Any], flags: dict[str, bool], version: int, first:
     if flags.get("norm_before_fc"):
         names.add("input_norm.weight")
     if flags.get("fc_norm"):
-        names |= {f"fc_norm.{i}.weight" for i in range(3)}
+        names |= {f"fc_norm.{i}.weight" for i in range(taps)}
     return names
 
 
@@ -91,6 +93,14 @@ def renamed(tensors: dict[str, Tensor], rules: list[tuple[str, str]]) -> dict[st
     return tensors
 
 
+def fused(config: dict[str, Any], taps: tuple[int, ...]) -> int:
+    """How many taps vLLM and SGLang make `fc` for: as many as `eagle_config` names, else three."""
+    count = config.get("num_aux_hidden_states") or len(config.get("eagle_config", {}).get(IDS) or default_taps(9))
+    if count != len(taps) or count == 1:
+        raise EngineError(f"fc for {count} taps, {len(taps)} are captured")
+    return int(count)
+
+
 def mapped(tensors: dict[str, Tensor]) -> Tensor | None:
     d2t = tensors.pop("d2t", None)
     return None if d2t is None else d2t + torch.arange(len(d2t))
@@ -109,7 +119,7 @@ def vllm_eagle_3(config: dict[str, Any], tensors: dict[str, Tensor], layers: int
     if ids is None and config.get("draft_vocab_size", config["vocab_size"]) < config["vocab_size"]:
         ids = torch.arange(config["draft_vocab_size"])
     shared = {"embed_tokens.weight", "lm_head.weight"}
-    names = modules(without(config, "qkv_bias"), flags, 3, ("hidden_norm", "input_layernorm"))
+    names = modules(without(config, "qkv_bias"), flags, 3, ("hidden_norm", "input_layernorm"), fused(config, taps))
     return Read(check(tensors, names, True, shared), taps, flags, ids)
 
 
@@ -130,7 +140,7 @@ def sglang_eagle_3(config: dict[str, Any], tensors: dict[str, Tensor], layers: i
         raise EngineError("further blocks have another residual")
     shared = {"embed_tokens.weight"} | ({"lm_head.weight"} if config["draft_vocab_size"] is None else set())
     seen = {**without(config, "qkv_bias", "attention_bias", "mlp_bias"), "model_type": "llama"}
-    names = modules(seen, flags, 3, ("hidden_norm", "input_layernorm"))
+    names = modules(seen, flags, 3, ("hidden_norm", "input_layernorm"), fused(config, taps))
     weights = check(tensors, names, False, shared)
     weights.pop("embed_tokens.weight", None)  # replaced by the target's
     return Read(weights, taps, flags, ids)
@@ -165,7 +175,7 @@ def trtllm_eagle_3(config: dict[str, Any], tensors: dict[str, Tensor], layers: i
             raise EngineError("no such weights: embed_tokens")
     flags = one_norm(flags)
     seen = {**without(config, "qkv_bias"), "model_type": "llama"}
-    names = modules(seen, flags, 3, ("hidden_norm", "input_layernorm"))
+    names = modules(seen, flags, 3, ("hidden_norm", "input_layernorm"), len(taps))
     return Read(check(tensors, names, True, shared), taps, flags, ids)
 
 

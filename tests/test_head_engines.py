@@ -26,6 +26,7 @@ NEWER: dict[str, EagleConfig] = {
     "the target's output layer": eagle_3(draft_vocab_size=VOCAB, own_head=False),
     "token vectors": eagle_3(own_embed=True),
     "other taps": eagle_3(taps=(0, 5, 7)),
+    "four taps": eagle_3(taps=(0, 2, 5, 7), fc_norm=True),
     "3.1": eagle_3(fc_norm=True, norm_output=True),
     "norm_before_fc": eagle_3(norm_before_fc=True),
     "norm_before_residual": eagle_3(norm_before_residual=True),
