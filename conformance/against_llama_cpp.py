@@ -26,7 +26,7 @@ def compare(python: Path, work: Path, llama_cpp: Path) -> tuple[list[Result], di
         llama_cpp: its source tree, with llama-server in build/bin.
     """
     prompts, heads = prompt_ids(), trained_heads(work)
-    gguf = work / "gguf"
+    gguf = work / "gguf-heads"
     gguf.mkdir(exist_ok=True)
     target = gguf / "target.gguf"
     convert(python, llama_cpp, [TARGET, target], work / "logs" / "gguf-target.log")
@@ -43,7 +43,7 @@ def compare(python: Path, work: Path, llama_cpp: Path) -> tuple[list[Result], di
         answer = serve(python, work, slug(name), {**job, "prompts": prompts})
         versions |= answer["versions"]
         if "error" in answer:
-            found.append(refused(name, "its server", answer["error"]))
+            found.append(refused(name, "its server", first_error(work / "logs" / f"llama-{slug(name)}.log")))
         else:
             found.append(judge(name, ours(heads[name], prompts), answer))
     return found, versions
@@ -59,10 +59,16 @@ def convert(python: Path, llama_cpp: Path, arguments: list[Path | str], log: Pat
 
 
 def serve(python: Path, work: Path, name: str, job: dict[str, Any]) -> dict[str, Any]:
-    asked, done = work / "gguf" / f"{name}.json", work / "gguf" / f"{name}.done.json"
+    asked, done = work / "gguf-heads" / f"{name}.json", work / "gguf-heads" / f"{name}.done.json"
     asked.write_text(json.dumps({**job, "draft_len": DRAFT_LEN, "max_tokens": MAX_TOKENS}))
     peer.run(python, "llama_serve.py", [asked, done], work / "logs" / f"llama-{name}.log")
     return peer.answer(done)
+
+
+def first_error(log: Path) -> str:
+    """What llama-server complained about first."""
+    lines = [line.rsplit(": ", 1)[-1] for line in log.read_text().splitlines() if "error" in line]
+    return lines[0] if lines else f"see {log.name}"
 
 
 def refused(name: str, by: str, error: str) -> Result:

@@ -21,6 +21,11 @@ Compared with code that is not ours. `make conformance` writes this page; it bui
 `.conformance/` and takes {minutes:.0f} minutes on two cores once they are there. A difference of logits is the largest
 of all positions and unrolled steps, in standard deviations of the peer's logits; {limit:.0e} is the limit.
 
+SGLang and TensorRT-LLM are not here. Both need CUDA: `sglang` 0.5.23 depends on flashinfer, flash-attn-4 and CUDA's
+bindings; `pip install tensorrt_llm` (1.2.1) fails while it fetches a CUDA wheel. How they read an export is restated in
+`tests/engine_rules.py` and checked in every test run. llama.cpp needs `CONFORMANCE_OPTIONS="--llama-cpp DIR"`, a source
+tree with `llama-server` in build/bin.
+
 **agrees**: within the limit. **as documented**: the peer refuses or differs for a reason that is stated, and the
 statement itself was tested. **differs**: neither.
 """
