@@ -6,6 +6,7 @@ Tensors that a structure points to must be kept alive by whoever holds the struc
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 
+LOG = logging.getLogger("foretoken")
 SWITCH = "FORETOKEN_NATIVE"
 # What a CPU must have, as /proc/cpuinfo spells it, best variant first.
 VARIANTS = {
@@ -242,8 +244,8 @@ def library() -> Library | None:
         if file is not None and VARIANTS[name] <= _cpu_flags():
             try:
                 return Library(name, file)
-            except OSError:
-                continue
+            except OSError as error:
+                LOG.warning("the compiled kernels are left out, torch is slower: %s; pip install foretoken anew", error)
     if wanted in VARIANTS:
         raise ConfigError(
             f"{SWITCH}={wanted!r}: not built from these sources, or this CPU lacks its instructions; use auto"
