@@ -245,7 +245,7 @@ def library() -> Library | None:
             try:
                 return Library(name, file)
             except OSError as error:
-                LOG.warning("the compiled kernels are left out, torch is slower: %s; pip install foretoken anew", error)
+                LOG.warning("the compiled kernels are left out and torch is slower: %s", error)
     if wanted in VARIANTS:
         raise ConfigError(
             f"{SWITCH}={wanted!r}: not built from these sources, or this CPU lacks its instructions; use auto"
