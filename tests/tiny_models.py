@@ -108,10 +108,13 @@ COMMON = {
 }
 
 
-def build(name: str, seed: int = 0) -> PreTrainedModel:
-    """The random model of a family in float32 with eager attention; its biases and norms are random too."""
+def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """The random model of a family in float32 with eager attention; its biases and norms are random too.
+
+    `changes` are to the family's config.
+    """
     tiny = FAMILIES[name]
-    config = tiny.config(**{**COMMON, **tiny.options})
+    config = tiny.config(**{**COMMON, **tiny.options, **changes})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     # transformers starts biases at 0 and norms at 1, which would hide a bias or a norm that is never applied.
