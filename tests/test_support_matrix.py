@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from training_checks import write_conversations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DOCS = Path(__file__).parents[1] / "docs"
+RECORD = DOCS / "support.json"
 WRITE = bool(os.environ.get("FORETOKEN_WRITE_SUPPORT"))
 
 # The rows of the page, each a tiny member of the family; together they have every part that a head must not copy.
@@ -103,12 +104,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_conversations(tmp_path_factory.mktemp("data") / "chat.jsonl", 6)
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[dict[str, dict[str, Any]]]:
-    found: dict[str, dict[str, Any]] = {}
-    yield found
-    if WRITE:
-        (DOCS / "support.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+def recorded() -> dict[str, dict[str, Any]]:
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+
+
+def record(family: str, method: str, cell: dict[str, Any]) -> None:
+    """Puts a cell into the record, in the order of the matrix."""
+    known = recorded()
+    known.setdefault(family, {})[method] = cell
+    ordered = {name: {m: known[name][m] for m in METHODS if m in known[name]} for name in FAMILIES if name in known}
+    RECORD.write_text(json.dumps(ordered, indent=2) + "\n", encoding="utf-8")
 
 
 def converts(cell: Cell) -> None:
@@ -194,23 +199,19 @@ STEPS: dict[str, Callable[[Cell], None]] = {
 }
 
 
-def recorded() -> dict[str, dict[str, Any]]:
-    return json.loads((DOCS / "support.json").read_text(encoding="utf-8"))
-
-
 @pytest.mark.parametrize("method", METHODS)
-def test_cell(
-    target: Target, method: str, data: Path, results: dict[str, dict[str, Any]], run: Any, tmp_path: Path
-) -> None:
+def test_cell(target: Target, method: str, data: Path, run: Any, tmp_path: Path) -> None:
     mode, options = METHODS[method]
     cell = Cell(target, mode, options, run, tmp_path, data, [])
-    found = dict.fromkeys(STEPS, False) | {"engines": cell.engines}
-    results.setdefault(target.name, {})[method] = found
-    for name, step in STEPS.items():
-        step(cell)
-        found[name] = True
-    if not WRITE:
-        assert recorded()[target.name][method] == found, "run `make support`"
+    found: dict[str, Any] = {**dict.fromkeys(STEPS, False), "engines": cell.engines}
+    try:
+        for name, step in STEPS.items():
+            step(cell)
+            found[name] = True
+    finally:
+        if WRITE:
+            record(target.name, method, found)
+    assert recorded()[target.name][method] == found, "run `make support`"
 
 
 def test_the_record_has_every_cell() -> None:

@@ -58,6 +58,9 @@ def test_the_launch_scripts_lines_work(pair, data, tmp_path, run):
         (["--model", "other"], "leave one of them out"),
         (["--eagle_config", "absent.json", "--data", "{data}"], "absent.json"),
         (["--taps", "1,9,3", "--data", "{data}"], "expected different blocks from 0 to 2"),
+        (["--mode", "eagle3", "--fc_bias", "--data", "{data}"], "fc_bias is for mode eagle1; leave it out for eagle3"),
+        (["--mode", "eagle1", "--taps", TAPS, "--data", "{data}"], "taps is for mode eagle3"),
+        (["--init_from", "head", "--fc_norm", "--data", "{data}"], "init_from keeps its architecture"),
         (["--mode", "medusa", "--draft_vocab_size", "8", "--data", "{data}"], "leave --draft-vocab-size out"),
         (["--training_seq_len", "200", "--taps", TAPS, "--data", "{empty}"], "no samples"),
     ],
@@ -101,6 +104,10 @@ def test_a_file_of_architecture_is_merged_and_checked(tmp_path):
     assert (first.input_norm, first.fc_bias, first.own_head, first.taps) == (True, True, False, (7,))
     with pytest.raises(foretoken.errors.ConfigError, match=r"unknown key 'num_hiden_layers': did you mean 'num_hidden"):
         made(num_hiden_layers=2)
+    biased = made(attention_bias=True).layers  # of a Llama: all four projections
+    assert (biased.qkv_bias, biased.out_bias, biased.mlp_bias) == (True, True, False)
+    with pytest.raises(foretoken.errors.ConfigError, match="in_first_layer is False, expected True"):
+        made(use_input_layernorm_in_first_layer=False)
     with pytest.raises(foretoken.errors.ConfigError, match="hidden_size is 20, expected 16"):
         made(hidden_size=20)
 

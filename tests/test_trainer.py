@@ -79,6 +79,14 @@ def test_interrupted_and_resumed_equals_uninterrupted(pair, data, tmp_path, opti
     assert log_of(parts)[0]["loss"] == log_of(whole)[0]["loss"]
 
 
+def test_noise_disturbs_what_eagle1_reads(pair, data, tmp_path):
+    losses = []
+    for width in (0.0, 0.2, 2.0):
+        train_tiny(pair.target, data, tmp_path / str(width), mode="eagle1", noise=width, max_steps=1)
+        losses.append(log_of(tmp_path / str(width))[0]["loss"])
+    assert abs(losses[2] - losses[0]) > abs(losses[1] - losses[0]) > 0
+
+
 def test_gradient_accumulation_and_checkpointing_change_no_more_than_rounding(pair, data, tmp_path):
     one = train_tiny(pair.target, data, tmp_path / "one", train_bs=2, num_epochs=5)
     two = train_tiny(
@@ -138,6 +146,11 @@ def test_starting_from_a_head_keeps_what_it_knows(pair, data, tmp_path):
     again = train_tiny(pair.target, data, tmp_path / "again", init_from=str(first.head))
     assert log_of(tmp_path / "again")[0]["loss"] < 0.8 * log_of(tmp_path / "first")[0]["loss"]
     assert again.steps == 6
+    with pytest.raises(ConfigError, match=r"has --taps \(0, 1, 2\), got \(0, 2, 1\)"):
+        train_tiny(pair.target, data, tmp_path / "other", taps="0,2,1", init_from=str(first.head))
+    heads = train_tiny(pair.target, data, tmp_path / "heads", mode="medusa", medusa_num_heads=3, max_steps=1)
+    with pytest.raises(ConfigError, match="has --medusa-num-heads 3, got 2"):
+        train_tiny(pair.target, data, tmp_path / "other", mode="medusa", init_from=str(heads.head))
     with pytest.raises(ConfigError, match="is of kind eagle3, but --mode is medusa"):
         train_tiny(pair.target, data, tmp_path / "other", mode="medusa", init_from=str(first.head))
 

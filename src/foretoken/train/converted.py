@@ -111,7 +111,7 @@ class Converted(nn.Module):
         trainee.ends = base.ends_of(self, plan.target)
         trainee.draft_ids = trainee.draft_ids.to(tokens.device)
         trainee.dtype = _computed_in(features.last)
-        taken = _noisy(Features(features.taps[real], features.last[real]), batch, plan, self.training)
+        taken = _read_by_head(Features(features.taps[real], features.last[real]), batch, plan, self.training)
         rule = trainee.settings
         goal = goals(batch, trainee.steps, rule.loss_decay, per_document=rule.loss_mean == "document")
         loss, report = trainee(batch, taken, goal.weights / goal.total.clamp(min=1))
@@ -322,10 +322,13 @@ def _computed_in(last: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else last.dtype
 
 
-def _noisy(features: Features, batch: Batch, plan: Plan, training: bool) -> Features:
+def _read_by_head(features: Features, batch: Batch, plan: Plan, training: bool) -> Features:
+    """Taps as they are; for EAGLE-1 the last states, in training with noise."""
     width = plan.chosen.loss.noise
-    if plan.chosen.head.method != "eagle1" or not training or not width:
+    if plan.chosen.head.method != "eagle1":
         return features
+    if not training or not width:
+        return Features(features.last, features.last)
     seed = int(torch.randint(2**31, ()))  # of the states that transformers.Trainer saves and restores
     dice = torch.Generator(features.last.device).manual_seed(seed)
     return Features(with_noise(features.last, batch, width, dice), features.last)

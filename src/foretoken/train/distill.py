@@ -115,8 +115,6 @@ def _sizes(file: str | None) -> dict[str, Any]:
 
 
 def _started(settings: HeadSettings, target: ModelConfig, directory: Path, device: torch.device) -> Draft:
-    if settings.draft_config is not None:
-        raise ConfigError("--draft-config has no use with --init-from: a model has its sizes; leave one of them out")
     place = resolve(str(settings.init_from))
     stated = read_config(place)
     config = ModelConfig.from_hf(stated)

@@ -71,6 +71,8 @@ def head_config(
         "hidden_size": target.hidden_size, "vocab_size": target.vocab_size, "draft_vocab_size": draft_vocab_size,
         "use_aux_hidden_state": version == 3,
     }  # fmt: skip
+    if version == 3:
+        fixed["use_input_layernorm_in_first_layer"] = True  # its token vectors are always normed
     _check_keys(given, fixed, settings.eagle_config)
     taps = _taps(settings, target, given)
     blocks = _blocks(settings, target, given)
@@ -82,7 +84,7 @@ def head_config(
         flags |= {"fc_bias": settings.fc_bias, "own_head": False}
     flags |= {ours: given[key] for key, ours in HEAD_KEYS.items() if key in given}
     if version == 3:
-        flags.pop("input_norm", None)  # its token vectors are always normed, which is what the key says
+        flags.pop("input_norm", None)  # a norm of version 1
     return EagleConfig(blocks, version, taps, target.hidden_size, draft_vocab_size, **flags)
 
 
@@ -97,13 +99,14 @@ def _blocks(settings: HeadSettings, target: ModelConfig, given: Mapping[str, Any
     """The draft's own blocks: those of a Llama as wide as the target, unless said otherwise."""
     values = {ours: given[key] for key, ours in BLOCK_KEYS.items() if key in given}
     layers = values.pop("num_layers", settings.eagle_num_layers)
+    biased = values.get("qkv_bias", False)  # a Llama's `attention_bias` is of all its projections
     window = given.get("sliding_window", settings.draft_window)
     head_dim, positions = values.get("head_dim", target.head_dim), values.get("max_position", target.max_position)
     rope = RopeConfig("default", float(given.get("rope_theta", THETA)), head_dim, positions, positions)
     return replace(
         target, architecture="LlamaForCausalLM", family="llama", tie_word_embeddings=False, qk_norm=False,
         num_layers=layers, sliding_windows=(window,) * layers, rope=rope, dtype="bfloat16",
-        **{"qkv_bias": False, "out_bias": False, "mlp_bias": False, **values},
+        **{"qkv_bias": biased, "out_bias": biased, "mlp_bias": False, **values},
     )  # fmt: skip
 
 
@@ -173,6 +176,14 @@ def _warm(
     found = "medusa" if isinstance(config, MedusaConfig) else f"eagle{config.version}"
     if found != settings.method:
         raise ConfigError(f"--init-from {settings.init_from} is of kind {found}, but --mode is {settings.mode}")
+    facts: tuple[str, Any, Any]
+    if isinstance(config, MedusaConfig):
+        facts = ("--medusa-num-heads", config.num_heads, settings.medusa_num_heads)
+    else:
+        facts = ("--taps", config.taps, config.taps if settings.taps is None else _taps(settings, target, {}))
+    option, own, asked = facts
+    if asked != own:
+        raise ConfigError(f"--init-from {settings.init_from} has {option} {own}, got {asked}; its architecture is kept")
     if isinstance(head, EagleHead) and draft_ids is not None and not torch.equal(head.draft_ids.cpu(), draft_ids):
         raise ConfigError(
             f"--init-from {settings.init_from} guesses among {len(head.d2t)} tokens, the data's draft vocabulary has "

@@ -220,7 +220,7 @@ def configure(chosen: Chosen, target: ModelConfig, draft_ids: Tensor | None) -> 
         return replace(config, dtype=target.dtype)
     layers = replace(
         config.layers, rope=_rope(given, config.layers) if "rope_scaling" in given else config.layers.rope,
-        out_bias=config.layers.qkv_bias, dtype=given.get("torch_dtype", target.dtype),
+        dtype=given.get("torch_dtype", target.dtype),
     )  # fmt: skip
     if layers.num_heads % layers.num_kv_heads:
         raise ConfigError(f"{layers.num_heads} attention heads, expected a multiple of {layers.num_kv_heads} key heads")

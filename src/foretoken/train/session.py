@@ -124,8 +124,6 @@ def _student(
 def _check(plan: Plan) -> None:
     """Settings that contradict each other."""
     draft, loss = plan.head.method == "draft", plan.loss
-    if plan.head.draft_config is not None and not draft:
-        raise ConfigError(f"--draft-config is for --mode draft; leave it out for {plan.head.mode}")
     if not loss.on_policy:
         return
     if not draft:

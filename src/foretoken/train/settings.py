@@ -14,6 +14,15 @@ from foretoken.config import Positive, Settings
 MODES = ("eagle3", "eagle", "eagle1", "medusa", "draft")
 ALIASES = {"eagle": "eagle3"}  # a mode that names a family, and the member it stands for
 
+# Settings of the architecture, and the modes that read them.
+ONLY_FOR = {
+    **dict.fromkeys(("taps", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"), ("eagle3",)),
+    **dict.fromkeys(("eagle_num_layers", "eagle_config", "draft_window"), ("eagle3", "eagle1")),
+    **dict.fromkeys(("medusa_num_heads", "medusa_num_layers", "medusa_own_heads"), ("medusa",)),
+    "fc_bias": ("eagle1",),
+    "draft_config": ("draft",),
+}
+
 Mode = Literal["eagle3", "eagle", "eagle1", "medusa", "draft"]
 Schedule = Literal["cosine", "linear", "constant"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -57,6 +66,16 @@ class HeadSettings(Settings):
     draft_config: str | None = None
     init_from: str | None = None
 
+    @model_validator(mode="after")
+    def _read_in_this_mode(self) -> HeadSettings:
+        given = [name for name in ONLY_FOR if getattr(self, name) != type(self).model_fields[name].default]
+        for name in given:
+            if self.method not in ONLY_FOR[name]:
+                raise ValueError(f"{name} is for mode {' or '.join(ONLY_FOR[name])}; leave it out for {self.mode}")
+            if self.init_from is not None and name not in ("taps", "medusa_num_heads"):  # compared with the head's
+                raise ValueError(f"init_from keeps its architecture; leave {name} out")
+        return self
+
     @property
     def method(self) -> str:
         """The mode without aliases."""
@@ -79,7 +98,7 @@ class LossSettings(Settings):
         skip_outside: leave out places whose best token is outside the draft vocabulary.
         feature_weight: eagle1: of SmoothL1 on hidden states.
         guess_weight: eagle1: of the loss of guesses.
-        noise: eagle1: width of uniform noise on the features, at 512 tokens; longer documents get less.
+        noise: eagle1: width of uniform noise on the features that it reads; less in documents of over 512 tokens.
         on_policy: draft: share of the documents whose last answer the draft writes itself, for the target to judge.
     """
 

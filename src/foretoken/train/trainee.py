@@ -42,7 +42,8 @@ class Student(nn.Module, ABC):
         """The weighted loss of a batch.
 
         Args:
-            features: [N, taps * Ht] and [N, Ht] of its tokens.
+            features: of its tokens: [N, taps * Ht] what an EAGLE head reads, for version 1 the last states, with noise
+                or without; and [N, Ht] the last states.
             weights: [K, N] from `batch.goals`, over the total.
         """
 
@@ -113,8 +114,8 @@ class Trainee(Student):
     def _eagle(
         self, head: EagleHead, batch: Batch, features: Features, teacher: Teacher, weights: Tensor
     ) -> tuple[Tensor, Report]:
-        read = features.taps if head.config.version == 3 else features.last
-        unrolled = unroll(head, self.ends.vectors, read.to(self.dtype), batch, self.steps, recompute=self.recompute)
+        read = features.taps.to(self.dtype)
+        unrolled = unroll(head, self.ends.vectors, read, batch, self.steps, recompute=self.recompute)
         layer = self.ends.head if head.head is None else head.head.weight
         loss, report = judge(unrolled.normed, [layer], teacher, weights, self.rule)
         if head.config.version == 3:
@@ -137,7 +138,10 @@ class Trainee(Student):
 
 
 def with_noise(features: Tensor, batch: Batch, width: float, generator: torch.Generator) -> Tensor:
-    """Features [N, Ht] with uniform noise, less for longer documents, as SafeAILab/EAGLE trains EAGLE-1."""
+    """Features [N, Ht] with uniform noise, less in documents of over 512 tokens, as SafeAILab/EAGLE trains EAGLE-1.
+
+    There, shorter documents get more, which for a few dozen tokens is more than the features themselves.
+    """
     random = torch.rand(features.shape, generator=generator, device=features.device)
-    scale = torch.tensor([width * 512 / length for length in batch.lengths], device=features.device)
+    scale = torch.tensor([width * 512 / max(length, 512) for length in batch.lengths], device=features.device)
     return features + ((random - 0.5) * scale[batch.documents].unsqueeze(1)).to(features.dtype)

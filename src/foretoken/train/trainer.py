@@ -175,7 +175,7 @@ class Trainer:
         parts = torch.split(batch.tokens, list(batch.lengths))
         found = [self.material.source(sample, tokens) for sample, tokens in zip(samples, parts, strict=True)]
         taps, last = (torch.cat(each) for each in zip(*found, strict=True))
-        if self.plan.head.method == "eagle1" and self.plan.loss.noise:
+        if self.plan.head.method == "eagle1":
             return Features(with_noise(last, batch, self.plan.loss.noise, self._dice(step, samples)), last)
         return Features(taps, last)
 
