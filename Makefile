@@ -7,12 +7,13 @@ DEMO_OPTIONS ?=
 TEST_OPTIONS ?=
 CONFORMANCE_OPTIONS ?=
 
-.PHONY: help setup demo test test-triton conformance check clean
+.PHONY: help setup demo test test-triton support conformance check clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
 	@echo "make test    the test suite"
 	@echo "make test-triton  the Triton kernels in Triton's interpreter, then compiled for sm_90 (downloads 286 MB)"
+	@echo "make support the matrix of families and heads anew, and its page in docs"
 	@echo "make conformance  heads compared with ModelOpt, speculators and vLLM (downloads 4 GB into .conformance)"
 	@echo "make check   ruff, mypy --strict and the import layers"
 	@echo "make setup   only .venv with everything in it"
@@ -34,12 +35,16 @@ test-triton: $(INSTALLED)
 	tests/test_no_synchronisation.py
 	PYTHONPATH=.triton $(BIN)/python tests/triton_compile.py
 
+support: $(INSTALLED)
+	FORETOKEN_WRITE_SUPPORT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_support_matrix.py -k test_cell
+	$(BIN)/python scripts/support_page.py
+
 # Writes docs/conformance.md. Peers get environments of their own; heads to serve are trained on first use.
 conformance: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m conformance $(CONFORMANCE_OPTIONS)
 
 check: $(INSTALLED)
-	$(BIN)/ruff check src tests conformance
+	$(BIN)/ruff check src tests conformance scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -190,7 +190,6 @@ def serves(cell: Cell) -> None:
         got = llm.generate([prompt for prompt, _ in REQUESTS], [params for _, params in REQUESTS])
         assert [said(each) for each in got] == [said(each) for each in cell.target.expected]
         assert all(each.speculation.drafted_by.get(llm.method, 0) > 0 for each in got)
-        print(cell.target.name, cell.mode, branches, sum(e.speculation.accepted for e in got))
         check_idle(llm.engine)
 
 
@@ -199,6 +198,13 @@ STEPS: dict[str, Callable[[Cell], None]] = {
 }
 
 
+@pytest.fixture
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the time of three steps would go into their picture."""
+    monkeypatch.setattr("foretoken.train.journal.draw", lambda entries, file: None)
+
+
+@pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("method", METHODS)
 def test_cell(target: Target, method: str, data: Path, run: Any, tmp_path: Path) -> None:
     mode, options = METHODS[method]

@@ -30,7 +30,7 @@ def make_plan(output: Path, **chosen: Any) -> Plan:
     """Settings of a short run; keys go to the group that knows them."""
     values = {"taps": TAPS, "ttt_steps": 3, "lr": 3e-3, "training_seq_len": 128, "train_bs": 1, "max_steps": 6,
               "save_steps": 3, "logging_steps": 2, "output_dir": str(output), **chosen}  # fmt: skip
-    if values.get("mode") in ("medusa", "eagle1"):
+    if values.get("mode") in ("medusa", "eagle1", "draft"):
         values.pop("taps")
     groups = (HeadSettings, LossSettings, RunSettings, KeepSettings)
     plan = Plan(*(group(**{k: v for k, v in values.items() if k in group.model_fields}) for group in groups))

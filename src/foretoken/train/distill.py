@@ -6,7 +6,6 @@ part of the answers itself, and the target judges those. Legend: N tokens of a b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from foretoken.train.attention import UnrolledAttention
 from foretoken.train.batch import Batch
 from foretoken.train.loss import Judge, Report, Teacher, judge
 from foretoken.train.on_policy import rewrite
-from foretoken.train.settings import HeadSettings, LossSettings
+from foretoken.train.settings import HeadSettings, LossSettings, read_keys
 from foretoken.train.targets import Ends
 from foretoken.train.trainee import Student, computing_in
 
@@ -61,7 +60,7 @@ def new_draft(settings: HeadSettings, target: ModelConfig, directory: Path, devi
         target: facts of the target in `directory`.
 
     Raises:
-        ConfigError: a size is unknown, or both sizes and a model to start from are given.
+        ConfigError: a size is unknown, or no file is where `draft_config` says.
         CheckpointError: the sizes contradict each other, or the model to start from cannot be read.
         DraftMismatchError: that model has another vocabulary than the target.
     """
@@ -99,16 +98,7 @@ def _plain(target: ModelConfig) -> dict[str, Any]:
 
 def _sizes(file: str | None) -> dict[str, Any]:
     """Sizes from a JSON file."""
-    if file is None:
-        return {}
-    try:
-        found = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--draft-config {file}: {error.strerror}; expected a JSON file") from error
-    except ValueError as error:
-        raise ConfigError(f"--draft-config {file}: not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"--draft-config {file}: holds a {type(found).__name__}, expected an object of keys")
+    found = read_keys("--draft-config", file)
     if unknown := [key for key in found if key not in SIZES]:
         raise ConfigError(f"--draft-config {file}: {unknown_name('key', unknown[0], SIZES)}")
     return found

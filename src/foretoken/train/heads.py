@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from foretoken.errors import ConfigError, unknown_name
 from foretoken.model.config import ModelConfig, RopeConfig
 from foretoken.model.head_config import EagleConfig, HeadConfig, MedusaConfig, default_taps
 from foretoken.model.heads import EagleHead, MedusaHeads, initialise
-from foretoken.train.settings import HeadSettings
+from foretoken.train.settings import HeadSettings, read_keys
 
 THETA = 10000.0  # a draft's rotation is its own; this is what the published heads were trained with
 
@@ -66,7 +64,7 @@ def head_config(
             settings.medusa_own_heads,
         )  # fmt: skip
     version = 3 if settings.method == "eagle3" else 1
-    given = _read(settings.eagle_config) if architecture is None else architecture
+    given = read_keys("--eagle-config", settings.eagle_config) if architecture is None else architecture
     fixed = {
         "hidden_size": target.hidden_size, "vocab_size": target.vocab_size, "draft_vocab_size": draft_vocab_size,
         "use_aux_hidden_state": version == 3,
@@ -108,20 +106,6 @@ def _blocks(settings: HeadSettings, target: ModelConfig, given: Mapping[str, Any
         num_layers=layers, sliding_windows=(window,) * layers, rope=rope, dtype="bfloat16",
         **{"qkv_bias": biased, "out_bias": biased, "mlp_bias": False, **values},
     )  # fmt: skip
-
-
-def _read(file: str | None) -> Mapping[str, Any]:
-    if file is None:
-        return {}
-    try:
-        found = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--eagle-config {file}: {error.strerror}; expected a JSON file") from error
-    except ValueError as error:
-        raise ConfigError(f"--eagle-config {file}: not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"--eagle-config {file}: holds a {type(found).__name__}, expected an object of keys")
-    return found
 
 
 def _check_keys(given: Mapping[str, Any], fixed: Mapping[str, Any], file: str | None) -> None:

@@ -28,7 +28,6 @@ from foretoken.train.trainee import Student, Trainee, steps_of
 from foretoken.train.trainer import Judge, Material, Outcome, Plan, Trainer
 
 PREPARED = "data"  # samples made from files of conversations, within the output directory
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def train(
@@ -89,10 +88,10 @@ def _prepare(target: str, directory: Path, plan: Plan, data: DataSettings, place
 
 def _material(target: str, directory: Path, plan: Plan, samples: Prepared, parallel: Parallel) -> Material:
     device = parallel.device
-    stated = DTYPES[ModelConfig.from_hf(read_config(directory)).dtype]
+    stated = getattr(torch, ModelConfig.from_hf(read_config(directory)).dtype)
     if device.type == "cpu" and stated == torch.float16:
         stated = torch.bfloat16  # as the engine serves it there
-    computed = stated if plan.run.dtype == "auto" else DTYPES[plan.run.dtype]
+    computed = stated if plan.run.dtype == "auto" else getattr(torch, plan.run.dtype)
     ends = read_ends(directory, stated, device)
     student, taps = _student(target, directory, plan, samples, ends, computed)
     if plan.loss.on_policy and samples.hidden_states is not None:

@@ -5,11 +5,14 @@ Nothing here needs torch, so that a wrong option is refused before anything is l
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from foretoken.config import Positive, Settings
+from foretoken.errors import ConfigError
 
 MODES = ("eagle3", "eagle", "eagle1", "medusa", "draft")
 ALIASES = {"eagle": "eagle3"}  # a mode that names a family, and the member it stands for
@@ -235,3 +238,22 @@ class DataSettings(Settings):
 
 
 GROUPS: tuple[type[Settings], ...] = (HeadSettings, LossSettings, RunSettings, KeepSettings, DataSettings)
+
+
+def read_keys(option: str, file: str | None) -> dict[str, Any]:
+    """The JSON object in a file that an option names, an empty one for no file.
+
+    Raises:
+        ConfigError: there is no such file, or it holds something else.
+    """
+    if file is None:
+        return {}
+    try:
+        found = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{option} {file}: {error.strerror}; expected a JSON file") from error
+    except ValueError as error:
+        raise ConfigError(f"{option} {file}: not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{option} {file}: holds a {type(found).__name__}, expected an object of keys")
+    return found

@@ -26,7 +26,6 @@ from foretoken.train.targets import Ends, read_ends, run
 
 RANKS = 10  # guesses of a head that a tree may hold
 ANSWER = 64  # tokens that are generated to measure on
-STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def rank_rates(heads: MedusaHeads, ends: Ends, texts: Iterable[tuple[Tensor, Tensor, int]]) -> Tensor:
@@ -80,7 +79,7 @@ def write_tree(
     """
     place = resolve(embedded.target(target))
     device = llm.engine.table.table.device
-    ends = read_ends(place, STORED[llm.config.dtype], device)
+    ends = read_ends(place, getattr(torch, llm.config.dtype), device)
     heads = read_head(directory, ends.config, ends.head.dtype, device, pack=False).module
     if not isinstance(heads, MedusaHeads):
         raise ConfigError(f"--write-tree is for Medusa heads, {directory} holds an EAGLE head; leave it out")
@@ -93,7 +92,7 @@ def write_tree(
     paths = best_tree(rank_rates(heads, ends, zip(tokens, states, starts, strict=True)), nodes)
     if not paths:
         raise ConfigError(f"{directory}: not one guess was right in {len(texts)} answers; train the heads first")
-    stored = read_head(directory, ends.config, STORED[heads.config.dtype], "cpu", pack=False).module
+    stored = read_head(directory, ends.config, getattr(torch, heads.config.dtype), "cpu", pack=False).module
     assert isinstance(stored, MedusaHeads)
     stored.config = replace(stored.config, choices=paths)
     write_head(stored, directory, ends.config, target_name=target)
