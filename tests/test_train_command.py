@@ -60,6 +60,7 @@ def test_the_launch_scripts_lines_work(pair, data, tmp_path, run):
         (["--taps", "1,9,3", "--data", "{data}"], "expected different blocks from 0 to 2"),
         (["--mode", "eagle3", "--fc_bias", "--data", "{data}"], "fc_bias is for mode eagle1; leave it out for eagle3"),
         (["--mode", "eagle1", "--taps", TAPS, "--data", "{data}"], "taps is for mode eagle3"),
+        (["--mode", "eagle3", "--noise", "0.1", "--data", "{data}"], "--noise is for --mode eagle1"),
         (["--init_from", "head", "--fc_norm", "--data", "{data}"], "init_from keeps its architecture"),
         (["--mode", "medusa", "--draft_vocab_size", "8", "--data", "{data}"], "leave --draft-vocab-size out"),
         (["--training_seq_len", "200", "--taps", TAPS, "--data", "{empty}"], "no samples"),

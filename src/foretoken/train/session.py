@@ -22,7 +22,7 @@ from foretoken.model.head_config import EagleConfig
 from foretoken.train.distill import Distilled, new_draft
 from foretoken.train.heads import new_head
 from foretoken.train.parallel import Parallel
-from foretoken.train.settings import DataSettings
+from foretoken.train.settings import LOSS_ONLY_FOR, DataSettings
 from foretoken.train.targets import Ends, open_source, read_ends
 from foretoken.train.trainee import Student, Trainee, steps_of
 from foretoken.train.trainer import Judge, Material, Outcome, Plan, Trainer
@@ -122,11 +122,12 @@ def _student(
 
 def _check(plan: Plan) -> None:
     """Settings that contradict each other."""
-    draft, loss = plan.head.method == "draft", plan.loss
+    loss = plan.loss
+    for name, mode in LOSS_ONLY_FOR.items():
+        if plan.head.method != mode and getattr(loss, name) != type(loss).model_fields[name].default:
+            raise ConfigError(f"--{name.replace('_', '-')} is for --mode {mode}; leave it out for {plan.head.mode}")
     if not loss.on_policy:
         return
-    if not draft:
-        raise ConfigError(f"--on-policy is for --mode draft; leave it out for {plan.head.mode}")
     if loss.loss == "hard":
         raise ConfigError("--on-policy with --loss hard would teach the draft its own words; use kl, tv or lk")
     if plan.run.fsdp:

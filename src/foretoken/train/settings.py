@@ -25,6 +25,7 @@ ONLY_FOR = {
     "fc_bias": ("eagle1",),
     "draft_config": ("draft",),
 }
+LOSS_ONLY_FOR = {**dict.fromkeys(("feature_weight", "guess_weight", "noise"), "eagle1"), "on_policy": "draft"}
 
 Mode = Literal["eagle3", "eagle", "eagle1", "medusa", "draft"]
 Schedule = Literal["cosine", "linear", "constant"]
