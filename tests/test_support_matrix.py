@@ -55,7 +55,8 @@ REQUESTS = [
     for i, prompt in enumerate(prompts(4))
     for temperature in (0.0, 0.8)
 ]
-BRANCHES = (1, 3)  # a chain, and the tree of EAGLE-2; Medusa's tree is in its files
+# What is served, with how many branches: a chain, and EAGLE-2's tree. Medusa's tree is in our files, not in vLLM's.
+SERVED = {"medusa": (("vllm", 1), ("hf", 1)), "eagle1": (("hf", 1), ("hf", 3)), "eagle3": (("vllm", 1), ("hf", 3))}
 
 
 class Target(NamedTuple):
@@ -184,9 +185,8 @@ def reloads(cell: Cell) -> None:
 
 def serves(cell: Cell) -> None:
     """Token ids, text and log-probabilities are those of plain decoding, and drafts were made."""
-    draft = str(cell.place / "hf")
-    for branches in BRANCHES:
-        llm = make_llm(cell.target.directory, draft, tree_top_k=branches)
+    for engine, branches in SERVED[cell.mode]:
+        llm = make_llm(cell.target.directory, str(cell.place / engine), tree_top_k=branches)
         got = llm.generate([prompt for prompt, _ in REQUESTS], [params for _, params in REQUESTS])
         assert [said(each) for each in got] == [said(each) for each in cell.target.expected]
         assert all(each.speculation.drafted_by.get(llm.method, 0) > 0 for each in got)
