@@ -149,6 +149,17 @@ def test_every_family_reads_the_hidden_states_that_transformers_reports_and_lear
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
 
 
+def test_noise_disturbs_what_eagle1_reads_in_training_only():
+    tokens = tokens_of()
+
+    def loss(width: float, *, training: bool) -> float:
+        model = convert(llama(num_hidden_layers=3), "eagle1", {"noise": width}).train(training)
+        return model(input_ids=tokens, labels=tokens).loss.item()
+
+    assert loss(2.0, training=True) != loss(0.0, training=True)
+    assert loss(2.0, training=False) == loss(0.0, training=False)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_changes_nothing(mode, side):
