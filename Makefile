@@ -5,12 +5,14 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 DEMO_OPTIONS ?=
 TEST_OPTIONS ?=
+SERVE_OPTIONS ?=
 CONFORMANCE_OPTIONS ?=
 
 .PHONY: help setup demo test test-triton support conformance check clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
+	@echo "make serve   the embedded target and its head as an OpenAI-compatible server on port 8000"
 	@echo "make test    the test suite"
 	@echo "make test-triton  the Triton kernels in Triton's interpreter, then compiled for sm_90 (downloads 286 MB)"
 	@echo "make support the matrix of families and heads anew, and its page in docs"
@@ -23,6 +25,9 @@ setup: $(INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/foretoken demo $(DEMO_OPTIONS)
+
+serve: $(INSTALLED)
+	$(BIN)/foretoken serve --draft embedded-eagle3 --port 8000 $(SERVE_OPTIONS)
 
 # One compute thread per test process: two processes of small models use two cores better than one of two threads.
 test: $(INSTALLED)
