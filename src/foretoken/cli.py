@@ -92,8 +92,12 @@ def _command(name: str) -> Callable[..., None]:
     """A command's module as a function with one parameter per option."""
     module = import_module(module_name(name))
 
-    def run(argument: Any = None, debug: bool = False, **values: Any) -> None:
-        raise SystemExit(_guarded(lambda: module.command(argument, values), debug))
+    def run(context: typer.Context, argument: Any = None, debug: bool = False, **values: Any) -> None:
+        from foretoken.commands.options import Chosen
+
+        sources = {name: context.get_parameter_source(name) for name in values}
+        given = (name for name, source in sources.items() if source is not None and source.name != "DEFAULT")
+        raise SystemExit(_guarded(lambda: module.command(argument, Chosen(values, given)), debug))
 
     run.__doc__ = module.command.__doc__
     signature = _signature(_arguments(module), module.OPTIONS)
@@ -152,11 +156,12 @@ def _arguments(module: ModuleType) -> list[inspect.Parameter]:
 
 
 def _signature(arguments: Sequence[inspect.Parameter], options: Sequence[Option]) -> inspect.Signature:
-    """The parameters that typer reads: the argument, the options, and --debug."""
+    """The parameters that typer reads: its own context, the argument, the options, and --debug."""
     kind = inspect.Parameter.KEYWORD_ONLY
     debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error.")]
     return inspect.Signature(
         [
+            inspect.Parameter("context", kind, annotation=typer.Context),
             *arguments,
             *(inspect.Parameter(o.name, kind, default=o.default, annotation=_annotation(o)) for o in options),
             inspect.Parameter("debug", kind, default=False, annotation=debug),

@@ -186,6 +186,8 @@ class EngineConfig(Settings):
             8-bit activations, int8 has a scale per output, int4 per 32 inputs, int4_g128 per 128.
         draft_quantization: the same for a draft model.
         cuda_graphs: on CUDA, capture whole decoding steps and run them one ahead of the host; the CPU has no graphs.
+        tokenizer: directory or Hub id of another tokenizer for the same token ids; None is the target's.
+        chat_template: file of a chat template in Jinja, or its text; None is the tokenizer's.
     """
 
     dtype: DType = "auto"
@@ -198,6 +200,8 @@ class EngineConfig(Settings):
     quantization: Quantization = "none"
     draft_quantization: Quantization = "none"
     cuda_graphs: bool = True
+    tokenizer: str | None = None
+    chat_template: str | None = None
 
 
 class ServerConfig(Settings):
@@ -214,6 +218,7 @@ class ServerConfig(Settings):
         max_body: bytes of a request's body at most.
         drain_seconds: how long open requests may go on after SIGTERM or the first SIGINT.
         cors_origin: web origins whose pages may call this server, repeatable; "*" is every one, none is off.
+        log_level: the least important messages that are logged.
     """
 
     host: str = "127.0.0.1"
@@ -225,3 +230,4 @@ class ServerConfig(Settings):
     max_body: Annotated[int, Field(ge=1024)] = 8 * 2**20
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     cors_origin: Names = ()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -33,6 +33,23 @@ def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> Temp
     return found or named_templates(tokenizer_config.get("chat_template"))
 
 
+def read_template(given: str) -> str:
+    """A chat template from a file, or from its text: no file's name has the braces that every template needs.
+
+    Raises:
+        CheckpointError: the file cannot be read, or the template is not valid.
+    """
+    text = given
+    if "{" not in given:
+        try:
+            text = Path(given).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"chat template {given}: {reason}; expected a file or a text in Jinja") from error
+    _compile(text)
+    return text
+
+
 def named_templates(stated: object) -> Templates:
     """The three forms of a template in tokenizer_config.json: one text, a list of named texts, or nothing.
 

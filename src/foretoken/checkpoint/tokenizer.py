@@ -15,7 +15,16 @@ from typing import Any
 
 import tokenizers
 
-from foretoken.checkpoint.chat import Marked, Message, Templates, named_templates, read_templates, render, render_marked
+from foretoken.checkpoint.chat import (
+    Marked,
+    Message,
+    Templates,
+    named_templates,
+    read_template,
+    read_templates,
+    render,
+    render_marked,
+)
 from foretoken.checkpoint.hub import read_json, transformers_tokenizer
 from foretoken.errors import CheckpointError, DraftMismatchError, RequestError, UnsupportedModelError
 
@@ -75,6 +84,14 @@ class Tokenizer:
         self._byte_level = _byte_signs() if b'"ByteLevel"' in decoder else None
         self._space_signs = SPACE_SIGN.encode() in decoder or b'"Metaspace"' in decoder
         self.vocab_size: int = max(backend.get_vocab().values(), default=-1) + 1
+
+    def with_chat_template(self, given: str) -> Tokenizer:
+        """This tokenizer with another chat template, given as a file or as its text.
+
+        Raises:
+            CheckpointError: the file cannot be read, or the template is not valid.
+        """
+        return Tokenizer(self._backend, self._special_tokens, {"default": read_template(given)}, self.eos_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` adds what the model expects around a prompt, such as BOS."""
@@ -177,8 +194,12 @@ def _byte_signs() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
+def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
     """The tokenizer of a checkpoint directory.
+
+    Args:
+        directory: where the tokenizer's files are.
+        model: the checkpoint whose end tokens count, if another.
 
     Raises:
         CheckpointError: its files are missing or damaged.
@@ -187,8 +208,8 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     config = read_json(directory / "config.json") or {}
     settings = read_json(directory / "tokenizer_config.json") or {}
     content = read_json(directory / "tokenizer.json")
-    generation = read_json(directory / "generation_config.json") or {}
-    eos_ids = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
+    ends = [read_json((model or directory) / name) or {} for name in ("generation_config.json", "config.json")]
+    eos_ids = [index for stated in ends for index in _ids(stated.get("eos_token_id"))]
     if content is not None and _is_taken_as_is(directory, config, settings, content):
         named = {key: _text(settings[key]) for key in NAMED if settings.get(key)}
         return Tokenizer(_backend(directory), named, read_templates(directory, settings), eos_ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -24,6 +24,18 @@ ALIASES = {
     "bad_words": ("--bad-word",),
     "kv_cache_max_tokens": ("--kv-cache-tokens",),
 }
+
+
+class Chosen(dict[str, Any]):
+    """Values of all options.
+
+    Attributes:
+        given: the names of those that the user gave, at their default or not.
+    """
+
+    def __init__(self, values: Values, given: Iterable[str]) -> None:
+        super().__init__(values)
+        self.given = frozenset(given)
 
 
 class Option(NamedTuple):
@@ -211,10 +223,10 @@ def _is_table(hint: Any) -> bool:
     return any(isinstance(kind := get_origin(part), type) and issubclass(kind, Mapping) for part in _parts(hint))
 
 
-def _table(name: str, given: str | None) -> dict[int, int] | None:
-    """Integers by integers from "1:4,8:2" or from JSON, whose keys are strings."""
-    if given is None:
-        return None
+def _table(name: str, given: str | Mapping[int, int] | None) -> dict[int, int] | None:
+    """Integers by integers from "1:4,8:2" or from JSON, whose keys are strings; a table stays one."""
+    if given is None or isinstance(given, Mapping):
+        return None if given is None else dict(given)
     pairs = [part.split(":") for part in re.sub(r'[{}"\s]', "", given).split(",")]
     try:
         table = {int(key): int(value) for key, value in pairs}

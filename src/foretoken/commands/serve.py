@@ -7,24 +7,38 @@ import os
 from typing import Any
 
 from foretoken.commands.models import model_names, open_llm
-from foretoken.commands.options import CACHE, Option, Values, engine_options, settings_of, settings_options
+from foretoken.commands.options import CACHE, Chosen, Option, Values, engine_options, settings_of, settings_options
+from foretoken.commands.resolution import Resolution, check_choice, foreign_options, resolve
 from foretoken.config import EngineConfig, KVCacheConfig, ServerConfig, SpeculativeConfig
 from foretoken.errors import ConfigError
 
-OPTIONS: tuple[Option, ...] = (*settings_options(ServerConfig), *engine_options())
+OPTIONS: tuple[Option, ...] = (*settings_options(ServerConfig), *engine_options(), *foreign_options())
 KEYS_VARIABLE = "FORETOKEN_API_KEY"
+LOG = logging.getLogger("foretoken")
+PREFIXES = {"kv_cache": CACHE}  # of the names of options, by group of the resolved configuration
 
 
-def command(model: str | None, values: Values) -> int:
-    """Serve a model over HTTP as OpenAI's API does. Drafts change the speed, never a token."""
-    server = server_config(values)
+def command(model: str | None, values: Chosen) -> int:
+    """Serve a model over HTTP as OpenAI's API does. Drafts change the speed, never a token.
+
+    Takes the options of `trtllm-serve` and `vllm serve` too, and TensorRT-LLM's YAML file.
+    """
+    resolution = resolve(model, values)
+    server = server_config(resolution.values)
+    info = resolved(model, resolution, server)
     try:
         from foretoken.server.run import bind, serve
     except ImportError as error:
         raise ConfigError(f"serving needs {error.name}; it is not there: pip install 'foretoken[server]'") from None
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    for line in described(info):
+        LOG.info(line)
+    for note in resolution.notes:
+        LOG.warning(note)
     with bind(server) as bound:
-        serve(open_llm(model, values), bound, server, resolved(model, values, server))
+        llm = open_llm(model, resolution.values)
+        check_choice(resolution, llm.method)
+        serve(llm, bound, server, info)
     return 0
 
 
@@ -41,8 +55,9 @@ def server_config(values: Values) -> ServerConfig:
     return ServerConfig(**{**chosen, "api_key": given})
 
 
-def resolved(model: str | None, values: Values, server: ServerConfig) -> dict[str, Any]:
-    """The configuration as it came out, without secrets: what /server_info shows."""
+def resolved(model: str | None, resolution: Resolution, server: ServerConfig) -> dict[str, Any]:
+    """The configuration as it came out, where it was said, and what has no effect; no secrets: for /server_info."""
+    values = resolution.values
     speculative = SpeculativeConfig(**settings_of(SpeculativeConfig, values))
     target, draft = model_names(model, values["draft"], speculative.method)
     keys = {"api_key": len(server.api_key)}
@@ -53,4 +68,23 @@ def resolved(model: str | None, values: Values, server: ServerConfig) -> dict[st
         "engine": EngineConfig(**settings_of(EngineConfig, values)).model_dump(mode="json"),
         "kv_cache": KVCacheConfig(**settings_of(KVCacheConfig, values, CACHE)).model_dump(mode="json"),
         "server": server.model_dump(mode="json") | keys,
+        "origins": resolution.origins,
+        "notes": resolution.notes,
     }
+
+
+def described(info: dict[str, Any]) -> list[str]:
+    """The resolved configuration for people: a line per group, and in brackets where a value was said."""
+    origins: dict[str, str] = info["origins"]
+    lines = [_said("model", info["model"], origins) + ", " + _said("draft", info["draft"], origins)]
+    for group, settings in info.items():
+        if isinstance(settings, dict) and settings is not origins:
+            prefix = PREFIXES.get(group, "")
+            said = (_said(name, value, origins, prefix) for name, value in settings.items())
+            lines.append(f"{group}: {', '.join(said)}")
+    return lines
+
+
+def _said(name: str, value: Any, origins: dict[str, str], prefix: str = "") -> str:
+    origin = origins.get(prefix + name)
+    return f"{name} = {value}" + (f" [{origin}]" if origin else "")

@@ -69,7 +69,7 @@ def load_models(
         raise ConfigError(
             f"max_seq_len {limit} exceeds the {stated.max_position} positions that {model} was made for; lower it"
         )
-    tokenizer = load_tokenizer(directory)
+    tokenizer = _tokenizer(directory, stated, config)
     device = _device(config.device)
     dtype = _dtype(config.dtype, stated, device)
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
@@ -92,6 +92,18 @@ def load_models(
         if isinstance(decoder, Decoder):
             decoder.set_deterministic(deterministic)
     return Loaded(target, guesser, tokenizer, limit)
+
+
+def _tokenizer(directory: Path, target: ModelConfig, config: EngineConfig) -> Tokenizer:
+    """The target's tokenizer, or what the settings put in its place."""
+    place = directory if config.tokenizer is None else resolve(embedded.target(config.tokenizer), None)
+    tokenizer = load_tokenizer(place, directory)
+    if config.tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
+        raise ConfigError(
+            f"tokenizer {config.tokenizer} has {tokenizer.vocab_size} tokens and the target {target.vocab_size} rows; "
+            "expected a tokenizer that the target was made for"
+        )
+    return tokenizer if config.chat_template is None else tokenizer.with_chat_template(config.chat_template)
 
 
 def _load_draft(

@@ -1,0 +1,1 @@
+"""Configuration written for other servers, translated into ours: pure data in, settings and notes out."""
