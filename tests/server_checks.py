@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -38,14 +38,14 @@ class Running(NamedTuple):
 
 
 @contextmanager
-def running(llm: LLM, **settings: Any) -> Iterator[Running]:
+def running(llm: LLM, info: Mapping[str, Any] | None = None, **settings: Any) -> Iterator[Running]:
     """A server of `llm`, which ends with the block; settings are those of `ServerConfig`."""
     config = ServerConfig(**{"port": 0, "drain_seconds": 0.0, **settings})
     ready, made = threading.Event(), []
     bound = bind(config)
 
     async def main() -> None:
-        server = make_server(llm, config, {"model": MODEL}, ready.set)
+        server = make_server(llm, config, info or {"model": MODEL}, ready.set)
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         client = httpx.Client(base_url=url, timeout=60)
         made.append(Running(url, server, llm, asyncio.get_running_loop(), client))

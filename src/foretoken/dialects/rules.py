@@ -135,7 +135,7 @@ def translate(
         if key not in table:
             if elsewhere and key in elsewhere:
                 raise ConfigError(f"{place}{key} {elsewhere[key]}; leave it out")
-            raise ConfigError(f"{place}{unknown_name('key', str(key), table)}")
+            raise ConfigError(f"{place.rstrip(' .:')}: {unknown_name('key', str(key), table)}")
         result.add(apply(table[key], value, f"{place}{key}"))
     return result
 

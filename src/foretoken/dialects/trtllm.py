@@ -88,7 +88,7 @@ COMMON: Table = {
 }  # fmt: skip
 MIXED = Only((), "drafters are mixed by decoding_type AUTO; leave it out")
 EAGLE: Table = {
-    "use_dynamic_tree": NoEffect(bool, "dynamic_tree_max_topK says it: 1 is a chain, more is a tree", (True,)),
+    "use_dynamic_tree": Only((True, False), "expected true, with dynamic_tree_max_topK, or false for a chain"),
     "dynamic_tree_max_topK": Sets("tree_top_k"),
     "eagle_choices": Only((), "trees of fixed shape are not supported; set use_dynamic_tree and dynamic_tree_max_topK"),
     "greedy_sampling": NoEffect(bool, "drafts are drawn as the target draws, at any temperature", (True,)),
@@ -102,7 +102,7 @@ EAGLE: Table = {
 }
 NGRAM: Table = {
     "max_matching_ngram_size": Sets("max_matching_ngram_size"),
-    "is_keep_all": NoEffect(bool, "all matches are kept", (True,)),
+    "is_keep_all": NoEffect(bool, "one place is kept per n-gram, the newest or the oldest", (False,)),
     "is_use_oldest": Sets("is_use_oldest"),
     "is_public_pool": Sets("is_public_pool"),
 }
@@ -146,7 +146,7 @@ CACHE: Table = {
     "iteration_stats_interval": NoEffect(int, METRICS),
     "use_uvm": Only((False,), "pages are in the device's own memory"),
     "use_kv_cache_manager_v2": NoEffect(str, "there is one cache manager", ("auto",)),
-    "max_util_for_resume": NoEffect(float, "no running sequence is suspended"),
+    "max_util_for_resume": NoEffect(float, "a sequence that lost its pages starts again as soon as there are some"),
     "block_reuse_config": NoEffect(dict, "any page may be reused; enable_block_reuse turns it off"),
     "cross_kv_cache_fraction": Only((), "served models have no encoder"),
 }
@@ -212,7 +212,7 @@ TOP: Table = {
     "nvfp4_gemm_config": NoEffect(dict, KERNELS),
     "torch_compile_config": NoEffect(dict, KERNELS),
     "prefill_cuda_graph_backend": NoEffect(str, "decoding steps are what is captured", ("disabled",)),
-    "scheduler_config": NoEffect(dict, "requests are taken in order, and a running one is never evicted"),
+    "scheduler_config": NoEffect(dict, "first come, first served; the newest sequence starts again when pages run out"),
     "batch_wait_timeout_ms": NoEffect(float, "a step never waits for more requests", (0,)),
     "batch_wait_timeout_iters": NoEffect(int, "a step never waits for more requests", (0,)),
     "batch_wait_max_tokens_ratio": NoEffect(float, "a step never waits for more requests", (0,)),

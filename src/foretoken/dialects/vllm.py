@@ -32,7 +32,7 @@ NO_METHODS = {
 }
 INHERITED = "the draft is computed as the target is; leave it out"
 LOSSY = "only the exact rule is offered, which accepts what the target draws; leave it out"
-CACHE_IS_SHARED = "drafts never take anything from the prefix cache"
+CACHE_IS_SHARED = "no page of the prefix cache is given up for drafts"
 
 
 def method(stated: Any) -> str:
@@ -85,7 +85,7 @@ COMMON: Table = {
     "draft_load_config": Only((), "weights are loaded from the draft's files; leave it out"),
     "max_model_len": NoEffect(int, "a draft goes on to the end of the target's context"),
     "index_share_for_mtp_iteration": NoEffect(bool, "it is for MTP"),
-    "disable_padded_drafter_batch": NoEffect(bool, "rows of a batch are not padded"),
+    "disable_padded_drafter_batch": NoEffect(bool, "it changes how a batch is laid out, not what is drafted"),
     "disable_eagle_block_drop": NoEffect(bool, CACHE_IS_SHARED),
     "disable_lookahead_block_hashes": NoEffect(bool, CACHE_IS_SHARED),
     "use_local_argmax_reduction": NoEffect(bool, "the model runs in one process"),
