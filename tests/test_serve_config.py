@@ -23,8 +23,8 @@ PLAYBOOKS = Path(__file__).parent / "playbooks"
 # The bodies that the documents send with curl, word by word.
 TRAIN = (
     "Solve the following problem step by step. If a train travels 180 km in 3 hours, and then slows down by 20% for "
-    "the next 2 hours, what is the total distance traveled? Show all intermediate calculations and provide a final numeric "
-    "answer."
+    "the next 2 hours, what is the total distance traveled? Show all intermediate calculations and provide a final "
+    "numeric answer."
 )
 COMPLETIONS = [
     {"model": "openai/gpt-oss-120b", "prompt": TRAIN, "max_tokens": 300, "temperature": 0.7},

@@ -26,7 +26,7 @@ TITLES: tuple[tuple[str, Table], ...] = (
 
 def markdown() -> str:
     """All tables; keys of one fate share a row."""
-    return "\n".join(line for title, table in TITLES for line in _table(title, table))
+    return "\n".join(line for title, table in TITLES for line in _table(title, table)).rstrip() + "\n"
 
 
 def _table(title: str, table: Table) -> Iterator[str]:
