@@ -93,7 +93,7 @@ def test_export_says_what_was_assumed(run: Any, pair: Pair, foreign: Path, tmp_p
     ("arguments", "words"),
     [
         (("residual", "--to", "sglang"), ["SGLang", "norm_before_residual"]),
-        (("eagle3", "--to", "vllm"), ["vLLM", "2 taps"]),
+        (("residual", "--to", "trtllm"), ["TensorRT-LLM", "norm_before_residual"]),
         (("medusa", "--to", "speculators"), ["speculators", "Medusa"]),
         (("eagle", "--to", "trtllm"), ["TensorRT-LLM", "EAGLE-1"]),
         (("eagle3", "--to", "vlm"), ["did you mean 'vllm'"]),
@@ -140,9 +140,9 @@ def examine(run: Any, pair: Pair, head: Path, *more: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "kind", "engines"),
     [
-        ("eagle3", "EAGLE-3", {"TensorRT-LLM", "speculators"}),
-        ("eagle3.1", "EAGLE-3.1", {"TensorRT-LLM", "speculators"}),
-        ("residual", "EAGLE-3", {"speculators"}),
+        ("eagle3", "EAGLE-3", {"vLLM", "SGLang", "TensorRT-LLM", "speculators"}),
+        ("eagle3.1", "EAGLE-3.1", {"vLLM", "SGLang", "TensorRT-LLM", "speculators"}),
+        ("residual", "EAGLE-3", {"vLLM", "speculators"}),
         ("eagle", "EAGLE-1 (also EAGLE-2's)", {"vLLM", "SGLang"}),
         ("medusa", "Medusa", {"vLLM"}),
     ],

@@ -46,7 +46,7 @@ def command(name: str, values: Values) -> int:
 
     target = embedded.target(values["target"])
     shape = ModelConfig.from_hf(read_config(resolve(target)))
-    found, loaded = diagnose(resolve(name), shape)
+    found, loaded = diagnose(resolve(embedded.draft(name)), shape)
     if not values["json"]:
         _show(found)
     engine = {"speculative": speculative, "dtype": values["dtype"], "device": values["device"]}

@@ -39,7 +39,7 @@ def command(name: str, values: Values) -> int:
     if values["to"] not in ENGINES:
         raise ConfigError(unknown_name("engine", values["to"], ENGINES))
     target = ModelConfig.from_hf(read_config(resolve(embedded.target(values["target"]))))
-    directory = resolve(name)
+    directory = resolve(embedded.draft(name))
     dtype = stored_dtype(directory) if values["dtype"] is None else getattr(torch, values["dtype"])
     loaded = read_head(directory, target, dtype, "cpu", pack=False)
     head = loaded.module if taps is None else with_taps(loaded.module, taps, target)

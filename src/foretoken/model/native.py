@@ -169,7 +169,7 @@ class NativeDecoder(_Compiled):
     def of(decoder: Decoder) -> NativeDecoder | None:
         """The compiled form of a decoder, None where the kernels are missing or cannot compute it."""
         kernels, head = library(), _head(decoder)
-        if kernels is None or head is None:
+        if kernels is None or head is None or head.native is None:
             return None
         config, rope, ids = decoder.config, decoder.rope_tables, torch.arange(head.out_features)
         parts = Parts(config, _blocks(decoder), rope, decoder.embed, decoder.norm, head, ids)

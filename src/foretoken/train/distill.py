@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from foretoken import embedded
 from foretoken.checkpoint.hub import read_config, resolve
 from foretoken.checkpoint.load import load_parameters, read_tensors
 from foretoken.checkpoint.mapping import rules_for
@@ -105,7 +106,7 @@ def _sizes(file: str | None) -> dict[str, Any]:
 
 
 def _started(settings: HeadSettings, target: ModelConfig, directory: Path, device: torch.device) -> Draft:
-    place = resolve(str(settings.init_from))
+    place = resolve(embedded.draft(str(settings.init_from)))
     stated = read_config(place)
     config = ModelConfig.from_hf(stated)
     if config.vocab_size != target.vocab_size:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken import embedded
 from foretoken.checkpoint.heads import read_head
 from foretoken.checkpoint.hub import resolve
 from foretoken.data.extraction import parse_taps
@@ -155,7 +156,7 @@ def empty_head(config: HeadConfig) -> EagleHead | MedusaHeads:
 def _warm(
     settings: HeadSettings, target: ModelConfig, draft_ids: Tensor | None, device: torch.device
 ) -> EagleHead | MedusaHeads:
-    loaded = read_head(resolve(str(settings.init_from)), target, torch.float32, device, pack=False)
+    loaded = read_head(resolve(embedded.draft(str(settings.init_from))), target, torch.float32, device, pack=False)
     config, head = loaded.config, loaded.module
     found = "medusa" if isinstance(config, MedusaConfig) else f"eagle{config.version}"
     if found != settings.method:
