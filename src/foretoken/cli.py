@@ -131,7 +131,9 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
     except OSError as error:
         if debug:
             traceback.print_exc()
-        print(f"error: the output cannot be written: {error.strerror or error}", file=sys.stderr)
+        reason = error.strerror or error
+        what = "the output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
+        print(f"error: {what}: {reason}", file=sys.stderr)
         _drop_output()
         return 2
     return code

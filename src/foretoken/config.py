@@ -24,6 +24,7 @@ MODEL_METHODS = {
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int8_weight_only", "int4", "int4_g128"]
 Positive = Annotated[int, Field(ge=1)]
+MOST_THREADS = 1024  # more than any machine this is for, and few enough to start
 # A command line has lists, and None where nothing was said.
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: _listed(given))]
 S = TypeVar("S", bound="Settings")
@@ -51,8 +52,9 @@ class Settings(BaseModel):
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(str(part) for part in problem["loc"])
-            name = f"{type(self).__name__}.{where}" if where else type(self).__name__
-            raise ConfigError(f"{name} = {problem['input']!r}: {problem['msg']}") from error
+            if not where:  # of several keys together, which the message names
+                raise ConfigError(f"{type(self).__name__}: {problem['msg'].removeprefix('Value error, ')}") from error
+            raise ConfigError(f"{type(self).__name__}.{where} = {problem['input']!r}: {problem['msg']}") from error
 
     @classmethod
     def of(cls: type[S], given: S | Mapping[str, Any] | None) -> S:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from foretoken.checkpoint.paths import user_path
 from foretoken.errors import ConfigError
 
 SCHEMA: Literal["foretoken-bench-1"] = "foretoken-bench-1"
@@ -318,7 +319,7 @@ def read_runs(places: Sequence[str]) -> list[Run]:
     """
     files: list[Path] = []
     for place in places:
-        path = Path(place).expanduser()
+        path = user_path(place)
         found = sorted(path.glob("bench-*.json")) if path.is_dir() else [path]
         if not found:
             raise ConfigError(f"{place} holds no bench-*.json; expected what `foretoken bench --out {place}` writes")

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretoken.checkpoint.paths import user_path
 from foretoken.errors import CheckpointError, HubError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def resolve(
         CheckpointError: `model` is written as a path and is not a readable directory.
         HubError: the repository is unknown, closed, out of reach or not wholly in the cache.
     """
-    path = Path(model).expanduser()
+    path = user_path(model)
     try:
         if path.is_dir():
             return path
@@ -114,7 +115,7 @@ def read_json(file: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read ({error.strerror}); check its permissions") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not valid JSON ({error}); download it again") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds a {type(content).__name__}, expected a JSON object; download it again")

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from foretoken.checkpoint.paths import user_path
 from foretoken.commands.models import open_llm
 from foretoken.commands.options import CACHE, Option, Values, engine_options, refuse_given
 from foretoken.commands.progress import open_progress
@@ -102,7 +103,7 @@ def _writable(out: str | None) -> Path | None:
     """The directory for results, made now rather than after an hour of measuring."""
     if out is None:
         return None
-    path = Path(out).expanduser()
+    path = user_path(out)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

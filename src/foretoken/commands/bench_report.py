@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from foretoken.checkpoint.paths import user_path
 from foretoken.commands.options import Argument, Option, Values
 
 ARGUMENT = Argument(list[str], "directories or files that `foretoken bench --out` wrote.", "RUNS...")
@@ -16,8 +15,8 @@ def command(places: list[str], values: Values) -> int:
     from foretoken.bench.report import write_report
 
     runs = read_runs(places)
-    first = Path(places[0]).expanduser()
-    out = Path(values["out"]).expanduser() if values["out"] else first if first.is_dir() else first.parent
+    first = user_path(places[0])
+    out = user_path(values["out"]) if values["out"] else first if first.is_dir() else first.parent
     for file in write_report(runs, out):
         print(file)
     return 0

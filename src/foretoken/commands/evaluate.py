@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretoken import embedded
+from foretoken.commands.models import use_threads
 from foretoken.commands.options import Argument, Option, Values, settings_options
 from foretoken.config import EngineConfig
 from foretoken.errors import ConfigError
@@ -47,20 +47,18 @@ def command(head: str, values: Values) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected {least} to {most}")
     engine = {name: values[name] for name in RUN}
     EngineConfig(**engine)
-
-    import torch
+    use_threads(values["threads"])
 
     from foretoken.train.evaluate import Asked, judge, open_llm, read_questions
 
-    if values["threads"] is not None:
-        torch.set_num_threads(values["threads"])
     asked = Asked(values["max_draft_len"], values["osl"], values["temperature"], values["seed"], engine)
     llm = open_llm(values["target"], head, asked)
     questions = read_questions(values["data"], llm, values["num_samples"], asked.tokens)
     if values["write_tree"] is not None:
+        from foretoken.checkpoint.hub import resolve
         from foretoken.train.static_tree import write_tree
 
-        paths = write_tree(Path(head), values["target"], llm, questions, values["write_tree"])
+        paths = write_tree(resolve(head), values["target"], llm, questions, values["write_tree"])
         print(f"{head}: a tree of {len(paths)} nodes, at most {max(map(len, paths))} deep")
         llm = open_llm(values["target"], head, asked)
     found = judge(llm, questions, asked)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from foretoken import embedded
+from foretoken.checkpoint.paths import user_path
 from foretoken.commands.options import Argument, Option, Values
 from foretoken.errors import ConfigError, unknown_name
 
@@ -43,7 +42,7 @@ def command(name: str, values: Values) -> int:
     dtype = stored_dtype(directory) if values["dtype"] is None else getattr(torch, values["dtype"])
     loaded = read_head(directory, target, dtype, "cpu", pack=False)
     head = loaded.module if taps is None else with_taps(loaded.module, taps, target)
-    output = Path(values["output"])
+    output = user_path(values["output"])
     advice = write_head(
         head, output, target, layout=values["to"], target_name=values["target"], dtype=dtype, force=values["force"]
     )

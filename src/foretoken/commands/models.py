@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 from foretoken import embedded
 from foretoken.commands.options import CACHE, Values, settings_of
-from foretoken.config import MODEL_METHODS, EngineConfig, KVCacheConfig, SpeculativeConfig
+from foretoken.config import MODEL_METHODS, MOST_THREADS, EngineConfig, KVCacheConfig, SpeculativeConfig
 from foretoken.errors import ConfigError
-
-MOST_THREADS = 1024
 
 if TYPE_CHECKING:
     from foretoken.engine.llm import LLM

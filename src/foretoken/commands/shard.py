@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from foretoken.checkpoint.paths import user_path
 from foretoken.commands.options import Option, Values, refuse_given
 from foretoken.errors import ConfigError
 
@@ -44,4 +45,4 @@ def _path(values: Values, name: str) -> Path:
     """A path that is needed."""
     if values[name] is None:
         raise ConfigError(f"--{name.replace('_', '-')} is missing; see foretoken shard --help")
-    return Path(values[name]).expanduser()
+    return user_path(values[name])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from foretoken import embedded
+from foretoken.checkpoint.paths import user_path
 from foretoken.commands.models import open_llm
 from foretoken.commands.options import Option, Values, engine_options, refuse_given
 from foretoken.commands.progress import open_progress
@@ -113,7 +114,7 @@ def _check(values: Values) -> tuple[Path | None, Path]:
         refuse_given(REMOTE, values, "asking a server: give --url too")
     else:
         refuse_given(ENGINE, values, "an engine in this process: leave out --url")
-    output = Path(values["output"]).expanduser()
+    output = user_path(values["output"])
     return _check_data(values, output), output
 
 
@@ -133,7 +134,7 @@ def _check_data(values: Values, output: Path) -> Path | None:
     refuse_given(SELF, values, "conversations without data: give --self-prompts too")
     if values["data"] is None:
         raise ConfigError("--data is missing; expected --data FILE, or --self-prompts COUNT to do without")
-    data = Path(values["data"]).expanduser()
+    data = user_path(values["data"])
     if data.resolve() == output.resolve():
         raise ConfigError(f"--output {output} is the data; expected another file")
     if not data.is_file():
@@ -150,7 +151,7 @@ def _name(model: str | None, values: Values) -> str:
         return name or asyncio.run(_listed(values))
     if name is None or name == embedded.NAME:
         return embedded.NAME
-    directory = Path(name).expanduser()
+    directory = user_path(name)
     return str(directory.resolve()) if directory.is_dir() else name
 
 

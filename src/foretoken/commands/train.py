@@ -99,9 +99,19 @@ def _use_threads(run: RunSettings) -> None:
 
 def _start(target: str, values: Values, run: RunSettings) -> int:
     """Runs the same command in several processes that know of each other; the first that fails ends the others."""
+    _check_devices(run)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(run.num_gpu)]
     command = [*launcher, "-m", "foretoken.cli", "train", target, *_spelled(values)]
     return subprocess.run(command, check=False).returncode
+
+
+def _check_devices(run: RunSettings) -> None:
+    """Refuses more processes than there are devices."""
+    import torch
+
+    devices = torch.cuda.device_count()
+    if run.device != "cpu" and devices and run.num_gpu > devices:
+        raise ConfigError(f"--num-gpu {run.num_gpu}: this machine has {devices} GPUs; expected at most so many")
 
 
 def _spelled(values: Values) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from foretoken.checkpoint.paths import user_path
 from foretoken.errors import DataError
 
 CONVERSATION_KEYS = ("conversations", "messages")
@@ -71,7 +72,7 @@ def read_rows(file: str | Path) -> Iterator[Row]:
     Raises:
         DataError: the file cannot be read, is not UTF-8, or a line is no JSON object.
     """
-    path = Path(file).expanduser()
+    path = user_path(file)
     try:
         with path.open("rb") as stream:
             head = stream.read(4096).removeprefix(BOM).lstrip()

@@ -98,7 +98,7 @@ def parse_taps(text: str, layers: int) -> tuple[int, ...]:
         return ()
     if text == "eagle3":
         return default_taps(3, layers)
-    if not re.fullmatch(r"\d+( *, *\d+)*", text):
+    if not re.fullmatch(r"\d{1,9}( *, *\d{1,9})*", text):
         raise ConfigError(f"--taps {text!r}: expected eagle3, eagle1, medusa, or blocks from 0 such as 2,8,13")
     taps = tuple(int(tap) for tap in text.split(","))
     if max(taps) >= layers or len(set(taps)) < len(taps):
@@ -112,7 +112,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ConfigError: it is none.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     unit = UNITS.get(found[2].removesuffix("b") + "b" if found[2] else "") if found else None
     if found is None or unit is None:
         raise ConfigError(f"--budget {text!r}: expected a size such as 50GB or 1.5TiB")
@@ -125,7 +125,7 @@ def parse_part(text: str) -> tuple[int, int]:
     Raises:
         ConfigError: it is no part.
     """
-    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
     if found is None or int(found[1]) >= int(found[2]):
         raise ConfigError(f"--shard {text!r}: expected number/count with numbers from 0, such as 0/4")
     return int(found[1]), int(found[2])

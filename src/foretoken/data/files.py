@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
-from foretoken.errors import DataError
+from foretoken.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
 BLOCK = 1 << 20
 AGAIN = "delete it and prepare again"
 
@@ -69,6 +72,37 @@ def make_directory(directory: Path) -> None:
         raise DataError(f"{directory} cannot be made ({error.strerror}); choose another directory") from error
 
 
+def lock(descriptor: int, path: Path) -> None:
+    """Keeps a second writer out; the kernel forgets the lock with the process, however that ends.
+
+    Args:
+        descriptor: of the open file or directory.
+        path: its name, for messages.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{path} is being written by another process; wait for it or choose another place") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # some network file systems have no locks
+            raise
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Makes a directory and keeps a second writer out of it within the block. Raises as `make_directory` and `lock`."""
+    make_directory(directory)
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        lock(descriptor, directory)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Writes an object, atomically. Raises DataError as `replacing` does."""
     with replacing(file) as part:
@@ -85,11 +119,26 @@ def read_object(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{file}: {error.strerror}; expected what `foretoken prepare` writes") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: found {file.stat().st_size} bytes that are not JSON ({error}); {AGAIN}") from error
     if not isinstance(content, dict):
         raise DataError(f"{file}: found a {type(content).__name__}, expected a JSON object; {AGAIN}")
     return content
+
+
+def dataclass_of(kind: type[T], found: Mapping[str, Any]) -> T:
+    """A dataclass of JSON values.
+
+    Raises:
+        TypeError: a field is missing, unknown or of another type.
+    """
+    kind(**found)  # pydantic says nothing of names that it does not know
+    try:
+        return TypeAdapter(kind).validate_python(dict(found))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = ".".join(map(str, problem["loc"]))
+        raise TypeError(f"{name} is {problem['input']!r}: {problem['msg']}") from error
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> Stamp:

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from foretoken.data.files import AGAIN, Stamp, check, read_object, write_json
+from foretoken.data.files import AGAIN, Stamp, check, dataclass_of, read_object, write_json
 from foretoken.errors import DataError
 
 DIRECTORY, MANIFEST = "hidden", "manifest.json"
@@ -179,7 +179,7 @@ def read_spec(file: Path) -> HiddenSpec:
     """
     found = read_object(file)
     try:
-        spec = HiddenSpec(**{**found, "taps": tuple(found["taps"])})
+        spec = dataclass_of(HiddenSpec, {**found, "taps": tuple(found["taps"])})
     except (TypeError, KeyError) as error:
         raise DataError(f"{file}: not a manifest of hidden states ({error}); {AGAIN}") from error
     if spec.format != FORMAT:

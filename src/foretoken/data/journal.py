@@ -5,8 +5,6 @@ Beside it NAME.run.json keeps the settings that its lines were made with; other 
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import time
@@ -14,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from foretoken.data.files import make_directory, write_json
+from foretoken.data.files import lock, make_directory, write_json
 from foretoken.errors import ConfigError, DataError
 
 FORMAT = 1
@@ -89,7 +87,7 @@ def take_up(path: Path, settings: Mapping[str, Any]) -> Lines:
     """
     descriptor = _open(path)
     try:
-        _lock(descriptor, path)
+        lock(descriptor, path)
         if os.fstat(descriptor).st_size:
             _check_settings(path, settings)
             _cut_torn_line(descriptor)
@@ -123,17 +121,6 @@ def _open(path: Path) -> int:
         raise DataError(f"{path}: {error.strerror}; expected a file that can be written") from error
 
 
-def _lock(descriptor: int, path: Path) -> None:
-    """Keeps a second writer out; the kernel forgets the lock with the process, however that ends."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"{path} is being written by another process; wait for it or choose another file") from None
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # some network file systems have no locks
-            raise
-
-
 def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
     file = settings_file(path)
     try:
@@ -144,7 +131,7 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{path} exists and {file.name}, which would say how it was made, does not; choose another output"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{file} is not what was written there; move {path.name} and it away to begin again") from error
     if not known:
         raise DataError(f"{file} has format {kept['format']}, expected {FORMAT}; choose another output")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from foretoken.checkpoint.paths import user_path
 from foretoken.checkpoint.tokenizer import Tokenizer
 from foretoken.data.conversations import CONVERSATION_KEYS, Row, parse_record, read_rows, row_id
 from foretoken.data.files import make_directory, stamp, write_json, write_tensors
@@ -107,7 +108,7 @@ def prepare(
         DataError: the data are no conversations, nothing of one counts, the directory was made otherwise, or the disk
             is full.
     """
-    path = Path(directory).expanduser()
+    path = user_path(directory)
     if (path / MANIFEST).exists():
         check_origin(path, origin)
         return Prepared.open(path)
@@ -137,7 +138,7 @@ def data_digest(files: Sequence[str | Path]) -> str:
     Raises:
         DataError: one cannot be read.
     """
-    paths = [Path(file).expanduser() for file in files]
+    paths = [user_path(file) for file in files]
     try:
         return stamp(*paths).sha256
     except OSError as error:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from foretoken.checkpoint.identity import model_digest
-from foretoken.data.files import AGAIN, Stamp, read_object, read_tensors
+from foretoken.checkpoint.paths import user_path
+from foretoken.data.files import AGAIN, Stamp, dataclass_of, read_object, read_tensors
 from foretoken.data.hidden_states import DIRECTORY, Features, HiddenStates
 from foretoken.data.hidden_states import MANIFEST as HIDDEN_MANIFEST
 from foretoken.data.vocabulary import DraftVocabulary
@@ -156,7 +157,7 @@ class Prepared:
         Raises:
             DataError: it was not prepared, or a file is missing, damaged or of another version.
         """
-        path = Path(directory).expanduser()
+        path = user_path(directory)
         return cls(path, read_manifest(path))
 
     def __len__(self) -> int:
@@ -210,7 +211,10 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         stamps = {SAMPLES: found["files"][SAMPLES], **found["files"]}
         stamps = {name: Stamp(**stamp) for name, stamp in stamps.items()}
-        return Manifest(FORMAT, Origin(**found["origin"]), Counts(**found["counts"]), stamps)
+        origin, counts = dataclass_of(Origin, found["origin"]), dataclass_of(Counts, found["counts"])
+        if (VOCABULARY in stamps) != (origin.draft_vocab_size is not None):
+            raise TypeError(f"draft_vocab_size is {origin.draft_vocab_size}, the files are {', '.join(stamps)}")  # noqa: TRY301
+        return Manifest(FORMAT, origin, counts, stamps)
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file}: not a manifest of prepared samples ({error}); {AGAIN}") from error
 

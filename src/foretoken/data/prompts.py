@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from foretoken.checkpoint.paths import user_path
 from foretoken.errors import ConfigError, RequestError, unknown_name
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def read_entries(file: str, option: str) -> list[tuple[str, dict[str, Any]]]:
         ConfigError: the file cannot be read or is empty. RequestError: a line is not a JSON object, with its number.
     """
     try:
-        content = sys.stdin.read() if file == STDIN else Path(file).expanduser().read_text(encoding="utf-8")
+        content = sys.stdin.read() if file == STDIN else user_path(file).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{option} {file}: {error.strerror}; expected a readable file of JSON lines") from error
     except UnicodeDecodeError as error:

@@ -124,7 +124,8 @@ def default_taps(version: int, layers: int) -> tuple[int, ...]:
     if version == 1:
         return (layers - 1,)
     taps = (1, layers // 2 - 1, layers - 4)
-    _check(taps[0] < taps[1] < taps[2], "num_hidden_layers", layers, "at least 7 for the usual taps; name them")
+    if not taps[0] < taps[1] < taps[2]:
+        raise ConfigError(f"the target has {layers} blocks, expected at least 7 for the usual taps; name them (--taps)")
     return taps
 
 

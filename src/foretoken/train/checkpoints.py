@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -20,7 +21,8 @@ from foretoken.errors import CheckpointError, DataError
 
 FORMAT = 1
 MANIFEST, WEIGHTS, OPTIMISER = "manifest.json", "model.safetensors", "optimizer.safetensors"
-NAME = re.compile(r"checkpoint-(\d+)")
+PROGRESS = {"step": (int,), "best": (float, int, NoneType), "judged": (int,), "stale": (int,), "ended": (bool,)}
+NAME = re.compile(r"checkpoint-(\d{1,18})")
 
 
 class Saved(NamedTuple):
@@ -91,7 +93,7 @@ def load(checkpoint: Path, settings: Mapping[str, Any]) -> Saved:
             raise CheckpointError(f"{file}: format {content.get('format')!r}, expected {FORMAT}; start anew elsewhere")
         stamps = {name: Stamp(**content["files"][name]) for name in (WEIGHTS, OPTIMISER)}
         weights, optimiser = (read_tensors(checkpoint / name, stamp) for name, stamp in stamps.items())
-        found, progress = dict(content["settings"]), dict(content["progress"])
+        found, progress = dict(content["settings"]), _progress(content["progress"], checkpoint)
     except DataError as error:
         raise CheckpointError(f"{_without_advice(error)}; delete {checkpoint} to go on from the one before") from error
     except (KeyError, TypeError, ValueError) as error:
@@ -103,6 +105,16 @@ def load(checkpoint: Path, settings: Mapping[str, Any]) -> Saved:
                 "what it was trained with, choose another --output-dir, or start anew with --no-resume"
             )
     return Saved(weights, optimiser, progress, found)
+
+
+def _progress(found: Any, checkpoint: Path) -> dict[str, Any]:
+    """What a manifest says of the progress, if it can be true."""
+    for name, kinds in PROGRESS.items():
+        if type(found[name]) not in kinds:
+            raise TypeError(f"{name} is {found[name]!r}")
+    if checkpoint.name != f"checkpoint-{found['step']}":
+        raise ValueError(f"step is {found['step']}")
+    return dict(found)
 
 
 def _without_advice(error: DataError) -> str:

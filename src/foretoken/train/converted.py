@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from foretoken.checkpoint.heads import read_head
+from foretoken.checkpoint.paths import user_path
 from foretoken.data.files import make_directory, read_object, write_json, write_tensors
 from foretoken.data.hidden_states import Features
 from foretoken.errors import CheckpointError, ConfigError, DataError
@@ -157,7 +158,7 @@ class Converted(nn.Module):
         Raises:
             CheckpointError: `head` holds something else, or the disk is full.
         """
-        plan, place = self.foretoken_plan, Path(save_directory).expanduser()
+        plan, place = self.foretoken_plan, user_path(save_directory)
         if others and not plan.save_base:
             raise ConfigError(f"{next(iter(others))} is for the model's own weights; convert with save_base=True")
         weights = self.state_dict() if state_dict is None else state_dict
@@ -255,7 +256,7 @@ def restore(model: Any, directory: str | Path) -> Any:
     """
     if isinstance(model, Converted):
         raise ConfigError("the model is converted already; load it anew for another head")
-    place = Path(directory).expanduser()
+    place = user_path(directory)
     try:
         content = read_object(place / MANIFEST)
         if content.get("format") != FORMAT:

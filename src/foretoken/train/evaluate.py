@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from foretoken import embedded
+from foretoken.checkpoint.hub import read_config, resolve
+from foretoken.checkpoint.tokenizer import load_tokenizer
 from foretoken.data.conversations import read_records
 from foretoken.engine.completion import Completion
 from foretoken.engine.llm import LLM
 from foretoken.errors import DataError
+from foretoken.model.config import ModelConfig
 from foretoken.speculation.params import SamplingParams
 
 CATEGORY = "category"  # key of a conversation by which results are told apart
@@ -82,6 +86,12 @@ def read_questions(file: str | Path, llm: LLM, count: int, tokens: int) -> list[
     Raises:
         DataError: the file is unreadable, or none of its conversations has a prompt that fits.
     """
+    return _questions(file, llm.render_chat, llm.max_seq_len, count, tokens)
+
+
+def _questions(
+    file: str | Path, render: Callable[[list[dict[str, Any]]], list[int]], context: int, count: int, tokens: int
+) -> list[Question]:
     found: list[Question] = []
     for record in read_records(file):
         messages = record.messages
@@ -89,14 +99,14 @@ def read_questions(file: str | Path, llm: LLM, count: int, tokens: int) -> list[
             messages = messages[:-1]
         if not messages:
             continue
-        ids = llm.render_chat(messages)
-        if len(ids) + tokens <= llm.max_seq_len:
+        ids = render(messages)
+        if len(ids) + tokens <= context:
             found.append(Question(ids, str(record.rest.get(CATEGORY, ""))))
         if len(found) == count:
             break
     if not found:
         raise DataError(
-            f"{file}: no conversation has a prompt that fits into {llm.max_seq_len} positions with {tokens} tokens of "
+            f"{file}: no conversation has a prompt that fits into {context} positions with {tokens} tokens of "
             "answer; use shorter ones"
         )
     return found
@@ -149,7 +159,18 @@ def open_llm(target: str, draft: str, asked: Asked) -> LLM:
 
 
 def judge_of(target: str, file: str, count: int, asked: Asked) -> Callable[[Path], float]:
-    """A judge of heads in directories, by the acceptance length on a file's prompts."""
+    """A judge of heads in directories, by the acceptance length on a file's prompts.
+
+    Raises:
+        DataError: the file is unreadable, or none of its prompts fits; now rather than after hours of training.
+    """
+    directory = resolve(embedded.target(target))
+    tokenizer = load_tokenizer(directory)
+
+    def render(messages: list[dict[str, Any]]) -> list[int]:
+        return tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
+
+    _questions(file, render, ModelConfig.from_hf(read_config(directory)).max_position, count, asked.tokens)
 
     def measure(head: Path) -> float:
         llm = open_llm(target, str(head), asked)

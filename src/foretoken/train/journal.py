@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -25,21 +25,26 @@ class Journal:
 
     def __init__(self, directory: Path, step: int) -> None:
         self._file, self._directory = directory / LOG, directory
-        kept = [entry for entry in self.entries() if step and entry["step"] <= step]
+        kept = [entry for entry in self.entries() if entry["step"] <= step]
         self._file.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
         self._board = _board(directory, step)
 
     def entries(self) -> list[dict[str, Any]]:
-        """All whole lines, oldest first."""
+        """All whole lines, oldest first.
+
+        Raises:
+            DataError: the file is not the log of a run.
+        """
         if not self._file.exists():
             return []
-        found = []
-        for line in self._file.read_text(encoding="utf-8").splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                break  # torn by a crash; nothing follows
-        return found
+        lines = self._file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]  # a crash may tear the last
+        found = [_entry(line) for line in lines]
+        if None in found:
+            raise DataError(
+                f"{self._file}: line {found.index(None) + 1} is not of the log of a run; move the file away, or choose "
+                "another --output-dir"
+            )
+        return [entry for entry in found if entry is not None]
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """One event: numbers, or lists of numbers by step of the unrolled draft."""
@@ -56,6 +61,15 @@ class Journal:
         """Draws the curves; the log itself is always whole."""
         self._board.close()
         draw(self.entries(), self._directory / CURVES)
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    """An event, None for anything else."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and type(found.get("step")) is int else None
 
 
 def _board(directory: Path, step: int) -> SummaryWriter:

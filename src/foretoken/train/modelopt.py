@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from foretoken.checkpoint.paths import user_path
 from foretoken.data.prepared import MANIFEST, Prepared
 from foretoken.errors import ConfigError, unknown_name
 from foretoken.model.config import ACTIVATIONS, DTYPES, ModelConfig
@@ -250,7 +250,7 @@ def read_vocabulary(place: str | None, vocab_size: int) -> Tensor | None:
     """
     if place is None:
         return None
-    file = Path(place).expanduser()
+    file = user_path(place)
     if (file / MANIFEST).exists():
         found = Prepared.open(file).draft_vocabulary
         if found is None:

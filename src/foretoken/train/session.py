@@ -6,6 +6,7 @@ In the main process first what writes files, in the others afterwards what reads
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -13,7 +14,9 @@ import torch
 from foretoken import embedded
 from foretoken.checkpoint.hub import read_config, resolve
 from foretoken.checkpoint.identity import model_digest
+from foretoken.checkpoint.paths import user_path
 from foretoken.checkpoint.tokenizer import load_tokenizer
+from foretoken.data.files import alone_in
 from foretoken.data.preparation import data_digest, prepare
 from foretoken.data.prepared import MANIFEST, Origin, Prepared
 from foretoken.errors import ConfigError
@@ -48,9 +51,10 @@ def train(
     parallel = Parallel(plan.run.device, plan.run.fsdp)
     directory = resolve(embedded.target(target))
     samples = _samples(target, directory, plan, data, parallel)
-    material = _material(target, directory, plan, samples, parallel)
-    trainer = Trainer(plan, material, parallel, judge, tell if parallel.main else lambda line: None)
-    outcome = trainer.run()
+    with alone_in(user_path(plan.keep.output_dir)) if parallel.main else nullcontext():
+        material = _material(target, directory, plan, samples, parallel)
+        trainer = Trainer(plan, material, parallel, judge, tell if parallel.main else lambda line: None)
+        outcome = trainer.run()
     parallel.close()
     return outcome
 
@@ -59,7 +63,7 @@ def _samples(target: str, directory: Path, plan: Plan, data: DataSettings, paral
     """Prepared samples: those of a directory, or made from conversations by the main process."""
     if data.data is None:
         raise ConfigError("got no --data; expected a file of conversations, or a directory of `foretoken prepare`")
-    if (Path(data.data).expanduser() / MANIFEST).exists():
+    if (user_path(data.data) / MANIFEST).exists():
         chosen = [name for name, field in DataSettings.model_fields.items() if getattr(data, name) != field.default]
         if unused := [name for name in chosen if name != "data"]:
             raise ConfigError(
@@ -67,7 +71,7 @@ def _samples(target: str, directory: Path, plan: Plan, data: DataSettings, paral
                 "prepare the data with it"
             )
         return Prepared.open(data.data)
-    place = Path(plan.keep.output_dir).expanduser() / PREPARED
+    place = user_path(plan.keep.output_dir) / PREPARED
     if parallel.main:
         _prepare(target, directory, plan, data, place)
     parallel.agreed(None)

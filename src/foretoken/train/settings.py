@@ -6,12 +6,12 @@ Nothing here needs torch, so that a wrong option is refused before anything is l
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from foretoken.config import Positive, Settings
+from foretoken.checkpoint.paths import user_path
+from foretoken.config import MOST_THREADS, Positive, Settings
 from foretoken.errors import ConfigError
 
 MODES = ("eagle3", "eagle", "eagle1", "medusa", "draft")
@@ -30,6 +30,7 @@ LOSS_ONLY_FOR = {**dict.fromkeys(("feature_weight", "guess_weight", "noise"), "e
 Mode = Literal["eagle3", "eagle", "eagle1", "medusa", "draft"]
 Schedule = Literal["cosine", "linear", "constant"]
 Share = Annotated[float, Field(ge=0, le=1)]
+Blocks = Annotated[int, Field(ge=1, le=128)]
 
 
 class HeadSettings(Settings):
@@ -56,12 +57,12 @@ class HeadSettings(Settings):
 
     mode: Mode = "eagle3"
     taps: str | None = None
-    eagle_num_layers: Positive = 1
+    eagle_num_layers: Blocks = 1
     eagle_config: str | None = None
-    medusa_num_heads: Positive = 2
-    medusa_num_layers: Annotated[int, Field(ge=0)] = 1
+    medusa_num_heads: Blocks = 2
+    medusa_num_layers: Annotated[int, Field(ge=0, le=128)] = 1
     medusa_own_heads: bool = True
-    draft_window: Positive | None = None
+    draft_window: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -172,14 +173,14 @@ class RunSettings(Settings):
     gradient_accumulation_steps: Positive = 1
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.5
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     gradient_checkpointing: bool = False
-    num_gpu: Positive = 1
+    num_gpu: Annotated[int, Field(ge=1, le=MOST_THREADS)] = 1
     fsdp: bool = False
     fsdp_transformer_layer_cls_to_wrap: str | None = None
-    device: str = "auto"
-    threads: Positive | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
 
     @model_validator(mode="after")
     def _whole_matrices(self) -> RunSettings:
@@ -250,10 +251,10 @@ def read_keys(option: str, file: str | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        found = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
+        found = json.loads(user_path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{option} {file}: {error.strerror}; expected a JSON file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{option} {file}: not JSON ({error})") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{option} {file}: holds a {type(found).__name__}, expected an object of keys")

@@ -6,6 +6,7 @@ computes what it would have computed without the interruption.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from foretoken.checkpoint.paths import user_path
 from foretoken.data.files import make_directory
 from foretoken.data.hidden_states import Features
 from foretoken.data.prepared import SAMPLES, Prepared
@@ -98,7 +100,7 @@ class Trainer:
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:  # fmt: skip
         self.plan, self.material, self.parallel, self._judge, self._tell = plan, material, parallel, judge, tell
-        self.directory = Path(plan.keep.output_dir).expanduser()
+        self.directory = user_path(plan.keep.output_dir)
         make_directory(self.directory)
         self._lengths = material.data.lengths()
         self.course = Course(self._lengths, plan.run, parallel.count)
@@ -154,11 +156,20 @@ class Trainer:
                 loss.backward()
             reports.append(report)
         self._norm = parallel.clip(self.model, run.max_grad_norm)
+        self._check_norm(step)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = self.course.rate(step.number)
             optimiser.step()
         return reduce(Report.__add__, reports)
+
+    def _check_norm(self, step: Step) -> None:
+        if not math.isfinite(self._norm):
+            raise ForetokenError(
+                f"step {step.number + 1}: the norm of the gradients is {self._norm}, expected a finite number; "
+                f"{self.directory} keeps what was saved before: start anew in another --output-dir with an --lr below "
+                f"{self.plan.run.lr}"
+            )
 
     def _batch(self, rows: Sequence[Sequence[int]], step: int) -> tuple[Batch, list[int]]:
         samples = [sample for row in rows for sample in row]
