@@ -172,3 +172,51 @@ def test_two_runs_do_not_share_a_directory(pair, data, again):
     finally:
         os.close(other)
     go_on(pair.target, data, again)
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "message"),
+    [
+        ("prepare", ["--chat-template-kwargs", DEEP], "expected an object"),
+        ("prepare", ["--chat-template-kwargs", '{"messages": []}'], "messages comes from the data"),
+        ("prepare", ["--chat-template-kwargs", '{"add_generation_prompt": true}'], "comes from the data"),
+        ("prepare", ["--show", str(10**30)], "at most"),
+        ("prepare", ["--taps", "0"], "--taps is for hidden states"),
+        ("prepare", ["--hidden-states", "--taps", "9" * 5000], "expected eagle3"),
+        ("synthesize", ["--limit", str(10**30)], "at most"),
+    ],
+)
+def test_preparing_refuses_in_one_line_and_writes_nothing(pair, data, tmp_path, run, command, given, message):
+    output = tmp_path / "out"
+    answer = run(command, pair.target, "--data", str(data), "--output", str(output), *given)
+    assert answer.code == 2
+    assert message in answer.err
+    assert len(answer.err.strip().splitlines()) == 1
+    assert not (output / "hidden").exists()
+
+
+def test_a_shard_has_no_more_lines_than_a_machine_can_count(data, tmp_path, run):
+    given = ["--input-path", str(data), "--output-dir", str(tmp_path), "--max-lines-per-shard", str(10**30)]
+    answer = run("shard", *given)
+    assert answer.code == 2
+    assert "at most" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(["--threads", "0"], "expected 1 to 1024"), (["--ar-lower-bound", "nan"], "expected a finite number"),
+     (["--write-tree", "0"], "expected at least 1 node")],
+    ids=str,
+)  # fmt: skip
+def test_evaluating_refuses_numbers_without_a_meaning(pair, data, run, given, message):
+    answer = run("evaluate", pair.draft, "--target", pair.target, "--data", str(data), *given)
+    assert answer.code == 2
+    assert message in answer.err
+
+
+def test_a_missed_bound_leaves_one_json_object(pair, data, run):
+    few = ["--num-samples", "1", "--osl", "4", "--threads", "1", "--json", "--ar-lower-bound", "99"]
+    answer = run("evaluate", pair.draft, "--target", pair.target, "--data", str(data), *few)
+    assert answer.code == 1
+    assert json.loads(answer.out)["acceptance_length"] < 99
+    assert "below --ar-lower-bound" in answer.err

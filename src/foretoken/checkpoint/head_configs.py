@@ -68,8 +68,9 @@ class _Eagle:
         own_embed, hidden, wide = self.has("embed_tokens"), layers.hidden_size, self.target.hidden_size
         stated = self.files.config.get("target_hidden_size")
         if stated not in (None, wide) or (hidden != wide and not (own_embed and version == 3)):
+            found = hidden if stated in (None, wide) else stated
             raise DraftMismatchError(
-                f"{self.files.where}: made for hidden states of size {hidden if stated is None else stated}, the "
+                f"{self.files.where}: made for hidden states of size {found}, the "
                 f"target's have {wide}; it was trained beside another model"
             )
         count = self._fused() // wide

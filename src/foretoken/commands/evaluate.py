@@ -6,6 +6,8 @@ Exit code 1 says that the acceptance length is below the bound that was asked fo
 from __future__ import annotations
 
 import json
+import math
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -40,11 +42,9 @@ OPTIONS = (
 
 def command(head: str, values: Values) -> int:
     """Measure the acceptance length of a head or draft: tokens per forward of the target, bonus included."""
-    if values["data"] is None:
-        raise ConfigError("got no --data; expected --data FILE.jsonl with conversations that were not trained on")
-    for name, (least, most) in BOUNDS.items():
-        if not least <= values[name] <= most:
-            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected {least} to {most}")
+    _check(values)
+    bound = values["ar_lower_bound"]
+    aside = sys.stderr if values["json"] else sys.stdout  # one JSON object is all that is printed
     engine = {name: values[name] for name in RUN}
     EngineConfig(**engine)
     use_threads(values["threads"])
@@ -59,15 +59,27 @@ def command(head: str, values: Values) -> int:
         from foretoken.train.static_tree import write_tree
 
         paths = write_tree(resolve(head), values["target"], llm, questions, values["write_tree"])
-        print(f"{head}: a tree of {len(paths)} nodes, at most {max(map(len, paths))} deep")
+        print(f"{head}: a tree of {len(paths)} nodes, at most {max(map(len, paths))} deep", file=aside)
         llm = open_llm(values["target"], head, asked)
     found = judge(llm, questions, asked)
     _print(found, values["json"])
-    bound = values["ar_lower_bound"]
     if bound is not None and found.acceptance_length < bound:
-        print(f"acceptance length {found.acceptance_length:.3f} is below --ar-lower-bound {bound}")
+        print(f"acceptance length {found.acceptance_length:.3f} is below --ar-lower-bound {bound}", file=aside)
         return 1
     return 0
+
+
+def _check(values: Values) -> None:
+    """Refuses what no model is needed for."""
+    if values["data"] is None:
+        raise ConfigError("got no --data; expected --data FILE.jsonl with conversations that were not trained on")
+    for name, (least, most) in BOUNDS.items():
+        if not least <= values[name] <= most:
+            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected {least} to {most}")
+    if (bound := values["ar_lower_bound"]) is not None and not math.isfinite(bound):
+        raise ConfigError(f"--ar-lower-bound {bound}: expected a finite number")
+    if values["write_tree"] is not None and values["write_tree"] < 1:
+        raise ConfigError(f"--write-tree {values['write_tree']}: expected at least 1 node")
 
 
 def _print(found: Judgement, as_json: bool) -> None:

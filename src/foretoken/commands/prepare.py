@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice, pairwise
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken import embedded
 from foretoken.commands.models import use_threads
-from foretoken.commands.options import Option, Values, settings_options
+from foretoken.commands.options import Option, Values, refuse_given, settings_options
 from foretoken.commands.progress import open_progress
 from foretoken.config import EngineConfig
 from foretoken.errors import ConfigError
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
 MAX_LEN = 2048
 RUN = ("dtype", "device")  # settings of the engine that the target is run with
 
+HIDDEN = (
+    Option("taps", str, "eagle3", "blocks to write, from 0: eagle3, eagle1, medusa, or for example 2,8,13.", "LIST"),
+    Option("hidden_dtype", str, "bfloat16", "of the hidden states on disk; fp8 has a scale per token and tap.",
+           "bfloat16|fp8"),
+    Option("budget", str, None, "refuse hidden states that would be larger, for example 50GB; None is the free space."),
+    Option("shard", str, None, "number/count of the processes that share hidden states; None is RANK/WORLD_SIZE."),
+)  # fmt: skip
 OPTIONS = (
     Option("data", list[str], None, "conversations, .jsonl or .json, repeatable.", "FILE"),
     Option("output", str, None, "directory for what is made; taken up if begun.", "DIR"),
@@ -41,11 +49,7 @@ OPTIONS = (
     Option("fill_vocabulary", bool, False, "fill the draft vocabulary with tokens that do not occur, if it is short."),
     Option("show", int, 0, "print the first samples: what counts in green, the rest dim."),
     Option("hidden_states", bool, False, "write the target's hidden states too, so that training need not run it."),
-    Option("taps", str, "eagle3", "blocks to write, from 0: eagle3, eagle1, medusa, or for example 2,8,13.", "LIST"),
-    Option("hidden_dtype", str, "bfloat16", "of the hidden states on disk; fp8 has a scale per token and tap.",
-           "bfloat16|fp8"),
-    Option("budget", str, None, "refuse hidden states that would be larger, for example 50GB; None is the free space."),
-    Option("shard", str, None, "number/count of the processes that share hidden states; None is RANK/WORLD_SIZE."),
+    *HIDDEN,
     Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; None is its main branch."),
     *(option for option in settings_options(EngineConfig) if option.name in RUN),
     Option("threads", int, None, "threads that compute; None is one per core."),
@@ -91,9 +95,12 @@ def _check(values: Values) -> None:
         raise ConfigError("got no --output; expected --output DIR, or --show N to print samples only")
     if values["output"] is None and values["hidden_states"]:
         raise ConfigError("--hidden-states needs a place: add --output DIR")
+    if not values["hidden_states"]:
+        refuse_given(HIDDEN, values, "hidden states: give --hidden-states too")
     for name, least in (("show", 0), ("max_len", 1), ("draft_vocab_size", 1)):
-        if values[name] is not None and values[name] < least:
-            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected at least {least}")
+        if values[name] is not None and not least <= values[name] <= sys.maxsize:
+            given = f"--{name.replace('_', '-')} {values[name]}"
+            raise ConfigError(f"{given}: expected at least {least}, at most {sys.maxsize}")
     if values["fill_vocabulary"] and values["draft_vocab_size"] is None:
         raise ConfigError("--fill-vocabulary has no use without --draft-vocab-size; leave it out")
 
@@ -101,10 +108,12 @@ def _check(values: Values) -> None:
 def _template(given: str | None) -> dict[str, Any]:
     try:
         found = json.loads(given or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ConfigError(f'--chat-template-kwargs {given!r}: expected an object such as {{"enable_thinking": false}}')
+    if taken := [name for name in ("messages", "add_generation_prompt") if name in found]:
+        raise ConfigError(f"--chat-template-kwargs: {taken[0]} comes from the data; leave it out")
     return found
 
 

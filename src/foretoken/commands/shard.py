@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from foretoken.checkpoint.paths import user_path
@@ -33,8 +34,10 @@ def command(_: None, values: Values) -> int:
         print(f"{output}: {lines} lines of {files} files")
     else:
         refuse_given(COMBINE, values, "putting together: give --combine")
-        if values["max_lines_per_shard"] < 1:
-            raise ConfigError(f"--max-lines-per-shard {values['max_lines_per_shard']}: expected at least 1")
+        if not 1 <= values["max_lines_per_shard"] <= sys.maxsize:
+            raise ConfigError(
+                f"--max-lines-per-shard {values['max_lines_per_shard']}: expected at least 1, at most {sys.maxsize}"
+            )
         source, output = _path(values, "input_path"), _path(values, "output_dir")
         made = shard(source, output, values["max_lines_per_shard"], number=values["number"])
         print(f"{output}: {len(made)} shards, {made[0].name} to {made[-1].name}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing
@@ -98,8 +99,9 @@ def _check(values: Values) -> tuple[Path | None, Path]:
         ("num_threads", 1), ("limit", 1), ("max_tokens", 1), ("retries", 0), ("self_prompts", 1), ("turns", 1),
         ("prompt_max_tokens", 1),
     ):  # fmt: skip
-        if values[name] is not None and values[name] < low:
-            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected at least {low}")
+        if values[name] is not None and not low <= values[name] <= sys.maxsize:
+            given = f"--{name.replace('_', '-')} {values[name]}"
+            raise ConfigError(f"{given}: expected at least {low}, at most {sys.maxsize}")
     if (values["num_threads"] or 0) > MOST_THREADS:
         raise ConfigError(f"--num-threads {values['num_threads']}: expected at most {MOST_THREADS}")
     if not 0 < values["timeout"] < math.inf:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -100,9 +100,21 @@ def _use_threads(run: RunSettings) -> None:
 def _start(target: str, values: Values, run: RunSettings) -> int:
     """Runs the same command in several processes that know of each other; the first that fails ends the others."""
     _check_devices(run)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(run.num_gpu)]
-    command = [*launcher, "-m", "foretoken.cli", "train", target, *_spelled(values)]
-    return subprocess.run(command, check=False).returncode
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args
+    from torch.distributed.run import run as launch
+
+    # A process that fails has said why; the launcher would add its own traceback.
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    launcher = ["--standalone", "--nproc-per-node", str(run.num_gpu)]
+    try:
+        launch(parse_args([*launcher, "-m", "foretoken.cli", "train", target, *_spelled(values)]))
+    except ChildFailedError as error:
+        return max(1, int(error.get_first_failure()[1].exitcode))  # negative where a signal ended it
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
 
 
 def _check_devices(run: RunSettings) -> None:

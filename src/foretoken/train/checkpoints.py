@@ -102,7 +102,7 @@ def load(checkpoint: Path, settings: Mapping[str, Any]) -> Saved:
         if found.get(name) != settings.get(name):
             raise CheckpointError(
                 f"{checkpoint}: trained with {name} = {found.get(name)!r}, expected {settings.get(name)!r}; go on with "
-                "what it was trained with, choose another --output-dir, or start anew with --no-resume"
+                "what it was trained with, choose another --output-dir, or delete the checkpoints to start anew"
             )
     return Saved(weights, optimiser, progress, found)
 
