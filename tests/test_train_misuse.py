@@ -220,3 +220,12 @@ def test_a_missed_bound_leaves_one_json_object(pair, data, run):
     assert answer.code == 1
     assert json.loads(answer.out)["acceptance_length"] < 99
     assert "below --ar-lower-bound" in answer.err
+
+
+def test_an_error_of_several_processes_is_no_traceback(pair, tmp_path, run, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    given = ["--num-gpu", "2", "--device", "cpu", "--threads", "1", "--taps", TAPS, "--output-dir", str(tmp_path)]
+    answer = run("train", pair.target, "--data", str(tmp_path / "absent.jsonl"), *given)
+    assert answer.code == 2
+    assert "absent.jsonl: No such file" in answer.err
+    assert "Traceback" not in answer.err

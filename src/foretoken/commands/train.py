@@ -109,7 +109,8 @@ def _start(target: str, values: Values, run: RunSettings) -> int:
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     launcher = ["--standalone", "--nproc-per-node", str(run.num_gpu)]
     try:
-        launch(parse_args([*launcher, "-m", "foretoken.cli", "train", target, *_spelled(values)]))
+        arguments: Any = [*launcher, "-m", "foretoken.cli", "train", target, *_spelled(values)]
+        launch(parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         return max(1, int(error.get_first_failure()[1].exitcode))  # negative where a signal ended it
     except SignalException as error:

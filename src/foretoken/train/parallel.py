@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, ForetokenError
 from foretoken.train.journal import missing
 
 if TYPE_CHECKING:
@@ -87,11 +87,14 @@ class Parallel:
         return values
 
     def agreed(self, value: Any) -> Any:
-        """What the main process says, in all of them."""
+        """What the main process says, in all of them. Raises ForetokenError where one has ended with an error."""
         if self.count == 1:
             return value
         said = [value]
-        torch.distributed.broadcast_object_list(said)
+        try:
+            torch.distributed.broadcast_object_list(said)
+        except RuntimeError as error:
+            raise ForetokenError("another process of this run has ended; it says why") from error
         return said[0]
 
     def close(self) -> None:
