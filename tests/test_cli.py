@@ -163,7 +163,7 @@ def test_sampling_options_reach_the_model(run: Any, pair: Pair) -> None:
 
 
 def chunk(index: int, text: str, last: bool) -> Chunk:
-    return Chunk(index, 0, text, [], [], None, object() if last else None)  # type: ignore[arg-type]
+    return Chunk(index, 0, text, [], [], [], None, object() if last else None)  # type: ignore[arg-type]
 
 
 def test_chunks_of_a_batch_come_one_completion_after_the_other() -> None:

@@ -60,7 +60,7 @@ def replaying(pair: Pair) -> tuple[LLM, Completion]:
 def trimmed(completion: Completion) -> None:
     """Everything that is counted per token is counted for the tokens that were kept."""
     stats, emitted = completion.speculation, len(completion.token_ids)
-    assert len(completion.origins) == emitted == stats.emitted
+    assert len(completion.origins) == len(completion.rejected) == emitted == stats.emitted
     assert completion.logprobs is not None
     assert [item.token_id for item in completion.logprobs] == completion.token_ids
     assert completion.origins.count(True) == stats.accepted

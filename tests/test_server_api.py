@@ -249,6 +249,7 @@ def test_a_stream_reports_the_origin_of_every_token(served: Running) -> None:
     origins = [origin for part in told for origin in part["origins"]]
     assert len(origins) == stats["target_forwards"] + stats["accepted"] == sum(len(part["tokens"]) for part in told)
     assert all("stats" not in part for part in told[:-1])
+    assert all(len(part["rejected"]) == len(part["tokens"]) for part in told)
     # A forward emits accepted guesses first and then a token of the target's own.
     assert all(part["origins"] == ["drafted"] * (len(part["origins"]) - 1) + ["target"] for part in told[:-1])
 

@@ -18,6 +18,7 @@ class Completion:
         finish_reason: "stop", "length" or "abort".
         stop_reason: the stop string or stop id that ended it, None for the model's own end.
         origins: for every token, whether it was drafted (True) or the target's own draw.
+        rejected: for every token, guesses for its place that the target did not draw there.
         logprobs, prompt_logprobs: if asked for; the first prompt token has none.
         cached_tokens: prompt tokens whose keys and values were reused.
         seconds: from arrival to the last token; `ttft`: to the first.
@@ -32,6 +33,7 @@ class Completion:
     finish_reason: FinishReason
     stop_reason: int | str | None
     origins: list[bool]
+    rejected: list[tuple[int, ...]]
     logprobs: list[TokenLogprob] | None
     prompt_logprobs: list[TokenLogprob | None] | None
     cached_tokens: int
@@ -59,6 +61,7 @@ class Completion:
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             origins=request.origins,
+            rejected=request.rejected,
             logprobs=request.logprobs if request.params.logprobs is not None else None,
             prompt_logprobs=request.prompt_logprobs if request.params.prompt_logprobs is not None else None,
             cached_tokens=request.cached_tokens,
@@ -99,7 +102,7 @@ class Chunk:
 
     Attributes:
         text: characters that cannot change any more; may lag behind `token_ids`.
-        origins: for every token, whether it was drafted.
+        origins, rejected: as a completion has them.
     """
 
     index: int
@@ -107,5 +110,6 @@ class Chunk:
     text: str
     token_ids: list[int]
     origins: list[bool]
+    rejected: list[tuple[int, ...]]
     logprobs: list[TokenLogprob] | None
     completion: Completion | None

@@ -249,7 +249,8 @@ class Engine:
             # Root and accepted nodes are in the cache now; a prompt piece is counted by `_observe`.
             if i < len(tokens):
                 request.committed += accepted + 1
-            request.emit(emitted, accepted, drafted, logprobs)
+            rejected = _children(paths[i][accepted], guesses, parents[i]) if guesses else []
+            request.emit(emitted, accepted, drafted, logprobs, rejected)
             request.committed = min(request.committed, len(request.tokens))
             seen.append((max(drafted, default=0), accepted))
         return seen
@@ -314,6 +315,12 @@ def _guess_depths(tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
     return [depth for depth, token in zip(depths[1:], tokens[1:], strict=True) if token != PADDING]
+
+
+def _children(node: int, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """Tokens of the guesses that follow a node of one row's tree."""
+    guesses = zip(parents[1:], tokens[1:], strict=True)
+    return [token for parent, token in guesses if parent == node and token != PADDING]
 
 
 def _token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:

@@ -110,6 +110,7 @@ class LLM:
             text=request.detokenizer.delta(),
             token_ids=request.tokens[first:],
             origins=request.origins[len(request.origins) - tokens :],
+            rejected=request.rejected[len(request.rejected) - tokens :],
             logprobs=request.logprobs[len(request.logprobs) - tokens :] if request.logprobs else None,
             completion=Completion.of(request) if request.finish_reason is not None else None,
         )

@@ -144,6 +144,8 @@ class Request:
         method: how it is drafted, by name; `methods` are the drafters that this means, in order of preference.
         max_draft_len: its longest path; `adaptive` when the engine chooses up to that length.
         prediction: the output that the caller expects, if it said so.
+        origins: for every output token, whether it was drafted; `rejected`: guesses for its place that the target did
+            not draw there, none for a drafted token or where nobody guessed.
         half: the drafter's half of the cache pages, "" for none; `whole` when only pages with that half are reused.
     """
 
@@ -173,6 +175,7 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     origins: list[bool] = field(default_factory=list)
+    rejected: list[tuple[int, ...]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     stats: SpeculationStats = field(init=False)
@@ -213,7 +216,12 @@ class Request:
         return self.params.prompt_logprobs is None
 
     def emit(
-        self, tokens: Sequence[int], accepted: int, drafted: Sequence[int], logprobs: Sequence[TokenLogprob]
+        self,
+        tokens: Sequence[int],
+        accepted: int,
+        drafted: Sequence[int],
+        logprobs: Sequence[TokenLogprob],
+        rejected: Sequence[int] = (),
     ) -> int:
         """Appends what one forward emitted, up to the token where the request stops.
 
@@ -222,6 +230,7 @@ class Request:
             accepted: how many of `tokens` came from the draft.
             drafted: depth in the tree of each draft token that was verified; 1 follows the pending token.
             logprobs: one per token, or empty.
+            rejected: guesses for the place of the target's own token; empty where a captured step does not tell.
 
         Returns:
             How many tokens were kept.
@@ -230,6 +239,7 @@ class Request:
         for i, token in enumerate(tokens):
             self.tokens.append(token)
             self.origins.append(i < accepted)
+            self.rejected.append(tuple(rejected) if i == accepted else ())
             kept += 1
             if self._stops_at(token):
                 break

@@ -95,7 +95,7 @@ class CompletionAnswer:
             self._written.characters[place] = offset + sum(map(len, words["tokens"]))
         choice.pop("scored", None)
         if body.reports:
-            choice["speculative"] = report(self._tokenizer, chunk.token_ids, chunk.origins, chunk.completion)
+            choice["speculative"] = report(self._tokenizer, chunk, chunk.completion)
         end(choice, chunk.completion)
         event = {**self._head.of("text_completion"), "choices": [choice]}
         count(event, body, self._written, place, chunk, [len(r.prompt_ids) for r in self._requests[:: self._drawn]])
@@ -147,7 +147,7 @@ class CompletionAnswer:
             items = [*echoed, *self._kept(completion.logprobs or [])]
             choice["logprobs"] = text_logprobs(self._tokenizer, scored, items, self._body.logprobs, 0)
         if self._body.reports:
-            choice["speculative"] = report(self._tokenizer, completion.token_ids, completion.origins, completion)
+            choice["speculative"] = report(self._tokenizer, completion, completion)
         return end(choice, completion)
 
 

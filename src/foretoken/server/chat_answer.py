@@ -36,7 +36,7 @@ class ChatAnswer:
         choice: dict[str, Any] = {"index": chunk.choice, "delta": delta}
         choice["logprobs"] = chat_logprobs(self._tokenizer, chunk.logprobs or []) if body.logprobs else None
         if body.reports:
-            choice["speculative"] = report(self._tokenizer, chunk.token_ids, chunk.origins, chunk.completion)
+            choice["speculative"] = report(self._tokenizer, chunk, chunk.completion)
         end(choice, chunk.completion)
         if "tool_calls" in delta:
             choice["finish_reason"] = "tool_calls"
@@ -75,7 +75,7 @@ class ChatAnswer:
         scored = self._body.logprobs
         choice["logprobs"] = chat_logprobs(self._tokenizer, completion.logprobs or []) if scored else None
         if self._body.reports:
-            choice["speculative"] = report(self._tokenizer, completion.token_ids, completion.origins, completion)
+            choice["speculative"] = report(self._tokenizer, completion, completion)
         end(choice, completion)
         if calls:
             choice["finish_reason"] = "tool_calls"

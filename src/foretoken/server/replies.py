@@ -10,7 +10,7 @@ from typing import Any, NotRequired, Protocol
 
 from typing_extensions import TypedDict
 
-from foretoken.engine.completion import Completion
+from foretoken.engine.completion import Chunk, Completion
 from foretoken.engine.request import TokenLogprob
 
 PREDICTION = "prediction"  # the method of requests that bring their own guess
@@ -46,11 +46,13 @@ class Usage(TypedDict):
 
 
 class TokenReport(TypedDict):
-    """The tokens that a choice or a chunk of it consists of, and where each came from: "drafted" or "target"."""
+    """The tokens that a choice or a chunk of it consists of, where each came from ("drafted" or "target"), and the
+    guesses for its place that the target did not draw there."""
 
     token_ids: list[int]
     tokens: list[str]
     origins: list[str]
+    rejected: list[list[str]]
 
 
 class SpeculationReport(TokenReport):
@@ -111,14 +113,13 @@ def total_usage(completions: Iterable[Completion]) -> Usage:
     return counted
 
 
-def report(
-    tokenizer: Spells, tokens: Sequence[int], origins: Sequence[bool], completion: Completion | None
-) -> SpeculationReport:
+def report(tokenizer: Spells, emitted: Chunk | Completion, completion: Completion | None) -> SpeculationReport:
     """Tokens and their origins, with the statistics of a completion that is done."""
     said: SpeculationReport = {
-        "token_ids": list(tokens),
-        "tokens": [spelled(tokenizer, token) for token in tokens],
-        "origins": ["drafted" if drafted else "target" for drafted in origins],
+        "token_ids": list(emitted.token_ids),
+        "tokens": [spelled(tokenizer, token) for token in emitted.token_ids],
+        "origins": ["drafted" if drafted else "target" for drafted in emitted.origins],
+        "rejected": [[spelled(tokenizer, token) for token in guesses] for guesses in emitted.rejected],
     }
     if completion is not None:
         said["stats"] = completion.speculation.to_json()

@@ -91,7 +91,7 @@ class ResponsesAnswer:
         return list(chat_logprobs(self._tokenizer, items)["content"]) if self._body.scored else []
 
     def _report(self, chunk: Chunk) -> Any:
-        return report(self._tokenizer, chunk.token_ids, chunk.origins, chunk.completion)
+        return report(self._tokenizer, chunk, chunk.completion)
 
     def _ended(self, completion: Completion, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
         response = self._response(_status(completion), output)
@@ -106,7 +106,7 @@ class ResponsesAnswer:
         if completion.finish_reason == "length":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._body.reports:
-            response["speculative"] = report(self._tokenizer, completion.token_ids, completion.origins, completion)
+            response["speculative"] = report(self._tokenizer, completion, completion)
         return response
 
     def _response(self, status: str, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
