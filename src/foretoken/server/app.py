@@ -20,6 +20,7 @@ from foretoken import __version__
 from foretoken.engine.completion import Completion
 from foretoken.engine.llm import Prompt
 from foretoken.errors import RequestError
+from foretoken.server import playground
 from foretoken.server.answers import Answer, CompletionAnswer, Head
 from foretoken.server.chat_answer import ChatAnswer
 from foretoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
@@ -206,8 +207,19 @@ class Api:
         return JSONResponse({"version": __version__})
 
     async def server_info(self) -> Response:
-        """The resolved configuration and how busy the engine is."""
-        return JSONResponse({**self._info, "load": self._worker.load()._asdict()})
+        """The resolved configuration, what requests may choose, and how busy the engine is."""
+        llm = self._worker.llm
+        offers = {
+            "methods": list(llm.methods),
+            "max_draft_len": llm.speculative.max_draft_len,
+            "max_seq_len": llm.max_seq_len,
+            "chat": self._tokenizer.has_chat_template,
+        }
+        return JSONResponse({**self._info, "offers": offers, "load": self._worker.load()._asdict()})
+
+    async def page(self, request: Request) -> Response:
+        """A file of the playground."""
+        return playground.file_reply(playground.PATHS[request.url.path])
 
     async def metrics(self) -> Response:
         """Metrics in Prometheus' text format."""
@@ -253,6 +265,8 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
         ("/metrics", api.metrics),
     ):
         app.get(path)(endpoint)
+    for path in playground.PATHS:
+        app.get(path, include_in_schema=False)(api.page)
     describe(app, (CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest))
 
     async def api_error(request: Request, error: Exception) -> Response:

@@ -20,6 +20,7 @@ from foretoken.server.schema import Body, field_names
 
 DONE = b"data: [DONE]\n\n"
 OPEN_PATHS = ("/", "/health", "/live", "/version", "/docs", "/openapi.json")
+OPEN_FOLDER = "/playground/"  # the files of the page at /, which asks for a key itself
 CLIENT_GONE = 499  # nginx's number; nobody receives it
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
@@ -140,7 +141,7 @@ class Keys:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._known(scope):
+        if scope["type"] != "http" or _is_open(scope["path"]) or self._known(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -160,6 +161,10 @@ class Keys:
         # All keys, always, and digests of one length: the time says nothing about which key or how much of it.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return not self._digests or (scheme.lower() == b"bearer" and any(matches))
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def reply(error: ApiError) -> JSONResponse:

@@ -1,0 +1,111 @@
+// One answer as it arrives: its tokens with their origins, and what there is to count. Knows no elements and no network.
+
+const PARTIAL = /^bytes:(?:\\x[0-9a-f]{2})+$/; // how the server spells a part of a character
+
+export class Answer {
+  constructor(started) {
+    this.started = started; // milliseconds, as all times that are given to it
+    this.text = "";
+    this.ids = [];
+    this.tokens = []; // {text, drafted, place, probability, rejected: [{text, probability}], end}
+    this.arrivals = []; // [seconds since the start, tokens until then], one per forward
+    this.tried = []; // by place in the draft, how many guesses the target came to
+    this.accepted = []; // and how many of them came true
+    this.stats = null;
+    this.run = 0; // accepted guesses since the target's last own token
+    this.decoder = new TextDecoder();
+  }
+
+  /** Takes an event of a stream; returns the tokens that it brings. */
+  take(event, now) {
+    const choice = event.choices[0];
+    const report = choice?.speculative;
+    if (!report) {
+      return [];
+    }
+    this.text += choice.text ?? choice.delta.content ?? "";
+    const scores = scored(choice.logprobs);
+    const fresh = report.tokens.map((spelled, i) =>
+      this.#token(spelled, report.origins[i] === "drafted", report.rejected[i], scores[i]),
+    );
+    this.ids.push(...report.token_ids);
+    this.tokens.push(...fresh);
+    if (fresh.length) {
+      this.arrivals.push([(now - this.started) / 1000, this.tokens.length]);
+    }
+    if (choice.finish_reason === "stop" && choice.stop_reason === null && fresh.length) {
+      fresh.at(-1).end = true;
+    }
+    this.stats = report.stats ?? this.stats;
+    return fresh;
+  }
+
+  #token(spelled, drafted, rejected, score) {
+    const place = this.run + 1;
+    if (drafted || rejected.length) {
+      this.tried[place - 1] = (this.tried[place - 1] ?? 0) + 1;
+      this.accepted[place - 1] = (this.accepted[place - 1] ?? 0) + drafted;
+    }
+    this.run = drafted ? place : 0;
+    return {
+      text: this.decoder.decode(bytes(spelled), { stream: true }),
+      drafted,
+      place,
+      probability: score?.probability,
+      rejected: rejected.map((text) => ({ text, probability: score?.others.get(text) })),
+      end: false,
+    };
+  }
+
+  get seconds() {
+    return this.arrivals.at(-1)?.[0] ?? 0;
+  }
+
+  get first() {
+    return this.arrivals[0]?.[0];
+  }
+
+  get speed() {
+    return this.seconds ? this.tokens.length / this.seconds : 0;
+  }
+
+  /** Tokens per forward of the target; every event with tokens is one forward. */
+  get acceptanceLength() {
+    return this.arrivals.length ? this.tokens.length / this.arrivals.length : 0;
+  }
+
+  /** Tokens that had arrived after so many seconds. */
+  tokensAt(seconds) {
+    return this.arrivals.findLast(([at]) => at <= seconds)?.[1] ?? 0;
+  }
+}
+
+/** The first place at which two answers differ, -1 if they are the same. */
+export function difference(one, other) {
+  const place = one.ids.findIndex((id, i) => id !== other.ids[i]);
+  return place === -1 && one.ids.length !== other.ids.length ? one.ids.length : place;
+}
+
+function bytes(spelled) {
+  if (!PARTIAL.test(spelled)) {
+    return new TextEncoder().encode(spelled);
+  }
+  return Uint8Array.from(spelled.match(/[0-9a-f]{2}(?=\\|$)/g), (digits) => parseInt(digits, 16));
+}
+
+/** Probabilities of tokens and of their alternatives by text, from either form of the API. */
+function scored(logprobs) {
+  if (!logprobs) {
+    return [];
+  }
+  if (logprobs.content) {
+    return logprobs.content.map((item) => ({
+      probability: Math.exp(item.logprob),
+      others: new Map(item.top_logprobs.map((other) => [other.token, Math.exp(other.logprob)])),
+    }));
+  }
+  return logprobs.token_logprobs.map((logprob, i) => ({
+    probability: Math.exp(logprob),
+    others: new Map(Object.entries(logprobs.top_logprobs[i]).map(([text, other]) => [text, Math.exp(other)])),
+  }));
+}
