@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # A name of two words is a command of its own, in the module of both words.
 COMMANDS = {
     "generate": "Complete prompts with a target, with or without a draft.",
+    "chat": "Talk to a model, and see what the draft guessed.",
     "serve": "Serve a model over HTTP as OpenAI's API does.",
     "train": "Train a head or a draft model for a target.",
     "evaluate": "Measure how many drafted tokens a target accepts.",
