@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,6 +83,7 @@ def test_an_interrupt_stops_the_answer_and_not_the_conversation(
         if not begun.is_set():
             begun.set()
             os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)  # the main thread hears of it before the answer has ended
         return step(llm, request, tokens)
 
     monkeypatch.setattr(LLM, "chunk", interrupted)
