@@ -87,7 +87,11 @@ def test_an_interrupt_stops_the_answer_and_not_the_conversation(
         return step(llm, request, tokens)
 
     monkeypatch.setattr(LLM, "chunk", interrupted)
-    code, out, err = run("chat", pair.target, *ASKED)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        code, out, err = run("chat", pair.target, *ASKED)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert code == 0
     assert "stopped" in err
     monkeypatch.setattr(LLM, "chunk", step)
