@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+from openai import OpenAI
 
 from foretoken.config import ServerConfig
 from foretoken.engine.llm import LLM
@@ -35,6 +38,18 @@ class Running(NamedTuple):
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.client.get(path, **options)
+
+
+def with_template(target: str, directory: Path, template: str) -> str:
+    """A copy of a target that puts conversations otherwise."""
+    shutil.copytree(target, directory, dirs_exist_ok=True)
+    (directory / "chat_template.jinja").write_text(template)
+    return str(directory)
+
+
+def openai_client(server: Running) -> OpenAI:
+    """OpenAI's own client of a server, which does not try again."""
+    return OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
 
 
 @contextmanager

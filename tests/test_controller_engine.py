@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from adversaries import Adversary, adversaries
-from engine_checks import DEPTH, PAGE, alone, check_idle, inject, llama, make_llm, prompts, said, save_pair
+from engine_checks import DEPTH, PAGE, alone, check_idle, inject, llama, make_llm, prompts, said, save_pair, watch
 from foretoken import LLM, ConfigError, SamplingParams
 from foretoken.commands.options import settings_of
 from foretoken.config import SpeculativeConfig
 from foretoken.drafters.padded import chain
-from foretoken.engine.scheduler import Plan
 from foretoken.speculation.advice import FEW, UNUSED
 from foretoken.speculation.allocation import Row
 from foretoken.speculation.params import RequestSpeculation
@@ -116,18 +115,6 @@ def test_pages_filled_without_the_draft_are_reused_and_read_later(pair: tuple[st
         assert again.cached_tokens == (len(text) - 1) // PAGE * PAGE
         assert again.speculation.drafted == again.speculation.accepted > 0
     check_idle(llm.engine)
-
-
-def watch(llm: LLM) -> list[Plan]:
-    plans: list[Plan] = []
-    plan = llm.engine.scheduler.plan
-
-    def spy() -> Plan:
-        plans.append(plan())
-        return plans[-1]
-
-    llm.engine.scheduler.plan = spy  # type: ignore[method-assign]
-    return plans
 
 
 def test_rows_with_different_limits_share_a_tree_draft(pair: tuple[str, str]) -> None:

@@ -221,7 +221,7 @@ def test_config_of_a_causal_language_model(tmp_path: Path) -> None:
     ("content", "error", "words"),
     [
         (None, CheckpointError, "no config.json"),
-        ('{"model_type": ', CheckpointError, "not valid JSON"),
+        ('{"model_type": ', CheckpointError, "is not JSON"),
         ("[1, 2]", CheckpointError, "holds a list"),
         ('{"architectures": ["BertForMaskedLM"]}', UnsupportedModelError, "BertForMaskedLM"),
         ('{"architectures": "LlamaForCausalLM"}', CheckpointError, "expected a list"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from cli_checks import Pair
 from foretoken import LLM, RequestSpeculation, SamplingParams
 from foretoken.server.tools import call_grammar, read_calls, sure
 from foretoken.speculation.structure import StructuredOutputs
-from server_checks import MODEL, Running, running
+from server_checks import MODEL, Running, openai_client, running, with_template
 
 TEMPLATE = (
     "{% if tools %}tools: {% for t in tools %}{{ t.function.name }} {% endfor %}{% endif %}"
@@ -40,16 +39,14 @@ ASKED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content"
 
 @pytest.fixture(scope="module")
 def served(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Running]:
-    directory = tmp_path_factory.mktemp("tools") / "target"
-    shutil.copytree(tiny_pair.target, directory)
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    with running(LLM(str(directory), speculative={"max_draft_len": 6, "adaptive": False})) as server:
+    target = with_template(tiny_pair.target, tmp_path_factory.mktemp("target"), TEMPLATE)
+    with running(LLM(target, speculative={"max_draft_len": 6, "adaptive": False})) as server:
         yield server
 
 
 @pytest.fixture
 def client(served: Running) -> Iterator[OpenAI]:
-    with OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as made:
+    with openai_client(served) as made:
         yield made
 
 

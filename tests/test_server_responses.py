@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from openai import OpenAI
 
 from cli_checks import Pair
 from foretoken import LLM
-from server_checks import MODEL, Running, running
+from server_checks import MODEL, Running, openai_client, running, with_template
 
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
@@ -36,16 +35,14 @@ TOOL: Any = {
 
 @pytest.fixture(scope="module")
 def served(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Running]:
-    directory = tmp_path_factory.mktemp("responses") / "target"
-    shutil.copytree(tiny_pair.target, directory)
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    with running(LLM(str(directory), speculative={"max_draft_len": 4, "adaptive": False})) as server:
+    target = with_template(tiny_pair.target, tmp_path_factory.mktemp("target"), TEMPLATE)
+    with running(LLM(target, speculative={"max_draft_len": 4, "adaptive": False})) as server:
         yield server
 
 
 @pytest.fixture
 def client(served: Running) -> Iterator[OpenAI]:
-    with OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as made:
+    with openai_client(served) as made:
         yield made
 
 

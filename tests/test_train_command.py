@@ -60,6 +60,7 @@ def test_the_launch_scripts_lines_work(pair, data, tmp_path, run):
         (["--taps", "1,9,3", "--data", "{data}"], "expected different blocks from 0 to 2"),
         (["--mode", "eagle3", "--fc_bias", "--data", "{data}"], "fc_bias is for mode eagle1; leave it out for eagle3"),
         (["--mode", "eagle1", "--taps", TAPS, "--data", "{data}"], "taps is for mode eagle3"),
+        (["--mode", "medusa", "--ttt-steps", "3", "--data", "{data}"], "--ttt-steps is for --mode eagle3 or eagle1"),
         (["--mode", "eagle3", "--noise", "0.1", "--data", "{data}"], "--noise is for --mode eagle1"),
         (["--init_from", "head", "--fc_norm", "--data", "{data}"], "init_from keeps its architecture"),
         (["--mode", "medusa", "--draft_vocab_size", "8", "--data", "{data}"], "leave --draft-vocab-size out"),
@@ -96,7 +97,7 @@ def test_a_file_of_architecture_is_merged_and_checked(tmp_path):
     given = made(
         num_hidden_layers=2, intermediate_size=40, num_key_value_heads=2, rope_theta=2e4, sliding_window=8,
         eagle_aux_hidden_state_layer_ids=[0, 2, 5], use_aux_hidden_state=True, use_last_layernorm=True, fc_norm=True,
-        hidden_size=16, use_input_layernorm_in_first_layer=True, torch_dtype="bfloat16",
+        hidden_size=16, use_input_layernorm_in_first_layer=True, torch_dtype="float32",
     )  # fmt: skip
     assert (given.layers.num_layers, given.layers.intermediate_size, given.layers.num_kv_heads) == (2, 40, 2)
     assert (given.layers.rope.theta, given.layers.sliding_windows, given.taps) == (2e4, (8, 8), (0, 2, 5))
@@ -111,6 +112,8 @@ def test_a_file_of_architecture_is_merged_and_checked(tmp_path):
         made(use_input_layernorm_in_first_layer=False)
     with pytest.raises(foretoken.errors.ConfigError, match="hidden_size is 20, expected 16"):
         made(hidden_size=20)
+    with pytest.raises(foretoken.errors.ConfigError, match="torch_dtype is 'bfloat16', expected 'float32'"):
+        made(torch_dtype="bfloat16")
 
 
 def read_names() -> set[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.train.session import train
-from foretoken.train.settings import DataSettings, HeadSettings, KeepSettings, LossSettings, RunSettings
+from foretoken.train.settings import ALIASES, DataSettings, HeadSettings, KeepSettings, LossSettings, RunSettings
 from foretoken.train.trainer import Outcome, Plan
 
 TAPS = "0,1,2"
@@ -28,10 +28,10 @@ def write_conversations(file: Path, count: int = 24) -> Path:
 
 def make_plan(output: Path, **chosen: Any) -> Plan:
     """Settings of a short run; keys go to the group that knows them."""
-    values = {"taps": TAPS, "ttt_steps": 3, "lr": 3e-3, "training_seq_len": 128, "train_bs": 1, "max_steps": 6,
+    mode = ALIASES.get(chosen.get("mode", "eagle"), chosen.get("mode"))
+    usual = {"eagle3": {"taps": TAPS, "ttt_steps": 3}, "eagle1": {"ttt_steps": 3}}
+    values = {**usual.get(mode, {}), "lr": 3e-3, "training_seq_len": 128, "train_bs": 1, "max_steps": 6,
               "save_steps": 3, "logging_steps": 2, "output_dir": str(output), **chosen}  # fmt: skip
-    if values.get("mode") in ("medusa", "eagle1", "draft"):
-        values.pop("taps")
     groups = (HeadSettings, LossSettings, RunSettings, KeepSettings)
     plan = Plan(*(group(**{k: v for k, v in values.items() if k in group.model_fields}) for group in groups))
     unknown = [key for key in values if not any(key in group.model_fields for group in groups)]

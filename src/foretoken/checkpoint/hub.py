@@ -6,11 +6,11 @@ Both libraries are imported inside functions: `import transformers` alone costs 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretoken.checkpoint.objects import json_object
 from foretoken.checkpoint.paths import user_path
 from foretoken.errors import CheckpointError, HubError, UnsupportedModelError
 
@@ -110,16 +110,13 @@ def read_json(file: Path) -> dict[str, Any] | None:
         CheckpointError: the file cannot be read, or is not a JSON object.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return json_object(file)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read ({error.strerror}); check its permissions") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not valid JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds a {type(content).__name__}, expected a JSON object; download it again")
-    return content
+    except ValueError as error:
+        raise CheckpointError(f"{file} {error}; download it again") from error
 
 
 def contents(directory: Path) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
+from foretoken.checkpoint.objects import json_object
 from foretoken.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -116,14 +117,11 @@ def read_object(file: Path) -> dict[str, Any]:
         DataError: it is missing or holds something else.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return json_object(file)
     except OSError as error:
         raise DataError(f"{file}: {error.strerror}; expected what `foretoken prepare` writes") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: found {file.stat().st_size} bytes that are not JSON ({error}); {AGAIN}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{file}: found a {type(content).__name__}, expected a JSON object; {AGAIN}")
-    return content
+    except ValueError as error:
+        raise DataError(f"{file} {error}; {AGAIN}") from error
 
 
 def dataclass_of(kind: type[T], found: Mapping[str, Any]) -> T:

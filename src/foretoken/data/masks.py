@@ -55,12 +55,10 @@ class Rules(NamedTuple):
     Attributes:
         end_of_turn: the token with which a model ends its answer counts too.
         variables: what the chat template reads besides the messages, for example `enable_thinking`.
-        generation_blocks: believe a template that marks answers with `{% generation %}`.
     """
 
     end_of_turn: bool = True
     variables: Mapping[str, Any] = {}
-    generation_blocks: bool = True
 
 
 USUAL = Rules()
@@ -115,8 +113,8 @@ def find_answers(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], rules
         return Answers(text, [], "", True)
     served = conversation.prompt(turns[-1])
     closing = conversation.closing(turns[-1])
-    marked = bool(generated) and rules.generation_blocks
-    spans = generated if marked else [conversation.answer(place) for place in turns]
+    # A template that marks answers with `{% generation %}` knows them best.
+    spans = generated or [conversation.answer(place) for place in turns]
     return Answers(text, spans, closing, served is None or text.startswith(served))
 
 

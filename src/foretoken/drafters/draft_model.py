@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Drafter
+from foretoken.drafters.growing import GrowingDrafter
 from foretoken.drafters.tree import Tree
 from foretoken.model.decoder import Decoder, Hidden
 from foretoken.model.native import Certain
@@ -37,39 +36,25 @@ class _Row:
     written: dict[int, int] = field(default_factory=dict)
 
 
-class DraftModelDrafter(Drafter):
+class DraftModelDrafter(GrowingDrafter[_Row]):
     """Guesses with a decoder over a cache that shares the target's page table.
 
     Args:
         decoder: the draft model; its vocabulary is the target's.
         cache: its keys and values.
-        max_draft_len: depth of the tree.
-        branches: candidates that each level keeps and expands; 1 is a chain.
-        budget: draft tokens a proposal keeps of all candidates, best cumulative score first.
+        max_draft_len, branches, budget: see `GrowingDrafter`.
     """
 
     namespace = "draft_target"
-    runs_model = True
 
     def __init__(
         self, decoder: Decoder, cache: KVCache, *, max_draft_len: int, branches: int = 1, budget: int | None = None
     ) -> None:
+        super().__init__(decoder.embed.weight.device, max_draft_len, branches, budget)
         self.decoder, self.cache = decoder, cache
-        self.max_draft_len, self.branches = max_draft_len, branches
-        self.budget = budget if budget is not None else max_draft_len
-        # The cache must hold what is proposed and, past the committed length, what is run to propose it.
-        self.nodes = max(self.budget, branches * (max_draft_len - 1))
-        self._rows: dict[int, _Row] = {}
-        self._device = decoder.embed.weight.device
-
-    def _ints(self, values: Sequence[Any]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
 
     def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
         self._rows[row] = _Row(length=held, backlog=list(cached[held:]))
-
-    def release(self, row: int) -> None:
-        self._rows.pop(row, None)
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         for row, certain in zip(rows, tokens, strict=True):
@@ -86,17 +71,6 @@ class DraftModelDrafter(Drafter):
             self._feed(long, [backlog[:width] for backlog in backlogs])
             for backlog in backlogs:
                 del backlog[:width]
-
-    def held(self, row: int) -> int:
-        return self._rows[row].length
-
-    def slots(self, limit: int) -> int:
-        return max(self._kept(limit), self.branches * (limit - 1))
-
-    def _kept(self, limit: int) -> int:
-        """Draft tokens of a proposal: their share of the budget, but a whole path if there is room for one."""
-        limit = min(limit, self.max_draft_len)
-        return min(self.budget, max(limit, -(-self.budget * limit // self.max_draft_len)))
 
     def settle(self, row: int) -> None:
         """Reads the whole backlog, so that everything certain is in the cache."""

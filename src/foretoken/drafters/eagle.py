@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Drafter
+from foretoken.drafters.growing import GrowingDrafter
 from foretoken.drafters.tree import Tree
 from foretoken.model.decoder import Decoder, attend_in
 from foretoken.model.heads import EagleHead
@@ -45,20 +44,17 @@ class _Row:
         return after, features[:count]
 
 
-class EagleDrafter(Drafter):
+class EagleDrafter(GrowingDrafter[_Row]):
     """Guesses with an EAGLE head over a cache that shares the target's page table.
 
     Args:
         head: of any version; its token vectors and output layer may be the target's.
         target: the model whose features it reads.
         cache: the head's keys and values.
-        max_draft_len: depth of the tree.
-        branches: candidates that each level keeps and expands; 1 is a chain.
-        budget: draft tokens a proposal keeps of all candidates, best cumulative score first.
+        max_draft_len, branches, budget: see `GrowingDrafter`.
     """
 
     namespace = "eagle"
-    runs_model = True
 
     def __init__(
         self,
@@ -70,28 +66,17 @@ class EagleDrafter(Drafter):
         branches: int = 1,
         budget: int | None = None,
     ) -> None:
+        super().__init__(cache.keys.device, max_draft_len, min(branches, head.config.draft_vocab_size), budget)
         self.head, self.target, self.cache = head, target, cache
         self._native = NativeEagle.of(head, target)
         self.taps = head.config.taps
-        self.max_draft_len, self.branches = max_draft_len, min(branches, head.config.draft_vocab_size)
-        self.budget = budget if budget is not None else max_draft_len
-        # The cache must hold what is proposed and, past the committed length, what is run to propose it.
-        self.nodes = max(self.budget, self.branches * (max_draft_len - 1))
-        self._rows: dict[int, _Row] = {}
-        self._device = cache.keys.device
         self._vocabulary = target.config.vocab_size
         reduced = head.config.draft_vocab_size < self._vocabulary
         self._ids = head.draft_ids.to(self._device) if reduced else None
 
-    def _ints(self, values: Sequence[Any]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
-
     def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
         assert held == len(cached), "features of reused tokens are gone, so their slots must be there"
         self._rows[row] = _Row(length=held)
-
-    def release(self, row: int) -> None:
-        self._rows.pop(row, None)
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         assert features is not None
@@ -104,17 +89,6 @@ class EagleDrafter(Drafter):
 
     def catch_up(self, rows: Sequence[int]) -> None:
         self._read(rows)
-
-    def held(self, row: int) -> int:
-        return self._rows[row].length
-
-    def slots(self, limit: int) -> int:
-        return max(self._kept(limit), self.branches * (limit - 1))
-
-    def _kept(self, limit: int) -> int:
-        """Draft tokens of a proposal: their share of the budget, but a whole path if there is room for one."""
-        limit = min(limit, self.max_draft_len)
-        return min(self.budget, max(limit, -(-self.budget * limit // self.max_draft_len)))
 
     def _read(self, rows: Sequence[int]) -> None:
         """Feeds long backlogs but for the last position, whose next token may not be known."""

@@ -68,7 +68,7 @@ def head_config(
     given = read_keys("--eagle-config", settings.eagle_config) if architecture is None else architecture
     fixed = {
         "hidden_size": target.hidden_size, "vocab_size": target.vocab_size, "draft_vocab_size": draft_vocab_size,
-        "use_aux_hidden_state": version == 3,
+        "use_aux_hidden_state": version == 3, "torch_dtype": target.dtype, "dtype": target.dtype,
     }  # fmt: skip
     if version == 3:
         fixed["use_input_layernorm_in_first_layer"] = True  # its token vectors are always normed

@@ -127,9 +127,10 @@ def _student(
 def _check(plan: Plan) -> None:
     """Settings that contradict each other."""
     loss = plan.loss
-    for name, mode in LOSS_ONLY_FOR.items():
-        if plan.head.method != mode and getattr(loss, name) != type(loss).model_fields[name].default:
-            raise ConfigError(f"--{name.replace('_', '-')} is for --mode {mode}; leave it out for {plan.head.mode}")
+    for name, modes in LOSS_ONLY_FOR.items():
+        if plan.head.method not in modes and getattr(loss, name) != type(loss).model_fields[name].default:
+            spoken = " or ".join(modes)
+            raise ConfigError(f"--{name.replace('_', '-')} is for --mode {spoken}; leave it out for {plan.head.mode}")
     if not loss.on_policy:
         return
     if loss.loss == "hard":

@@ -5,11 +5,11 @@ Nothing here needs torch, so that a wrong option is refused before anything is l
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from foretoken.checkpoint.objects import json_object
 from foretoken.checkpoint.paths import user_path
 from foretoken.config import MOST_THREADS, Positive, Settings
 from foretoken.errors import ConfigError
@@ -25,7 +25,12 @@ ONLY_FOR = {
     "fc_bias": ("eagle1",),
     "draft_config": ("draft",),
 }
-LOSS_ONLY_FOR = {**dict.fromkeys(("feature_weight", "guess_weight", "noise"), "eagle1"), "on_policy": "draft"}
+# The same of the loss.
+LOSS_ONLY_FOR = {
+    **dict.fromkeys(("feature_weight", "guess_weight", "noise"), ("eagle1",)),
+    "ttt_steps": ("eagle3", "eagle1"),
+    "on_policy": ("draft",),
+}
 
 Mode = Literal["eagle3", "eagle", "eagle1", "medusa", "draft"]
 Schedule = Literal["cosine", "linear", "constant"]
@@ -251,11 +256,8 @@ def read_keys(option: str, file: str | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        found = json.loads(user_path(file).read_text(encoding="utf-8"))
+        return json_object(user_path(file))
     except OSError as error:
         raise ConfigError(f"{option} {file}: {error.strerror}; expected a JSON file") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{option} {file}: not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{option} {file}: holds a {type(found).__name__}, expected an object of keys")
-    return found
+    except ValueError as error:
+        raise ConfigError(f"{option} {file} {error}; write an object of keys and values") from error
