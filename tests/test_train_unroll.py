@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -81,3 +84,38 @@ def test_recomputing_changes_no_gradient(name):
     for plain, recomputed in zip(*gradients, strict=True):
         assert plain.abs().sum() > 0
         torch.testing.assert_close(plain, recomputed)
+
+
+def kept_bytes(work: Callable[[], object], head: EagleHead) -> int:
+    """Bytes of distinct activations that autograd keeps for the backward of `work`; weights are there anyway."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = work()
+    for parameter in head.parameters():
+        kept.pop(parameter.untyped_storage().data_ptr(), None)
+    del outputs
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("name", ["eagle3", "eagle3.1", "eagle1"])
+def test_a_further_step_keeps_no_more_than_one_layers_activations(name):
+    head, vectors, features, batch = problem(name)
+    head.requires_grad_(True)
+    hidden = torch.randn(len(batch.tokens), 16, requires_grad=True)
+
+    def causal(q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
+        groups = q.shape[1] // k.shape[1]
+        q, k, v = (x.transpose(0, 1) for x in (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).flatten(1)
+
+    def layer() -> Tensor:
+        return head.normed(head(vectors[batch.tokens], hidden, head.rope(batch.positions), causal))
+
+    unrolled = [kept_bytes(partial(unroll, head, vectors, features, batch, steps), head) for steps in (2, 4, 6)]
+    assert unrolled[1] - unrolled[0] == unrolled[2] - unrolled[1]
+    assert (unrolled[2] - unrolled[1]) / 2 <= kept_bytes(layer, head)
