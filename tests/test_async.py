@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,28 @@ def test_concurrent_callers_get_what_each_gets_alone(tiny_llm_dir: Path) -> None
         return list(got)
 
     assert asyncio.run(run()) == expected
+
+
+@pytest.mark.parametrize(("elapsed", "chunks"), [(0.0, 2), (1.0, 12)])
+def test_of_a_busy_engine_a_chunk_has_several_steps(
+    tiny_llm_dir: Path, monkeypatch, elapsed: float, chunks: int
+) -> None:
+    """Where no time passes between steps, all that comes after the first token waits for the last; nothing is lost."""
+    asked = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True, logprobs=1)
+    expected = LLM(str(tiny_llm_dir)).generate([[3, 4, 5]], asked)[0]
+    now = itertools.count(step=elapsed)
+    monkeypatch.setattr("foretoken.engine.async_llm.time.perf_counter", lambda: next(now))
+
+    async def run() -> None:
+        engine = AsyncLLM(LLM(str(tiny_llm_dir)), max_chunks_per_second=100)
+        got = [chunk async for chunk in engine.stream([[3, 4, 5]], asked)]
+        await engine.close()
+        assert len(got) == chunks
+        assert [token for chunk in got for token in chunk.token_ids] == expected.token_ids
+        assert [item for chunk in got for item in chunk.logprobs or []] == expected.logprobs
+        assert "".join(chunk.text for chunk in got) == expected.text
+
+    asyncio.run(run())
 
 
 def test_leaving_a_stream_frees_its_row(tiny_llm_dir: Path) -> None:

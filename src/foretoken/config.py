@@ -219,6 +219,8 @@ class ServerConfig(Settings):
         request_timeout: seconds after which a request is given up, None for never.
         max_body: bytes of a request's body at most.
         drain_seconds: how long open requests may go on after SIGTERM or the first SIGINT.
+        max_chunks_per_second: chunks that all streams together get at most: of a busy server a chunk then has the
+            tokens of several steps, held for at most 0.05 s; a stream's first never waits. None sends every step's.
         cors_origin: web origins whose pages may call this server, repeatable; "*" is every one, none is off.
         log_level: the least important messages that are logged.
     """
@@ -231,5 +233,6 @@ class ServerConfig(Settings):
     request_timeout: Annotated[float, Field(gt=0)] | None = None
     max_body: Annotated[int, Field(ge=1024)] = 8 * 2**20
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
+    max_chunks_per_second: Annotated[float, Field(gt=0)] | None = 500.0
     cors_origin: Names = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"

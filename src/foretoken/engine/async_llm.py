@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from foretoken.checkpoint.chat import Message
@@ -19,6 +21,8 @@ from foretoken.engine.llm import LLM, Prompt
 from foretoken.engine.request import Request
 from foretoken.errors import ForetokenError
 from foretoken.speculation.params import SamplingParams
+
+LONGEST_HOLD = 0.05  # seconds that a token may wait for others to share its chunk: hardly seen by a reader
 
 
 class _Stream:
@@ -69,17 +73,38 @@ class _Abort(NamedTuple):
     requests: Sequence[Request]
 
 
+@dataclass(slots=True)
+class _Listener:
+    """Who hears of a request.
+
+    Attributes:
+        known: length of the request's tokens when the last chunk was handed out.
+        due: when the next may be, on the clock of `time.perf_counter`.
+    """
+
+    request: Request
+    stream: _Stream
+    known: int
+    due: float = 0.0
+
+    @property
+    def news(self) -> bool:
+        return len(self.request.tokens) > self.known or self.request.finish_reason is not None
+
+
 class AsyncLLM:
     """An `LLM` for concurrent callers.
 
     Args:
         llm: the engine, which belongs to this object from now on.
+        max_chunks_per_second: most that all streams together get; what a request emits meanwhile joins its next chunk,
+            which is held for at most `LONGEST_HOLD`. First and last chunks never wait. None hands out every step's.
     """
 
-    def __init__(self, llm: LLM) -> None:
-        self.llm = llm
+    def __init__(self, llm: LLM, max_chunks_per_second: float | None = None) -> None:
+        self.llm, self._pause = llm, 0.0 if max_chunks_per_second is None else 1 / max_chunks_per_second
         self._inbox: queue.SimpleQueue[_Add | _Abort | None] = queue.SimpleQueue()
-        self._streams: dict[int, tuple[_Stream, int]] = {}
+        self._listeners: dict[int, _Listener] = {}
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="foretoken-engine", daemon=True)
         self._thread.start()
@@ -137,27 +162,31 @@ class AsyncLLM:
         """The engine thread: takes messages between steps, and waits for one when there is nothing to do."""
         try:
             while self._take_messages():
-                changed = self.llm.engine.step()
-                _hand_out([self._news(request) for request in changed if request.id in self._streams])
+                self.llm.engine.step()
+                _hand_out(list(self._news()))
             self._fail(ForetokenError("the engine was closed"))
         except BaseException as error:
             self._fail(error)
             raise
 
-    def _news(self, request: Request) -> tuple[_Stream, Chunk]:
-        """What a step added to a request, and for whom."""
-        stream, known = self._streams[request.id]
-        self._streams[request.id] = stream, len(request.tokens)
-        if request.finish_reason is not None:
-            del self._streams[request.id]
-        return stream, self.llm.chunk(request, len(request.tokens) - known)
+    def _news(self) -> Iterable[tuple[_Stream, Chunk]]:
+        """Chunks that are due, and for whom."""
+        now, pause = time.perf_counter(), min(LONGEST_HOLD, len(self._listeners) * self._pause)
+        for each in [each for each in self._listeners.values() if each.news]:
+            request, emitted = each.request, len(each.request.tokens) - each.known
+            if request.finish_reason is not None:
+                del self._listeners[request.id]
+            elif now < each.due:
+                continue
+            each.known, each.due = len(request.tokens), now + pause
+            yield each.stream, self.llm.chunk(request, emitted)
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
-        _hand_out([(stream, error) for stream in {stream for stream, _ in self._streams.values()}])
-        for request_id in self._streams:
+        _hand_out([(stream, error) for stream in {each.stream for each in self._listeners.values()}])
+        for request_id in self._listeners:
             self.llm.engine.abort(request_id)
-        self._streams.clear()
+        self._listeners.clear()
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, _Add):
@@ -172,9 +201,9 @@ class AsyncLLM:
                 return False
             for request in message.requests:
                 if isinstance(message, _Add):
-                    self._streams[request.id] = message.stream, len(request.tokens)
+                    self._listeners[request.id] = _Listener(request, message.stream, len(request.tokens))
                     engine.add(request)
                 else:
-                    self._streams.pop(request.id, None)
+                    self._listeners.pop(request.id, None)
                     engine.abort(request.id)
         return True

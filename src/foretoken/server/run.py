@@ -63,7 +63,8 @@ def serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Mapping[st
         info: the resolved configuration; its "model" is the served name unless `config` has others.
     """
     llm.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # what is measured or compiled once
-    asyncio.run(_serve(llm, bound, config, info))
+    with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
+        runner.run(_serve(llm, bound, config, info))
 
 
 async def _serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Mapping[str, Any]) -> None:
@@ -78,7 +79,7 @@ async def _serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Map
 
 def make_server(llm: LLM, config: ServerConfig, info: Mapping[str, Any], started: Callable[[], None]) -> Server:
     """A server of the running event loop, not yet started; `started` is called once it accepts connections."""
-    worker = Worker(AsyncLLM(llm), config, Metrics())
+    worker = Worker(AsyncLLM(llm, config.max_chunks_per_second), config, Metrics())
     app = build_app(worker, config.served_model_name or (info["model"],), info)
     settings = uvicorn.Config(
         app,
