@@ -210,6 +210,7 @@ class Api:
         """The resolved configuration, what requests may choose, and how busy the engine is."""
         llm = self._worker.llm
         offers = {
+            "method": llm.method,
             "methods": list(llm.methods),
             "max_draft_len": llm.speculative.max_draft_len,
             "max_seq_len": llm.max_seq_len,
@@ -218,8 +219,8 @@ class Api:
         return JSONResponse({**self._info, "offers": offers, "load": self._worker.load()._asdict()})
 
     async def page(self, request: Request) -> Response:
-        """A file of the playground."""
-        return playground.file_reply(playground.PATHS[request.url.path])
+        """A file of a page for people."""
+        return playground.file_reply(request.url.path)
 
     async def metrics(self) -> Response:
         """Metrics in Prometheus' text format."""
@@ -249,7 +250,7 @@ async def _events(job: Job, answer: Answer) -> AsyncGenerator[bytes, None]:
 def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> FastAPI:
     """The application of a worker."""
     api = Api(worker, names, info)
-    app = FastAPI(title="foretoken", version=__version__, redoc_url=None)
+    app = FastAPI(title="foretoken", version=__version__, docs_url=None, redoc_url=None)
     app.post("/v1/completions", **operation(CompletionRequest))(api.completions)
     app.post("/v1/chat/completions", **operation(ChatRequest))(api.chat_completions)
     app.post("/v1/responses", **operation(ResponsesRequest))(api.responses)

@@ -20,7 +20,7 @@ from foretoken.server.schema import Body, field_names
 
 DONE = b"data: [DONE]\n\n"
 OPEN_PATHS = ("/", "/health", "/live", "/version", "/docs", "/openapi.json")
-OPEN_FOLDER = "/playground/"  # the files of the page at /, which asks for a key itself
+OPEN_FOLDERS = ("/playground/", "/docs/")  # the files of pages, which ask for a key themselves
 CLIENT_GONE = 499  # nginx's number; nobody receives it
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
@@ -164,7 +164,7 @@ class Keys:
 
 
 def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDERS)
 
 
 def reply(error: ApiError) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""The page at /, where a person sees drafts at work: files as they are, with headers that keep everything else out."""
+"""The pages for people, the playground at / and the reference at /docs: files, with headers that keep all else out."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-PATHS = {  # what is asked for, and the file that it is
+OURS = {  # what is asked for, and the file that it is
     "/": "index.html",
     **{f"/playground/{name}": name for name in ("style.css", "app.js", "api.js", "answer.js", "view.js")},
+    "/docs": "docs.html",
+    "/docs/docs.js": "docs.js",
 }
+SWAGGER = {f"/docs/{name}": f"static/{name}" for name in ("swagger-ui.css", "swagger-ui-bundle.js")}
+PATHS = (*OURS, *SWAGGER)
 
 
-def file_reply(name: str) -> Response:
-    """One of the files of the page."""
-    content = files(__name__).joinpath(name).read_bytes()
-    return Response(content, media_type=KINDS[name.rpartition(".")[2]], headers=HEADERS)
+def file_reply(path: str) -> Response:
+    """The file of one of the paths."""
+    found = files(__name__) / OURS[path] if path in OURS else files("fastapi_offline") / SWAGGER[path]
+    return Response(found.read_bytes(), media_type=KINDS[found.name.rpartition(".")[2]], headers=HEADERS)

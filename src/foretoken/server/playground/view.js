@@ -2,6 +2,7 @@
 
 const SHOWN_SECONDS = 3; // a replay that would be over sooner is slowed down to this
 const tip = document.getElementById("tip");
+const scrollers = [document.getElementById("scroll"), document.scrollingElement]; // on a desk, on a phone
 
 export function element(name, className, text = "") {
   const made = document.createElement(name);
@@ -47,7 +48,7 @@ export class Pane {
   fail(words) {
     const told = element("p", "error", words);
     told.setAttribute("role", "alert");
-    this.root.append(told);
+    following(() => this.root.append(told));
   }
 
   #index(target) {
@@ -55,10 +56,14 @@ export class Pane {
   }
 
   #move(event) {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (step) {
+    const last = this.box.childElementCount - 1;
+    const to = { ArrowLeft: this.current - 1, ArrowRight: this.current + 1, Home: 0, End: last }[event.key];
+    if (to !== undefined) {
       event.preventDefault();
-      this.#point(Math.max(0, Math.min(this.box.childElementCount - 1, this.current + step)));
+      this.#point(Math.max(0, Math.min(last, to)));
+      this.box.children[this.current]?.scrollIntoView({ block: "nearest" });
+    } else if (event.key === "Escape") {
+      this.#point(-1);
     }
   }
 
@@ -77,6 +82,29 @@ export class Pane {
     const above = at.top - tip.offsetHeight - 6;
     tip.style.top = `${above > 0 ? above : at.bottom + 6}px`;
   }
+}
+
+/** Makes a change of what scrolls, and goes on showing its end if that is what was shown. */
+export function following(change) {
+  const ended = scrollers.filter((each) => each.scrollHeight - each.scrollTop - each.clientHeight < 40);
+  change();
+  ended.forEach((each) => (each.scrollTop = each.scrollHeight));
+}
+
+export function showEnd() {
+  scrollers.forEach((each) => (each.scrollTop = each.scrollHeight));
+}
+
+/** Bars as long as times in seconds, the first in the colour of drafts. */
+export function race(times) {
+  const longest = Math.max(...times.map(([, seconds]) => seconds));
+  const root = element("div", "race");
+  times.forEach(([name, seconds], i) => {
+    const bar = element("span", i ? "bar" : "bar fast");
+    bar.style.width = `${(100 * seconds) / longest}%`;
+    root.append(element("span", "", name), bar, element("span", "", `${seconds.toFixed(2)} s`));
+  });
+  return root;
 }
 
 function explain(token) {
@@ -115,8 +143,8 @@ export async function replay(panes, signal, say) {
 }
 
 export function figures(answer) {
-  return `${answer.tokens.length} tokens in ${answer.seconds.toFixed(2)} s, ${answer.speed.toFixed(0)} tokens/s, ` +
-    `acceptance length ${answer.acceptanceLength.toFixed(2)}`;
+  return `Acceptance length ${answer.acceptanceLength.toFixed(2)}\n` +
+    `${answer.tokens.length} tokens in ${answer.seconds.toFixed(2)} s, ${answer.speed.toFixed(0)} tokens/s`;
 }
 
 /** The live numbers beside the conversation. */
