@@ -1,4 +1,4 @@
-"""The page at / without a browser: it is served, to anyone, with nothing in it that another host would be asked for."""
+"""The pages at / and /docs without a browser: served to anyone, and nothing in them asks another host."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 
 from cli_checks import Pair
 from foretoken import LLM
-from foretoken.server.playground import PATHS
+from foretoken.server.playground import OURS, PATHS
 from server_checks import Running, running
+
+CLOSED = ("base-uri", "form-action", "frame-ancestors")
 
 
 @pytest.fixture(scope="module")
@@ -29,26 +31,30 @@ def test_every_file_is_served_without_a_key_and_asks_no_other_host(locked: Runni
     policy = dict(part.split(" ", 1) for part in reply.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
-    assert not re.search(r"https?:|['\"(]//|\bimport\(", reply.text)
+    assert policy["img-src"] == "data:"
+    assert set(policy) <= {"default-src", "script-src", "style-src", "connect-src", "img-src", *CLOSED}
+    assert all(policy[name] == "'none'" for name in CLOSED)
+    assert path not in OURS or not re.search(r"https?:|['\"(]//|\bimport\(", reply.text)
 
 
-def test_what_the_page_loads_is_there_and_nothing_else_is(locked: Running) -> None:
-    html = locked.get("/").text
+def test_what_the_pages_load_is_there_and_nothing_else_is(locked: Running) -> None:
+    html = locked.get("/").text + locked.get("/docs").text
     asked = {f"/{name}" for name in re.findall(r'(?:src|href)="(?!data:)([^"]+)"', html)}
     for name in ("app.js", "view.js", "answer.js", "api.js"):
         asked |= {
             f"/playground/{each}" for each in re.findall(r'from "\./([^"]+)"', locked.get(f"/playground/{name}").text)
         }
-    assert {"/", *asked} == set(PATHS)
+    assert {"/", *asked} == set(PATHS)  # / has a link to /docs
     kept = {each.name for each in files("foretoken.server.playground").iterdir()} - {"__init__.py", "__pycache__"}
-    assert kept == set(PATHS.values())
+    assert kept == set(OURS.values())
 
 
-@pytest.mark.parametrize("path", ["/playground/__init__.py", "/playground/../app.py", "/playground/"])
+@pytest.mark.parametrize("path", [*(f"/playground/{name}" for name in ("__init__.py", "../app.py", "")), "/docs/core.py"])
 def test_no_other_file_is_served(locked: Running, path: str) -> None:
     assert locked.client.send(httpx.Request("GET", locked.url + path)).status_code in (401, 404)
 
 
 def test_the_server_says_what_requests_may_choose(locked: Running) -> None:
     offers = locked.get("/server_info", headers={"Authorization": "Bearer secret"}).json()["offers"]
-    assert offers == {"methods": ["ngram", "suffix"], "max_draft_len": 4, "max_seq_len": 128, "chat": True}
+    expected = {"method": "none", "methods": ["ngram", "suffix"], "max_draft_len": 4, "max_seq_len": 128, "chat": True}
+    assert offers == expected
