@@ -19,6 +19,7 @@ CHROMIUM = Path("/usr/bin/chromium")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is missing: apt-get install chromium")
 
 PROMPT = "Hello! What do you like to do for fun?"
+BODY = {"temperature": 0, "max_tokens": 128}
 PATIENCE_MS = 60_000
 DESK, PHONES = {"width": 1100, "height": 900}, ({"width": 390, "height": 844}, {"width": 320, "height": 640})
 
@@ -73,14 +74,15 @@ def test_it_streams_compares_and_explains_tokens(page: Any, llm: LLM) -> None:
         idle(page)
         expected = server.post(
             "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": 128},
+            {**BODY, "messages": [{"role": "user", "content": PROMPT}], "speculative": {"report": True}},
         ).json()
     assert f"all {expected['usage']['completion_tokens']} tokens are the same" in verdict
     texts = [page.eval_on_selector_all(f".pane:nth-child({i}) .token:not(.end)", JOINED) for i in (1, 2)]
     assert texts == [expected["choices"][0]["message"]["content"].strip()] * 2
     assert page.locator(".pane:nth-child(1) .drafted").count() > 0
     assert page.locator(".pane:nth-child(2) .drafted").count() == 0
-    assert float(page.inner_text("#acceptance")) > 1
+    stats = expected["choices"][0]["speculative"]["stats"]
+    assert float(page.inner_text("#acceptance")) == round(stats["acceptance_length"], 2) > 1
     assert page.locator("#chart rect").count() >= 1
     assert page.inner_text("#said") == expected["choices"][0]["message"]["content"]
     assert page.inner_text(".turn .note") == ""  # for who wants no motion there is a replay only when asked for
@@ -109,7 +111,7 @@ def test_a_conversation_goes_on_and_a_text_is_continued(page: Any, llm: LLM) -> 
         first = page.eval_on_selector_all(".turn:nth-child(1) .token:not(.end)", JOINED)
         assert (
             first
-            == server.post("/v1/completions", {"prompt": prompts[0], "temperature": 0, "max_tokens": 128})
+            == server.post("/v1/completions", {**BODY, "prompt": prompts[0]})
             .json()["choices"][0]["text"]
             .strip()
         )

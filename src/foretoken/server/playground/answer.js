@@ -8,7 +8,8 @@ export class Answer {
     this.text = "";
     this.ids = [];
     this.tokens = []; // {text, drafted, place, probability, rejected: [{text, probability}], end}
-    this.arrivals = []; // [seconds since the start, tokens until then], one per forward
+    this.arrivals = []; // [seconds since the start, tokens until then], for one forward or more
+    this.forwards = 0; // those that ended with the target's own token, as all do but one that an end cut short
     this.tried = []; // by place in the draft, how many guesses the target came to
     this.accepted = []; // and how many of them came true
     this.stats = null;
@@ -47,6 +48,7 @@ export class Answer {
       this.accepted[place - 1] = (this.accepted[place - 1] ?? 0) + drafted;
     }
     this.run = drafted ? place : 0;
+    this.forwards += !drafted;
     return {
       text: this.decoder.decode(bytes(spelled), { stream: true }),
       drafted,
@@ -69,9 +71,10 @@ export class Answer {
     return this.seconds ? this.tokens.length / this.seconds : 0;
   }
 
-  /** Tokens per forward of the target; every event with tokens is one forward. */
+  /** Tokens per forward of the target. */
   get acceptanceLength() {
-    return this.arrivals.length ? this.tokens.length / this.arrivals.length : 0;
+    const forwards = this.forwards + (this.run > 0);
+    return forwards ? this.tokens.length / forwards : 0;
   }
 
   /** Tokens that had arrived after so many seconds. */
