@@ -5,7 +5,6 @@ One source, so an option cannot drift from the field that it sets, nor be accept
 
 from __future__ import annotations
 
-import inspect
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from foretoken.config import EngineConfig, KVCacheConfig, Settings, SpeculativeConfig
 from foretoken.errors import ConfigError
+from foretoken.notes import attribute_notes
 from foretoken.speculation.params import SamplingParams
 
 CACHE = "kv_cache_"  # before the keys of the page pool, whose `max_tokens` is not the request's
@@ -164,27 +164,6 @@ def joined_words(arguments: Sequence[str], options: Sequence[Option]) -> list[st
             joined.append(argument)
             going = place > 0 and arguments[place - 1] in several
     return joined
-
-
-def attribute_notes(owner: type) -> dict[str, str]:
-    """What the `Attributes:` section of a class says about each name, one sentence or more.
-
-    Several names before one colon share a note; lines indented deeper continue it.
-    """
-    text = inspect.getdoc(owner) or ""
-    section = text.partition("Attributes:\n")[2].partition("\n\n")[0]
-    return {
-        name: note
-        for entry in re.split(r"\n(?=    \w)", section)
-        for names, note in [_split_note(entry)]
-        for name in names
-    }
-
-
-def _split_note(entry: str) -> tuple[list[str], str]:
-    names, _, note = entry.strip().partition(":")
-    words = " ".join(note.split())
-    return [name.strip() for name in names.split(",")], words
 
 
 def _option(name: str, hint: Any, default: Any, note: str) -> Option:

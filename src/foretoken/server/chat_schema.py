@@ -16,12 +16,25 @@ _RENDERED = {"messages", "tools", "documents", "add_generation_prompt"}  # what 
 
 
 class FunctionCall(Body):
+    """What was called.
+
+    Attributes:
+        name: of the function.
+        arguments: JSON as text.
+    """
+
     name: str
     arguments: str
 
 
 class ToolCall(Body):
-    """A call that the assistant made earlier in the conversation."""
+    """A call that the assistant made earlier in the conversation.
+
+    Attributes:
+        id: which a message of role `tool` answers to.
+        type: what it is.
+        function: what was called.
+    """
 
     id: str
     type: Literal["function"] = "function"
@@ -29,7 +42,15 @@ class ToolCall(Body):
 
 
 class ChatMessage(Body):
-    """One turn. Its content may be null beside tool calls."""
+    """One turn.
+
+    Attributes:
+        role: who speaks; `developer` is `system` to the template.
+        content: text, or parts of type `text`; null only beside `tool_calls`.
+        name: of the speaker, where the template has a place for it.
+        tool_calls: what the assistant called.
+        tool_call_id: the call that a message of role `tool` answers.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Spoken | None = None
@@ -60,7 +81,14 @@ def _object(arguments: str) -> Any:
 
 
 class Function(Body):
-    """A function that the model may call; `strict` needs no saying, a call that is asked for keeps its schema."""
+    """A function that the model may call.
+
+    Attributes:
+        name: letters, digits, `_`, `.` and `-`, at most 64.
+        description: what it does, for the model.
+        parameters: JSON schema of its arguments.
+        strict: nothing follows from it: a call that is asked for keeps its schema.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
@@ -69,21 +97,56 @@ class Function(Body):
 
 
 class Tool(Body):
+    """A function, in OpenAI's wrapping.
+
+    Attributes:
+        type: what it is.
+        function: the function.
+    """
+
     type: Literal["function"]
     function: Function
 
 
 class FunctionName(Body):
+    """One of the functions.
+
+    Attributes:
+        name: the one that must be called.
+    """
+
     name: str
 
 
 class NamedTool(Body):
+    """A function by name.
+
+    Attributes:
+        type: what it is.
+        function: the function.
+    """
+
     type: Literal["function"]
     function: FunctionName
 
 
 class ChatRequest(Generation):
-    """The body of POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions.
+
+    Attributes:
+        messages: the conversation so far, put as the model's chat template has it.
+        max_tokens: tokens to emit at most; left out, up to the context.
+        max_completion_tokens: the same by its newer name.
+        logprobs: have log-probabilities of the reply's tokens.
+        top_logprobs: alternatives per token; only for `logprobs`.
+        chat_template_kwargs: values for the chat template, such as `enable_thinking`.
+        tools: functions that the model may call.
+        tool_choice: `auto` if left out; `none`; `required` or a function by name keep the reply to one call.
+        parallel_tool_calls: false returns the first call only.
+        modalities: only text.
+        store: only false; nothing is stored.
+        service_tier: nothing follows from it.
+    """
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -144,7 +207,17 @@ class ChatRequest(Generation):
 
 
 class TokenizeRequest(Body):
-    """The body of POST /tokenize: a prompt, or messages as /v1/chat/completions would render them."""
+    """The body of POST /tokenize: a prompt, or messages as /v1/chat/completions would render them.
+
+    Attributes:
+        model: a name that `/v1/models` lists; left out, the one that is served.
+        prompt: text.
+        messages: a conversation, instead of `prompt`.
+        add_special_tokens: to a prompt; true if left out.
+        add_generation_prompt: end a conversation with the beginning of the reply.
+        return_token_strs: say the text of every token too.
+        chat_template_kwargs: values for the chat template.
+    """
 
     model: str | None = None
     prompt: str | None = None
@@ -162,7 +235,12 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    """The body of POST /detokenize."""
+    """The body of POST /detokenize.
+
+    Attributes:
+        model: a name that `/v1/models` lists; left out, the one that is served.
+        tokens: ids.
+    """
 
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0)]]

@@ -16,7 +16,14 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class InputMessage(Body):
-    """One turn of the conversation; what an earlier response returned may be sent back as it came."""
+    """One turn of the conversation; what an earlier response returned may be sent back as it came.
+
+    Attributes:
+        type: may be left out.
+        role: who speaks.
+        content: text, or parts of type `input_text` or `output_text`.
+        id, status: as an earlier response had them; nothing follows from them.
+    """
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -29,7 +36,15 @@ class InputMessage(Body):
 
 
 class InputCall(Body):
-    """A call that an earlier response made."""
+    """A call that an earlier response made.
+
+    Attributes:
+        type: what it is.
+        call_id: which its output answers to.
+        name: of the function.
+        arguments: JSON as text.
+        id, status: as an earlier response had them; nothing follows from them.
+    """
 
     type: Literal["function_call"]
     call_id: str
@@ -44,7 +59,14 @@ class InputCall(Body):
 
 
 class InputOutput(Body):
-    """What a call returned."""
+    """What a call returned.
+
+    Attributes:
+        type: what it is.
+        call_id: the call.
+        output: text.
+        id, status: as an earlier response had them; nothing follows from them.
+    """
 
     type: Literal["function_call_output"]
     call_id: str
@@ -75,7 +97,14 @@ Items = Annotated[
 
 
 class TextFormat(Body):
-    """The form of the reply; a schema stands beside its name here."""
+    """The form of the reply; a schema stands beside its name here.
+
+    Attributes:
+        type: which form.
+        name, description: for people.
+        schema_: the JSON schema; left out, any JSON.
+        strict: nothing follows from it: a form is always kept.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -85,11 +114,25 @@ class TextFormat(Body):
 
 
 class TextOptions(Body):
+    """What the reply's text is.
+
+    Attributes:
+        format: its form.
+    """
+
     format: TextFormat | None = None
 
 
 class FlatTool(Body):
-    """A function, whose fields stand beside the type here."""
+    """A function that the model may call, whose fields stand beside the type here.
+
+    Attributes:
+        type: what it is.
+        name: letters, digits, `_`, `.` and `-`, at most 64.
+        description: what it does, for the model.
+        parameters: JSON schema of its arguments.
+        strict: nothing follows from it: a call that is asked for keeps its schema.
+    """
 
     type: Literal["function"]
     name: str
@@ -99,11 +142,35 @@ class FlatTool(Body):
 
 
 class FlatNamedTool(FunctionName):
+    """A function by name.
+
+    Attributes:
+        type: what it is.
+    """
+
     type: Literal["function"]
 
 
 class ResponsesRequest(Generation):
-    """The body of POST /v1/responses."""
+    """The body of POST /v1/responses.
+
+    Attributes:
+        input: text of the user, or items: messages, calls and their outputs.
+        n, prompt_logprobs, stream_options, response_format: only null; this form has no place for it.
+        instructions: the system's text, before the input.
+        max_output_tokens: tokens to emit at most; left out, up to the context.
+        text: the form of the reply.
+        tools: functions that the model may call.
+        tool_choice: `auto` if left out; `none`; `required` or a function by name keep the reply to one call.
+        parallel_tool_calls: false returns the first call only.
+        include: what else to have: log-probabilities of the reply's tokens.
+        top_logprobs: alternatives per token.
+        metadata: nothing follows from it; the response repeats it.
+        truncation: only `disabled`: an input that is too long is an error.
+        store: only false; nothing is stored.
+        background: only false; a response is waited for.
+        service_tier: nothing follows from it.
+    """
 
     input: Items
     n: None = None

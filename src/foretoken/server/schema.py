@@ -7,10 +7,12 @@ field out. Ranges of sampling parameters are checked by `SamplingParams`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import GetJsonSchemaHandler as Handler
 
+from foretoken.notes import attribute_notes, purpose
 from foretoken.speculation.params import SamplingParams
 
 MOST_CHOICES = 128
@@ -23,9 +25,32 @@ COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 
 
 class Body(BaseModel):
-    """Base of every body and of the objects in it."""
+    """Base of every body and of the objects in it. What docstrings say of fields is in the OpenAPI document too.
+
+    Attributes:
+        same_as: the class whose notes hold for fields of the same name.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    same_as: ClassVar[type | None] = None
+
+    @classmethod
+    def notes(cls) -> dict[str, str]:
+        """What each field means."""
+        owners = [owner for owner in reversed(cls.__mro__) if issubclass(owner, Body) and owner is not Body]
+        found = attribute_notes(cls.same_as) if cls.same_as is not None else {}
+        for owner in owners:
+            found |= attribute_notes(owner)
+        return {name: found[name] for name in cls.model_fields if name in found}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Handler) -> dict[str, Any]:
+        made = handler(schema)
+        described = handler.resolve_ref_schema(made)
+        described["description"] = purpose(cls)
+        for name, note in cls.notes().items():
+            described["properties"][cls.model_fields[name].alias or name]["description"] = note
+        return made
 
 
 def _texts(name: str, most: int, longest: int) -> BeforeValidator:
@@ -93,7 +118,13 @@ Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 
 
 class StreamOptions(Body):
-    """`include_usage` ends the stream with a chunk of usage; `continuous_usage_stats` counts in every chunk."""
+    """What a stream says besides text.
+
+    Attributes:
+        include_usage: end with a chunk that has `usage` and no choices.
+        continuous_usage_stats: have `usage` in every chunk.
+        include_obfuscation: only false; chunks are not padded.
+    """
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -101,7 +132,17 @@ class StreamOptions(Body):
 
 
 class Speculative(Body):
-    """How this request is drafted, which changes its speed and never a token; `report` adds what came of it."""
+    """How this request is drafted, which changes its speed and never a token.
+
+    Attributes:
+        enabled: false decodes without drafts.
+        method: a drafter of this server (`/server_info` lists them), `auto` for all of them, chosen every step, or
+            `none`; left out, the server's own.
+        max_draft_len: longest guess in tokens, at most the server's; left out, the server's.
+        adaptive: true lets the engine choose each step's length, 0 included; false always drafts `max_draft_len`; left
+            out, the server's.
+        report: add `speculative` to every choice, and to every chunk of a stream.
+    """
 
     enabled: bool = True
     method: str | None = None
@@ -111,14 +152,25 @@ class Speculative(Body):
 
 
 class Prediction(Body):
-    """OpenAI's Predicted Outputs: the reply that is expected, which is drafted from."""
+    """OpenAI's Predicted Outputs: the reply that is expected, which is drafted from.
+
+    Attributes:
+        type: what it is.
+        content: the text, for example the file that is to be edited.
+    """
 
     type: Literal["content"]
     content: Spoken
 
 
 class JsonSchema(Body):
-    """A schema as OpenAI words it; its form is always kept, `strict` or not."""
+    """A schema as OpenAI words it.
+
+    Attributes:
+        name, description: for people.
+        schema_: the JSON schema; left out, any JSON.
+        strict: nothing follows from it: a form is always kept.
+    """
 
     name: str
     description: str | None = None
@@ -127,7 +179,14 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The form of the reply: OpenAI's three types, and a regular expression or a grammar in Lark's notation."""
+    """The form of the reply: OpenAI's three types, and two of ours.
+
+    Attributes:
+        type: which form; `regex` and `grammar` are not OpenAI's.
+        json_schema: of type `json_schema`.
+        regex: of type `regex`: what the whole reply matches.
+        grammar: of type `grammar`: a context-free one in Lark's notation.
+    """
 
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: JsonSchema | None = None
@@ -155,8 +214,20 @@ class ResponseFormat(Body):
 
 
 class Generation(Body):
-    """What every request for text may ask."""
+    """What every request for text may ask.
 
+    Attributes:
+        model: a name that `/v1/models` lists; left out, the one that is served.
+        stream: send server-sent events, in the end `[DONE]`.
+        stream_options: only for `stream`.
+        speculative: how this request is drafted.
+        prediction: the reply that is expected; excludes `speculative.method`.
+        response_format: the form of the reply.
+        structured_outputs: the same as vLLM words it: one of `json`, `json_object`, `regex`, `choice`, `grammar`.
+        user: nothing follows from it; it is logged at level debug.
+    """
+
+    same_as = SamplingParams
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -234,7 +305,15 @@ _SHARED = (
 
 
 class CompletionRequest(Generation):
-    """The body of POST /v1/completions."""
+    """The body of POST /v1/completions.
+
+    Attributes:
+        prompt: text, texts, token ids or lists of them; each is completed `n` times.
+        max_tokens: tokens to emit at most, 16 if left out; 0 with `echo` only scores.
+        best_of: draw so many and return the `n` of highest log-probability; not for `stream`.
+        echo: put the prompt before the text; with `logprobs` it is scored too.
+        suffix: only null; text cannot be inserted.
+    """
 
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0)] | None = None
