@@ -1,4 +1,4 @@
-"""What docstrings say about names, from the `Attributes:` section of a class: for options, request fields, their pages."""
+"""What docstrings say about names, in the `Attributes:` section of a class: for options, request fields, and pages."""
 
 from __future__ import annotations
 
