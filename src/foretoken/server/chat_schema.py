@@ -32,7 +32,7 @@ class ToolCall(Body):
 
     Attributes:
         id: which a message of role `tool` answers to.
-        type: what it is.
+        type: always this.
         function: what was called.
     """
 
@@ -100,7 +100,7 @@ class Tool(Body):
     """A function, in OpenAI's wrapping.
 
     Attributes:
-        type: what it is.
+        type: always this.
         function: the function.
     """
 
@@ -122,7 +122,7 @@ class NamedTool(Body):
     """A function by name.
 
     Attributes:
-        type: what it is.
+        type: always this.
         function: the function.
     """
 

@@ -39,7 +39,7 @@ class InputCall(Body):
     """A call that an earlier response made.
 
     Attributes:
-        type: what it is.
+        type: always this.
         call_id: which its output answers to.
         name: of the function.
         arguments: JSON as text.
@@ -62,7 +62,7 @@ class InputOutput(Body):
     """What a call returned.
 
     Attributes:
-        type: what it is.
+        type: always this.
         call_id: the call.
         output: text.
         id, status: as an earlier response had them; nothing follows from them.
@@ -127,7 +127,7 @@ class FlatTool(Body):
     """A function that the model may call, whose fields stand beside the type here.
 
     Attributes:
-        type: what it is.
+        type: always this.
         name: letters, digits, `_`, `.` and `-`, at most 64.
         description: what it does, for the model.
         parameters: JSON schema of its arguments.
@@ -145,7 +145,7 @@ class FlatNamedTool(FunctionName):
     """A function by name.
 
     Attributes:
-        type: what it is.
+        type: always this.
     """
 
     type: Literal["function"]

@@ -155,7 +155,7 @@ class Prediction(Body):
     """OpenAI's Predicted Outputs: the reply that is expected, which is drafted from.
 
     Attributes:
-        type: what it is.
+        type: always this.
         content: the text, for example the file that is to be edited.
     """
 
@@ -220,6 +220,7 @@ class Generation(Body):
         model: a name that `/v1/models` lists; left out, the one that is served.
         stream: send server-sent events, in the end `[DONE]`.
         stream_options: only for `stream`.
+        prompt_logprobs: alternatives reported per token of the prompt; left out, none.
         speculative: how this request is drafted.
         prediction: the reply that is expected; excludes `speculative.method`.
         response_format: the form of the reply.
