@@ -1,14 +1,19 @@
-"""What the README says is executed: its Python runs, its commands run, its links lead somewhere."""
+"""What the README says is executed: its Python, commands and requests run, its links lead somewhere."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from foretoken import LLM
+from server_checks import Running, running
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,9 +38,36 @@ def commands(text: str = README.partition("## Train a head")[0]) -> list[str]:
     return [line.replace("MODEL", "embedded").replace("DRAFT", "embedded") for line in lines]
 
 
+def requests() -> list[str]:
+    """Every curl of the documents that sends something to a server, with what stands on further lines."""
+    texts = [block for document in DOCUMENTS for block in blocks("sh", document.read_text(encoding="utf-8"))]
+    return [found for text in texts for found in re.findall(r"^curl http://localhost:8000/\S+ -d '[^']*'", text, re.M)]
+
+
 def test_the_readme_has_examples() -> None:
     assert blocks("python")
     assert len(commands()) >= 3
+    assert len(requests()) >= 4
+
+
+@pytest.fixture(scope="module")
+def served(one_thread: None) -> Iterator[Running]:
+    with running(LLM("embedded", draft="embedded-eagle3")) as server:
+        yield server
+
+
+@pytest.mark.parametrize("request_", requests())
+def test_requests_of_the_documents_are_answered(served: Running, request_: str) -> None:
+    _, url, _, body = shlex.split(request_)
+    as_curl = {"Content-Type": "application/x-www-form-urlencoded"}
+    reply = served.client.post(url.replace("http://localhost:8000", served.url), content=body, headers=as_curl)
+    assert reply.status_code == 200, reply.text
+    choice = reply.json()["choices"][0]
+    assert choice.get("text") or choice["message"]["content"]
+    if "report" in body:
+        assert choice["speculative"].keys() == {"token_ids", "tokens", "origins", "rejected", "stats"}
+        assert choice["speculative"]["stats"]["acceptance_length"] >= 1
+    assert json.loads(body).get("speculative", {}).get("report", False) == ("speculative" in choice)
 
 
 @pytest.mark.parametrize("code", blocks("python"))
