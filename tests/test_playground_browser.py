@@ -96,6 +96,10 @@ def test_it_streams_compares_and_explains_tokens(page: Any, llm: LLM) -> None:
     assert sum("the target's own token" in words for words in told) > 0
     rejected = [words for words in told if "rejected at place" in words]
     assert len(rejected) == page.locator(".pane:nth-child(1) .refused").count() > 0
+    page.hover(".pane:nth-child(2) .token >> nth=0")
+    assert page.locator(".token.current").count() == 1
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#tip")
 
 
 JOINED = "found => found.map(each => each.textContent).join('').trim()"

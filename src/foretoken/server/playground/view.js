@@ -3,6 +3,7 @@
 const SHOWN_SECONDS = 3; // a replay that would be over sooner is slowed down to this
 const tip = document.getElementById("tip");
 const scrollers = [document.getElementById("scroll"), document.scrollingElement]; // on a desk, on a phone
+let pointed; // the token that `tip` is about, of all panes
 
 export function element(name, className, text = "") {
   const made = document.createElement(name);
@@ -68,9 +69,10 @@ export class Pane {
   }
 
   #point(index) {
-    this.box.children[this.current]?.classList.remove("current");
-    this.current = index;
     const span = this.box.children[index];
+    pointed?.classList.remove("current");
+    pointed = span;
+    this.current = index;
     tip.hidden = !span;
     if (!span) {
       return;
