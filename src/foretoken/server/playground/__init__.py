@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
+import fastapi_offline  # at once, so that serving without it is refused before a model is loaded
 from starlette.responses import Response
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
@@ -28,5 +29,5 @@ PATHS = (*OURS, *SWAGGER)
 
 def file_reply(path: str) -> Response:
     """The file of one of the paths."""
-    found = files(__name__) / OURS[path] if path in OURS else files("fastapi_offline") / SWAGGER[path]
+    found = files(__name__) / OURS[path] if path in OURS else files(fastapi_offline) / SWAGGER[path]
     return Response(found.read_bytes(), media_type=KINDS[found.name.rpartition(".")[2]], headers=HEADERS)
