@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from foretoken.engine.blocks import BlockManager
 from foretoken.engine.detokenize import Detokenizer
+from foretoken.engine.pace import Pace
 from foretoken.engine.request import Request
 from foretoken.engine.scheduler import Plan, Scheduler
 from foretoken.speculation.params import SamplingParams
@@ -61,7 +62,7 @@ class Drafts:
 
 def scheduler(pages: int = PAGES, *, budget: int = BUDGET, rows: int = ROWS, per_token: int = 1) -> Scheduler:
     return Scheduler(
-        BlockManager(pages, PAGE), max_batch_size=rows, max_num_tokens=budget, mixed_chunk=MIXED,
+        BlockManager(pages, PAGE), max_batch_size=rows, max_num_tokens=budget, pace=Pace(1.0, MIXED),
         drafts=Drafts(per_token),
     )  # fmt: skip
 
@@ -292,3 +293,29 @@ def test_a_drafter_that_must_have_its_half_reuses_only_pages_with_it() -> None:
     assert {name: (seen.cached, seen.held) for name, seen in found.items()} == {
         "plain": (20, 20), "any": (20, 16), "whole": (16, 16),
     }  # fmt: skip
+
+
+def steps_to_first(sched: Scheduler, requests: list[Request]) -> list[int]:
+    """Steps until each of the requests has emitted."""
+    rows: dict[int, Request] = {}
+    first: dict[int, int] = {}
+    for step in range(1, 100):
+        plan = sched.plan()
+        rows |= {row: next(r for r in requests if r.id == number) for row, number, *_ in plan.admitted}
+        for ended in execute(plan, rows):
+            del rows[ended.row if ended.row is not None else -1]
+            sched.finish(ended)
+        first |= {i: step for i, r in enumerate(requests) if r.output_ids and i not in first}
+        if len(first) == len(requests):
+            break
+    return [first[i] for i in range(len(requests))]
+
+
+def test_a_long_prompt_holds_up_neither_short_ones_nor_is_held_up_by_them() -> None:
+    sched = scheduler(100, budget=8)
+    first, *others = [request(range(length), 1) for length in (36, 5, 5, 5)]
+    for each in (first, *others):
+        sched.add(each)
+    long, *short = steps_to_first(sched, [first, *others])
+    assert max(short) <= 5  # fifteen tokens, eight in every other step
+    assert long <= 8  # 36 tokens, eight a step at half the time or what the others leave

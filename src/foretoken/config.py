@@ -180,7 +180,9 @@ class EngineConfig(Settings):
         device: "auto" is CUDA where there is one, otherwise the CPU.
         max_batch_size: sequences that run together.
         max_num_tokens: tokens of one step over the batch, which bounds the pieces that prompts are cut into.
-        max_mixed_prefill_tokens: prompt tokens of a step that also decodes: small keeps running streams smooth.
+        max_mixed_prefill_tokens: prompt tokens at most of a step that also decodes.
+        max_prefill_share: of the time while streams run, prompts may take at most this share: at 0.5 a token of a
+            stream takes twice as long on average while a prompt is read. 1 is no limit: most tokens a second in all.
         max_seq_len: prompt plus output; None is the model's context.
         deterministic: give a token the same bits whatever is computed beside it, so that drafts and batches cannot
             change the output even in bfloat16; None is on for the CPU and off for CUDA, where fixed tiles cost time.
@@ -197,6 +199,7 @@ class EngineConfig(Settings):
     max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 16
     max_num_tokens: Annotated[int, Field(ge=2)] = 512
     max_mixed_prefill_tokens: Positive = 64
+    max_prefill_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_seq_len: Annotated[int, Field(ge=2)] | None = None
     deterministic: bool | None = None
     quantization: Quantization = "none"
@@ -220,7 +223,7 @@ class ServerConfig(Settings):
         max_body: bytes of a request's body at most.
         drain_seconds: how long open requests may go on after SIGTERM or the first SIGINT.
         max_chunks_per_second: chunks that all streams together get at most: of a busy server a chunk then has the
-            tokens of several steps, held for at most 0.05 s; a stream's first never waits. None sends every step's.
+            tokens of several steps, held for at most 0.05 s; a stream's first never waits.
         cors_origin: web origins whose pages may call this server, repeatable; "*" is every one, none is off.
         log_level: the least important messages that are logged.
     """
@@ -233,6 +236,6 @@ class ServerConfig(Settings):
     request_timeout: Annotated[float, Field(gt=0)] | None = None
     max_body: Annotated[int, Field(ge=1024)] = 8 * 2**20
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
-    max_chunks_per_second: Annotated[float, Field(gt=0)] | None = 500.0
+    max_chunks_per_second: Annotated[float, Field(gt=0)] = 500.0
     cors_origin: Names = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from foretoken.commands.models import model_names, open_llm
@@ -12,7 +13,15 @@ from foretoken.commands.resolution import Resolution, check_choice, foreign_opti
 from foretoken.config import EngineConfig, KVCacheConfig, ServerConfig, SpeculativeConfig
 from foretoken.errors import ConfigError
 
-OPTIONS: tuple[Option, ...] = (*settings_options(ServerConfig), *engine_options(), *foreign_options())
+SMOOTH = 0.5  # of the time for prompts: whoever reads a stream should hardly see that others ask something long
+
+
+def _engine_options() -> Iterator[Option]:
+    for option in engine_options():
+        yield option._replace(default=SMOOTH) if option.name == "max_prefill_share" else option
+
+
+OPTIONS: tuple[Option, ...] = (*settings_options(ServerConfig), *_engine_options(), *foreign_options())
 KEYS_VARIABLE = "FORETOKEN_API_KEY"
 LOG = logging.getLogger("foretoken")
 PREFIXES = {"kv_cache": CACHE}  # of the names of options, by group of the resolved configuration

@@ -31,6 +31,7 @@ from foretoken.engine.blocks import BlockManager
 from foretoken.engine.captured import CapturedSteps
 from foretoken.engine.drafting import Drafting
 from foretoken.engine.engine import NO_DRAFT, Engine
+from foretoken.engine.pace import Pace
 from foretoken.engine.runner import Runner
 from foretoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
 from foretoken.model.config import ModelConfig
@@ -184,7 +185,7 @@ def build_engine(
         drafting,
         max_batch_size=config.max_batch_size,
         max_num_tokens=config.max_num_tokens,
-        mixed_chunk=config.max_mixed_prefill_tokens,
+        pace=Pace(config.max_prefill_share, config.max_mixed_prefill_tokens),
         captured=_captured(runner, drafting, config),
     )
     return engine, max_seq_len

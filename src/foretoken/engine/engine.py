@@ -18,6 +18,7 @@ from foretoken.engine.blocks import BlockManager
 from foretoken.engine.calibration import Calibration
 from foretoken.engine.captured import CapturedSteps
 from foretoken.engine.drafting import Drafting
+from foretoken.engine.pace import Pace
 from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.runner import Batch, Outcome, Prompt, Runner
 from foretoken.engine.scheduler import Plan, Scheduler
@@ -58,7 +59,7 @@ class Engine:
         table: the page table that every cache of this engine shares.
         blocks: the pages of that table.
         drafting: the drafters by method name, and who uses them when.
-        max_batch_size, max_num_tokens, mixed_chunk: see `Scheduler`.
+        max_batch_size, max_num_tokens, pace: see `Scheduler`.
         captured: takes over steps that only decode, None for none.
     """
 
@@ -71,18 +72,18 @@ class Engine:
         *,
         max_batch_size: int,
         max_num_tokens: int,
-        mixed_chunk: int,
+        pace: Pace,
         captured: CapturedSteps | None = None,
     ) -> None:
         self.captured, self.max_batch_size = captured, max_batch_size
         # Small tensors between calls of the compiled kernels are faster on one thread than beside the kernels' own.
         self._threads = nullcontext if runner.decoder.native is None else serial_torch
-        self.runner, self.table, self.drafting = runner, table, drafting
+        self.runner, self.table, self.drafting, self._pace = runner, table, drafting, pace
         self.scheduler = Scheduler(
             blocks,
             max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens,
-            mixed_chunk=mixed_chunk,
+            pace=pace,
             drafts=drafting,
         )
         self._rows: dict[int, Request] = {}
@@ -165,6 +166,9 @@ class Engine:
         self._seconds = (before[0] + draft_s, before[1] + verify_s, before[2] + other_s)
         self._draft_len = max((item.limit for item in plan.decode), default=self._draft_len)
         self._time(batch, computed - worked, clock() - computed)
+        if decoding:
+            progress = sum(accepted + 1 for _, accepted in paths[: len(decoding)]) / len(decoding)
+            self._pace.saw(sum(len(prompt.tokens) for prompt in batch.prompts), end - begin, progress)
         return sampled
 
     def _calibrate(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from foretoken.engine.blocks import BlockManager, Match
+from foretoken.engine.pace import Pace
 from foretoken.engine.request import Request
 from foretoken.speculation.policy import Wish
 
@@ -72,13 +73,16 @@ class Drafts(Protocol):
 
 
 class Scheduler:
-    """First come, first served; the newest sequence is preempted when pages run out.
+    """First come, first seated; the newest sequence is preempted when pages run out.
+
+    The oldest prompt is read first in every other step, in those between the shortest: a long prompt holds up nobody,
+    and many short ones at most double its time.
 
     Args:
         blocks: the page pool.
         max_batch_size: rows.
         max_num_tokens: tokens of one step over the batch.
-        mixed_chunk: most prompt tokens of a step that also decodes, so that a long prompt does not stall streams.
+        pace: says how many prompt tokens a step may read that also decodes.
         drafts: says who wants to draft how much, and what that takes.
     """
 
@@ -88,16 +92,17 @@ class Scheduler:
         *,
         max_batch_size: int,
         max_num_tokens: int,
-        mixed_chunk: int,
+        pace: Pace,
         drafts: Drafts,
     ) -> None:
         self.blocks = blocks
-        self.max_num_tokens, self.mixed_chunk = max_num_tokens, mixed_chunk
+        self.max_num_tokens, self._pace = max_num_tokens, pace
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission
         self._drafts = drafts
         self._free_rows = list(range(max_batch_size - 1, -1, -1))
         self._owned: dict[int, list[int]] = {}
+        self._oldest_last = False
 
     @property
     def busy(self) -> bool:
@@ -150,8 +155,9 @@ class Scheduler:
         pending = [request for request in self.running if request.remaining == 1]
         budget = self.max_num_tokens - len(pending)
         # Drafts leave room for prompts, or busy streams would keep new ones out for as long as they run.
-        prompts = len(pending) < len(self.running) or bool(self.waiting and self._free_rows)
-        reserved = min(self.mixed_chunk, self.max_num_tokens // 2) if prompts else 0
+        expected = len(pending) < len(self.running) or bool(self.waiting and self._free_rows)
+        mixed = self._pace.tokens()
+        reserved = min(mixed, self.max_num_tokens // 2) if expected else 0
         for request, wish in zip(pending, self._drafts.choose(pending, reserved), strict=True):
             if request.row is None or not self._make_room(request, preempted, grown):
                 continue
@@ -162,13 +168,26 @@ class Scheduler:
         decode = [item for item in decode if item.row in rows]
         admitted: list[Admission] = []
         prefill: list[Chunk] = []
-        budget = min(budget, self.mixed_chunk) if decode else budget
-        for request in [r for r in self.running if r.remaining > 1]:
-            budget -= self._chunk(request, budget, prefill, grown)
-        if not preempted:  # whoever was just preempted must not come back in the same step
-            budget = self._admit(budget, admitted, prefill, grown)
+        budget = min(budget, mixed) if decode else budget
+        # Whoever was just preempted must not come back in the same step.
+        self._read(budget, admitted, prefill, grown, may_admit=not preempted)
         pages = tuple((row, tuple(new)) for row, new in grown.items() if new and row in self._owned)
         return Plan(tuple(preempted), tuple(admitted), pages, tuple(decode), tuple(prefill))
+
+    def _read(
+        self, budget: int, admitted: list[Admission], prefill: list[Chunk], grown: dict[int, list[int]],
+        *, may_admit: bool,
+    ) -> None:  # fmt: skip
+        """Plans which prompts are read, and seats who waits."""
+        prompts = [request for request in self.running if request.remaining > 1]
+        oldest, others = prompts[:1], sorted(prompts[1:], key=lambda request: request.remaining)
+        for request in others if self._oldest_last else oldest + others:
+            budget -= self._chunk(request, budget, prefill, grown)
+        if may_admit:
+            budget = self._admit(budget, admitted, prefill, grown)
+        for request in oldest if self._oldest_last else ():
+            budget -= self._chunk(request, budget, prefill, grown)
+        self._oldest_last ^= bool(prefill)
 
     def _grow(self, row: int, tokens: int, grown: dict[int, list[int]]) -> bool:
         """Gives the row pages for `tokens` tokens; False, and nothing taken, if there are too few."""

@@ -1,0 +1,65 @@
+"""How many prompt tokens a step may read beside running streams, so that prompts take a bounded share of the time.
+
+An account of seconds: what streams would have taken alone for the tokens they got earns prompts their share; what steps
+took beyond that is spent. No clock: times come in as numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+LEAST = 16  # prompt tokens at a time: fewer cost nearly as much
+FOLLOW = 0.2  # share of what a step says that goes into an average
+RISE = 0.05  # the same where streams seem slower: mostly another process held a step up
+STALE = 32  # steps with prompts after which two without say anew what streams take alone
+
+
+class Pace:
+    """The pace of running streams while prompts are read.
+
+    Args:
+        share: of the time while streams run, at most, more than 0; 1 is no limit.
+        most: prompt tokens of a step.
+    """
+
+    def __init__(self, share: float, most: int) -> None:
+        self._earned = share / (1 - share) if share < 1 else math.inf  # seconds for prompts by seconds for streams
+        self._most = most
+        self._step: float | None = None  # seconds of a step without prompts
+        self._progress = 1.0  # tokens of a stream in such a step
+        self._token: float | None = None  # seconds that a prompt token adds
+        self._account = 0.0
+        self._since = 0  # steps with prompts since streams were last measured alone
+        self._beside = False  # whether the last step read prompts
+
+    def tokens(self) -> int:
+        """Prompt tokens that the next step may read if it decodes too; 0 lets the streams catch up."""
+        if self._earned == math.inf or self._step is None:
+            return self._most
+        if self._account <= 0 or self._since >= STALE:
+            return 0
+        affordable = LEAST if self._token is None else int(self._account / self._token)
+        return min(self._most, max(LEAST, affordable))
+
+    def saw(self, prompt_tokens: int, seconds: float, progress: float) -> None:
+        """A step that decoded took `seconds` and gave each stream `progress` tokens on average."""
+        if self._earned == math.inf:
+            return
+        # A step right after a prompt finds cold caches: that is the prompt's cost too.
+        alone, self._beside = not (prompt_tokens or self._beside), prompt_tokens > 0
+        if alone:
+            self._see_alone(seconds, progress)
+        self._since = 0 if alone else self._since + self._beside
+        if self._step is None:
+            return
+        worth = progress * self._step / self._progress
+        if prompt_tokens:
+            added = max(seconds - worth, 1e-3 * seconds) / prompt_tokens
+            self._token = added if self._token is None else self._token + FOLLOW * (added - self._token)
+        # What was not spent is not saved up: it would come back as a stall.
+        self._account = min(self._earned * self._step, self._account + self._earned * worth - (seconds - worth))
+
+    def _see_alone(self, seconds: float, progress: float) -> None:
+        known = seconds if self._step is None else self._step
+        self._step = known + (RISE if seconds > known else FOLLOW) * (min(seconds, 2 * known) - known)
+        self._progress += FOLLOW * (progress - self._progress)
