@@ -55,10 +55,13 @@ def test_every_field_of_a_body_stands_in_a_table(body: type[Body]) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"type": "integer", "minimum": 1, "maximum": 128}, "integer, 1 to 128"),
-        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "number, > 0, <= 1"),
-        ({"anyOf": [{"type": "number", "minimum": 0}, {"type": "null"}]}, "number, >= 0"),
-        ({"type": "array", "items": {"type": "string"}, "maxItems": 3}, "list of texts, at most 3"),
+        ({"type": "integer", "minimum": 1, "maximum": 128}, "integer 1 to 128"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "number > 0 and <= 1"),
+        ({"anyOf": [{"type": "number", "minimum": 0}, {"type": "null"}]}, "number >= 0"),
+        ({"type": "array", "items": {"type": "string"}, "maxItems": 3}, "list of at most 3 texts"),
+        ({"type": "array", "items": {"type": "string", "maxLength": 9}}, "list of texts of at most 9 characters"),
+        ({"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}, "list of lists of integers"),
+        ({"type": "object", "maxProperties": 4}, "object of at most 4 keys"),
         ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Speculative"}]}, "text or object"),
         ({"enum": ["auto", "none"], "type": "string"}, "`auto` or `none`"),
         ({"const": False}, "`false`"),

@@ -196,30 +196,31 @@ def type_in_words(said: Json) -> str:
         return "object"
     if "const" in said or "enum" in said:
         return " or ".join(f"`{value}`" for value in said.get("enum", [said.get("const")])).replace("False", "false")
-    if said.get("type") == "array":
+    kind = said.get("type")
+    if kind == "array":
         items = said.get("items", {})
         kinds = dict.fromkeys(_plural(type_in_words(each)) for each in items.get("anyOf", [items]))
-        return f"list of {' or of '.join(kinds)}{_range(said, 'Items')}"
+        most = f"at most {said['maxItems']} " if "maxItems" in said else ""
+        return f"list of {most}{' or '.join(kinds)}"
     words = {"string": "text", "boolean": "true or false", "null": "null", None: "anything"}
-    kind = said.get("type")
-    return words.get(kind, str(kind)) + _range(said, "Length" if kind == "string" else "Properties")
+    return words.get(kind, str(kind)) + _range(said)
 
 
 def _plural(kind: str) -> str:
     return re.sub(r"^(integer|object|number|text|list)\b", r"\1s", kind)
 
 
-def _range(said: Json, size: str) -> str:
-    """Bounds of a value, or of how many or how long."""
-    low, high = said.get("minimum", said.get("exclusiveMinimum")), said.get("maximum", said.get("exclusiveMaximum"))
-    above = ">" if "exclusiveMinimum" in said else ">="
-    if low is not None or high is not None:
-        both = f", {low:g} to {high:g}" if low is not None and high is not None and above == ">=" else ""
-        return both or "".join(
-            f", {sign} {bound:g}" for sign, bound in ((above, low), ("<=", high)) if bound is not None
-        )
-    most = said.get(f"max{size}")
-    return f", at most {most}" if most is not None else ""
+def _range(said: Json) -> str:
+    """Bounds of a number, or of how much there may be."""
+    if "maxLength" in said:
+        return f" of at most {said['maxLength']} characters"
+    if "maxProperties" in said:
+        return f" of at most {said['maxProperties']} keys"
+    if "minimum" in said and "maximum" in said:
+        return f" {said['minimum']:g} to {said['maximum']:g}"
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    bounds = [f" {sign} {said[name]:g}" for name, sign in signs.items() if name in said]
+    return " and".join(bounds)
 
 
 def main(path: str) -> None:
