@@ -232,7 +232,7 @@ def beside_a_long_prompt(chosen: argparse.Namespace) -> list[dict[str, Any]]:
         model = long_context_model(Path(directory), chosen.long_prompt + 512)
         # Every step's tokens in a chunk of their own: what is measured is the engine.
         options = (model, "--max-chunks-per-second", "1e9")
-        return [_beside(chosen, share, options) for share in (0.5, 1.0)]
+        return [_beside(chosen, share, options) for share in (0.4, 1.0)]
 
 
 def _beside(chosen: argparse.Namespace, share: float, options: Sequence[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from openai import OpenAI
 
 from foretoken.config import ServerConfig
 from foretoken.engine.llm import LLM
-from foretoken.server.run import Server, bind, make_server
+from foretoken.server.run import Server, bind, loop_factory, make_server
 
 MODEL = "tiny"
 
@@ -66,7 +66,11 @@ def running(llm: LLM, info: Mapping[str, Any] | None = None, **settings: Any) ->
         made.append(Running(url, server, llm, asyncio.get_running_loop(), client))
         await server.serve([bound])
 
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    def run() -> None:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(main())
+
+    thread = threading.Thread(target=run)
     thread.start()
     assert ready.wait(30)
     try:

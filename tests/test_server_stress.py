@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,7 +19,10 @@ import pytest
 
 from cli_checks import Pair
 from foretoken import LLM
-from server_checks import Gate, Running, running
+from foretoken.config import ServerConfig
+from foretoken.errors import EngineError, ForetokenError
+from foretoken.server.run import bind, serve
+from server_checks import MODEL, Gate, Running, running
 
 LONG = {"prompt": "abc", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
 
@@ -151,18 +155,50 @@ def test_draining_lets_open_requests_finish(llm: LLM) -> None:
         assert last["choices"][0]["finish_reason"] == "length"
 
 
-def test_an_engine_that_fails_is_told_to_everyone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_fails_is_told_to_everyone_and_the_server_ends(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)  # the thread's own words
 
     def broken() -> Any:
         raise RuntimeError("the model is gone")
 
     with running(llm) as server:
-        monkeypatch.setattr(llm.engine, "step", broken)
-        answer = server.post("/v1/completions", LONG)
-        assert answer.status_code in (500, 503)
-        assert answer.json()["error"]["type"] == "server_error"
-        assert server.get("/health").status_code == 503
+        gate = Gate(llm)
+        asked = [Asking(server, LONG), Asking(server, {**LONG, "stream": True})]
+        wait_until(lambda: len(server.server.worker._jobs) == 2)
+        monkeypatch.setattr(gate, "_step", broken)
+        gate.open()
+        assert asked[0].result().status_code == 500
+        for told in (asked[0].result().json(), events(asked[1].result())[-2]):
+            assert told["error"]["code"] == "engine_failed"
+            assert "RuntimeError: the model is gone" in told["error"]["message"]
+        wait_until(lambda: server.server.should_exit)
+    assert isinstance(server.server.worker.engine.failure, EngineError)
+    with pytest.raises(ForetokenError, match="the model is gone; start a new one"):
+        asyncio.run(server.server.worker.engine.generate([[1]]))
+
+
+def test_the_command_says_that_its_engine_failed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever started it sees it end with an error, and may start it anew."""
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+
+    def broken() -> Any:
+        raise MemoryError("no page left")
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+            await client.post(f"http://127.0.0.1:{bound.getsockname()[1]}/v1/completions", json=LONG)
+
+    def started(message: str, *words: Any) -> None:
+        if message.startswith("ready"):
+            llm.engine.step = broken  # type: ignore[method-assign]
+            asking.append(asyncio.ensure_future(ask()))
+
+    config, asking = ServerConfig(port=0), list[Any]()
+    monkeypatch.setattr("foretoken.server.run.LOG.info", started)
+    with bind(config) as bound, pytest.raises(EngineError, match="MemoryError: no page left"):
+        serve(llm, bound, config, {"model": MODEL})
 
 
 # --- as a process

@@ -9,6 +9,7 @@ ForetokenError
 ├── CheckpointError          files are missing, unreadable, incomplete or not what they claim to be
 │   └── UnsupportedModelError  the architecture, rotary variant or format is not one we implement
 ├── DraftMismatchError       the draft does not fit the target (vocabulary, special tokens, shapes)
+├── EngineError              the engine met an error of its own under requests that it had taken
 ├── MemoryPlanError          weights, cache and lookahead do not fit the memory that was given
 └── LosslessnessError        speculative and plain output differ: a bug, never bad luck
 """
@@ -53,6 +54,10 @@ class UnsupportedModelError(CheckpointError):
 
 class DraftMismatchError(ForetokenError):
     """The draft does not fit the target."""
+
+
+class EngineError(ForetokenError):
+    """The engine met an error of its own under requests that it had taken."""
 
 
 class MemoryPlanError(ForetokenError):

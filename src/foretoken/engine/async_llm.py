@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from foretoken.checkpoint.chat import Message
 from foretoken.engine.completion import Chunk, Completion
 from foretoken.engine.llm import LLM, Prompt
 from foretoken.engine.request import Request
-from foretoken.errors import ForetokenError
+from foretoken.errors import EngineError, ForetokenError
 from foretoken.speculation.params import SamplingParams
 
 LONGEST_HOLD = 0.05  # seconds that a token may wait for others to share its chunk: hardly seen by a reader
@@ -30,7 +31,7 @@ class _Stream:
 
     def __init__(self, timeout: float | None = None) -> None:
         self.loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
+        self._items: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
         self._timer = None
         if timeout is not None:
             over = TimeoutError(f"{timeout:g} s are over")
@@ -40,18 +41,18 @@ class _Stream:
         if self._timer is not None:
             self._timer.cancel()
 
-    def put(self, item: Chunk | BaseException) -> None:
+    def put(self, item: Chunk | Exception) -> None:
         """Called on the loop."""
         self._items.put_nowait(item)
 
     async def get(self) -> Chunk:
         item = await self._items.get()
-        if isinstance(item, BaseException):
-            raise item
+        if isinstance(item, Exception):
+            raise copy.copy(item)  # an error that many streams raise would collect the tracebacks of all
         return item
 
 
-def _hand_out(items: Sequence[tuple[_Stream, Chunk | BaseException]]) -> None:
+def _hand_out(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
     """Called by the engine thread; a loop is woken once for all it gets, and one that is gone needs nothing."""
     for loop in {stream.loop for stream, _ in items}:
         own = [each for each in items if each[0].loop is loop]
@@ -59,7 +60,7 @@ def _hand_out(items: Sequence[tuple[_Stream, Chunk | BaseException]]) -> None:
             loop.call_soon_threadsafe(_put, own)
 
 
-def _put(items: Sequence[tuple[_Stream, Chunk | BaseException]]) -> None:
+def _put(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
     for stream, item in items:
         stream.put(item)
 
@@ -99,13 +100,18 @@ class AsyncLLM:
         llm: the engine, which belongs to this object from now on.
         max_chunks_per_second: most that all streams together get; what a request emits meanwhile joins its next chunk,
             which is held for at most `LONGEST_HOLD`. First and last chunks never wait. None hands out every step's.
+
+    Attributes:
+        failure: what the engine ended with, None while it runs; an `EngineError` if it failed, as for every stream.
+        on_failure: called by the engine's thread when that happens.
     """
 
     def __init__(self, llm: LLM, max_chunks_per_second: float | None = None) -> None:
         self.llm, self._pause = llm, 0.0 if max_chunks_per_second is None else 1 / max_chunks_per_second
+        self.failure: ForetokenError | None = None
+        self.on_failure: Callable[[], object] = lambda: None
         self._inbox: queue.SimpleQueue[_Add | _Abort | None] = queue.SimpleQueue()
         self._listeners: dict[int, _Listener] = {}
-        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="foretoken-engine", daemon=True)
         self._thread.start()
 
@@ -145,13 +151,13 @@ class AsyncLLM:
     @property
     def alive(self) -> bool:
         """Whether requests can be served: the engine has neither failed nor been closed."""
-        return self._failure is None
+        return self.failure is None
 
     def _send(self, message: _Add) -> None:
         self._inbox.put(message)
         # Looked at after the message is in: then either the engine thread finds it, or the failure is found here.
-        if self._failure is not None:
-            raise ForetokenError("the engine has stopped; start a new one") from self._failure
+        if self.failure is not None:
+            raise ForetokenError(f"{self.failure}; start a new one")
 
     async def close(self) -> None:
         """Stops the engine after its current step; unfinished streams end with an error."""
@@ -164,9 +170,10 @@ class AsyncLLM:
             while self._take_messages():
                 self.llm.engine.step()
                 _hand_out(list(self._news()))
-            self._fail(ForetokenError("the engine was closed"))
+            self._fail(ForetokenError("the engine has stopped"))
         except BaseException as error:
-            self._fail(error)
+            self._fail(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+            self.on_failure()
             raise
 
     def _news(self) -> Iterable[tuple[_Stream, Chunk]]:
@@ -181,8 +188,8 @@ class AsyncLLM:
             each.known, each.due = len(request.tokens), now + pause
             yield each.stream, self.llm.chunk(request, emitted)
 
-    def _fail(self, error: BaseException) -> None:
-        self._failure = error
+    def _fail(self, error: ForetokenError) -> None:
+        self.failure = error
         _hand_out([(stream, error) for stream in {each.stream for each in self._listeners.values()}])
         for request_id in self._listeners:
             self.llm.engine.abort(request_id)

@@ -19,12 +19,12 @@ class Pace:
 
     Args:
         share: of the time while streams run, at most, more than 0; 1 is no limit.
-        most: prompt tokens of a step.
+        most: prompt tokens of a step that also decodes.
     """
 
     def __init__(self, share: float, most: int) -> None:
         self._earned = share / (1 - share) if share < 1 else math.inf  # seconds for prompts by seconds for streams
-        self._most = most
+        self.most = most
         self._step: float | None = None  # seconds of a step without prompts
         self._progress = 1.0  # tokens of a stream in such a step
         self._token: float | None = None  # seconds that a prompt token adds
@@ -35,11 +35,11 @@ class Pace:
     def tokens(self) -> int:
         """Prompt tokens that the next step may read if it decodes too; 0 lets the streams catch up."""
         if self._earned == math.inf or self._step is None:
-            return self._most
+            return self.most
         if self._account <= 0 or self._since >= STALE:
             return 0
         affordable = LEAST if self._token is None else int(self._account / self._token)
-        return min(self._most, max(LEAST, affordable))
+        return min(self.most, max(LEAST, affordable))
 
     def saw(self, prompt_tokens: int, seconds: float, progress: float) -> None:
         """A step that decoded took `seconds` and gave each stream `progress` tokens on average."""

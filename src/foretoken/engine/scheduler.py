@@ -181,12 +181,16 @@ class Scheduler:
         """Plans which prompts are read, and seats who waits."""
         prompts = [request for request in self.running if request.remaining > 1]
         oldest, others = prompts[:1], sorted(prompts[1:], key=lambda request: request.remaining)
-        for request in others if self._oldest_last else oldest + others:
+        # Steps are short while anybody waits for one.
+        piece = self._pace.most if others or self.may_admit else budget
+        if not self._oldest_last:
+            budget -= sum(self._chunk(request, min(piece, budget), prefill, grown) for request in oldest)
+        for request in others:
             budget -= self._chunk(request, budget, prefill, grown)
         if may_admit:
             budget = self._admit(budget, admitted, prefill, grown)
-        for request in oldest if self._oldest_last else ():
-            budget -= self._chunk(request, budget, prefill, grown)
+        if self._oldest_last:
+            budget -= sum(self._chunk(request, min(piece, budget), prefill, grown) for request in oldest)
         self._oldest_last ^= bool(prefill)
 
     def _grow(self, row: int, tokens: int, grown: dict[int, list[int]]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from typing_extensions import TypedDict
 
-from foretoken.errors import ForetokenError, PromptTooLongError, RequestError, unknown_name
+from foretoken.errors import EngineError, ForetokenError, PromptTooLongError, RequestError, unknown_name
 
 LOG = logging.getLogger("foretoken.server")
 _SHOWN = 120  # characters of a value or name that a message repeats
@@ -79,6 +79,12 @@ def stopped(error: ForetokenError) -> ApiError:
     """The engine ended under an accepted request."""
     message = f"the server stopped before this request was done ({error}); send it again"
     return ApiError(503, message, "server_error", code="server_stopped", headers={"Retry-After": "1"})
+
+
+def broken(error: EngineError) -> ApiError:
+    """The engine failed under an accepted request, which may be why: it is not to be sent again at once."""
+    message = f"{error}; the server ends, its log has the details"
+    return ApiError(500, message, "server_error", code="engine_failed", headers={"x-should-retry": "false"})
 
 
 def failed(error: Exception) -> ApiError:

@@ -19,7 +19,7 @@ import uvicorn
 from foretoken.config import ServerConfig
 from foretoken.engine.async_llm import AsyncLLM
 from foretoken.engine.llm import LLM
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, EngineError
 from foretoken.server.app import build_app
 from foretoken.server.metrics import Metrics
 from foretoken.server.worker import Worker
@@ -61,10 +61,18 @@ def serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Mapping[st
         llm: belongs to the server from now on.
         bound: from `bind`.
         info: the resolved configuration; its "model" is the served name unless `config` has others.
+
+    Raises:
+        EngineError: the engine failed; requests were told.
     """
     llm.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # what is measured or compiled once
-    with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(llm, bound, config, info))
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where there is one; None is Python's own."""
+    return uvicorn.Config("", log_config=None).get_loop_factory()
 
 
 async def _serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Mapping[str, Any]) -> None:
@@ -75,6 +83,8 @@ async def _serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Map
         await server.serve([bound])
     finally:
         await server.worker.engine.close()
+    if isinstance(failure := server.worker.engine.failure, EngineError):
+        raise failure
 
 
 def make_server(llm: LLM, config: ServerConfig, info: Mapping[str, Any], started: Callable[[], None]) -> Server:
@@ -107,6 +117,7 @@ class Server(uvicorn.Server):
         self._hurry = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
+        worker.engine.on_failure = lambda: self._loop.call_soon_threadsafe(self._engine_failed)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -126,6 +137,10 @@ class Server(uvicorn.Server):
             self._hurry.set()
         else:
             self.force_exit = True
+
+    def _engine_failed(self) -> None:
+        LOG.critical("%s; the server ends", self.worker.engine.failure)
+        self.should_exit = True
 
     async def _drain(self) -> None:
         await self.worker.drain(self._hurry)

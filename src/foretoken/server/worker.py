@@ -17,8 +17,8 @@ from foretoken.engine.completion import Chunk
 from foretoken.engine.engine import EngineLoad
 from foretoken.engine.llm import LLM, Prompt
 from foretoken.engine.request import Request, SpeculationStats
-from foretoken.errors import ForetokenError, RequestError
-from foretoken.server.errors import ApiError, failed, refused, stopped, timed_out
+from foretoken.errors import EngineError, ForetokenError, RequestError
+from foretoken.server.errors import ApiError, broken, failed, refused, stopped, timed_out
 from foretoken.server.metrics import Metrics, Totals
 from foretoken.speculation.params import SamplingParams
 
@@ -152,7 +152,7 @@ class Job:
         """What the engine emits, to the end of the last sequence; leaving early cancels within a step.
 
         Raises:
-            ApiError: it took too long, or the server stopped.
+            ApiError: it took too long, the server stopped, or the engine failed.
         """
         timeout = self._worker.config.request_timeout
         try:
@@ -162,9 +162,11 @@ class Job:
                     yield chunk
         except TimeoutError as error:
             raise timed_out(timeout) from error
+        except EngineError as error:
+            raise broken(error) from error
         except ForetokenError as error:
             raise stopped(error) from error
-        except Exception as error:  # whatever the engine failed with: the connection is still good
+        except Exception as error:  # ours: the connection is still good
             raise failed(error) from error
         finally:
             self.close()
