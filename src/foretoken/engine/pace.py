@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-LEAST = 16  # prompt tokens at a time: fewer cost nearly as much
+LEAST = 32  # prompt tokens at a time: fewer cost nearly as much, since each piece reads the whole cache
 FOLLOW = 0.2  # share of what a step says that goes into an average
 RISE = 0.05  # the same where streams seem slower: mostly another process held a step up
 STALE = 32  # steps with prompts after which two without say anew what streams take alone
