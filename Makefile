@@ -7,8 +7,12 @@ DEMO_OPTIONS ?=
 TEST_OPTIONS ?=
 SERVE_OPTIONS ?=
 CONFORMANCE_OPTIONS ?=
+CLIENTS_OPTIONS ?=
 
-.PHONY: help setup demo test test-triton support conformance check clean
+CLIENTS := tests/clients
+PROGRAMS := chromium curl node npm prometheus
+
+.PHONY: help setup demo serve test test-triton support conformance clients programs check clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
@@ -17,6 +21,7 @@ help:
 	@echo "make test-triton  the Triton kernels in Triton's interpreter, then compiled for sm_90 (downloads 286 MB)"
 	@echo "make support the matrix of families and heads anew, and its page in docs"
 	@echo "make conformance  heads compared with ModelOpt, speculators and vLLM (downloads 4 GB into .conformance)"
+	@echo "make clients published clients, a browser and Prometheus talk to the server (downloads 700 MB into .clients)"
 	@echo "make check   ruff, mypy --strict and the import layers"
 	@echo "make setup   only .venv with everything in it"
 	@echo "make clean   remove .venv and caches"
@@ -48,13 +53,27 @@ support: $(INSTALLED)
 conformance: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m conformance $(CONFORMANCE_OPTIONS)
 
+# What is not there is a failure here; in make test the same tests are skipped.
+clients: programs .clients/.installed .venv/.browser
+	FORETOKEN_CLIENTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+	$(CLIENTS) tests/test_playground_browser.py $(CLIENTS_OPTIONS)
+
+# Programs that are not there are installed as Debian's packages, if this user may.
+programs:
+	@missing=$$(for name in $(PROGRAMS); do command -v $$name >/dev/null || echo $$name; done | \
+	sed 's/^node$$/nodejs/' | xargs); \
+	test -z "$$missing" || test "$$(id -u)" = 0 || { echo "error: missing programs: $$missing; as root run: \
+	apt-get install $$missing" | tr -s '[:space:]' ' ' >&2; exit 1; }; \
+	test -z "$$missing" || { apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get install -qq \
+	--no-install-recommends $$missing; }
+
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests conformance scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf .venv .triton build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .triton .clients build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and pinned: left to the resolver, a newer one could bring gigabytes of CUDA libraries.
@@ -64,4 +83,18 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/foretoken/n
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,check,bench,server,train]'
+	touch $@
+
+# The clients' own environments: what they want must not decide what foretoken is tested with.
+.clients/.installed: $(addprefix $(CLIENTS)/,requirements.txt constraints.txt package.json package-lock.json)
+	test -x .clients/python/bin/pip || $(PYTHON) -m venv .clients/python
+	.clients/python/bin/pip install --quiet -c $(CLIENTS)/constraints.txt torch
+	.clients/python/bin/pip install --quiet -c $(CLIENTS)/constraints.txt -r $(CLIENTS)/requirements.txt
+	mkdir -p .clients/node
+	cp $(CLIENTS)/package.json $(CLIENTS)/package-lock.json .clients/node
+	cd .clients/node && npm ci --silent
+	touch $@
+
+.venv/.browser: $(INSTALLED)
+	$(BIN)/pip install --quiet -c constraints.txt playwright
 	touch $@

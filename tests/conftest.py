@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,28 @@ if not torch.cuda.is_available():  # Triton's kernels run in its interpreter; re
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from cli_checks import Pair, call, make_pair
+
+
+def _fail_if_skipped(report: pytest.CollectReport | pytest.TestReport) -> None:
+    """Makes a skip a failure where `make clients` has brought all that its tests might miss."""
+    if os.environ.get("FORETOKEN_CLIENTS") and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Of whole files."""
+    report = yield
+    _fail_if_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Of single tests."""
+    report = yield
+    _fail_if_skipped(report)
+    return report
 
 
 @pytest.fixture(scope="module")

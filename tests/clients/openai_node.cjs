@@ -1,0 +1,56 @@
+// What a program with OpenAI's client for Node sees of a server: node openai_node.cjs URL MODEL REQUESTS, all of them
+// JSON but the first two. It prints an object with what each request by name came to.
+'use strict';
+
+const { OpenAI, APIError } = require('openai');
+
+const [url, model, requests] = process.argv.slice(2);
+const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: 'none', maxRetries: 0 });
+const create = (body) => client.chat.completions.create({ model, ...body });
+
+async function streamed(body) {
+  const seen = { text: '', chunks: 0, finish_reason: null, usage: null };
+  for await (const chunk of await create({ ...body, stream: true, stream_options: { include_usage: true } })) {
+    seen.chunks += 1;
+    seen.usage = chunk.usage ?? seen.usage;
+    seen.text += chunk.choices[0]?.delta.content ?? '';
+    seen.finish_reason = chunk.choices[0]?.finish_reason ?? seen.finish_reason;
+  }
+  return seen;
+}
+
+// The client's own accumulator of a stream, which refuses chunks that do not fit together.
+async function accumulated(body) {
+  const stream = client.chat.completions.stream({ model, ...body });
+  return (await stream.finalChatCompletion()).choices[0];
+}
+
+async function failed(body) {
+  try {
+    await create(body);
+  } catch (error) {
+    if (!(error instanceof APIError)) throw error;
+    const { status, code, param, message } = error;
+    return { class: error.constructor.name, status, code, param, message };
+  }
+  throw new Error('the request was answered');
+}
+
+async function aborted(body) {
+  const stream = await create({ ...body, stream: true });
+  let text = '';
+  for await (const chunk of stream) {
+    text += chunk.choices[0]?.delta.content ?? '';
+    if (text) stream.controller.abort();
+  }
+  return { text };
+}
+
+async function main() {
+  const ways = { streamed, accumulated, failed, aborted };
+  const told = {};
+  for (const [name, { way, body }] of Object.entries(JSON.parse(requests))) told[name] = await ways[way](body);
+  console.log(JSON.stringify(told));
+}
+
+main();
