@@ -55,7 +55,7 @@ conformance: $(INSTALLED)
 
 # What is not there is a failure here; in make test the same tests are skipped.
 clients: programs .clients/.installed .venv/.browser
-	FORETOKEN_CLIENTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+	FORETOKEN_CLIENTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 600 \
 	$(CLIENTS) tests/test_playground_browser.py $(CLIENTS_OPTIONS)
 
 # Programs that are not there are installed as Debian's packages, if this user may.

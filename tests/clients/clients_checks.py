@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 HERE = Path(__file__).parent
 HOME = HERE.parents[1] / ".clients"  # what `make clients` installs
 PYTHON = HOME / "python" / "bin"
-PATIENCE_S = 120
+PATIENCE_S = 300  # the first import of what was just installed may take minutes where the disk is slow
 
 MESSAGES = [{"role": "user", "content": "What do you like to do for fun?"}]
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 11, "max_tokens": 40}
