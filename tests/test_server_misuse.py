@@ -90,7 +90,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"5": 1000}}, "logit_bias"),
     ({"logit_bias": {"99999": 1}}, "logit_bias"),
-    ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": [""]}, "bad_words.0"),
     ({"seed": 1.5}, "seed"),
     ({"suffix": "tail"}, "suffix"),
     ({"stream_options": {"include_usage": True}}, ""),

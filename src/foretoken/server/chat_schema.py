@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from foretoken.server.schema import Body, Generation, Logprobs, Spoken
+from foretoken.server.schema import Body, Generation, Logprobs, Off, Spoken
 from foretoken.server.tools import Reader, call_grammar
 from foretoken.speculation.params import SamplingParams
 
 MOST_TOOLS = 128
 _RENDERED = {"messages", "tools", "documents", "add_generation_prompt"}  # what the server tells templates itself
+
+
+FunctionTitle = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class FunctionCall(Body):
@@ -41,6 +44,17 @@ class ToolCall(Body):
     function: FunctionCall
 
 
+_SAYS_SOMETHING = {
+    "anyOf": [
+        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+        {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+    ]
+}
+_ONE_TEXT = {
+    "oneOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("prompt", "messages")]
+}
+
+
 class ChatMessage(Body):
     """One turn.
 
@@ -52,6 +66,7 @@ class ChatMessage(Body):
         tool_call_id: the call that a message of role `tool` answers.
     """
 
+    model_config = ConfigDict(json_schema_extra=_SAYS_SOMETHING)
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Spoken | None = None
     name: str | None = None
@@ -90,7 +105,7 @@ class Function(Body):
         strict: nothing follows from it: a call that is asked for keeps its schema.
     """
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: FunctionTitle
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -158,7 +173,7 @@ class ChatRequest(Generation):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
-    store: Literal[False] | None = None
+    store: Off | None = None
     service_tier: Literal["auto", "default"] | None = None
 
     @model_validator(mode="after")
@@ -219,6 +234,7 @@ class TokenizeRequest(Body):
         chat_template_kwargs: values for the chat template.
     """
 
+    model_config = ConfigDict(json_schema_extra=_ONE_TEXT)
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None

@@ -116,9 +116,9 @@ def invalid(error: ValidationError, known: Iterable[str]) -> ApiError:
             return ApiError(400, f"the body is {_value(problem['input'])}, expected a JSON object")
         case _:
             said = problem["msg"].removeprefix("Value error, ")
-            return ApiError(
-                400, f"{where}: got {_value(problem['input'])}, {shorten(_lower(said))}", param=where or None
-            )
+            if not where:  # about several fields together, which it names
+                return ApiError(400, shorten(said))
+            return ApiError(400, f"{where}: got {_value(problem['input'])}, {shorten(_lower(said))}", param=where)
 
 
 def shorten(text: str) -> str:

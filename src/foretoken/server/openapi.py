@@ -1,46 +1,127 @@
-"""The OpenAPI document: bodies are read by hand, so the document is told what they are."""
+"""The OpenAPI document: bodies and replies are read and written by hand, so the document is told what they are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
-from pydantic.json_schema import models_json_schema
 
+from foretoken.server import reply_schema as replies
+from foretoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from foretoken.server.errors import ErrorReply
-from foretoken.server.schema import Body
+from foretoken.server.responses_schema import ResponsesRequest
+from foretoken.server.schema import Body, CompletionRequest
 
 REFERENCE = "#/components/schemas/{model}"
+JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+REFUSALS = {
+    400: "A field, a prompt or the body as a whole cannot be honoured; `param` names the field.",
+    401: "The key is missing or wrong.",
+    404: "No such model.",
+    408: "It took longer than the server allows.",
+    413: "The body is larger than the server takes.",
+    429: "The queue is full; `Retry-After` says when to come back.",
+    500: "An error of the server's own.",
+    503: "The server stops.",
+}
+BODY_REFUSALS = (400, 401, 404, 413, 500)
+TEXT_REFUSALS = (400, 401, 404, 408, 413, 429, 500, 503)
+RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "string", "pattern": "^[0-9]+$"}}}
+
+EVENT = {
+    "type": "object",
+    "description": "With `stream: true`, of each server-sent event.",
+    "properties": {
+        "data": {"type": "string", "description": "JSON, an error's envelope included; the last is `[DONE]`."},
+        "event": {"type": "string", "description": "The type of an event of /v1/responses."},
+    },
+    "required": ["data"],
+}
 
 
-def operation(body: type[Body]) -> dict[str, Any]:
-    """What FastAPI is told about a path that takes this body."""
-    content = {"application/json": {"schema": {"$ref": REFERENCE.format(model=body.__name__)}}}
-    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
+class Operation(NamedTuple):
+    """One path.
+
+    Attributes:
+        reply: type of the JSON that it answers with; None is text.
+        refusals: statuses of errors, which all have the envelope.
+        body: of its request. `streams`: whether it can answer with events.
+        unready: whether it answers 503 with its own reply while the server stops.
+    """
+
+    reply: Any
+    refusals: tuple[int, ...] = (401,)
+    body: type[Body] | None = None
+    streams: bool = False
+    unready: bool = False
 
 
-def describe(app: FastAPI, bodies: Sequence[type[Body]]) -> None:
-    """Gives an application a document that has these bodies, and the error envelope for whatever is refused."""
+OPERATIONS = {
+    "/v1/completions": Operation(replies.CompletionReply, TEXT_REFUSALS, CompletionRequest, streams=True),
+    "/v1/chat/completions": Operation(replies.ChatReply, TEXT_REFUSALS, ChatRequest, streams=True),
+    "/v1/responses": Operation(replies.ResponsesReply, TEXT_REFUSALS, ResponsesRequest, streams=True),
+    "/tokenize": Operation(replies.TokenizeReply, BODY_REFUSALS, TokenizeRequest),
+    "/detokenize": Operation(replies.DetokenizeReply, BODY_REFUSALS, DetokenizeRequest),
+    "/v1/models": Operation(replies.ModelsReply),
+    "/v1/models/{name}": Operation(replies.ModelReply, (401, 404)),
+    "/health": Operation(replies.StatusReply, (), unready=True),
+    "/live": Operation(replies.StatusReply, ()),
+    "/version": Operation(replies.VersionReply, ()),
+    "/server_info": Operation(replies.ServerInfoReply),
+    "/metrics": Operation(None),
+}
+
+
+def describe(app: FastAPI) -> None:
+    """Gives an application a document that has these bodies, replies and errors."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             found = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            _, bodies_schema = models_json_schema([(body, "validation") for body in bodies], ref_template=REFERENCE)
-            envelope = TypeAdapter(ErrorReply).json_schema(ref_template=REFERENCE)
-            schemas = {**bodies_schema["$defs"], **envelope.pop("$defs"), "ErrorReply": envelope}
-            found.setdefault("components", {})["schemas"] = schemas
-            for path in found["paths"].values():
-                for described in path.values():
-                    described["responses"] = {"200": {"description": "Done."}, "4XX": _refusal()}
+            bearer = {"type": "http", "scheme": "bearer", "description": "Where the server was started with keys."}
+            found["components"] = {"schemas": _schemas(), "securitySchemes": {"key": bearer}}
+            for path, methods in found["paths"].items():
+                operation = OPERATIONS[path]
+                for described in methods.values():
+                    described |= _described(operation)
             app.openapi_schema = found
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _refusal() -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": REFERENCE.format(model="ErrorReply")}}}
-    return {"description": "Refused; the message says why.", "content": content}
+def _types() -> Iterator[Any]:
+    yield ErrorReply
+    for operation in OPERATIONS.values():
+        yield from (each for each in (operation.body, operation.reply) if each is not None)
+
+
+def _schemas() -> dict[str, Any]:
+    adapters = [(each, "validation", TypeAdapter(each)) for each in dict.fromkeys(_types())]
+    _, schemas = TypeAdapter.json_schemas(adapters, ref_template=REFERENCE)  # type: ignore[arg-type]
+    return dict(schemas["$defs"])
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    """What the document says of a path besides its name and parameters."""
+    content = {TEXT: {"schema": {"type": "string"}}} if operation.reply is None else _content(operation.reply)
+    described: dict[str, Any] = {"responses": {"200": {"description": "Done.", "content": dict(content)}}}
+    if operation.streams:
+        described["responses"]["200"]["content"][EVENTS] = {"schema": EVENT}
+    if operation.unready:
+        described["responses"]["503"] = {"description": REFUSALS[503], "content": content}
+    for status in operation.refusals:
+        refusal = {"description": REFUSALS[status], "content": _content(ErrorReply)}
+        described["responses"][str(status)] = {**refusal, "headers": RETRY} if status in (429, 503) else refusal
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": _content(operation.body)}
+    if 401 in operation.refusals:
+        described["security"] = [{}, {"key": []}]  # a server without keys asks for none
+    return described
+
+
+def _content(type_: Any) -> dict[str, Any]:
+    return {JSON: {"schema": {"$ref": REFERENCE.format(model=type_.__name__)}}}

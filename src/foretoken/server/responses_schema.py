@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from foretoken.server.chat_schema import MOST_TOOLS, ChatMessage, ChatRequest, FunctionName
-from foretoken.server.schema import MOST_LOGPROBS, Body, Generation, Spoken
+from foretoken.server.chat_schema import MOST_TOOLS, ChatMessage, ChatRequest, FunctionName, FunctionTitle
+from foretoken.server.schema import MOST_LOGPROBS, Body, Generation, Off, Spoken
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -135,7 +135,7 @@ class FlatTool(Body):
     """
 
     type: Literal["function"]
-    name: str
+    name: FunctionTitle
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -187,8 +187,8 @@ class ResponsesRequest(Generation):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     metadata: dict[str, str] | None = None
     truncation: Literal["disabled"] | None = None
-    store: Literal[False] | None = None
-    background: Literal[False] | None = None
+    store: Off | None = None
+    background: Off | None = None
     service_tier: Literal["auto", "default"] | None = None
 
     @property

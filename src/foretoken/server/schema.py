@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic import GetJsonSchemaHandler as Handler
 
 from foretoken.notes import attribute_notes, purpose
@@ -21,6 +29,7 @@ MOST_STOPS = 64
 MOST_STOP_CHARACTERS = 1024
 MOST_BIASES = 1024
 MOST_PROMPTS = 1024
+PARTS = ("text", "input_text", "output_text")
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 
 
@@ -74,10 +83,16 @@ def _spoken(given: object) -> object:
     texts = []
     for part in given:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
+        if kind not in PARTS or not isinstance(part.get("text"), str):
             raise ValueError(f'expected text or parts of {{"type": "text", "text": ...}}, not a part of type {kind!r}')
         texts.append(part["text"])
     return "\n".join(texts)
+
+
+def _off(given: bool) -> bool:
+    if given:
+        raise ValueError("expected false; leave it out")
+    return given
 
 
 def _prompts(given: object) -> object:
@@ -98,22 +113,48 @@ def _are_ids(given: object) -> bool:
     return isinstance(given, list) and bool(given) and all(type(token) is int for token in given)
 
 
-_TEXT = {"type": "string"}
-_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-_TEXTS = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, {"type": "null"}]}
+_TEXT = {"type": "string", "minLength": 1}
+_SHORT = {**_TEXT, "maxLength": MOST_STOP_CHARACTERS}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXTS = {"anyOf": [_SHORT, {"type": "array", "items": _SHORT, "maxItems": MOST_STOPS}, {"type": "null"}]}
 _PARTS = {
     "type": "array",
-    "items": {"type": "object", "properties": {"type": {"const": "text"}, "text": _TEXT}, "required": ["type", "text"]},
+    "items": {
+        "type": "object",
+        "properties": {"type": {"enum": list(PARTS)}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+    },
 }
+_BIASES = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]+$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MOST_BIASES,
+}
+_FORMS = {
+    "type": "object",
+    "properties": {
+        "json": {"type": ["object", "boolean"]},
+        "json_object": {"type": "boolean"},
+        "regex": {"type": "string"},
+        "choice": {"type": "array", "items": _TEXT, "minItems": 1},
+        "grammar": {"type": "string"},
+    },
+    "additionalProperties": False,
+    "minProperties": 1,
+}
+_MANY = {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS}
 Stops = Annotated[
     list[str] | None, _texts("stop", MOST_STOPS, MOST_STOP_CHARACTERS), WithJsonSchema(_TEXTS), Field(default=None)
 ]
 Prompts = Annotated[
     list[Any],
     BeforeValidator(_prompts),
-    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1}, _IDS]}),
+    WithJsonSchema({"anyOf": [_TEXT, {**_MANY, "items": {"anyOf": [_TEXT, _IDS]}}, _IDS]}),
 ]
-Spoken = Annotated[str, BeforeValidator(_spoken), WithJsonSchema({"anyOf": [_TEXT, _PARTS]})]
+Spoken = Annotated[str, BeforeValidator(_spoken), WithJsonSchema({"anyOf": [{"type": "string"}, _PARTS]})]
+# Literal[False] would take 0 for it.
+Off = Annotated[bool, AfterValidator(_off), WithJsonSchema({"const": False})]
 Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 
 
@@ -128,7 +169,7 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: Off = False
 
 
 class Speculative(Body):
@@ -178,6 +219,24 @@ class JsonSchema(Body):
     strict: bool | None = None
 
 
+_DETAILS = ("json_schema", "regex", "grammar")
+_OWN_DETAIL = {
+    "oneOf": [
+        {"properties": {"type": {"enum": ["text", "json_object"]}, **{name: {"type": "null"} for name in _DETAILS}}},
+        *(
+            {
+                "required": [kind],
+                "properties": {
+                    "type": {"const": kind},
+                    **{name: {"not": {"type": "null"}} if name == kind else {"type": "null"} for name in _DETAILS},
+                },
+            }
+            for kind in _DETAILS
+        ),
+    ]
+}
+
+
 class ResponseFormat(Body):
     """The form of the reply: OpenAI's three types, and two of ours.
 
@@ -188,6 +247,7 @@ class ResponseFormat(Body):
         grammar: of type `grammar`: a context-free one in Lark's notation.
     """
 
+    model_config = ConfigDict(json_schema_extra=_OWN_DETAIL)
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: JsonSchema | None = None
     regex: str | None = None
@@ -195,8 +255,8 @@ class ResponseFormat(Body):
 
     @model_validator(mode="after")
     def _own(self) -> Self:
-        given = {name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None}
-        if given != {self.type} & {"json_schema", "regex", "grammar"}:
+        given = {name for name in _DETAILS if getattr(self, name) is not None}
+        if given != {self.type}.intersection(_DETAILS):
             raise ValueError(f"a response_format of type {self.type} goes with {self.type} and nothing else")
         return self
 
@@ -233,18 +293,18 @@ class Generation(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=MOST_BIASES)] | None = None
-    bad_words: Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
-    min_tokens: int | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MOST_BIASES), WithJsonSchema(_BIASES)] | None = None
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_STOPS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop: Stops
-    stop_token_ids: Annotated[list[int], Field(max_length=MOST_BIASES)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_BIASES)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
@@ -253,7 +313,7 @@ class Generation(Body):
     speculative: Speculative | None = None
     prediction: Prediction | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: Annotated[dict[str, Any], WithJsonSchema(_FORMS)] | None = None
     user: str | None = None
 
     @model_validator(mode="after")
