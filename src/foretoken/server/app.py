@@ -26,7 +26,7 @@ from foretoken.server.chat_answer import ChatAnswer
 from foretoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from foretoken.server.errors import ApiError, failed, invalid, refused
 from foretoken.server.http import CLIENT_GONE, EventStream, Keys, event, read, reply, unless_gone
-from foretoken.server.openapi import describe, operation
+from foretoken.server.openapi import describe
 from foretoken.server.responses_answer import ResponsesAnswer
 from foretoken.server.responses_schema import ResponsesRequest
 from foretoken.server.schema import (
@@ -251,11 +251,11 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     """The application of a worker."""
     api = Api(worker, names, info)
     app = FastAPI(title="foretoken", version=__version__, docs_url=None, redoc_url=None)
-    app.post("/v1/completions", **operation(CompletionRequest))(api.completions)
-    app.post("/v1/chat/completions", **operation(ChatRequest))(api.chat_completions)
-    app.post("/v1/responses", **operation(ResponsesRequest))(api.responses)
-    app.post("/tokenize", **operation(TokenizeRequest))(api.tokenize)
-    app.post("/detokenize", **operation(DetokenizeRequest))(api.detokenize)
+    app.post("/v1/completions")(api.completions)
+    app.post("/v1/chat/completions")(api.chat_completions)
+    app.post("/v1/responses")(api.responses)
+    app.post("/tokenize")(api.tokenize)
+    app.post("/detokenize")(api.detokenize)
     for path, endpoint in (
         ("/v1/models", api.models),
         ("/v1/models/{name:path}", api.model),
@@ -268,7 +268,7 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
         app.get(path)(endpoint)
     for path in playground.PATHS:
         app.get(path, include_in_schema=False)(api.page)
-    describe(app, (CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest))
+    describe(app)
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
