@@ -6,6 +6,7 @@ import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
 
 from foretoken.server.schema import Body, Generation, Logprobs, Off, Spoken
 from foretoken.server.tools import Reader, call_grammar
@@ -44,13 +45,13 @@ class ToolCall(Body):
     function: FunctionCall
 
 
-_SAYS_SOMETHING = {
+_SAYS_SOMETHING: JsonDict = {
     "anyOf": [
         {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
         {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
     ]
 }
-_ONE_TEXT = {
+_ONE_TEXT: JsonDict = {
     "oneOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("prompt", "messages")]
 }
 

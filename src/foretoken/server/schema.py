@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic import GetJsonSchemaHandler as Handler
+from pydantic.config import JsonDict
 
 from foretoken.notes import attribute_notes, purpose
 from foretoken.speculation.params import SamplingParams
@@ -220,7 +221,7 @@ class JsonSchema(Body):
 
 
 _DETAILS = ("json_schema", "regex", "grammar")
-_OWN_DETAIL = {
+_OWN_DETAIL: JsonDict = {
     "oneOf": [
         {"properties": {"type": {"enum": ["text", "json_object"]}, **{name: {"type": "null"} for name in _DETAILS}}},
         *(
