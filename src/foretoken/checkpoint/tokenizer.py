@@ -168,7 +168,7 @@ class Tokenizer:
         return any("<tool_call>" in text for text in self._templates.values())
 
     def apply_chat_template(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
+        self, messages: Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """The prompt text of a conversation; encode it with `add_special_tokens=False`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.config import JsonDict
 
 from foretoken.server.schema import Body, Generation, Logprobs, Off, Spoken
@@ -16,6 +16,17 @@ MOST_TOOLS = 128
 _RENDERED = {"messages", "tools", "documents", "add_generation_prompt"}  # what the server tells templates itself
 
 
+def _own(options: dict[str, Any]) -> dict[str, Any]:
+    if clash := _RENDERED & options.keys():
+        raise ValueError(f"expected no {', '.join(sorted(clash))}, which the server sets")
+    return options
+
+
+TemplateOptions = Annotated[
+    dict[str, Any],
+    AfterValidator(_own),
+    WithJsonSchema({"type": "object", "propertyNames": {"not": {"enum": sorted(_RENDERED)}}}),
+]
 FunctionTitle = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -169,7 +180,7 @@ class ChatRequest(Generation):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateOptions | None = None
     tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -190,8 +201,6 @@ class ChatRequest(Generation):
             raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
         if self.required and Generation.form(self) is not None:
             raise ValueError("a reply that must be a call has a form already; leave response_format out")
-        if clash := _RENDERED & (self.chat_template_kwargs or {}).keys():
-            raise ValueError(f"chat_template_kwargs may not hold {', '.join(sorted(clash))}, which the server sets")
         return self
 
     @property
@@ -242,7 +251,7 @@ class TokenizeRequest(Body):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     return_token_strs: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateOptions | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:
