@@ -34,7 +34,7 @@ from foretoken.server.schema import (
     Generation,
     field_names,
 )
-from foretoken.server.worker import Job, Worker
+from foretoken.server.worker import LONG_TEXT, Job, Worker
 from foretoken.speculation.params import SamplingParams
 
 LOG = logging.getLogger("foretoken.server")
@@ -68,7 +68,9 @@ class Api:
         """Continue a conversation."""
         body = await read(request, ChatRequest, self._most)
         head = self._head("chatcmpl", body.model)
-        job = await self._submit(body, [self._prompt(body)], lambda: body.to_sampling(self._tokenizer.tags_tool_calls))
+        job = await self._submit(
+            body, [await self._prompt(body)], lambda: body.to_sampling(self._tokenizer.tags_tool_calls)
+        )
         return await self._answer(request, body, job, ChatAnswer(body, head, job.requests, self._tokenizer))
 
     async def responses(self, request: Request) -> Response:
@@ -79,7 +81,9 @@ class Api:
             chat = body.to_chat()
         except ValidationError as error:
             raise invalid(error, field_names(ResponsesRequest)) from error
-        job = await self._submit(chat, [self._prompt(chat)], lambda: chat.to_sampling(self._tokenizer.tags_tool_calls))
+        job = await self._submit(
+            chat, [await self._prompt(chat)], lambda: chat.to_sampling(self._tokenizer.tags_tool_calls)
+        )
         answer = ResponsesAnswer(body, head, self._tokenizer, chat.reader())
         return await self._answer(request, body, job, answer)
 
@@ -95,7 +99,7 @@ class Api:
             )
         return Head(f"{kind}-{secrets.token_hex(12)}", int(time.time()), self._names[0])
 
-    def _prompt(self, body: ChatRequest) -> list[int]:
+    async def _prompt(self, body: ChatRequest) -> list[int]:
         """The conversation of a request as its template puts it, with the functions that it offers."""
         options = dict(body.chat_template_kwargs or {})
         if body.offered:
@@ -104,7 +108,7 @@ class Api:
                 raise ApiError(400, words, param="tools")
             tools = [{"type": "function", "function": each.model_dump(exclude_none=True)} for each in body.offered]
             options["tools"] = tools
-        return self._rendered([message.for_template() for message in body.messages], True, options)
+        return await self._rendered([message.for_template() for message in body.messages], True, options)
 
     async def _submit(
         self, body: CompletionRequest | ChatRequest, prompts: Sequence[Prompt], sampling: Callable[[], SamplingParams]
@@ -120,10 +124,19 @@ class Api:
         LOG.debug("%s: %d sequences, user %s", type(body).__name__, len(job.requests), body.user)
         return job
 
-    def _rendered(
-        self, messages: Sequence[Mapping[str, Any]], generation: bool, options: Mapping[str, Any]
-    ) -> list[int]:
-        """Prompt ids of a conversation."""
+    async def _rendered(self, *conversation: Any) -> list[int]:
+        """Prompt ids of a conversation; see `_render`."""
+        texts = (str(message.get("content", "")) for message in conversation[0])
+        if sum(map(len, texts)) > LONG_TEXT:
+            return await asyncio.to_thread(self._render, *conversation)
+        return self._render(*conversation)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], generation: bool, options: Mapping[str, Any]) -> list[int]:
+        """Prompt ids of a conversation.
+
+        Args:
+            messages: for the template, as the options are. `generation`: whether the assistant's turn follows.
+        """
         try:
             text = self._tokenizer.apply_chat_template(messages, generation, **options)
             return self._tokenizer.encode(text, add_special_tokens=False)
@@ -157,7 +170,7 @@ class Api:
         self._head("", body.model)
         if body.messages is not None:
             messages = [message.for_template() for message in body.messages]
-            ids = self._rendered(messages, body.add_generation_prompt, body.chat_template_kwargs or {})
+            ids = await self._rendered(messages, body.add_generation_prompt, body.chat_template_kwargs or {})
         else:
             try:
                 special = body.add_special_tokens is not False
