@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -39,10 +39,13 @@ async def read(request: Request, body: type[B], most: int) -> B:
     if stated.isascii() and stated.isdigit() and int(stated[:20]) > most:
         raise _too_large(f"{stated[:20]} bytes", most)
     received = bytearray()
-    async for piece in request.stream():
-        received += piece
-        if len(received) > most:
-            raise _too_large("more than that", most)
+    try:
+        async for piece in request.stream():
+            received += piece
+            if len(received) > most:
+                raise _too_large("more than that", most)
+    except ClientDisconnect as error:
+        raise ApiError(CLIENT_GONE, "the client went away within its request", code="client_gone") from error
     try:
         return body.model_validate_json(bytes(received))
     except ValidationError as error:
