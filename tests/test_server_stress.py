@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from foretoken import LLM
 from foretoken.config import ServerConfig
 from foretoken.errors import EngineError, ForetokenError
 from foretoken.server.run import bind, serve
-from server_checks import MODEL, Gate, Running, running
+from server_checks import MODEL, Gate, Running, running, wait_until
 
 LONG = {"prompt": "abc", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
 
@@ -30,14 +29,6 @@ LONG = {"prompt": "abc", "max_tokens": 100, "ignore_eos": True, "temperature": 0
 @pytest.fixture
 def llm(tiny_pair: Pair, one_thread: None) -> LLM:
     return LLM(tiny_pair.target, max_batch_size=1)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not happen within 30 s")
 
 
 def events(response: httpx.Response) -> list[Any]:

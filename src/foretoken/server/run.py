@@ -21,6 +21,7 @@ from foretoken.engine.async_llm import AsyncLLM
 from foretoken.engine.llm import LLM
 from foretoken.errors import ConfigError, EngineError
 from foretoken.server.app import build_app
+from foretoken.server.connection import Connection
 from foretoken.server.metrics import Metrics
 from foretoken.server.worker import Worker
 from foretoken.speculation.params import SamplingParams
@@ -93,6 +94,8 @@ def make_server(llm: LLM, config: ServerConfig, info: Mapping[str, Any], started
     app = build_app(worker, config.served_model_name or (info["model"],), info)
     settings = uvicorn.Config(
         app,
+        http=Connection,
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="off",

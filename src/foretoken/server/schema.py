@@ -221,21 +221,17 @@ class JsonSchema(Body):
 
 
 _DETAILS = ("json_schema", "regex", "grammar")
-_OWN_DETAIL: JsonDict = {
-    "oneOf": [
-        {"properties": {"type": {"enum": ["text", "json_object"]}, **{name: {"type": "null"} for name in _DETAILS}}},
-        *(
-            {
-                "required": [kind],
-                "properties": {
-                    "type": {"const": kind},
-                    **{name: {"not": {"type": "null"}} if name == kind else {"type": "null"} for name in _DETAILS},
-                },
-            }
-            for kind in _DETAILS
-        ),
-    ]
-}
+
+
+def _own_detail(kind: str) -> JsonDict:
+    """A type goes with the detail of its name and no other."""
+    absent: JsonDict = {"type": "null"}
+    details: JsonDict = {name: {"not": absent} if name == kind else absent for name in _DETAILS}
+    return {"required": [kind], "properties": {"type": {"const": kind}, **details}}
+
+
+_BARE: JsonDict = {"type": {"enum": ["text", "json_object"]}, **{name: {"type": "null"} for name in _DETAILS}}
+_OWN_DETAIL: JsonDict = {"oneOf": [{"properties": _BARE}, *map(_own_detail, _DETAILS)]}
 
 
 class ResponseFormat(Body):

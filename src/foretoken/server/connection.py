@@ -1,0 +1,103 @@
+"""One connection: uvicorn's protocol on httptools, with limits to the head of a request and to how long it may take.
+
+httptools keeps whatever a client sends as a head, and uvicorn waits for the rest of a request for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from foretoken.server.errors import ApiError
+
+MOST_HEAD = 64 * 2**10  # bytes of a request's first line and headers
+REQUEST_SECONDS = 60.0  # for a request to come, from its first byte or the connection's begin to the last of its body
+LINGER_SECONDS = 2.0  # for a refused client to read why, while what it still sends is dropped
+
+
+class Connection(HttpToolsProtocol):
+    """Refuses requests that are broken, have too large a head or come too slowly, and closes."""
+
+    _head = 0  # bytes of the head that is coming
+    _in_head = True
+    _refused = False
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        super().data_received(data)
+        if self._in_head:
+            self._head += len(data)
+            if self._head > MOST_HEAD:
+                self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head = True, 0
+        self._expect()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEAD:
+            self._refuse_head()
+        else:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            self._came()
+        super().on_message_complete()
+
+    def _expect(self) -> None:
+        self._came()
+        self._timer = self.loop.call_later(REQUEST_SECONDS, self._late)
+
+    def _came(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        message = f"the request did not come within {REQUEST_SECONDS:g} s; send it faster, or less"
+        self._refuse(ApiError(408, message, "timeout_error", code="request_too_slow"))
+
+    def _refuse_head(self) -> None:
+        message = f"the first line and the headers have more than {MOST_HEAD} bytes; send fewer and shorter headers"
+        self._refuse(ApiError(431, message, code="headers_too_large"))
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP; called by uvicorn."""
+        self._refuse(ApiError(400, f"{msg.rstrip('.')}; send HTTP/1.1", code="invalid_http"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers, unless an answer is under way, and closes; who worked on the request hears that it is gone."""
+        if self._refused or self.transport.is_closing():
+            return
+        under_way = bool(self.pipeline)
+        if self.cycle is not None:
+            under_way |= self.cycle.response_started and not self.cycle.response_complete
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not under_way:
+            content = json.dumps(error.body).encode()
+            about = f"content-type: application/json\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(STATUS_LINE[error.status] + about.encode() + content)
+            # To close with bytes unread would reset the connection, and the client might never see the answer.
+            self._refused = True
+            self.flow.resume_reading()
+            self.transport.write_eof()
+            self._came()
+            self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        else:
+            self.transport.close()
