@@ -196,6 +196,7 @@ class VersionReply(TypedDict):
 class Offers(TypedDict):
     """What requests may choose."""
 
+    method: str
     methods: list[str]
     max_draft_len: int
     max_seq_len: int
