@@ -1,0 +1,217 @@
+"""Debian's Prometheus with the files under deploy/: it reads our metrics, and answers all that the dashboard asks."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+import yaml
+
+from dashboard_checks import DEPLOY, Asked, alerts, asked, variables
+from foretoken import LLM
+from server_checks import Running, running
+
+MODEL, INTERVAL_S = "embedded", 1
+ALERTS = [rule["alert"] for rule in alerts()]
+BUSY = "0+60x60"  # one more a second
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    missing = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
+    if missing and not os.environ.get("FORETOKEN_CLIENTS"):
+        pytest.skip(f"{' and '.join(missing)} of Debian's package prometheus are not here")
+    assert missing == []
+
+
+def promtool(*arguments: str, told: str | None = None) -> str:
+    """What it prints; an error fails the test."""
+    run = subprocess.run(["promtool", *arguments], input=told, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout + run.stderr
+
+
+class Watching(NamedTuple):
+    """Prometheus, the server that it watches, and what the dashboard's variables stand for."""
+
+    client: httpx.Client
+    server: Running
+    instance: str
+
+    def get(self, path: str, **query: str) -> Any:
+        reply = self.client.get(f"/api/v1/{path}", params=query)
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["status"] == "success"
+        return reply.json()["data"]
+
+    def query(self, expression: str) -> list[Any]:
+        return list(self.get("query", query=self.substituted(expression))["result"])
+
+    def substituted(self, expression: str) -> str:
+        """As Grafana puts a choice of several: escaped, in brackets."""
+        for name, value in (("$instance", self.instance), ("$model", MODEL)):
+            expression = expression.replace(name, f"({re.escape(value)})".replace("\\", "\\\\"))
+        return expression.replace("$__rate_interval", "5m")  # longer than these tests, however busy the machine
+
+    def scraped(self) -> float:
+        """Seconds since 1970 of the last scrape."""
+        result = self.query('timestamp(up{job="foretoken"})')
+        return float(result[0]["value"][1]) if result else 0.0
+
+    def wait_for_scrapes(self, count: int) -> None:
+        for _ in range(count):
+            before = self.scraped()
+            _wait(lambda before=before: self.scraped() > before)  # type: ignore[misc]
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen within 60 s"
+        time.sleep(0.1)
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[httpx.Client]:
+    """Prometheus with our configuration, but for the address and the interval."""
+    config: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
+    config["global"] = dict.fromkeys(config["global"], f"{INTERVAL_S}s")
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    shutil.copy(DEPLOY / "alerts.yml", folder)
+    address = f"127.0.0.1:{_free_port()}"
+    command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
+               f"--web.listen-address={address}"]  # fmt: skip
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            with httpx.Client(base_url=f"http://{address}", timeout=20) as client:
+                _wait(lambda: _ready(client, process))
+                yield client
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def _ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None
+    try:
+        return client.get("/-/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watching]:
+    """After traffic of every kind that the dashboard tells apart, seen by two scrapes."""
+    llm = LLM("embedded", "embedded", {"adaptive": False, "max_draft_len": 4}, max_batch_size=4)
+    with running(llm, {"model": MODEL}) as server:
+        instance = server.url.removeprefix("http://")
+        with prometheus(tmp_path_factory.mktemp("prometheus"), instance) as client:
+            found = Watching(client, server, instance)
+            found.wait_for_scrapes(1)
+            for i in range(3):
+                traffic(server, i)
+                found.wait_for_scrapes(2)
+            yield found
+
+
+def traffic(server: Running, seed: int) -> None:
+    text = {"prompt": "The weather today is", "max_tokens": 24, "ignore_eos": True, "seed": seed}
+    for more in ({}, {"n": 2}, {"stream": True}, {"speculative": {"enabled": False}}, {"temperature": 0}):
+        assert server.post("/v1/completions", {**text, **more}).status_code == 200
+    assert server.post("/v1/completions", {"prompt": "", "seed": seed}).status_code == 400
+
+
+def test_promtool_likes_the_files_and_the_metrics(watching: Watching) -> None:
+    assert "SUCCESS" in promtool("check", "config", str(DEPLOY / "prometheus.yml"))
+    assert f"SUCCESS: {len(ALERTS)} rules" in promtool("check", "rules", str(DEPLOY / "alerts.yml"))
+    assert promtool("check", "metrics", told=watching.server.get("/metrics").text) == ""
+
+
+def test_prometheus_reads_all_that_is_exported(watching: Watching) -> None:
+    (target,) = watching.get("targets", state="active")["activeTargets"]
+    assert (target["health"], target["lastError"]) == ("up", "")
+    exported = {line.split("{")[0].split(" ")[0] for line in watching.server.get("/metrics").text.splitlines()} - {"#"}
+    stored = set(watching.get("label/__name__/values"))
+    assert exported <= stored
+
+
+@pytest.mark.parametrize("ask", [each for each in asked() if "label_values" not in each.expression], ids=str)
+def test_every_expression_is_answered(watching: Watching, ask: Asked) -> None:
+    result = watching.query(ask.expression)
+    assert result or ask.place in ALERTS  # which are empty while all is well
+    assert all(math.isfinite(float(each["value"][1])) for each in result), result
+
+
+def test_the_variables_offer_the_model_and_its_server(watching: Watching) -> None:
+    offered: Mapping[str, list[str]] = {}
+    for each in variables():
+        match, label = re.fullmatch(r"label_values\((.*), (\w+)\)", each.expression).groups()  # type: ignore[union-attr]
+        offered |= {each.place: watching.get(f"label/{label}/values", **{"match[]": watching.substituted(match)})}
+    assert offered == {"model": [MODEL], "instance": [watching.instance]}
+
+
+def test_what_prometheus_says_agrees_with_the_server(watching: Watching) -> None:
+    watching.wait_for_scrapes(1)
+    for name in ("foretoken_generation_tokens_total", "foretoken_spec_decode_num_accepted_tokens_total"):
+        (found,) = watching.query(name)
+        line = next(line for line in watching.server.get("/metrics").text.splitlines() if line.startswith(f"{name} "))
+        assert float(found["value"][1]) == float(line.split(" ")[1]) > 0
+
+
+SPEC = "foretoken_spec_decode"
+FIRES: dict[str, dict[str, str]] = {
+    "ForetokenDown": {"up": "0x60"},
+    "ForetokenFails": {'foretoken_request_errors_total{status="503", code="server_stopped"': BUSY},
+    "ForetokenQueueFull": {'foretoken_request_errors_total{status="429", code="queue_full"': BUSY},
+    "ForetokenSlowToStart": {
+        'foretoken_time_to_first_token_seconds_bucket{le="5.0"': "0+1x60",
+        'foretoken_time_to_first_token_seconds_bucket{le="10.0"': "0+60x60",
+        'foretoken_time_to_first_token_seconds_bucket{le="+Inf"': "0+60x60",
+    },
+    "ForetokenCacheFull": {"foretoken_kv_cache_usage_perc": "0.99x60", "foretoken_num_requests_waiting": "3x60"},
+    "ForetokenDraftsRejected": {
+        f"{SPEC}_num_accepted_tokens_total": "0+1x60", f"{SPEC}_num_draft_tokens_total": "0+100x60",
+    },
+    "ForetokenDraftsCostTooMuch": {
+        'foretoken_engine_step_seconds_total{part="draft"': "0+40x60",
+        'foretoken_engine_step_seconds_total{part="verify"': "0+20x60",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_fires_when_it_should_and_no_other_does(alert: str, tmp_path: Path) -> None:
+    series = []
+    for name, values in FIRES[alert].items():
+        labelled = f'{name}{", " if "{" in name else "{"}job="foretoken", instance="here"' + "}"
+        series.append({"series": labelled, "values": values})
+    fired = {"labels": f'{{alertname="{alert}"}}', "value": 1}
+    test = {
+        "interval": "1m",
+        "input_series": series,
+        "promql_expr_test": [
+            {"expr": 'count by (alertname) (ALERTS{alertstate="firing"})', "eval_time": "50m", "exp_samples": [fired]},
+            {"expr": 'count by (alertname) (ALERTS{alertstate="firing"})', "eval_time": "0m", "exp_samples": []},
+        ],
+    }
+    written = {"rule_files": [str(DEPLOY / "alerts.yml")], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(written))
+    assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "test.yml"))

@@ -1,0 +1,90 @@
+"""The dashboard and the alerts under deploy/ ask for what a server exports; Prometheus itself is asked in clients/."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import combinations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cli_checks import Pair
+from dashboard_checks import DASHBOARD, alerts, asked, panels, shown, variables
+from foretoken import LLM
+from server_checks import running
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_pair: Pair, one_thread: None) -> Iterator[dict[str, set[str]]]:
+    """The labels of every sample that a server exports after some requests."""
+    llm = LLM(tiny_pair.target, tiny_pair.draft, {"max_draft_len": 3, "adaptive": False}, max_batch_size=4)
+    with running(llm) as server:
+        for body in ({"n": 2}, {"speculative": {"enabled": False}}, {"stream": True}, {"max_tokens": -1}):
+            server.post("/v1/completions", {"prompt": "abc", "max_tokens": 9, "ignore_eos": True, **body})
+        found: dict[str, set[str]] = {}
+        for family in text_string_to_metric_families(server.get("/metrics").text):
+            for sample in family.samples:
+                found.setdefault(sample.name, set()).update(sample.labels)
+        yield found
+
+
+def test_every_metric_that_is_asked_for_is_exported(exported: dict[str, set[str]]) -> None:
+    wanted = {(each.place, name) for each in asked() for name in each.names}
+    assert len(wanted) > 40
+    assert {(place, name) for place, name in wanted if name not in exported} == set()
+
+
+def test_every_label_that_is_asked_for_is_exported(exported: dict[str, set[str]]) -> None:
+    for each in asked():
+        known = set[str]().union(*(exported[name] for name in each.names), {"instance", "le"})
+        grouped = {
+            label.strip() for labels in re.findall(r"by \((.*?)\)", each.expression) for label in labels.split(",")
+        }
+        chosen = {label for label in re.findall(r"(\w+)=~?\"", each.expression) if label != "job"}
+        assert grouped | chosen <= known, each
+
+
+def test_every_metric_of_speculation_is_on_the_dashboard(exported: dict[str, set[str]]) -> None:
+    on = {name for each in shown() for name in each.names}
+    bases = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in on}
+    missing = {
+        name
+        for name in exported
+        if name.startswith(("foretoken_spec_decode", "foretoken_engine"))
+        and not name.endswith("_created")
+        and name not in on
+        and name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") not in bases
+    }
+    assert missing == set()
+
+
+def test_a_server_is_found_by_its_model(exported: dict[str, set[str]]) -> None:
+    assert [each.place for each in variables()] == ["model", "instance"]
+    assert exported["foretoken_info"] == {"model", "version"}
+
+
+def test_every_panel_says_what_it_shows_in_which_unit() -> None:
+    for panel in panels():
+        assert panel["title"], panel
+        assert len(panel["description"]) > 20, panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["type"] == "stat" or all(target["legendFormat"] for target in panel["targets"]), panel["title"]
+        assert all('instance=~"$instance"' in target["expr"] for target in panel["targets"]), panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_panels_stand_beside_each_other() -> None:
+    for one, other in combinations([panel["gridPos"] for panel in DASHBOARD["panels"]], 2):
+        apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert apart_x or apart_y, (one, other)
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in DASHBOARD["panels"])
+
+
+def test_every_alert_says_what_to_do() -> None:
+    for rule in alerts():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"].keys() == {"summary", "description"}
+        assert "$labels.instance" in rule["annotations"]["summary"]
