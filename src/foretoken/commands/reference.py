@@ -69,7 +69,7 @@ async def _served() -> Seen:
     """A server without a network that has answered once, and once with an error."""
     config = ServerConfig()
     llm = LLM("embedded", "embedded", {"adaptive": False})
-    worker = Worker(AsyncLLM(llm, config.max_chunks_per_second), config, Metrics())
+    worker = Worker(AsyncLLM(llm, config.max_chunks_per_second), config, Metrics("model"))
     for tokens in (2, 8):  # the first has no room for a draft
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
         async for _ in (await worker.submit(["Hello"], params, {})).chunks():

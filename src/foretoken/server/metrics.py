@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as Counts
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from foretoken import __version__
 from foretoken.engine.engine import EngineLoad
 from foretoken.engine.request import Request, SpeculationStats
 
@@ -45,10 +46,16 @@ class Watched(Protocol):
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own."""
+    """The metrics of one server, in a registry of their own.
 
-    def __init__(self) -> None:
+    Args:
+        model: the served name.
+    """
+
+    def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
+        about = Gauge(f"{PREFIX}info", "1; what is served.", ["model", "version"], registry=self.registry)
+        about.labels(model, __version__).set(1)
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
         self._queued = self._histogram("request_queue_time_seconds", "From arrival to a place in the batch.", SECONDS)
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", SECONDS)
@@ -147,17 +154,23 @@ def _speculation(stats: SpeculationStats) -> Iterator[Metric]:
     ):
         yield CounterMetricFamily(SPEC + name, purpose, value)
     lengths = list(stats.accepted_lengths)
-    yield _labelled(
-        f"{SPEC}num_accepted_tokens_per_pos",
+    yield _by_position("num_draft_tokens", "Forwards whose draft reached this position.", stats.drafted_lengths)
+    yield _by_position(
+        "num_accepted_tokens",
         "Forwards whose draft was accepted at least this far; the first guess is position 0.",
-        "position",
-        {str(position): sum(lengths[position + 1 :]) for position in range(len(lengths) - 1)},
+        lengths,
     )
     yield _labelled(f"{SPEC}drafted_by", "Forwards with a draft, by who made it.", "method", stats.drafted_by)
     yield _labelled(
         f"{SPEC}plain_forwards", "Forwards without a draft though it was allowed, by reason.", "reason", stats.plain
     )
     yield _acceptance_length(lengths)
+
+
+def _by_position(name: str, purpose: str, lengths: Sequence[int]) -> Metric:
+    """How many came at least so far; `lengths[n]` of them came n far."""
+    reached = {str(position): sum(lengths[position + 1 :]) for position in range(len(lengths) - 1)}
+    return _labelled(f"{SPEC}{name}_per_pos", purpose, "position", reached)
 
 
 def _labelled(name: str, purpose: str, label: str, values: dict[str, int] | dict[str, float]) -> Metric:

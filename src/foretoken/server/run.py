@@ -90,8 +90,9 @@ async def _serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Map
 
 def make_server(llm: LLM, config: ServerConfig, info: Mapping[str, Any], started: Callable[[], None]) -> Server:
     """A server of the running event loop, not yet started; `started` is called once it accepts connections."""
-    worker = Worker(AsyncLLM(llm, config.max_chunks_per_second), config, Metrics())
-    app = build_app(worker, config.served_model_name or (info["model"],), info)
+    names = config.served_model_name or (info["model"],)
+    worker = Worker(AsyncLLM(llm, config.max_chunks_per_second), config, Metrics(names[0]))
+    app = build_app(worker, names, info)
     settings = uvicorn.Config(
         app,
         http=Connection,
