@@ -207,8 +207,7 @@ def type_in_words(said: Json) -> str:
 
 
 def _plural(kind: str) -> str:
-    """Of the items of a list, whose own bounds are for the document."""
-    return re.sub(r"^(integer|object|number|text|list)\b", r"\1s", kind.partition(", ")[0])
+    return re.sub(r"^(integer|object|number|text|list)\b", r"\1s", kind)
 
 
 def _range(said: Json) -> str:
