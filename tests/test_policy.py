@@ -354,6 +354,14 @@ def test_costs_follow_what_is_seen() -> None:
     assert costs.step(32, 1, 10) / costs.step(2, 1, 10) == pytest.approx(24.5 / 3.5, rel=0.1)
 
 
+def test_a_wrong_first_measurement_is_mended_without_a_draft() -> None:
+    """Else an engine that thinks plain steps twice as cheap as they are would not draft for a long time."""
+    costs = Costs(measured({2: 0.5, 8: 1.3}))
+    for _ in range(12):
+        costs.saw_step(2, 1, 10, 1.0, 0.0)
+    assert costs.step(8, 1, 10) / costs.step(2, 1, 10) == pytest.approx(1.3, rel=0.15)
+
+
 def test_one_stolen_slice_moves_little() -> None:
     costs = Costs(measured())
     for _ in range(50):

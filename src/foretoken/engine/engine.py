@@ -179,7 +179,7 @@ class Engine:
         if any(request.adaptive for request in scheduler.waiting):
             most = min(scheduler.max_num_tokens, self.table.table.shape[0] * (1 + policy.longest))
             context = self.table.table.shape[1] * self.table.page_size
-            calibration = Calibration(self.runner, scheduler.free_rows, most, context, self.drafting.clock)
+            calibration = Calibration(self.runner, scheduler.free_rows, most, context)
             policy.costs = Costs(calibration.measure(self.drafters, policy.longest))
 
     def _time(self, batch: Batch, verify_s: float, other_s: float) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 STRIDE = 0.4  # most that one observation may be off, as a logarithm: a stolen time slice is no news
 FOLLOW, BEND = 0.2, 0.2  # shares of an error that go to the pace, and to a curve that has been seen often
+SURE = 8.0  # corrections after which a knot is believed
 HOST_SECONDS = 30e-6  # a guess on the host, until one was seen
 
 
@@ -57,6 +58,11 @@ class Curve:
         i = min(bisect_left(counts, count), len(counts) - 1)
         share = (count - counts[i - 1]) / (counts[i] - counts[i - 1])
         return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
+
+    def known(self, count: float) -> bool:
+        """Whether the knot next to `count` has been corrected often enough to be believed."""
+        nearest = min(range(len(self._counts)), key=lambda i: abs(self._counts[i] - count))
+        return self._seen[nearest] >= SURE
 
     def bend(self, count: float, error: float) -> None:
         """Corrects the knots beside `count` for a logarithmic error, the nearer one more; the curve goes on rising."""
@@ -111,7 +117,8 @@ class Costs:
         """A forward of `tokens` took `seconds`, and the host `other` seconds beside it."""
         expected = self._forward(tokens, rows, context)
         error = _bounded(math.log(max(seconds, 1e-9) / expected) - self._pace)
-        if (tokens, rows) == self._last:
+        # The same work again that takes longer is the machine's pace; but a first measurement may have been wrong.
+        if (tokens, rows) == self._last and self._step.known(tokens):
             self._pace += FOLLOW * error
         else:
             self._step.bend(tokens, error)
