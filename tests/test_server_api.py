@@ -316,6 +316,23 @@ def test_metrics_agree_with_the_replies(served: Running) -> None:
     assert after["foretoken_num_requests_running"] == 0
 
 
+def test_a_forward_that_was_cut_short_counts_what_it_emitted(served: Running) -> None:
+    path, body = "/v1/completions", {"prompt": PROMPT, **SAMPLED, "speculative": {"adaptive": False, "report": True}}
+    text = served.post(path, body).json()["choices"][0]["text"]
+    body["prediction"] = {"type": "content", "content": text}
+    report = served.post(path, body).json()["choices"][0]["speculative"]
+    guessed = [i for i, origin in enumerate(report["origins"]) if origin == "drafted"]
+    last = next(i for i in guessed if report["token_ids"][i] not in report["token_ids"][:i])
+    body["stop_token_ids"] = [report["token_ids"][last]]
+    before = read_metrics(served)
+    cut = served.post(path, body).json()
+    after = read_metrics(served)
+    assert cut["choices"][0]["speculative"]["origins"][-1] == "drafted"
+    grown = {name: after[name] - before[name] for name in before if name.endswith(("_sum", "tokens_total"))}
+    assert grown["foretoken_spec_decode_acceptance_length_sum"] == cut["usage"]["completion_tokens"] == last + 1
+    assert grown["foretoken_generation_tokens_total"] == last + 1
+
+
 def test_a_prediction_is_drafted_from_and_counted(client: OpenAI, plain: LLM) -> None:
     asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **SAMPLED}
     expected = client.chat.completions.create(**asked)

@@ -38,6 +38,7 @@ class SpeculationStats:
         drafted: draft tokens proposed (nodes of trees).
         accepted: draft tokens that became output.
         accepted_lengths: `accepted_lengths[a]` forwards accepted a draft tokens.
+        emitted_lengths: `emitted_lengths[e]` forwards emitted e tokens: accepted and one more, unless the text ended.
         drafted_lengths: `drafted_lengths[d]` forwards had a draft whose longest path was d tokens; 0 is plain.
         tried: `tried[i]` forwards came to a guess at position i of a path: all before it had been accepted.
         drafted_by: forwards with a draft, by the drafter that made it.
@@ -53,6 +54,7 @@ class SpeculationStats:
     drafted: int = 0
     accepted: int = 0
     accepted_lengths: list[int] = field(default_factory=list)
+    emitted_lengths: list[int] = field(default_factory=list)
     drafted_lengths: list[int] = field(default_factory=list)
     tried: list[int] = field(default_factory=list)
     drafted_by: dict[str, int] = field(default_factory=dict)
@@ -68,6 +70,7 @@ class SpeculationStats:
         self.drafted += drafted
         self.accepted += accepted
         _tally(self.accepted_lengths, accepted)
+        _tally(self.emitted_lengths, emitted)
         _tally(self.drafted_lengths, longest)
         for position in range(min(accepted + 1, longest)):
             _tally(self.tried, position)

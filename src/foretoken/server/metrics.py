@@ -164,7 +164,7 @@ def _speculation(stats: SpeculationStats) -> Iterator[Metric]:
     yield _labelled(
         f"{SPEC}plain_forwards", "Forwards without a draft though it was allowed, by reason.", "reason", stats.plain
     )
-    yield _acceptance_length(lengths)
+    yield _acceptance_length(stats.emitted_lengths)
 
 
 def _by_position(name: str, purpose: str, lengths: Sequence[int]) -> Metric:
@@ -181,8 +181,8 @@ def _labelled(name: str, purpose: str, label: str, values: dict[str, int] | dict
 
 
 def _acceptance_length(lengths: Sequence[int]) -> Metric:
-    """Histogram of the tokens that a forward emitted, bonus included."""
-    counts = Counter({accepted + 1: count for accepted, count in enumerate(lengths)})
+    """Histogram of the tokens that a forward emitted, bonus included; `lengths[n]` of them emitted n."""
+    counts = Counter(dict(enumerate(lengths)))
     most = max(counts, default=1)
     buckets = [(str(float(upto)), float(sum(counts[n] for n in range(1, upto + 1)))) for upto in range(1, most + 1)]
     total = float(sum(counts.values()))
