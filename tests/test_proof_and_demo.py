@@ -16,6 +16,7 @@ from foretoken.commands import demo, race
 from foretoken.commands.verify import verify
 from foretoken.data.prompts import BUILT_IN, Spelled
 from foretoken.engine.runner import Batch, Outcome, Runner
+from foretoken.speculation.advice import UNUSED
 
 
 class Broken(Runner):
@@ -45,6 +46,13 @@ def test_verify_compares_every_method_and_is_content(run: Any, pair: Pair) -> No
     assert sorted(cases) == sorted(expected)
     assert {row[5].strip() for row in rows} == {"equal"}
     assert answer.out.splitlines()[-1].startswith("all equal: ")
+
+
+def test_verify_gives_no_advice_on_a_draft_that_had_its_turn(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM(pair.target, pair.draft)
+    prompts = [Spelled(text, llm.tokenizer.encode(text)) for text in ("a", "b") * UNUSED]
+    assert verify(llm, prompts, SamplingParams(max_tokens=2), [0.0], ["none", "draft_target"]) == 0
+    assert not caplog.messages
 
 
 def test_verify_finds_a_broken_verifier_and_says_where(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from foretoken.commands.models import open_llm
@@ -71,7 +73,7 @@ def verify(
         raise ConfigError(f"--method {missing[0]} needs {kind}; give --draft PATH (this engine has {known})")
     proof = Proof(llm, [prompt.ids for prompt in prompts], params)
     results = []
-    with Console(stderr=True).status("comparing with plain decoding ...") as status:
+    with _without_advice(), Console(stderr=True).status("comparing with plain decoding ...") as status:
         for result in proof.run(methods or (PLAIN, *llm.methods), temperatures):
             results.append(result)
             status.update(f"{len(results)} cases compared, the last {result.case.method} at {result.case.temperature}")
@@ -83,6 +85,18 @@ def verify(
         return 1
     print(f"all equal: {compared} tokens in {len(results)} cases of {len(prompts)} prompts")
     return 0
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keeps back what the engine says of drafts that do not pay: here every method has its turn, none included."""
+    log = logging.getLogger("foretoken")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _temperatures(text: str) -> list[float]:
