@@ -241,7 +241,7 @@ class LLM:
         if (method == PREDICTION) != bool(asked.prediction):
             raise RequestError(
                 f"speculative.method is {method!r} and there is {'a' if asked.prediction else 'no'} prediction; "
-                "a prediction is a method of its own: give both or neither, or the prediction alone"
+                "a prediction is a method of its own: give it without a method, or leave it out"
             )
         known = (NO_DRAFT, AUTO, PREDICTION, *self.methods)
         if method not in known:
