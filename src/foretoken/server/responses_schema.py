@@ -157,6 +157,8 @@ class ResponsesRequest(Generation):
     Attributes:
         input: text of the user, or items: messages, calls and their outputs.
         n, prompt_logprobs, stream_options, response_format: only null; this form has no place for it.
+        previous_response_id, conversation: only null; nothing is stored, so send all of the conversation as `input`.
+        reasoning: only null; thinking is not told from the rest.
         instructions: the system's text, before the input.
         max_output_tokens: tokens to emit at most; left out, up to the context.
         text: the form of the reply.
@@ -177,6 +179,9 @@ class ResponsesRequest(Generation):
     prompt_logprobs: None = None
     stream_options: None = None
     response_format: None = None
+    previous_response_id: None = None
+    conversation: None = None
+    reasoning: None = None
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextOptions | None = None
