@@ -79,7 +79,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def _serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Mapping[str, Any]) -> None:
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    server = make_server(llm, config, info, lambda: LOG.info("ready: %s, model %s", url, info["model"]))
+    ready = f"ready: {url}, model {info['model']}, method {llm.method}; the page there is the playground"
+    server = make_server(llm, config, info, lambda: LOG.info(ready))
     try:
         await server.serve([bound])
     finally:
