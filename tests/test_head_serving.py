@@ -108,6 +108,7 @@ def test_a_torn_head_is_refused(pair: Pair, heads: dict[str, str], tmp_path: Pat
 def test_the_embedded_head_has_a_name() -> None:
     assert model_names(None, embedded.HEAD_NAME, None) == (embedded.NAME, embedded.HEAD_NAME)
     assert model_names(None, None, "eagle3") == (embedded.NAME, embedded.HEAD_NAME)
+    assert model_names(None, None, "auto") == (embedded.NAME, embedded.HEAD_NAME)
     assert model_names(None, None, None) == (embedded.NAME, embedded.NAME)
     assert embedded.draft(embedded.HEAD_NAME) == str(embedded.HEAD)
 

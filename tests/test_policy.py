@@ -463,3 +463,15 @@ def test_a_rest_is_what_choosing_again_would_say() -> None:
     assert 0 < rested < PROBE_MOST
     assert not policy.rests([0, 1, 2], 0)
     assert not policy.rests([0, 1, 2, 3], 5)
+
+
+def test_a_drafter_with_nothing_to_say_does_not_keep_a_model_from_drafting() -> None:
+    """From the first forward on: whoever asks for ten tokens has not time to find out."""
+    world = World({"model": 0.7, "host": 0.7}, offers={"host": 0.0}, methods=("host", "model"))
+    world.run(6)
+    assert all("model" in wish.methods for wish in world.used)
+
+
+def test_a_drafter_that_was_never_asked_is_tried_without_a_model() -> None:
+    world = World({"host": 0.7}, methods=("host",))
+    assert all(limits[0] > 0 for limits in world.run(6))

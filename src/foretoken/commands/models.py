@@ -59,7 +59,8 @@ def model_names(model: str | None, draft: str | None, method: str | None) -> tup
     if draft is not None and method not in (None, "auto", *MODEL_METHODS):
         raise ConfigError(f"--draft {draft} has no use with --method {method}; leave one of them out")
     target = model or embedded.NAME
-    own = {None: embedded.NAME, "draft_target": embedded.NAME, "eagle3": embedded.HEAD_NAME}
+    head = embedded.HEAD_NAME
+    own = {None: embedded.NAME, "draft_target": embedded.NAME, "eagle3": head, "auto": head}
     if draft is None and target == embedded.NAME:
         draft = own.get(method)
     return target, draft

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 HOPE = 0.6  # chance of a guess before anything was seen: high enough to draft, low enough to be dropped soon
+OFFER = 0.5  # chance that it has a guess at all, before it was asked: a drafter beside it may be needed from the start
 ENGINE_MEMORY, REQUEST_MEMORY = 200.0, 48.0  # drafts after which a count has faded to 1/e
 ENGINE_STRENGTH, REQUEST_STRENGTH = 2.0, 6.0  # tries that the wider average is worth
 
@@ -45,7 +46,7 @@ class Acceptance:
     @property
     def offer(self) -> float:
         """That the drafter has a guess at all when asked."""
-        expected = 1.0 if self._wider is None else self._wider.offer
+        expected = OFFER if self._wider is None else self._wider.offer
         return (self._offers[1] + self._strength * expected) / (self._offers[0] + self._strength)
 
     def gains(self, longest: int) -> list[float]:
