@@ -11,6 +11,7 @@ from drafter_checks import check_draft
 from foretoken import LLM, Completion, RequestError, RequestSpeculation, SamplingParams
 from foretoken.drafters.prediction import PredictionDrafter, index_prediction
 from foretoken.drafters.suffix import SuffixAutomaton
+from foretoken.speculation.structure import StructuredOutputs
 
 PROMPT = "one two one two"
 
@@ -86,6 +87,16 @@ def test_choices_share_a_prediction_and_a_batch_mixes_methods(llm: LLM) -> None:
     params = [SamplingParams(max_tokens=20, seed=5, speculative=way) for way in ways]
     mixed = llm.generate([PROMPT] * 3, params)
     assert len({tuple(each.token_ids) for each in mixed}) == 1
+
+
+def test_prompts_share_a_prediction_and_a_form_and_what_lies_beyond_the_context_costs_nothing(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=8, seed=1, speculative=RequestSpeculation(prediction="ab" * 10**6))
+    requests = llm.requests(["abc", "abd"], params)
+    assert requests[0].prediction is requests[1].prediction is not None
+    assert len(requests[0].prediction) <= 2 * llm.max_seq_len
+    form = SamplingParams(max_tokens=8, seed=1, structured_outputs=StructuredOutputs(regex="[a-c]{8}"))
+    together = [completion.text for completion in llm.generate(["abc", "abd"], form)]
+    assert together == [llm.generate(prompt, form)[0].text for prompt in ("abc", "abd")]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from foretoken.errors import CheckpointError, DraftMismatchError, RequestError, 
 
 SPACE_SIGN = "\u2581"  # SentencePiece's space
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+LONG_TEXT = 20_000  # characters from which other threads run while a text is tokenised
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # (model_type, tokenizer_class) for which transformers takes tokenizer.json as it is. For others it rebuilds the
@@ -102,7 +103,10 @@ class Tokenizer:
                 f"the text holds {text[error.start : error.end]!r} at character {error.start}, which is not Unicode "
                 "text; expected text that UTF-8 can spell"
             ) from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) > LONG_TEXT:  # a batch lets other threads run meanwhile
+            ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+        else:
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:

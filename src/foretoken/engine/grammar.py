@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +20,13 @@ from foretoken.speculation.structure import StructuredOutputs
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 SENTINEL = "\x02"  # text before a piece, since tokenizers treat the beginning of a text differently
 PADDING = -1
+MOST_CHARACTERS = 2**17  # of a form, as JSON: the work of compiling some grows with the square
+# Bytes, taken as far as they are used: llguidance follows rules by recursion, and without room it ends the process.
+STACK = 2**29
+STARTS = threading.Lock()  # the size of stacks is the process's
+
+
+T = TypeVar("T")
 
 
 class _Words(NamedTuple):
@@ -62,14 +71,24 @@ class Grammars:
             if self._words is None:
                 self._words = self._read(library)
         try:
-            source = _source(library.LLMatcher, asked)
-            limits = library.LLParserLimits(verbose_errors=False)
-            matcher = library.LLMatcher(self._words, source, log_level=0, limits=limits)
+            size = len(json.dumps(asdict(asked)))
+        except (ValueError, RecursionError) as error:
+            raise _refusal(str(error)) from error
+        if size > MOST_CHARACTERS:
+            raise _refusal(f"the form has {size} characters, expected at most {MOST_CHARACTERS}")
+        try:
+            matcher = _with_stack(lambda: self._matcher(library, asked))
+        except RequestError:
+            raise
         except (ValueError, RecursionError) as error:
             raise _refusal(str(error)) from error
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         return TokenGrammar(matcher, self._vocab_size)
+
+    def _matcher(self, library: Any, asked: StructuredOutputs) -> Any:
+        source, limits = _source(library.LLMatcher, asked), library.LLParserLimits(verbose_errors=False)
+        return library.LLMatcher(self._words, source, log_level=0, limits=limits)
 
     def _read(self, library: Any) -> Any:
         """The vocabulary; behind it stands an end token for models that have none."""
@@ -132,6 +151,28 @@ def _library() -> Any:
             "structured outputs need llguidance; it is not there: pip install 'foretoken[structured]'"
         ) from None
     return llguidance
+
+
+def _with_stack(work: Callable[[], T]) -> T:
+    """What `work` returns or raises, on a thread with a large stack."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="foretoken-form", daemon=True)
+    with STARTS:
+        usual = threading.stack_size(STACK)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise RequestError("structured_outputs: there is no memory to compile the form; try again later") from error
+        finally:
+            threading.stack_size(usual)
+    return done.result()
 
 
 def _source(matcher: Any, asked: StructuredOutputs) -> str:

@@ -17,7 +17,7 @@ from foretoken.engine.build import build_engine, default_method, load_models
 from foretoken.engine.completion import Chunk, Completion
 from foretoken.engine.detokenize import Detokenizer
 from foretoken.engine.engine import AUTO, NO_DRAFT, Engine
-from foretoken.engine.grammar import Grammars
+from foretoken.engine.grammar import Grammars, TokenGrammar
 from foretoken.engine.request import Request
 from foretoken.errors import PromptTooLongError, RequestError
 from foretoken.speculation.noise import choice_seed
@@ -26,6 +26,14 @@ from foretoken.speculation.sampling import RowSampling
 
 Prompt = str | Sequence[int]
 MOST_CHOICES = 1024
+MOST_PER_TOKEN = 32  # characters of a text per token, on average
+
+
+class _Brought(NamedTuple):
+    """What comes with parameters and costs time to read; prompts share it."""
+
+    form: TokenGrammar | None
+    prediction: SuffixAutomaton | None
 
 
 class LLM:
@@ -143,10 +151,17 @@ class LLM:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"got {len(params)} sampling parameters for {len(prompts)} prompts; give one or as many")
-        return [r for i, pair in enumerate(zip(prompts, params, strict=True)) for r in self.make_requests(*pair, i)]
+        known: dict[int, _Brought] = {}
+        pairs = enumerate(zip(prompts, params, strict=True))
+        return [made for index, pair in pairs for made in self.make_requests(*pair, index, known)]
 
-    def make_requests(self, prompt: Prompt, params: SamplingParams, index: int = 0) -> list[Request]:
+    def make_requests(
+        self, prompt: Prompt, params: SamplingParams, index: int = 0, known: dict[int, _Brought] | None = None
+    ) -> list[Request]:
         """The n requests of one prompt, checked but not yet in the engine.
+
+        Args:
+            known: by id of parameters, what was read from them for other prompts; this prompt's is added.
 
         Raises:
             PromptTooLongError, RequestError: the prompt or a parameter cannot be served by this engine.
@@ -158,15 +173,18 @@ class LLM:
         self._check_sizes(params)
         speculation = self._speculation(params)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        known = (token for token in self.tokenizer.eos_ids if token < self.config.vocab_size)
-        eos = frozenset() if params.ignore_eos else frozenset(known)
+        ends = (token for token in self.tokenizer.eos_ids if token < self.config.vocab_size)
+        eos = frozenset() if params.ignore_eos else frozenset(ends)
         stop_ids = eos | frozenset(params.stop_token_ids)
         drafters = [self.engine.drafters[method] for method in speculation.methods]
         bad_words = [ids for word in params.bad_words for ids in _spellings(self.tokenizer, word)]
-        prediction = self._prediction(params) if PREDICTION in speculation.methods else None
+        known = {} if known is None else known
+        if id(params) not in known:
+            form = self._grammars.compile(params.structured_outputs) if params.structured_outputs is not None else None
+            predicted = self._prediction(params) if PREDICTION in speculation.methods else None
+            known[id(params)] = _Brought(form, predicted)
+        form, prediction = known[id(params)]
         vocab_size, device = self.config.vocab_size, self.engine.table.table.device
-
-        form = self._grammars.compile(params.structured_outputs) if params.structured_outputs is not None else None
 
         def request(choice: int) -> Request:
             own_form = None if form is None else form.copy()
@@ -199,16 +217,16 @@ class LLM:
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if not ids:
             raise RequestError("the prompt is empty (no tokens); expected at least one token")
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.config.vocab_size:
-                raise RequestError(
-                    f"prompt token {token!r} is not a token id; expected integers 0 .. {self.config.vocab_size - 1}"
-                )
         if len(ids) >= self.max_seq_len:
             raise PromptTooLongError(
                 f"the prompt has {len(ids)} tokens, the context holds {self.max_seq_len} with at least one of output; "
                 "shorten the prompt or raise max_seq_len"
             )
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.config.vocab_size:
+                raise RequestError(
+                    f"prompt token {token!r} is not a token id; expected integers 0 .. {self.config.vocab_size - 1}"
+                )
 
     def _check_sizes(self, params: SamplingParams) -> None:
         """Refuses what only this model's vocabulary and context make too large."""
@@ -231,6 +249,7 @@ class LLM:
         """The predicted output of a request; what would not fit the context cannot come true."""
         assert params.speculative is not None
         text = params.speculative.prediction or ""
+        text = text[: MOST_PER_TOKEN * self.max_seq_len]  # what lies beyond the context is never reached
         return index_prediction(self.tokenizer.encode(text, add_special_tokens=False)[: self.max_seq_len])
 
     def _speculation(self, params: SamplingParams) -> _Speculation:

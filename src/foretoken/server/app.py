@@ -17,13 +17,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from foretoken import __version__
+from foretoken.checkpoint.tokenizer import LONG_TEXT
 from foretoken.engine.completion import Completion
 from foretoken.engine.llm import Prompt
 from foretoken.errors import RequestError
 from foretoken.server import playground
 from foretoken.server.answers import Answer, CompletionAnswer, Head
 from foretoken.server.chat_answer import ChatAnswer
-from foretoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
+from foretoken.server.chat_schema import ChatMessage, ChatRequest, DetokenizeRequest, TokenizeRequest
 from foretoken.server.errors import ApiError, failed, invalid, refused
 from foretoken.server.http import CLIENT_GONE, EventStream, Keys, event, read, reply, unless_gone
 from foretoken.server.openapi import describe
@@ -34,10 +35,11 @@ from foretoken.server.schema import (
     Generation,
     field_names,
 )
-from foretoken.server.worker import LONG_TEXT, Job, Worker
+from foretoken.server.worker import Job, Worker
 from foretoken.speculation.params import SamplingParams
 
 LOG = logging.getLogger("foretoken.server")
+MESSAGE_COST = 50  # characters that take as long to tokenise as a message to be rendered
 
 
 class Api:
@@ -108,7 +110,7 @@ class Api:
                 raise ApiError(400, words, param="tools")
             tools = [{"type": "function", "function": each.model_dump(exclude_none=True)} for each in body.offered]
             options["tools"] = tools
-        return await self._rendered([message.for_template() for message in body.messages], True, options)
+        return await self._rendered(body.messages, True, options)
 
     async def _submit(
         self, body: CompletionRequest | ChatRequest, prompts: Sequence[Prompt], sampling: Callable[[], SamplingParams]
@@ -124,21 +126,21 @@ class Api:
         LOG.debug("%s: %d sequences, user %s", type(body).__name__, len(job.requests), body.user)
         return job
 
-    async def _rendered(self, *conversation: Any) -> list[int]:
+    async def _rendered(self, messages: Sequence[ChatMessage], *how: Any) -> list[int]:
         """Prompt ids of a conversation; see `_render`."""
-        texts = (str(message.get("content", "")) for message in conversation[0])
-        if sum(map(len, texts)) > LONG_TEXT:
-            return await asyncio.to_thread(self._render, *conversation)
-        return self._render(*conversation)
+        if sum(MESSAGE_COST + len(message.content or "") for message in messages) > LONG_TEXT:
+            return await asyncio.to_thread(self._render, messages, *how)
+        return self._render(messages, *how)
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], generation: bool, options: Mapping[str, Any]) -> list[int]:
+    def _render(self, messages: Sequence[ChatMessage], generation: bool, options: Mapping[str, Any]) -> list[int]:
         """Prompt ids of a conversation.
 
         Args:
             messages: for the template, as the options are. `generation`: whether the assistant's turn follows.
         """
         try:
-            text = self._tokenizer.apply_chat_template(messages, generation, **options)
+            turns = [message.for_template() for message in messages]
+            text = self._tokenizer.apply_chat_template(turns, generation, **options)
             return self._tokenizer.encode(text, add_special_tokens=False)
         except (RequestError, RecursionError) as error:
             raise refused(RequestError(f"messages: {error}"), {"messages": "messages"}) from error
@@ -169,8 +171,7 @@ class Api:
         body = await read(request, TokenizeRequest, self._most)
         self._head("", body.model)
         if body.messages is not None:
-            messages = [message.for_template() for message in body.messages]
-            ids = await self._rendered(messages, body.add_generation_prompt, body.chat_template_kwargs or {})
+            ids = await self._rendered(body.messages, body.add_generation_prompt, body.chat_template_kwargs or {})
         else:
             try:
                 special = body.add_special_tokens is not False

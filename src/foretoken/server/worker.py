@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
+from foretoken.checkpoint.tokenizer import LONG_TEXT
 from foretoken.config import ServerConfig
 from foretoken.engine.async_llm import AsyncLLM
 from foretoken.engine.completion import Chunk
@@ -22,7 +23,6 @@ from foretoken.server.errors import ApiError, broken, failed, refused, stopped, 
 from foretoken.server.metrics import Metrics, Totals
 from foretoken.speculation.params import SamplingParams
 
-LONG_TEXT = 20_000  # characters from which text is tokenised beside the event loop, as forms are compiled
 _RECENT = 0.9  # weight of the past in the average time of a request
 
 
