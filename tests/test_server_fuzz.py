@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from cli_checks import Pair
 from foretoken import LLM
 from foretoken.server import connection
-from server_checks import Running, running, wait_until
+from server_checks import Gate, Running, running, wait_until
 
 EXAMPLES = int(os.environ.get("FORETOKEN_EXAMPLES", "40"))
 MOST = 200_000  # bytes of a body
@@ -129,6 +129,9 @@ def called(arguments: str) -> dict[str, Any]:
 
 DOUBLING = "".join(f"a{i}: a{i + 1} a{i + 1}\n" for i in range(60))
 
+STEPS = "".join(f"a{i}: /a/ a{i + 1} | /c/\n" for i in range(4000))
+REFERENCES: dict[str, Any] = {f"{i}": {"$ref": f"#/$defs/{i + 1}"} for i in range(3000)} | {"3000": {"type": "null"}}
+
 
 def form(**asked: Any) -> dict[str, Any]:
     return {**TINY, "structured_outputs": asked}
@@ -159,6 +162,9 @@ WORSE: dict[str, dict[str, Any]] = {
     "a grammar without a beginning": form(grammar="a: a a a"),
     "a grammar that doubles": form(grammar=f"start: a0\n{DOUBLING}a60: /b/"),
     "fifteen thousand choices": form(choice=[f"{i}" for i in range(15_000)]),
+    "a grammar of four thousand steps": form(grammar=f"start: a0\n{STEPS}a4000: /b/"),
+    "a schema of three thousand references": form(json={"$defs": REFERENCES, "$ref": "#/$defs/0"}),
+    "a form that is too long": form(choice=["a b " * 40_000]),
     "an unknown form": form(magic=1),
     "a grammar in a schema's place": form(json="start: /a/"),
     "functions that explode": offers({"pattern": "(a{1,999}){1,999}", "type": "string"}),
@@ -287,6 +293,32 @@ def test_a_slow_client_waits_alone_and_not_for_ever(served: Running, monkeypatch
             received = answer(each)  # ends, since the server closes
             assert received.split(b" ")[1] == b"408"
             assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_too_slow"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_with_requests_to_come_is_cancelled(served: Running, stream: bool) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 10_000, "ignore_eos": True, "stream": stream}).encode()
+    request = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    gate = Gate(served.llm)
+    try:
+        with closing(dial(served)) as to:
+            to.sendall(request * 3)
+            wait_until(lambda: bool(served.server.worker._jobs))
+        wait_until(lambda: not served.server.worker._jobs)
+        assert gate.steps <= 1
+    finally:
+        gate.open()
+    wait_until(lambda: not served.llm.engine.busy and not served.server.server_state.tasks)
+
+
+def test_requests_that_come_ahead_are_answered_in_order(served: Running) -> None:
+    bodies = [json.dumps({**TINY, "model": f"m{i}"} if i % 2 else TINY).encode() for i in range(20)]
+    requests = [post(f"Content-Length: {len(body)}", body=body) for body in bodies]
+    requests = [each.replace(b"Connection: close\r\n", b"") for each in requests[:-1]] + requests[-1:]
+    with closing(dial(served)) as to:
+        to.sendall(b"".join(requests))
+        received = answer(to)
+    assert [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]] == [b"404" if i % 2 else b"200" for i in range(20)]
 
 
 def test_a_client_that_leaves_within_its_body_is_no_error(served: Running) -> None:

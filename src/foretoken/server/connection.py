@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from foretoken.server.errors import ApiError
 
 MOST_HEAD = 64 * 2**10  # bytes of a request's first line and headers
 REQUEST_SECONDS = 60.0  # for a request to come, from its first byte or the connection's begin to the last of its body
+MOST_AHEAD = 8  # requests that may come before the one in front of them is answered; reading stops at more
 LINGER_SECONDS = 2.0  # for a refused client to read why, while what it still sends is dropped
 
 
@@ -24,6 +26,7 @@ class Connection(HttpToolsProtocol):
     _in_head = True
     _refused = False
     _timer: asyncio.TimerHandle | None = None
+    _answered: RequestResponseCycle | None = None  # the request that is worked on; `cycle` is the last that came
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -31,6 +34,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._came()
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -53,6 +59,12 @@ class Connection(HttpToolsProtocol):
             self._refuse_head()
         else:
             super().on_headers_complete()
+            if 0 < len(self.pipeline) <= MOST_AHEAD:
+                self.flow.resume_reading()  # or nobody would notice that the client has gone
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         if not self._refused:
@@ -69,6 +81,9 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _late(self) -> None:
+        if self.flow.read_paused:  # the rest waits for us
+            self._expect()
+            return
         message = f"the request did not come within {REQUEST_SECONDS:g} s; send it faster, or less"
         self._refuse(ApiError(408, message, "timeout_error", code="request_too_slow"))
 
