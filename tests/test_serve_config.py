@@ -17,6 +17,7 @@ from foretoken.commands.options import Chosen
 from foretoken.commands.resolution import HINTS, check_choice, resolve
 from foretoken.config import EngineConfig, KVCacheConfig, ServerConfig, SpeculativeConfig
 from foretoken.errors import CheckpointError, ConfigError
+from foretoken.server.run import bind
 from server_checks import Running, running
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"
@@ -153,6 +154,9 @@ def test_two_options_that_contradict_each_other() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("kv_cache_config: {free_gpu_memory_fraction: .nan}", "free_gpu_memory_fraction = nan: Input should be"),
+        ("max_batch_size: " + "9" * 5000, "spec.yml is not YAML: Exceeds the limit"),
+        ("kv_cache_config: &a {max_tokens: *a}", "max_tokens = .*: Input should be a valid integer"),
         ("max_batch_size: 0", "spec.yml: max_batch_size = 0: Input should be greater than"),
         ("max_batch_size: true", "spec.yml: max_batch_size = True: Input should be a valid integer"),
         ("kv_cache_config: {free_gpu_memory_fraction: 1.5}", "free_gpu_memory_fraction = 1.5: Input should be less"),
@@ -177,6 +181,28 @@ def test_two_options_that_contradict_each_other() -> None:
 def test_values_that_cannot_be_name_the_place(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         resolved("m", extra_llm_api_options=written(tmp_path, text))
+
+
+@pytest.mark.parametrize("name", ["api_key", "served_model_name", "chat_template"])
+@pytest.mark.parametrize(("text", "words"), [(" ", "is empty"), ("\udcff", "is not text in UTF-8")])
+def test_texts_that_no_reply_could_repeat_are_refused(name: str, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolved("m", **{name: text if name == "chat_template" else [text]})
+
+
+def test_keys_of_the_environment_may_have_spaces_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(serve.KEYS_VARIABLE, "a, b ,,")
+    assert serve.server_config(resolve("m", chosen(api_key=["c"])).values).api_key == ("c", "a", "b")
+    monkeypatch.setenv(serve.KEYS_VARIABLE, "\udcff")
+    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+        serve.server_config(resolve("m", chosen()).values)
+
+
+def test_numbers_of_thousands_of_digits_and_hosts_of_hundreds_of_letters_are_refused() -> None:
+    with pytest.raises(ConfigError, match="is not JSON: Exceeds the limit"):
+        resolve("m", chosen(speculative_config=f'{{"num_speculative_tokens": {"9" * 5000}}}'))
+    with pytest.raises(ConfigError, match="cannot listen on aaa"):
+        bind(ServerConfig(host="a" * 300))
 
 
 def test_gates_and_schedules_of_the_file_reach_the_engine(pair: Pair, tmp_path: Path) -> None:

@@ -136,6 +136,22 @@ def _checked(name: str, given: Given) -> Any:
         value = TypeAdapter(HINTS[name], config=STRICT).validate_python(given.value)
     except ValidationError as error:
         raise ConfigError(f"{given.origin} = {given.value!r}: {error.errors()[0]['msg']}") from error
-    if value == "":
-        raise ConfigError(f"{given.origin} is empty; expected a value, or leave it out")
+    for text in value if isinstance(value, list | tuple) else [value]:
+        check_text(text, given.origin)
     return value
+
+
+def check_text(given: Any, origin: str) -> None:
+    """Refuses texts that say nothing or that no reply could repeat; other values pass.
+
+    Raises:
+        ConfigError: names the place where it was said.
+    """
+    if not isinstance(given, str):
+        return
+    if not given.strip():
+        raise ConfigError(f"{origin} is empty; expected a value, or leave it out")
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{origin} = {given!r} is not text in UTF-8; expected such text") from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from foretoken.commands.models import model_names, open_llm
 from foretoken.commands.options import CACHE, Chosen, Option, Values, engine_options, settings_of, settings_options
-from foretoken.commands.resolution import Resolution, check_choice, foreign_options, resolve
+from foretoken.commands.resolution import Resolution, check_choice, check_text, foreign_options, resolve
 from foretoken.config import EngineConfig, KVCacheConfig, ServerConfig, SpeculativeConfig
 from foretoken.errors import ConfigError
 
@@ -58,9 +58,9 @@ def server_config(values: Values) -> ServerConfig:
         ConfigError: a value is refused.
     """
     chosen = settings_of(ServerConfig, values)
-    given = [*(chosen["api_key"] or ()), *filter(None, os.environ.get(KEYS_VARIABLE, "").split(","))]
-    if "" in given:
-        raise ConfigError("--api-key is empty; expected a key, or leave it out to let everyone in")
+    given = [*(chosen["api_key"] or ()), *filter(None, map(str.strip, os.environ.get(KEYS_VARIABLE, "").split(",")))]
+    for key in given:
+        check_text(key, f"--api-key or {KEYS_VARIABLE}")
     return ServerConfig(**{**chosen, "api_key": given})
 
 

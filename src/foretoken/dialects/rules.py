@@ -100,7 +100,7 @@ class Translation:
             ConfigError: another place says something else.
         """
         known = self.settings.setdefault(setting, Given(value, origin))
-        if known.value != value:
+        if known.value is not value and known.value != value:  # NaN is not even itself
             raise ConfigError(
                 f"{known.origin} and {origin} both set {setting}, to {known.value!r} and {value!r}; give one of them"
             )

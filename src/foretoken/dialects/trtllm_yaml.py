@@ -35,7 +35,9 @@ def translate_text(text: str, name: str) -> tuple[Translation, Translation]:
     try:
         _check_once(yaml.compose(text, Loader=yaml.SafeLoader), name)
         stated = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
         raise ConfigError(f"{name} is not YAML: {error}") from error
     if stated is None:
         stated = {}
@@ -51,8 +53,11 @@ def translate_text(text: str, name: str) -> tuple[Translation, Translation]:
 
 def _check_once(node: Any, name: str) -> None:
     """Refuses a key that stands twice, of which YAML keeps the last. `node` is PyYAML's, or None for an empty text."""
-    groups = [node]
+    groups, visited = [node], set()
     for group in groups:
+        if id(group) in visited:  # an alias, perhaps of what it stands in
+            continue
+        visited.add(id(group))
         seen: set[str] = set()
         for key, value in group.value if isinstance(group, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):

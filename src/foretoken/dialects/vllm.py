@@ -128,7 +128,9 @@ def read_json(text: str) -> Translation:
     """
     try:
         stated = json.loads(text, object_pairs_hook=_once)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise ConfigError(f"{OPTION} is not JSON: {error}; expected for example " + '{"method": "ngram"}') from error
     if not isinstance(stated, Mapping):
         raise ConfigError(f"{OPTION} {text}: expected an object, for example " + '{"method": "ngram"}')

@@ -47,9 +47,10 @@ def bind(config: ServerConfig) -> socket.socket:
         except OSError:
             bound.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose another --port or "
+            f"cannot listen on {config.host} port {config.port}: {reason}; choose another --port or "
             "--host, or stop what uses it"
         ) from error
     return bound
