@@ -57,6 +57,14 @@ def test_a_piped_conversation_is_what_the_engine_says(
     assert "drafts are off" in err
 
 
+def test_bytes_that_are_no_text_end_no_conversation(run: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = io.TextIOWrapper(io.BytesIO(b"\xff\xfe hi\nhello\n"), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr("sys.stdin", sent)
+    answer = run("chat", pair.target, "--max-tokens", "3", "--no-color")
+    assert answer.code == 0
+    assert answer.err.count("3 tokens,") == 2
+
+
 def test_a_server_says_the_same(run: Any, pair: Pair, plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     say(monkeypatch, "hi", "and you", "/what")
     with running(LLM(pair.target, pair.draft), api_key=["secret"]) as server:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from importlib import import_module
+from io import TextIOWrapper
 
 from foretoken.commands.options import Option, Values, engine_options, refuse_given
 from foretoken.commands.speakers import EngineSpeaker, Piece, ServerSpeaker, Speaker, Talk, Turn
@@ -81,6 +82,8 @@ class Chat:
 
     def run(self) -> None:
         """Asks and answers until there is nothing more to read."""
+        if isinstance(sys.stdin, TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # bytes that are no text end no conversation
         self._tell(COMMANDS)
         while (line := self._read()) is not None:
             if line.startswith("/"):
