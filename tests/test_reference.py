@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from foretoken.commands import reference
+from foretoken.server.fields import Body
 from foretoken.server.responses_schema import InputCall, InputMessage, InputOutput
-from foretoken.server.schema import Body
 
 PAGE = Path(__file__).parents[1] / "docs" / "server.md"
 BODIES = [body for _, body in reference.BODIES]

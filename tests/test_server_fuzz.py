@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -293,6 +293,18 @@ def test_a_slow_client_waits_alone_and_not_for_ever(served: Running, monkeypatch
             received = answer(each)  # ends, since the server closes
             assert received.split(b" ")[1] == b"408"
             assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_too_slow"
+
+
+def test_a_client_that_never_reads_does_not_stay(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STALL_SECONDS", 1.0)
+    others = set(served.server.server_state.connections)
+    with closing(dial(served)) as to:
+        to.settimeout(0.2)
+        with suppress(TimeoutError):  # until the server takes no more, since it gets rid of nothing
+            to.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: here\r\n\r\n" * 10_000)
+        wait_until(lambda: bool(served.server.server_state.connections - others))
+        wait_until(lambda: not served.server.server_state.connections - others)
+    assert served.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])

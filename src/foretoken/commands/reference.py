@@ -23,6 +23,7 @@ from foretoken.server import chat_schema as chat
 from foretoken.server import responses_schema as responses
 from foretoken.server import schema
 from foretoken.server.app import build_app
+from foretoken.server.fields import Body
 from foretoken.server.metrics import Metrics
 from foretoken.server.worker import Worker
 
@@ -140,7 +141,7 @@ def _fields() -> str:
     return "\n".join(parts)
 
 
-def _rows(body: type[schema.Body], before: str = "") -> Iterator[Row]:
+def _rows(body: type[Body], before: str = "") -> Iterator[Row]:
     """A row for every field of a body, and of the objects in it."""
     made = body.model_json_schema()
     yield from _object(made, made.get("$defs", {}), before, SHARED if issubclass(body, schema.Generation) else {})

@@ -26,15 +26,12 @@ from foretoken.server.answers import Answer, CompletionAnswer, Head
 from foretoken.server.chat_answer import ChatAnswer
 from foretoken.server.chat_schema import ChatMessage, ChatRequest, DetokenizeRequest, TokenizeRequest
 from foretoken.server.errors import ApiError, failed, invalid, refused
+from foretoken.server.fields import field_names
 from foretoken.server.http import CLIENT_GONE, EventStream, Keys, event, read, reply, unless_gone
 from foretoken.server.openapi import describe
 from foretoken.server.responses_answer import ResponsesAnswer
 from foretoken.server.responses_schema import ResponsesRequest
-from foretoken.server.schema import (
-    CompletionRequest,
-    Generation,
-    field_names,
-)
+from foretoken.server.schema import CompletionRequest, Generation
 from foretoken.server.worker import Job, Worker
 from foretoken.speculation.params import SamplingParams
 
@@ -264,7 +261,7 @@ async def _events(job: Job, answer: Answer) -> AsyncGenerator[bytes, None]:
 def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> FastAPI:
     """The application of a worker."""
     api = Api(worker, names, info)
-    app = FastAPI(title="foretoken", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="foretoken", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.post("/v1/completions")(api.completions)
     app.post("/v1/chat/completions")(api.chat_completions)
     app.post("/v1/responses")(api.responses)
@@ -280,8 +277,9 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
         ("/metrics", api.metrics),
     ):
         app.get(path)(endpoint)
+        app.head(path, include_in_schema=False)(endpoint)  # what load balancers ask
     for path in playground.PATHS:
-        app.get(path, include_in_schema=False)(api.page)
+        app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)(api.page)
     describe(app)
 
     async def api_error(request: Request, error: Exception) -> Response:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.config import JsonDict
 
-from foretoken.server.schema import Body, Generation, Logprobs, Off, Spoken
+from foretoken.server.fields import Body, Logprobs, Off, Spoken
+from foretoken.server.schema import Generation
 from foretoken.server.tools import Reader, call_grammar
 from foretoken.speculation.params import SamplingParams
 

@@ -16,16 +16,18 @@ from foretoken.server.errors import ApiError
 MOST_HEAD = 64 * 2**10  # bytes of a request's first line and headers
 REQUEST_SECONDS = 60.0  # for a request to come, from its first byte or the connection's begin to the last of its body
 MOST_AHEAD = 8  # requests that may come before the one in front of them is answered; reading stops at more
+STALL_SECONDS = 60.0  # for a client to read some of what waits for it; meanwhile its request keeps a place
 LINGER_SECONDS = 2.0  # for a refused client to read why, while what it still sends is dropped
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses requests that are broken, have too large a head or come too slowly, and closes."""
+    """Refuses requests that are broken, too slow or have too large a head; ends where nobody reads the answers."""
 
     _head = 0  # bytes of the head that is coming
     _in_head = True
     _refused = False
     _timer: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
     _answered: RequestResponseCycle | None = None  # the request that is worked on; `cycle` is the last that came
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -34,10 +36,25 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._came()
+        self._moves()
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._moves()
+        self._stall = self.loop.call_later(STALL_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._moves()
+
+    def _moves(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

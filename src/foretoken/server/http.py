@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foretoken.server.errors import ApiError, invalid
-from foretoken.server.schema import Body, field_names
+from foretoken.server.fields import Body, field_names
 
 DONE = b"data: [DONE]\n\n"
 OPEN_PATHS = ("/", "/health", "/live", "/version", "/docs", "/openapi.json")

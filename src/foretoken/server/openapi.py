@@ -12,8 +12,9 @@ from pydantic import TypeAdapter
 from foretoken.server import reply_schema as replies
 from foretoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from foretoken.server.errors import ErrorReply
+from foretoken.server.fields import Body
 from foretoken.server.responses_schema import ResponsesRequest
-from foretoken.server.schema import Body, CompletionRequest
+from foretoken.server.schema import CompletionRequest
 
 REFERENCE = "#/components/schemas/{model}"
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from foretoken.server.chat_schema import MOST_TOOLS, ChatMessage, ChatRequest, FunctionName, FunctionTitle
-from foretoken.server.schema import MOST_LOGPROBS, Body, Generation, Off, Spoken
+from foretoken.server.fields import MOST_LOGPROBS, Body, Off, Spoken
+from foretoken.server.schema import Generation
 
 LOGPROBS = "message.output_text.logprobs"
 
