@@ -25,6 +25,7 @@ class Connection(HttpToolsProtocol):
 
     _head = 0  # bytes of the head that is coming
     _in_head = True
+    _began = False  # whether a head did in the data at hand
     _refused = False
     _timer: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
@@ -59,15 +60,17 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        before, self._began = self._in_head, False
         super().data_received(data)
-        if self._in_head:
+        # Where a head began within the data, some of it was another request's.
+        if before and self._in_head and not self._began:
             self._head += len(data)
             if self._head > MOST_HEAD:
                 self._refuse_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head = True, 0
+        self._in_head, self._head, self._began = True, 0, True
         self._expect()
 
     def on_headers_complete(self) -> None:
