@@ -163,7 +163,7 @@ class ChatRequest(Generation):
 
     Attributes:
         messages: the conversation so far, put as the model's chat template has it.
-        max_tokens: tokens to emit at most; left out, up to the context.
+        max_tokens: tokens to emit at most; left out or more, up to the end of the context.
         max_completion_tokens: the same by its newer name.
         logprobs: have log-probabilities of the reply's tokens.
         top_logprobs: alternatives per token; only for `logprobs`.
