@@ -226,7 +226,7 @@ class CompletionRequest(Generation):
 
     Attributes:
         prompt: text, texts, token ids or lists of them; each is completed `n` times.
-        max_tokens: tokens to emit at most, 16 if left out; 0 with `echo` only scores. The end of the context ends an answer too.
+        max_tokens: tokens to emit at most, within the context, 16 if left out; 0 with `echo` only scores.
         best_of: draw so many and return the `n` of highest log-probability; not for `stream`.
         echo: put the prompt before the text; with `logprobs` it is scored too.
         suffix: only null; text cannot be inserted.
