@@ -11,7 +11,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.data.prompts import BUILT_IN, as_turn
 from foretoken.embedded import NAME
 
-SHORT = ["--max_steps", "150", "--lr", "2e-3", "--training_seq_len", "256", "--train_bs", "1"]
+SHORT = ["--max_steps", "150", "--num_epochs", "20", "--optim", "muon", "--lr", "5e-3", "--training_seq_len", "512",
+         "--train_bs", "2"]  # fmt: skip
 REDUCED = ["--mode", "eagle3", "--ttt_steps", "4", "--draft_vocab_size", "1024", "--fill_vocabulary"]
 # Options of `foretoken train` and the method that vLLM has to be told.
 RECIPES: dict[str, tuple[list[str], str]] = {
