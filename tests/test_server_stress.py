@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,9 +19,11 @@ import pytest
 
 from cli_checks import Pair
 from foretoken import LLM
+from foretoken.checkpoint.tokenizer import LONG_TEXT, Tokenizer
 from foretoken.config import ServerConfig
 from foretoken.errors import EngineError, ForetokenError
 from foretoken.server.run import bind, serve
+from foretoken.server.threads import MOST
 from server_checks import MODEL, Gate, Running, running, wait_until
 
 LONG = {"prompt": "abc", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
@@ -134,6 +137,42 @@ def test_stopping_ends_open_streams_with_an_error_and_refuses_new_requests(llm: 
         assert whole.result().json()["error"]["code"] == "server_stopped"
 
 
+def test_no_text_that_is_being_tokenised_holds_up_the_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretoken.server.run.LAST_WORDS_S", 0.2)
+    begun, done, encode = threading.Semaphore(0), threading.Event(), Tokenizer.encode
+
+    def slow(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        begun.release()
+        assert done.wait(60)
+        return encode(tokenizer, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    try:
+        with running(llm) as server:
+            asked = [Asking(server, {**LONG, "prompt": "a" * (LONG_TEXT + 1)}) for _ in range(2 * MOST)]
+            assert begun.acquire(timeout=30)
+            wait_until(lambda: len(server.server.server_state.tasks) == len(asked))
+            server.stop()
+            told = [each.result() for each in asked]
+    finally:
+        done.set()
+    assert {answer.status_code for answer in told} == {503}
+    assert {answer.json()["error"]["code"] for answer in told} == {"server_stopping"}
+
+
+def test_a_client_within_its_body_hears_that_the_server_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretoken.server.run.LAST_WORDS_S", 0.2)
+    with running(llm) as server:
+        address = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((address[0], int(address[1])), timeout=30) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            wait_until(lambda: len(server.server.server_state.tasks) == 1)
+            server.stop()
+            answer = client.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b'"code":"server_stopping"' in answer
+
+
 def test_draining_lets_open_requests_finish(llm: LLM) -> None:
     with running(llm, drain_seconds=60) as server:
         gate = Gate(llm)
@@ -212,7 +251,10 @@ def process(tiny_pair: Pair, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[
         started.wait()
 
 
-def test_the_command_serves_and_sigterm_ends_it_cleanly(process: tuple[subprocess.Popen[str], str]) -> None:
+@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGHUP])
+def test_the_command_serves_and_a_signal_ends_it_cleanly(
+    process: tuple[subprocess.Popen[str], str], way: signal.Signals
+) -> None:
     started, url = process
     for key in ("one", "two", "three"):
         headers = {"Authorization": f"Bearer {key}"}
@@ -221,7 +263,7 @@ def test_the_command_serves_and_sigterm_ends_it_cleanly(process: tuple[subproces
     info = httpx.get(url + "/server_info", headers=headers, timeout=60).text
     assert '"api_key":3' in info
     assert "three" not in info
-    started.send_signal(signal.SIGTERM)
+    started.send_signal(way)
     assert started.wait(30) == 0
 
 

@@ -221,7 +221,7 @@ class ServerConfig(Settings):
         max_queue: sequences that may wait for a place in the batch; a request beyond them is answered with 429.
         request_timeout: seconds after which a request is given up, None for never.
         max_body: bytes of a request's body at most.
-        drain_seconds: how long open requests may go on after SIGTERM or the first SIGINT.
+        drain_seconds: how long open requests may go on after SIGTERM, SIGHUP or the first SIGINT.
         max_chunks_per_second: chunks that all streams together get at most: of a busy server a chunk then has the
             tokens of several steps, held for at most 0.05 s; a stream's first never waits.
         cors_origin: web origins whose pages may call this server, repeatable; "*" is every one, none is off.

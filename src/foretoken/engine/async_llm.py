@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -162,7 +163,8 @@ class AsyncLLM:
     async def close(self) -> None:
         """Stops the engine after its current step; unfinished streams end with an error."""
         self._inbox.put(None)
-        await asyncio.to_thread(self._thread.join)
+        with ThreadPoolExecutor(1) as own:  # the loop's may have other work for a long time
+            await asyncio.get_running_loop().run_in_executor(own, self._thread.join)
 
     def _serve(self) -> None:
         """The engine thread: takes messages between steps, and waits for one when there is nothing to do."""

@@ -81,6 +81,12 @@ def stopped(error: ForetokenError) -> ApiError:
     return ApiError(503, message, "server_error", code="server_stopped", headers={"Retry-After": "1"})
 
 
+def stopping() -> ApiError:
+    """The server takes nothing new."""
+    message = "the server is shutting down; send the request to another one, or again later"
+    return ApiError(503, message, "server_error", code="server_stopping", headers={"Retry-After": "5"})
+
+
 def broken(error: EngineError) -> ApiError:
     """The engine failed under an accepted request, which may be why: it is not to be sent again at once."""
     message = f"{error}; the server ends, its log has the details"

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foretoken.server.errors import ApiError, invalid
+from foretoken.server.errors import ApiError, invalid, stopping
 from foretoken.server.fields import Body, field_names
 
 DONE = b"data: [DONE]\n\n"
@@ -164,6 +164,31 @@ class Keys:
         # All keys, always, and digests of one length: the time says nothing about which key or how much of it.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return not self._digests or (scheme.lower() == b"bearer" and any(matches))
+
+
+class LastWords:
+    """Answers requests that are cancelled, as the server does when it ends, while they have no answer yet.
+
+    Args:
+        app: what lies behind.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except asyncio.CancelledError:
+            if not begun:
+                await reply(stopping())(scope, receive, send)
 
 
 def _is_open(path: str) -> bool:

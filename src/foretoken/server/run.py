@@ -1,7 +1,7 @@
 """Runs the application: the socket before the model, signals that drain, and an end that no stream misses.
 
-The first SIGINT or SIGTERM lets open requests go on until a deadline, a second one ends them at once; every stream
-that is cut short ends with an error event.
+The first SIGINT, SIGTERM or SIGHUP lets open requests go on until a deadline, a second one ends them at once; every
+stream that is cut short ends with an error event.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -22,7 +24,9 @@ from foretoken.engine.llm import LLM
 from foretoken.errors import ConfigError, EngineError
 from foretoken.server.app import build_app
 from foretoken.server.connection import Connection
+from foretoken.server.http import LastWords
 from foretoken.server.metrics import Metrics
+from foretoken.server.threads import DaemonPool
 from foretoken.server.worker import Worker
 from foretoken.speculation.params import SamplingParams
 
@@ -92,11 +96,12 @@ async def _serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Map
 
 def make_server(llm: LLM, config: ServerConfig, info: Mapping[str, Any], started: Callable[[], None]) -> Server:
     """A server of the running event loop, not yet started; `started` is called once it accepts connections."""
+    asyncio.get_running_loop().set_default_executor(DaemonPool())
     names = config.served_model_name or (info["model"],)
     worker = Worker(AsyncLLM(llm, config.max_chunks_per_second), config, Metrics(names[0]))
     app = build_app(worker, names, info)
     settings = uvicorn.Config(
-        app,
+        LastWords(app),
         http=Connection,
         ws="none",
         log_config=None,
@@ -128,6 +133,20 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._announce()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """SIGHUP stops too, so that a terminal that closes cuts off no stream; under nohup it is ignored as ever."""
+        with super().capture_signals():
+            main = threading.current_thread() is threading.main_thread()
+            if not main or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+                yield
+                return
+            signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: the first drains, a second one hurries, a third one waits for nothing."""

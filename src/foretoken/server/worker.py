@@ -19,7 +19,7 @@ from foretoken.engine.engine import EngineLoad
 from foretoken.engine.llm import LLM, Prompt
 from foretoken.engine.request import Request, SpeculationStats
 from foretoken.errors import EngineError, ForetokenError, RequestError
-from foretoken.server.errors import ApiError, broken, failed, refused, stopped, timed_out
+from foretoken.server.errors import ApiError, broken, failed, refused, stopped, stopping, timed_out
 from foretoken.server.metrics import Metrics, Totals
 from foretoken.speculation.params import SamplingParams
 
@@ -85,8 +85,7 @@ class Worker:
 
     def _admit(self, sequences: int) -> None:
         if not self.ready:
-            message = "the server is shutting down; send the request to another one, or again later"
-            raise ApiError(503, message, "server_error", code="server_stopping", headers={"Retry-After": "5"})
+            raise stopping()
         if sequences > self.capacity:
             raise ApiError(
                 400,
