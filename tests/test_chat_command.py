@@ -106,6 +106,29 @@ def test_an_interrupt_stops_the_answer_and_not_the_conversation(
     assert out.endswith(answers(plain, "hi")[0] + "\n")
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_interrupt_at_the_prompt_drops_the_line_and_not_the_conversation(
+    run: Any, pair: Pair, plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed: list[Any] = ["hi", KeyboardInterrupt(), KeyboardInterrupt(), "and you", EOFError()]
+
+    def line(prompt: str) -> str:
+        key = typed.pop(0)
+        if isinstance(key, BaseException):
+            raise key
+        return str(key)
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("builtins.input", line)
+    code, out, err = run("chat", pair.target, *ASKED)
+    assert (code, out) == (0, "".join(f"{text}\n" for text in answers(plain, "hi", "and you")))
+    assert err.count("/quit or Ctrl-D ends") == 3
+
+
 @pytest.mark.parametrize(
     ("given_options", "words"),
     [

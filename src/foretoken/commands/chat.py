@@ -30,7 +30,8 @@ OPTIONS = (
     *ENGINE,
 )
 COMMANDS = (
-    "/reset forgets the conversation, /plain turns drafts off or on, /quit or Ctrl-D ends; Ctrl-C stops an answer"
+    "/reset forgets the conversation, /plain turns drafts off or on, /quit or Ctrl-D ends; Ctrl-C stops an answer "
+    "or drops a line"
 )
 ACCEPTED = "bold green"  # bold is left where colours are off
 
@@ -103,6 +104,9 @@ class Chat:
             return input("> ").strip()
         except EOFError:
             return None
+        except KeyboardInterrupt:  # perhaps meant for an answer that has just ended: no reason to lose the conversation
+            self._tell("\n/quit or Ctrl-D ends")
+            return ""
 
     def _obey(self, line: str) -> bool:
         """Does what a command says; False when that is to end."""
@@ -127,7 +131,7 @@ class Chat:
         except KeyboardInterrupt:
             self._tell("\nstopped")
         except ForetokenError as error:
-            self._tell(f"error: {' '.join(str(error).split())}")
+            self._tell("\n" * bool(said) + f"error: {' '.join(str(error).split())}")
         text = "".join(piece.text for piece in said)
         if text:
             self._turns = [*turns, {"role": "assistant", "content": text}]
