@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -147,6 +148,13 @@ def test_a_body_that_is_too_large_is_refused_stated_or_not(http: httpx.Client) -
     assert refusal(http.post("/v1/completions", content=big), 413)["code"] == "body_too_large"
     pieces = (big[i : i + 50_000] for i in range(0, len(big), 50_000))
     assert refusal(http.post("/v1/completions", content=pieces), 413)["code"] == "body_too_large"
+
+
+def test_a_compressed_body_is_refused_as_such(http: httpx.Client) -> None:
+    plain = b'{"prompt": "a", "max_tokens": 2}'
+    packed = http.post("/v1/completions", content=gzip.compress(plain), headers={"Content-Encoding": "gzip"})
+    assert refusal(packed, 415)["code"] == "unsupported_encoding"
+    assert http.post("/v1/completions", content=plain, headers={"Content-Encoding": "identity"}).status_code == 200
 
 
 def test_unknown_models_paths_and_methods_have_the_envelope_too(http: httpx.Client) -> None:

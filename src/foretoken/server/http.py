@@ -33,8 +33,11 @@ async def read(request: Request, body: type[B], most: int) -> B:
         most: bytes; a longer body is refused without being kept.
 
     Raises:
-        ApiError: it is too large, no JSON, or not what `body` says.
+        ApiError: it is too large, compressed, no JSON, or not what `body` says.
     """
+    if (packed := request.headers.get("content-encoding", "identity").lower()) not in ("", "identity"):
+        message = f"the body is said to be compressed (Content-Encoding: {packed[:40]}); send it as it is"
+        raise ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "identity"})
     stated = request.headers.get("content-length", "")
     if stated.isascii() and stated.isdigit() and int(stated[:20]) > most:
         raise _too_large(f"{stated[:20]} bytes", most)

@@ -24,12 +24,13 @@ REFUSALS = {
     404: "No such model.",
     408: "It took longer than the server allows.",
     413: "The body is larger than the server takes.",
+    415: "The body is compressed.",
     429: "The queue is full; `Retry-After` says when to come back.",
     500: "An error of the server's own.",
     503: "The server stops.",
 }
-BODY_REFUSALS = (400, 401, 404, 413, 500)
-TEXT_REFUSALS = (400, 401, 404, 408, 413, 429, 500, 503)
+BODY_REFUSALS = (400, 401, 404, 413, 415, 500, 503)
+TEXT_REFUSALS = (400, 401, 404, 408, 413, 415, 429, 500, 503)
 RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "string", "pattern": "^[0-9]+$"}}}
 
 EVENT = {
