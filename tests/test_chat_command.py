@@ -65,6 +65,11 @@ def test_bytes_that_are_no_text_end_no_conversation(run: Any, pair: Pair, monkey
     assert answer.err.count("3 tokens,") == 2
 
 
+def test_an_input_that_is_closed_is_an_end(run: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert run("chat", pair.target)[:2] == (0, "")
+
+
 def test_a_server_says_the_same(run: Any, pair: Pair, plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     say(monkeypatch, "hi", "and you", "/what")
     with running(LLM(pair.target, pair.draft), api_key=["secret"]) as server:

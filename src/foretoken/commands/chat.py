@@ -95,6 +95,8 @@ class Chat:
 
     def _read(self) -> str | None:
         """The next line that is said; None at the end."""
+        if sys.stdin is None:  # closed by whoever started this
+            return None
         if not sys.stdin.isatty():
             line = sys.stdin.readline()
             return line.strip() if line else None
