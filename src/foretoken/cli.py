@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -98,7 +98,7 @@ def _command(name: str) -> Callable[..., None]:
 
         sources = {name: context.get_parameter_source(name) for name in values}
         given = (name for name, source in sources.items() if source is not None and source.name != "DEFAULT")
-        raise SystemExit(_guarded(lambda: module.command(argument, Chosen(values, given)), debug))
+        _end(_guarded(lambda: module.command(argument, Chosen(values, given)), debug))
 
     run.__doc__ = module.command.__doc__
     signature = _signature(_arguments(module), module.OPTIONS)
@@ -138,6 +138,19 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
         _drop_output()
         return 2
     return code
+
+
+def _end(code: int) -> NoReturn:
+    """Ends the process; one of several at once.
+
+    A thread of gloo may still hold Python objects, and letting go of them while the interpreter ends aborts the process
+    (PyTorch's pull request 179291).
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def _drop_output() -> None:

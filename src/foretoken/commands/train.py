@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from foretoken import embedded
 from foretoken.commands.options import Option, Values, settings_of, settings_options
@@ -51,10 +51,7 @@ def command(model: str | None, values: Values) -> int:
     if run.num_gpu > 1 and WORKER not in os.environ:
         return _start(target, values, run)
     _use_threads(run)
-    code = _train(target, settings)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        _leave(code)
-    return code
+    return _train(target, settings)
 
 
 def _settings(values: Values) -> dict[type, Any]:
@@ -119,17 +116,6 @@ def _start(target: str, values: Values, run: RunSettings) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
-
-
-def _leave(code: int) -> NoReturn:
-    """Ends one of several processes at once.
-
-    A thread of gloo may still hold Python objects; letting go of them while the interpreter ends aborts the process
-    (PyTorch's pull request 179291).
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _check_devices(run: RunSettings) -> None:
