@@ -192,7 +192,7 @@ HEADERS: dict[str, tuple[dict[str, str], bytes, int]] = {
     "an unknown charset": ({"Content-Type": "application/json; charset=klingon"}, b"{}", 400),
     "utf-16": ({"Content-Type": "application/json; charset=utf-16"}, '{"prompt": "a"}'.encode("utf-16"), 400),
     "a mark at the beginning": ({}, b"\xef\xbb\xbf" + SENT, 400),
-    "gzip that is none": ({"Content-Encoding": "gzip"}, b"\x1f\x8b\x08garbage", 400),
+    "gzip that is none": ({"Content-Encoding": "gzip"}, b"\x1f\x8b\x08garbage", 415),
     "the same key twice": ({}, b'{"prompt": "a", "prompt": "b", "max_tokens": 1}', 200),
     "two values": ({}, b'{"prompt": "a"}{"prompt": "b"}', 400),
     "an odd key": ({"Authorization": "Bearer \\x00" + "k" * 5000}, SENT, 200),
@@ -230,6 +230,11 @@ SOCKET = (
     b"GET /v1/models HTTP/1.1\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
+JAVA = (
+    b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings, close\r\nHost: here\r\n"
+    b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: h2c\r\n"
+    + f"Content-Length: {len(SENT)}\r\n\r\n".encode() + SENT
+)  # fmt: skip
 RAW: dict[str, tuple[bytes, int]] = {
     "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00garbage\r\n\r\n", 400),
     "an unknown version": (b"GET / HTTP/9.9\r\n\r\n", 400),
@@ -252,6 +257,7 @@ RAW: dict[str, tuple[bytes, int]] = {
     "a null in a header": (post("X-Null: a\0b", body=SENT), 400),
     "an address of odd characters": (b"GET /%00%ff%c3%28/../..//etc HTTP/1.1\r\nConnection: close\r\n\r\n", 404),
     "an upgrade": (post("Upgrade: h2c", f"Content-Length: {len(SENT)}", body=SENT), 200),
+    "what Java's client begins with": (JAVA, 200),
     "a socket for a page": (SOCKET, 200),
     "HTTP 1.0": (b"GET /health HTTP/1.0\r\n\r\n", 200),
 }  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -17,6 +18,7 @@ MOST_HEAD = 64 * 2**10  # bytes of a request's first line and headers
 REQUEST_SECONDS = 60.0  # for a request to come, from its first byte or the connection's begin to the last of its body
 MOST_AHEAD = 8  # requests that may come before the one in front of them is answered; reading stops at more
 STALL_SECONDS = 60.0  # for a client to read some of what waits for it; meanwhile its request keeps a place
+UPGRADE = re.compile(rb"\nupgrade:", re.IGNORECASE)
 LINGER_SECONDS = 2.0  # for a refused client to read why, while what it still sends is dropped
 
 
@@ -61,7 +63,7 @@ class Connection(HttpToolsProtocol):
         if self._refused:
             return
         before, self._began = self._in_head, False
-        super().data_received(data)
+        super().data_received(_without_upgrade(data) if before else data)
         # Where a head began within the data, some of it was another request's.
         if before and self._in_head and not self._began:
             self._head += len(data)
@@ -136,3 +138,12 @@ class Connection(HttpToolsProtocol):
             self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
         else:
             self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A head that asks for another protocol, as one that does not: httptools would take its body for that protocol.
+
+    Java's client asks for HTTP/2 with its first request; a server may ignore that (RFC 9110, section 7.8).
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return UPGRADE.sub(b"\nIgnored:", head) + end + rest
