@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -48,7 +48,7 @@ EPILOG = "A default of None means: not given. Names may be written with dashes o
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits; `arguments` are those of the process unless given."""
+    """Runs the command line and raises SystemExit; `arguments` are those of the process unless given."""
     given = _joined(list(sys.argv[1:] if arguments is None else arguments))
     called = next((argument for argument in given if not argument.startswith("-")), None)
     app = build_app(called)
@@ -98,7 +98,7 @@ def _command(name: str) -> Callable[..., None]:
 
         sources = {name: context.get_parameter_source(name) for name in values}
         given = (name for name, source in sources.items() if source is not None and source.name != "DEFAULT")
-        _end(_guarded(lambda: module.command(argument, Chosen(values, given)), debug))
+        raise SystemExit(_guarded(lambda: module.command(argument, Chosen(values, given)), debug))
 
     run.__doc__ = module.command.__doc__
     signature = _signature(_arguments(module), module.OPTIONS)
@@ -140,19 +140,6 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
     return code
 
 
-def _end(code: int) -> NoReturn:
-    """Ends the process; one of several at once.
-
-    A thread of gloo may still hold Python objects, and letting go of them while the interpreter ends aborts the process
-    (PyTorch's pull request 179291).
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    raise SystemExit(code)
-
-
 def _drop_output() -> None:
     """Python flushes stdout once more at exit, which would complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -190,5 +177,21 @@ def _annotation(option: Option) -> Any:
     return Annotated[option.type if option.default is not None else option.type | None, spoken]
 
 
+def run() -> None:
+    """The whole process: runs its command line and ends, one of several processes at once.
+
+    A thread of gloo may still hold Python objects, and letting go of them while the interpreter ends aborts the process
+    (PyTorch's pull request 179291).
+    """
+    try:
+        main()
+    except SystemExit as ended:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not isinstance(ended.code, int):
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended.code)
+
+
 if __name__ == "__main__":
-    main()
+    run()
