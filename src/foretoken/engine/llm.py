@@ -178,12 +178,7 @@ class LLM:
         stop_ids = eos | frozenset(params.stop_token_ids)
         drafters = [self.engine.drafters[method] for method in speculation.methods]
         bad_words = [ids for word in params.bad_words for ids in _spellings(self.tokenizer, word)]
-        known = {} if known is None else known
-        if id(params) not in known:
-            form = self._grammars.compile(params.structured_outputs) if params.structured_outputs is not None else None
-            predicted = self._prediction(params) if PREDICTION in speculation.methods else None
-            known[id(params)] = _Brought(form, predicted)
-        form, prediction = known[id(params)]
+        form, prediction = self._brought(params, speculation.methods, {} if known is None else known)
         vocab_size, device = self.config.vocab_size, self.engine.table.table.device
 
         def request(choice: int) -> Request:
@@ -213,6 +208,13 @@ class LLM:
             )
 
         return [request(choice) for choice in range(params.n)]
+
+    def _brought(self, params: SamplingParams, methods: Sequence[str], known: dict[int, _Brought]) -> _Brought:
+        """What comes with the parameters, read once for all prompts of a call."""
+        if id(params) not in known:
+            form = self._grammars.compile(params.structured_outputs) if params.structured_outputs is not None else None
+            known[id(params)] = _Brought(form, self._prediction(params) if PREDICTION in methods else None)
+        return known[id(params)]
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if not ids:

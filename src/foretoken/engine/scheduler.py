@@ -170,13 +170,13 @@ class Scheduler:
         prefill: list[Chunk] = []
         budget = min(budget, mixed) if decode else budget
         # Whoever was just preempted must not come back in the same step.
-        self._read(budget, admitted, prefill, grown, may_admit=not preempted)
+        self._read(budget, admitted, prefill, grown, admit=not preempted)
         pages = tuple((row, tuple(new)) for row, new in grown.items() if new and row in self._owned)
         return Plan(tuple(preempted), tuple(admitted), pages, tuple(decode), tuple(prefill))
 
     def _read(
         self, budget: int, admitted: list[Admission], prefill: list[Chunk], grown: dict[int, list[int]],
-        *, may_admit: bool,
+        *, admit: bool,
     ) -> None:  # fmt: skip
         """Plans which prompts are read, and seats who waits."""
         prompts = [request for request in self.running if request.remaining > 1]
@@ -187,7 +187,7 @@ class Scheduler:
             budget -= sum(self._chunk(request, min(piece, budget), prefill, grown) for request in oldest)
         for request in others:
             budget -= self._chunk(request, budget, prefill, grown)
-        if may_admit:
+        if admit:
             budget = self._admit(budget, admitted, prefill, grown)
         if self._oldest_last:
             budget -= sum(self._chunk(request, min(piece, budget), prefill, grown) for request in oldest)
