@@ -12,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from cli_checks import Pair
 from dashboard_checks import DASHBOARD, alerts, asked, panels, shown, variables
 from foretoken import LLM
+from foretoken.engine.request import SpeculationStats
+from foretoken.server.metrics import _speculation
 from server_checks import running
 
 
@@ -21,7 +23,7 @@ def exported(tiny_pair: Pair, one_thread: None) -> Iterator[dict[str, set[str]]]
     llm = LLM(tiny_pair.target, tiny_pair.draft, {"max_draft_len": 3, "adaptive": False}, max_batch_size=4)
     with running(llm) as server:
         for body in ({"n": 2}, {"speculative": {"enabled": False}}, {"stream": True}, {"max_tokens": -1}):
-            server.post("/v1/completions", {"prompt": "abc", "max_tokens": 9, "ignore_eos": True, **body})
+            server.post("/v1/completions", {"prompt": "abc", "max_tokens": 9, "ignore_eos": True, "seed": 0, **body})
         found: dict[str, set[str]] = {}
         for family in text_string_to_metric_families(server.get("/metrics").text):
             for sample in family.samples:
@@ -33,6 +35,16 @@ def test_every_metric_that_is_asked_for_is_exported(exported: dict[str, set[str]
     wanted = {(each.place, name) for each in asked() for name in each.names}
     assert len(wanted) > 40
     assert {(place, name) for place, name in wanted if name not in exported} == set()
+
+
+def test_guesses_of_which_none_came_true_are_zeros_and_not_gaps() -> None:
+    stats = SpeculationStats("draft", drafted_lengths=[0, 0, 4], accepted_lengths=[4])
+    found = {family.name: {s.labels["position"]: s.value for s in family.samples}
+             for family in _speculation(stats) if family.name.endswith("per_pos")}  # fmt: skip
+    assert found == {
+        "foretoken_spec_decode_num_draft_tokens_per_pos": {"0": 4, "1": 4},
+        "foretoken_spec_decode_num_accepted_tokens_per_pos": {"0": 0, "1": 0},
+    }
 
 
 def test_every_label_that_is_asked_for_is_exported(exported: dict[str, set[str]]) -> None:

@@ -153,13 +153,16 @@ def _speculation(stats: SpeculationStats) -> Iterator[Metric]:
         ("num_accepted_tokens", "Draft tokens that became output.", stats.accepted),
     ):
         yield CounterMetricFamily(SPEC + name, purpose, value)
-    lengths = list(stats.accepted_lengths)
-    yield _by_position("num_draft_tokens", "Forwards whose draft reached this position.", stats.drafted_lengths)
-    yield _by_position(
-        "num_accepted_tokens",
-        "Forwards whose draft was accepted at least this far; the first guess is position 0.",
-        lengths,
-    )
+    positions = len(stats.drafted_lengths) - 1
+    for name, purpose, lengths in (
+        ("num_draft_tokens", "Forwards whose draft reached this position.", stats.drafted_lengths),
+        (
+            "num_accepted_tokens",
+            "Forwards whose draft was accepted at least this far; the first guess is position 0.",
+            stats.accepted_lengths,
+        ),
+    ):
+        yield _by_position(name, purpose, lengths, positions)
     yield _labelled(f"{SPEC}drafted_by", "Forwards with a draft, by who made it.", "method", stats.drafted_by)
     yield _labelled(
         f"{SPEC}plain_forwards", "Forwards without a draft though it was allowed, by reason.", "reason", stats.plain
@@ -167,9 +170,9 @@ def _speculation(stats: SpeculationStats) -> Iterator[Metric]:
     yield _acceptance_length(stats.emitted_lengths)
 
 
-def _by_position(name: str, purpose: str, lengths: Sequence[int]) -> Metric:
-    """How many came at least so far; `lengths[n]` of them came n far."""
-    reached = {str(position): sum(lengths[position + 1 :]) for position in range(len(lengths) - 1)}
+def _by_position(name: str, purpose: str, lengths: Sequence[int], positions: int) -> Metric:
+    """How many came at least so far; `lengths[n]` of them came n far. A position that none reached is said to be 0."""
+    reached = {str(position): sum(lengths[position + 1 :]) for position in range(positions)}
     return _labelled(f"{SPEC}{name}_per_pos", purpose, "position", reached)
 
 
