@@ -29,10 +29,10 @@ help:
 setup: $(INSTALLED)
 
 demo: $(INSTALLED)
-	$(BIN)/foretoken demo $(DEMO_OPTIONS)
+	$(BIN)/sametoken demo $(DEMO_OPTIONS)
 
 serve: $(INSTALLED)
-	$(BIN)/foretoken serve --draft embedded-eagle3 --port 8000 $(SERVE_OPTIONS)
+	$(BIN)/sametoken serve --draft embedded-eagle3 --port 8000 $(SERVE_OPTIONS)
 
 # One compute thread per test process: two processes of small models use two cores better than one of two threads.
 test: $(INSTALLED)
@@ -46,7 +46,7 @@ test-triton: $(INSTALLED)
 	PYTHONPATH=.triton $(BIN)/python tests/triton_compile.py
 
 support: $(INSTALLED)
-	FORETOKEN_WRITE_SUPPORT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_support_matrix.py -k test_cell
+	SAMETOKEN_WRITE_SUPPORT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_support_matrix.py -k test_cell
 	$(BIN)/python scripts/support_page.py
 
 # Writes docs/conformance.md. Peers get environments of their own; heads to serve are trained on first use.
@@ -55,7 +55,7 @@ conformance: $(INSTALLED)
 
 # What is not there is a failure here; in make test the same tests are skipped.
 clients: programs .clients/.installed .venv/.browser
-	FORETOKEN_CLIENTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 600 \
+	SAMETOKEN_CLIENTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 600 \
 	$(CLIENTS) tests/test_playground_browser.py $(CLIENTS_OPTIONS)
 
 # Programs that are not there are installed as Debian's packages, if this user may.
@@ -77,7 +77,7 @@ clean:
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and pinned: left to the resolver, a newer one could bring gigabytes of CUDA libraries.
-$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/foretoken/native/*.cpp src/foretoken/native/*.h)
+$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/sametoken/native/*.cpp src/sametoken/native/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "error: python %d.%d is too old; \
 	install Python 3.11 or newer, or run: make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
@@ -85,7 +85,7 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/foretoken/n
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,check,bench,server,train]'
 	touch $@
 
-# The clients' own environments: what they want must not decide what foretoken is tested with.
+# The clients' own environments: what they want must not decide what sametoken is tested with.
 .clients/.installed: $(addprefix $(CLIENTS)/,requirements.txt constraints.txt package.json package-lock.json)
 	test -x .clients/python/bin/pip || $(PYTHON) -m venv .clients/python
 	.clients/python/bin/pip install --quiet -c $(CLIENTS)/constraints.txt torch

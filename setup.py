@@ -4,7 +4,7 @@ import platform
 
 from setuptools import Extension, setup
 
-FOLDER = "src/foretoken/native/"
+FOLDER = "src/sametoken/native/"
 HEADERS = [f"{name}.h" for name in ("attention", "draw", "forward", "linear", "pointwise", "simd", "team")]
 COMMON = ["-std=c++17", "-O3", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-uninitialized"]
 VARIANTS = {
@@ -16,7 +16,7 @@ VARIANTS = {
 def extension(name: str, flags: list[str]) -> Extension:
     # Not linked with -pthread: the runtime that torch brings is used, see native/library.py.
     return Extension(
-        f"foretoken.native._kernels_{name}",
+        f"sametoken.native._kernels_{name}",
         [FOLDER + "decoder.cpp"],
         depends=[FOLDER + header for header in HEADERS],
         extra_compile_args=COMMON + flags,

@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 
-from foretoken import LLM, SamplingParams
-from foretoken.drafters.draft_model import DraftModelDrafter
-from foretoken.speculation.draft import PADDING, Draft
-from foretoken.speculation.params import RequestSpeculation
-from foretoken.speculation.sampling import Sampling
+from sametoken import LLM, SamplingParams
+from sametoken.drafters.draft_model import DraftModelDrafter
+from sametoken.speculation.draft import PADDING, Draft
+from sametoken.speculation.params import RequestSpeculation
+from sametoken.speculation.sampling import Sampling
 
 LENGTHS = (1, 2, 4, 8)
 LONGEST = max(LENGTHS)

@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from foretoken import LLM, SamplingParams
-from foretoken.embedded import TARGET
-from foretoken.engine.runner import Runner
-from foretoken.model.decoder import Decoder
-from foretoken.runtime.cache import KVCache, PageTable, Span
+from sametoken import LLM, SamplingParams
+from sametoken.embedded import TARGET
+from sametoken.engine.runner import Runner
+from sametoken.model.decoder import Decoder
+from sametoken.runtime.cache import KVCache, PageTable, Span
 
 SHAPES: dict[str, dict[str, int]] = {
     "15m": {"hidden_size": 288, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 6},
@@ -228,7 +228,7 @@ def task_memory(path: str) -> None:
 def first_token() -> float:
     """Seconds from process start to the embedded model's first token."""
     code = (
-        "from foretoken import LLM, SamplingParams; from foretoken.embedded import TARGET, DRAFT;"
+        "from sametoken import LLM, SamplingParams; from sametoken.embedded import TARGET, DRAFT;"
         "next(iter(LLM(str(TARGET), str(DRAFT)).stream('Hello', SamplingParams(max_tokens=4))))"
     )
     begin = time.perf_counter()
@@ -238,7 +238,7 @@ def first_token() -> float:
 
 def help_seconds() -> float:
     begin = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "foretoken.cli", "--help"], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "sametoken.cli", "--help"], check=True, capture_output=True)
     return time.perf_counter() - begin
 
 

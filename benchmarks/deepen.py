@@ -33,9 +33,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from foretoken.checkpoint.hub import read_config, resolve
-from foretoken.embedded import target
-from foretoken.errors import ConfigError, ForetokenError, UnsupportedModelError
+from sametoken.checkpoint.hub import read_config, resolve
+from sametoken.embedded import target
+from sametoken.errors import ConfigError, SametokenError, UnsupportedModelError
 
 TARGET_KV_HEADS = 8
 SHARD_BYTES = 4 * 10**9
@@ -227,7 +227,7 @@ def deepen(source: Path, out: Path, copies: int, kv_copies: int | None, paramete
     Returns its config.
 
     Raises:
-        ForetokenError: the source cannot be widened so, or `out` already holds a checkpoint.
+        SametokenError: the source cannot be widened so, or `out` already holds a checkpoint.
     """
     config = read_config(source)
     shape = wide_shape(config, copies, kv_copies)
@@ -256,7 +256,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         config = deepen(resolve(target(args.source)), args.out, args.copies, args.kv_copies, args.parameters)
-    except (ForetokenError, OSError) as error:
+    except (SametokenError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     size = sum(file.stat().st_size for file in args.out.glob("*.safetensors"))

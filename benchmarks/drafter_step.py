@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from foretoken.drafters.ngram import NgramDrafter
-from foretoken.drafters.suffix import SuffixDrafter
+from sametoken.drafters.ngram import NgramDrafter
+from sametoken.drafters.suffix import SuffixDrafter
 
 CONTEXTS = (1_024, 4_096, 16_384, 32_768)
 STEPS, CHUNK, DRAFT = 500, 256, 8

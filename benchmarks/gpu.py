@@ -23,16 +23,16 @@ from typing import Any
 import gpu_models
 import torch
 
-from foretoken import LLM, Completion, SamplingParams
-from foretoken.drafters.device import Plain, Proposer
-from foretoken.engine.device_step import decode_step, nodes_of
-from foretoken.engine.runner import Runner
-from foretoken.model.decoder import Decoder
-from foretoken.runtime.cache import KVCache, PageTable
-from foretoken.runtime.graphs import GraphKey, Graphs
-from foretoken.runtime.lanes import Lanes
-from foretoken.speculation.params import RequestSpeculation
-from foretoken.speculation.sampling import RowSampling, Sampling
+from sametoken import LLM, Completion, SamplingParams
+from sametoken.drafters.device import Plain, Proposer
+from sametoken.engine.device_step import decode_step, nodes_of
+from sametoken.engine.runner import Runner
+from sametoken.model.decoder import Decoder
+from sametoken.runtime.cache import KVCache, PageTable
+from sametoken.runtime.graphs import GraphKey, Graphs
+from sametoken.runtime.lanes import Lanes
+from sametoken.speculation.params import RequestSpeculation
+from sametoken.speculation.sampling import RowSampling, Sampling
 
 PROMPT = list(range(3, 131))
 CHANCES = (0.6, 0.8, 0.9)

@@ -13,20 +13,20 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from foretoken import LLM
-from foretoken.checkpoint.tokenizer import load_tokenizer
-from foretoken.drafters.base import Drafter
-from foretoken.drafters.device import proposers
-from foretoken.embedded import TARGET
-from foretoken.engine.build import Loaded
-from foretoken.engine.captured import CapturedSteps
-from foretoken.engine.engine import NO_DRAFT
-from foretoken.model.config import ModelConfig
-from foretoken.model.decoder import Decoder
-from foretoken.runtime.lanes import Lanes
-from foretoken.speculation.draft import PADDING, Draft, chain_parents
-from foretoken.speculation.noise import noise
-from foretoken.speculation.sampling import Sampling
+from sametoken import LLM
+from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.drafters.base import Drafter
+from sametoken.drafters.device import proposers
+from sametoken.embedded import TARGET
+from sametoken.engine.build import Loaded
+from sametoken.engine.captured import CapturedSteps
+from sametoken.engine.engine import NO_DRAFT
+from sametoken.model.config import ModelConfig
+from sametoken.model.decoder import Decoder
+from sametoken.runtime.lanes import Lanes
+from sametoken.speculation.draft import PADDING, Draft, chain_parents
+from sametoken.speculation.noise import noise
+from sametoken.speculation.sampling import Sampling
 
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": {
@@ -140,7 +140,7 @@ def assemble(decoder: Decoder, *, ahead: bool, depth: int = 4) -> LLM:
         ahead: whether whole steps run ahead of the host, as graphs where there are any.
     """
     loaded = Loaded(decoder, None, load_tokenizer(TARGET), CONTEXT)
-    with patch("foretoken.engine.llm.load_models", lambda *_: loaded):
+    with patch("sametoken.engine.llm.load_models", lambda *_: loaded):
         llm = LLM(
             "in memory", None, {"max_draft_len": depth}, kv_cache={"max_tokens": 4 * CONTEXT}, max_batch_size=8,
             cuda_graphs=ahead,

@@ -21,10 +21,10 @@ import torch
 from cpu_step import busy
 from torch import Tensor
 
-from foretoken.model.formats.names import FORMATS
-from foretoken.model.formats.packing import pack_bfloat16
-from foretoken.native.library import VARIANTS, Library, PackedWeight
-from foretoken.native.memory import settled
+from sametoken.model.formats.names import FORMATS
+from sametoken.model.formats.packing import pack_bfloat16
+from sametoken.native.library import VARIANTS, Library, PackedWeight
+from sametoken.native.memory import settled
 
 OUTPUTS, INPUTS = 8192, 2048
 BYTES = 3 * 2**28  # of weights that one pass reads
@@ -110,7 +110,7 @@ def foreign() -> float:
 def passes() -> dict[str, tuple[Pass, int]]:
     found: dict[str, tuple[Pass, int]] = {}
     for variant in VARIANTS:
-        file = next((Path(__file__).parents[1] / "src/foretoken/native").glob(f"_{variant}.*"), None)
+        file = next((Path(__file__).parents[1] / "src/sametoken/native").glob(f"_{variant}.*"), None)
         flags = Path("/proc/cpuinfo").read_text().split()
         if file is not None and VARIANTS[variant] <= set(flags):
             kernels = Library(variant, file)

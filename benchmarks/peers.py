@@ -28,11 +28,11 @@ from peers_engines.host import EngineError, Hosts
 from peers_engines.launches import Peers, launch
 from peers_engines.report import Report
 
-from foretoken.checkpoint.hub import read_config, resolve
-from foretoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
-from foretoken.data.prompts import BUILT_IN, Conversation, Source, as_turn, read_prompts
-from foretoken.embedded import draft, target
-from foretoken.errors import ConfigError, ForetokenError
+from sametoken.checkpoint.hub import read_config, resolve
+from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from sametoken.data.prompts import BUILT_IN, Conversation, Source, as_turn, read_prompts
+from sametoken.embedded import draft, target
+from sametoken.errors import ConfigError, SametokenError
 
 WARM_UP_TOKENS = 8
 SLACK = 16  # positions that an engine may want past the last token beside a draft
@@ -42,7 +42,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="directory of the target, bfloat16")
     parser.add_argument("--draft", default="embedded", help="directory of the draft")
-    parser.add_argument("--engines", help="comma-separated; default all: foretoken,transformers,llama.cpp,vllm")
+    parser.add_argument("--engines", help="comma-separated; default all: sametoken,transformers,llama.cpp,vllm")
     parser.add_argument("--cells", default="*", help="comma-separated patterns of engine/dtype/mode, e.g. '*/bf16/*'")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=128, help="new tokens a prompt")
@@ -175,7 +175,7 @@ def main() -> int:
         cells = chosen(args.engines, args.cells)
         prompts = prompt_ids(args.prompts, load_tokenizer(model))
         args.out.mkdir(parents=True, exist_ok=True)
-    except (ForetokenError, OSError) as error:
+    except (SametokenError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     longest = max(map(len, prompts)) + args.max_tokens + args.draft_len + SLACK

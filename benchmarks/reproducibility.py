@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foretoken import LLM, RequestSpeculation, SamplingParams
-from foretoken.embedded import DRAFT, TARGET
+from sametoken import LLM, RequestSpeculation, SamplingParams
+from sametoken.embedded import DRAFT, TARGET
 
 DRINKS = ("a latte", "two mochas", "a cappuccino", "an iced tea", "a flat white", "black coffee", "hot chocolate")
 TASTES = ("with oat milk", "with an extra shot", "to go", "without sugar", "as large as you have")

@@ -65,7 +65,7 @@ def serve_engine(threads: int) -> None:
     """The bare engine: a line of settings in, the seconds it took out."""
     import torch
 
-    from foretoken import LLM, SamplingParams
+    from sametoken import LLM, SamplingParams
 
     torch.set_num_threads(threads)
     llm = LLM("embedded", "embedded-eagle3", {"max_draft_len": SETTINGS["max_draft_len"]},
@@ -134,7 +134,7 @@ def server(threads: int, cores: set[int] | None, *options: str) -> Iterator[tupl
     """A served model: its port, its process and the seconds from start to ready."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "foretoken.cli", "serve", *options, "--port", str(port), "--threads", str(threads),
+    command = [sys.executable, "-m", "sametoken.cli", "serve", *options, "--port", str(port), "--threads", str(threads),
                "--log-level", "error", "--drain-seconds", "0",
                *(f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items())]  # fmt: skip
     pin = (lambda: os.sched_setaffinity(0, cores)) if cores else None
@@ -215,7 +215,7 @@ def long_context_model(directory: Path, context: int) -> str:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from foretoken import embedded
+    from sametoken import embedded
 
     source = embedded.target("embedded")
     config = LlamaConfig.from_pretrained(source, max_position_embeddings=context)

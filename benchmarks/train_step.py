@@ -26,17 +26,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretoken import embedded
-from foretoken.checkpoint.heads import write_head
-from foretoken.data.hidden_states import Features
-from foretoken.model.head_config import EagleConfig
-from foretoken.model.heads import EagleHead
-from foretoken.train.batch import Batch, goals
-from foretoken.train.heads import new_head
-from foretoken.train.parallel import Parallel
-from foretoken.train.settings import HeadSettings, LossSettings
-from foretoken.train.targets import Ends, read_ends
-from foretoken.train.trainee import Trainee
+from sametoken import embedded
+from sametoken.checkpoint.heads import write_head
+from sametoken.data.hidden_states import Features
+from sametoken.model.head_config import EagleConfig
+from sametoken.model.heads import EagleHead
+from sametoken.train.batch import Batch, goals
+from sametoken.train.heads import new_head
+from sametoken.train.parallel import Parallel
+from sametoken.train.settings import HeadSettings, LossSettings
+from sametoken.train.targets import Ends, read_ends
+from sametoken.train.trainee import Trainee
 
 PEER = Path(__file__).parent / "train_peers" / "speculators_step.py"
 ATTENTIONS = ("eager", "sdpa")  # of speculators, where nothing is compiled for a GPU
@@ -71,7 +71,7 @@ class Problem:
 
 
 def ours(problem: Problem) -> Callable[[], float]:
-    """The step of `foretoken train`."""
+    """The step of `sametoken train`."""
     trainee = Trainee(problem.head(), problem.ends, LossSettings(), problem.steps, torch.bfloat16)
     weights = goals(problem.batch, problem.steps, 0.8, per_document=False)
     optimiser = torch.optim.AdamW(trainee.parameters(), lr=1e-4, fused=True)

@@ -10,7 +10,7 @@ from conformance import peer, results
 from conformance.against_vllm import APART, DRAFT_LEN, MAX_TOKENS, Run, ours, prompt_ids
 from conformance.results import Result
 from conformance.trained import slug, trained_heads
-from foretoken.embedded import TARGET
+from sametoken.embedded import TARGET
 
 PEER = "llama.cpp"
 CONVERTER = Path(__file__).parents[1] / "benchmarks" / "peers_engines" / "gguf_convert.py"

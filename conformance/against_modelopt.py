@@ -12,10 +12,10 @@ from torch import Tensor
 from conformance import peer, results
 from conformance.results import Result
 from conformance.unroll import Tables, chain, unrolled
-from foretoken.checkpoint.heads import LoadedHead, read_head
-from foretoken.checkpoint.hub import read_config
-from foretoken.model.config import ModelConfig
-from foretoken.model.heads import EagleHead, MedusaHeads
+from sametoken.checkpoint.heads import LoadedHead, read_head
+from sametoken.checkpoint.hub import read_config
+from sametoken.model.config import ModelConfig
+from sametoken.model.heads import EagleHead, MedusaHeads
 
 PEER = "modelopt"
 

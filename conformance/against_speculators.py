@@ -16,12 +16,12 @@ from conformance.against_modelopt import target_tables
 from conformance.our_heads import random_head, variants
 from conformance.results import Result
 from conformance.unroll import Chains, Tables, unrolled
-from foretoken.checkpoint.heads import write_head
-from foretoken.checkpoint.hub import read_config
-from foretoken.errors import ForetokenError
-from foretoken.model.config import ModelConfig
-from foretoken.model.head_config import EagleConfig
-from foretoken.model.heads import EagleHead
+from sametoken.checkpoint.heads import write_head
+from sametoken.checkpoint.hub import read_config
+from sametoken.errors import SametokenError
+from sametoken.model.config import ModelConfig
+from sametoken.model.head_config import EagleConfig
+from sametoken.model.heads import EagleHead
 
 PEER = "speculators"
 STEPS = 4
@@ -51,7 +51,7 @@ def compare(python: Path, work: Path) -> tuple[list[Result], dict[str, str]]:
             directory = out / job.replace(" ", "-").replace("/", "-")
             try:
                 write_head(head, directory, target, layout=layout, target_name=str(target_directory))
-            except ForetokenError as error:
+            except SametokenError as error:
                 found.append(Result(PEER, name, f"export --to {layout}", str(error)[:200], "differs"))
                 continue
             heads[job] = head

@@ -12,13 +12,13 @@ import torch
 from conformance import peer, results
 from conformance.results import Result
 from conformance.trained import method, slug, trained_heads
-from foretoken import LLM, SamplingParams
-from foretoken.checkpoint.heads import read_head, write_head
-from foretoken.checkpoint.hub import read_config
-from foretoken.data.prompts import BUILT_IN, as_turn
-from foretoken.embedded import NAME, TARGET
-from foretoken.errors import UnsupportedModelError
-from foretoken.model.config import ModelConfig
+from sametoken import LLM, SamplingParams
+from sametoken.checkpoint.heads import read_head, write_head
+from sametoken.checkpoint.hub import read_config
+from sametoken.data.prompts import BUILT_IN, as_turn
+from sametoken.embedded import NAME, TARGET
+from sametoken.errors import UnsupportedModelError
+from sametoken.model.config import ModelConfig
 
 PEER = "vllm"
 DRAFT_LEN = 4

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from foretoken.model.config import ModelConfig
-from foretoken.model.head_config import EagleConfig, default_taps
-from foretoken.model.heads import EagleHead
+from sametoken.model.config import ModelConfig
+from sametoken.model.head_config import EagleConfig, default_taps
+from sametoken.model.heads import EagleHead
 
 REDUCED = 200  # draft vocabulary
 

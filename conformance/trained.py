@@ -1,4 +1,4 @@
-"""Heads for the embedded target, trained for some minutes each by `foretoken train` on what the target itself says."""
+"""Heads for the embedded target, trained for some minutes each by `sametoken train` on what the target itself says."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from foretoken import LLM, SamplingParams
-from foretoken.data.prompts import BUILT_IN, as_turn
-from foretoken.embedded import NAME
+from sametoken import LLM, SamplingParams
+from sametoken.data.prompts import BUILT_IN, as_turn
+from sametoken.embedded import NAME
 
 SHORT = ["--max_steps", "150", "--num_epochs", "20", "--optim", "muon", "--lr", "5e-3", "--training_seq_len", "512",
          "--train_bs", "2"]  # fmt: skip
 REDUCED = ["--mode", "eagle3", "--ttt_steps", "4", "--draft_vocab_size", "1024", "--fill_vocabulary"]
-# Options of `foretoken train` and the method that vLLM has to be told.
+# Options of `sametoken train` and the method that vLLM has to be told.
 RECIPES: dict[str, tuple[list[str], str]] = {
     "EAGLE-3": (REDUCED, "eagle3"),
     "EAGLE-3, other taps": ([*REDUCED, "--taps", "0,5,14"], "eagle3"),
@@ -42,7 +42,7 @@ def _trained(name: str, options: list[str], work: Path) -> Path:
     out = work / slug(name)
     if not (out / "head" / "config.json").exists():
         print(f"training {name}", flush=True)
-        command = [sys.executable, "-m", "foretoken.cli", "train", NAME, "--data", str(conversations(work)), *SHORT]
+        command = [sys.executable, "-m", "sametoken.cli", "train", NAME, "--data", str(conversations(work)), *SHORT]
         with (work / f"{out.name}.log").open("w") as log:
             subprocess.run([*command, *options, "--output_dir", str(out)], check=True, stderr=log, stdout=log)
     return out / "head"

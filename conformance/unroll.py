@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretoken.model.heads import EagleHead
+from sametoken.model.heads import EagleHead
 
 
 class Chains:

@@ -64,7 +64,7 @@ files=(tests/test_captured.py tests/test_cuda.py tests/test_triton_*.py)
 [ $shape = tiny ] || files+=(tests/test_families.py tests/test_engine_lossless.py tests/test_engine_behaviour.py)
 workers=()
 [ -z "$(missing xdist)" ] && [ $shape != tiny ] && workers=(-n 6)
-export FORETOKEN_TEST_DEVICE=$device
+export SAMETOKEN_TEST_DEVICE=$device
 # Deprecations of other versions are no failures here.
 part "tests on $device" 230 "$python" -m pytest -q -W default -p no:cacheprovider "${workers[@]}" "${files[@]}"
 size=()

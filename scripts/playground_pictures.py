@@ -67,7 +67,7 @@ def served() -> Iterator[str]:
     """A server that drafts always, so that what is drafted does not depend on the machine."""
     with tempfile.TemporaryDirectory() as target:
         subprocess.run([sys.executable, ROOT / "benchmarks/deepen.py", "embedded", target, *WIDENED], check=True)
-        serve = [sys.executable, "-m", "foretoken.cli", "serve", target, "--served-model-name", "embedded, widened"]
+        serve = [sys.executable, "-m", "sametoken.cli", "serve", target, "--served-model-name", "embedded, widened"]
         process = subprocess.Popen([*serve, "--draft", "embedded", "--no-adaptive", "--port", str(PORT)])
         url = f"http://127.0.0.1:{PORT}"
         try:

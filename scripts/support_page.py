@@ -24,10 +24,10 @@ BODY = """
 
 | step | what happened |
 |---|---|
-| converts | `foretoken.train.convert` gave a transformers model the head; only the head learned from a batch; \
+| converts | `sametoken.train.convert` gave a transformers model the head; only the head learned from a batch; \
 it was saved |
-| trains | `foretoken train` made three steps from conversations; the target's files stayed as they were |
-| exports | `foretoken export` wrote the head for every engine that computes it, and named the engine where \
+| trains | `sametoken train` made three steps from conversations; the target's files stayed as they were |
+| exports | `sametoken export` wrote the head for every engine that computes it, and named the engine where \
 none was written |
 | reloads | every exported directory was the trained head again, bit for bit, with its own rotation |
 | serves | with the exported head an engine said what plain decoding says: token ids, text and log-probabilities, \
@@ -53,7 +53,7 @@ END = """
   them, reads their checkpoints or splits a target by tensor, pipeline or context; a model of theirs is one here once it
   is a Hugging Face checkpoint.
 - **Acceptance and speed.** A random model shows that the numbers are right, not that a head is worth its time: that is
-  what `foretoken evaluate` and `foretoken bench` measure on the model in question.
+  what `sametoken evaluate` and `sametoken bench` measure on the model in question.
 - **Other engines' numbers.** The columns of engines say that their loaders' rules are met, not that they were run.
 - **Further families**, mixtures of experts, images and sound: a model of an unknown architecture is refused by name.
 """

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Drafter
-from foretoken.drafters.padded import Guess, chain, padded
-from foretoken.speculation.draft import PADDING, Draft, chain_parents
+from sametoken.drafters.base import Drafter
+from sametoken.drafters.padded import Guess, chain, padded
+from sametoken.speculation.draft import PADDING, Draft, chain_parents
 
 Truths = Sequence[Sequence[int]]
 Guesser = Callable[[list[int], int], Guess]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretoken.bench.measure import acceptance
-from foretoken.bench.record import (
+from sametoken.bench.measure import acceptance
+from sametoken.bench.record import (
     SCHEMA,
     Category,
     Cell,
@@ -20,7 +20,7 @@ from foretoken.bench.record import (
     TimeShares,
     Variant,
 )
-from foretoken.engine.request import SpeculationStats
+from sametoken.engine.request import SpeculationStats
 
 SPREAD = Spread(0.01, 0.01, 0.02, 0.03)
 PLAIN_S = 0.010
@@ -93,6 +93,6 @@ def contexts(seconds: Sequence[float], tokens: Sequence[float]) -> list[ContextC
 
 
 def run_of(*cells: Cell, **other: Any) -> Run:
-    made = Environment("0.1.0", None, "foretoken bench", {}, "here", "a processor", 2, "cpu", "float32", 1, 0.0, 0.0)
+    made = Environment("0.1.0", None, "sametoken bench", {}, "here", "a processor", 2, "cpu", "float32", 1, 0.0, 0.0)
     run = Run(SCHEMA, "engine", "2026-01-01T00:00:00+0000", made, 0, {}, [], {"speed_up": "measured"}, [*cells], [], [])
     return replace(run, **other)

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedModel
 
-from foretoken.cli import main
+from sametoken.cli import main
 from tiny_models import build, save
 
 SPECIAL = ["<unk>", "<s>", "</s>"]

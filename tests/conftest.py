@@ -18,7 +18,7 @@ from cli_checks import Pair, call, make_pair
 
 def _fail_if_skipped(report: pytest.CollectReport | pytest.TestReport) -> None:
     """Makes a skip a failure where `make clients` has brought all that its tests might miss."""
-    if os.environ.get("FORETOKEN_CLIENTS") and report.skipped and not hasattr(report, "wasxfail"):
+    if os.environ.get("SAMETOKEN_CLIENTS") and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
 
 

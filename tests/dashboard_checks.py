@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import yaml
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
-DASHBOARD = json.loads((DEPLOY / "grafana" / "foretoken.json").read_text(encoding="utf-8"))
-NAME = re.compile(r"\bforetoken_\w+")
+DASHBOARD = json.loads((DEPLOY / "grafana" / "sametoken.json").read_text(encoding="utf-8"))
+NAME = re.compile(r"\bsametoken_\w+")
 
 
 class Asked(NamedTuple):

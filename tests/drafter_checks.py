@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-import foretoken.drafters
-from foretoken.speculation.draft import PADDING, Draft
+import sametoken.drafters
+from sametoken.speculation.draft import PADDING, Draft
 
-DRAFTERS = str(Path(foretoken.drafters.__file__).parent)
+DRAFTERS = str(Path(sametoken.drafters.__file__).parent)
 
 
 def tree_paths(draft: Draft, row: int) -> list[tuple[int, ...]]:

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 import tiny_models
 from adversaries import Adversary
 from cli_checks import speak
-from foretoken import LLM, Completion, SamplingParams
-from foretoken.engine.engine import Engine
-from foretoken.engine.scheduler import Plan
-from foretoken.speculation.params import RequestSpeculation
+from sametoken import LLM, Completion, SamplingParams
+from sametoken.engine.engine import Engine
+from sametoken.engine.scheduler import Plan
+from sametoken.speculation.params import RequestSpeculation
 
 PLAIN = RequestSpeculation(enabled=False)
 PAGE = 8

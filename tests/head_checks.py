@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_checks import make_llm
-from foretoken import LLM
-from foretoken.checkpoint.hub import read_config, resolve
-from foretoken.engine import build
-from foretoken.model.config import ModelConfig, RopeConfig
-from foretoken.model.head_config import EagleConfig, MedusaConfig
-from foretoken.model.heads import EagleHead, MedusaHeads, pack
+from sametoken import LLM
+from sametoken.checkpoint.hub import read_config, resolve
+from sametoken.engine import build
+from sametoken.model.config import ModelConfig, RopeConfig
+from sametoken.model.head_config import EagleConfig, MedusaConfig
+from sametoken.model.heads import EagleHead, MedusaHeads, pack
 
 TAPS = (0, 1)
 SPREAD = 0.2  # standard deviation of random weights: wide, so that a wrong detail shows
@@ -104,7 +104,7 @@ def given(head: EagleHead | MedusaHeads) -> Iterator[None]:
     def loaded(*arguments: Any) -> build.Loaded:
         return load(*arguments)._replace(draft=head)
 
-    with patch("foretoken.engine.llm.load_models", loaded):
+    with patch("sametoken.engine.llm.load_models", loaded):
         yield
 
 

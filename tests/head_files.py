@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foretoken.model.config import ModelConfig
-from foretoken.model.head_config import EagleConfig, MedusaConfig
-from foretoken.model.heads import EagleHead, MedusaHeads
+from sametoken.model.config import ModelConfig
+from sametoken.model.head_config import EagleConfig, MedusaConfig
+from sametoken.model.heads import EagleHead, MedusaHeads
 
 HIDDEN, VOCAB, LAYERS, DRAFT_VOCAB = 16, 40, 8, 12
 FACTS = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from foretoken.model.config import ModelConfig
-from foretoken.model.head_config import EagleConfig
-from foretoken.model.heads import EagleHead, initialise
+from sametoken.model.config import ModelConfig
+from sametoken.model.head_config import EagleConfig
+from sametoken.model.heads import EagleHead, initialise
 
 TARGET = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from foretoken.errors import ConfigError
-from foretoken.model import linear as linear_module
-from foretoken.model import native as native_module
-from foretoken.native import library as native
-from foretoken.native.library import Library
+from sametoken.errors import ConfigError
+from sametoken.model import linear as linear_module
+from sametoken.model import native as native_module
+from sametoken.native import library as native
+from sametoken.native.library import Library
 
 
 def built(name: str) -> Library | None:

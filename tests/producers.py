@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.checkpoint.head_names import eagle_tensors
-from foretoken.checkpoint.heads import LoadedHead, read_head
-from foretoken.model.config import ModelConfig
 from head_files import DRAFT_VOCAB, HIDDEN, TARGET, VOCAB
+from sametoken.checkpoint.head_names import eagle_tensors
+from sametoken.checkpoint.heads import LoadedHead, read_head
+from sametoken.model.config import ModelConfig
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 # What a small Llama-like config.json says; everyone writes at least this.

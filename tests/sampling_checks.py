@@ -11,9 +11,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foretoken.speculation.draft import Draft, ancestors, chain_parents
-from foretoken.speculation.params import SamplingParams
-from foretoken.speculation.sampling import RowSampling, Sampling, rank, sample
+from sametoken.speculation.draft import Draft, ancestors, chain_parents
+from sametoken.speculation.params import SamplingParams
+from sametoken.speculation.sampling import RowSampling, Sampling, rank, sample
 
 V = 12
 EVERYTHING: dict[str, Any] = {

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import httpx
 from openai import OpenAI
 
-from foretoken.config import ServerConfig
-from foretoken.engine.llm import LLM
-from foretoken.server.run import Server, bind, loop_factory, make_server
+from sametoken.config import ServerConfig
+from sametoken.engine.llm import LLM
+from sametoken.server.run import Server, bind, loop_factory, make_server
 
 MODEL = "tiny"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.engine.async_llm import AsyncLLM
-from foretoken.engine.llm import LLM
-from foretoken.errors import ForetokenError, RequestError
-from foretoken.speculation.params import SamplingParams
+from sametoken.engine.async_llm import AsyncLLM
+from sametoken.engine.llm import LLM
+from sametoken.errors import RequestError, SametokenError
+from sametoken.speculation.params import SamplingParams
 
 
 def free_pages(llm: LLM) -> bool:
@@ -56,7 +56,7 @@ def test_of_a_busy_engine_a_chunk_has_several_steps(
     asked = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True, logprobs=1)
     expected = LLM(str(tiny_llm_dir)).generate([[3, 4, 5]], asked)[0]
     now = itertools.count(step=elapsed)
-    monkeypatch.setattr("foretoken.engine.async_llm.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("sametoken.engine.async_llm.time.perf_counter", lambda: next(now))
 
     async def run() -> None:
         engine = AsyncLLM(LLM(str(tiny_llm_dir)), max_chunks_per_second=100)
@@ -91,7 +91,7 @@ def test_a_bad_request_raises_at_once_and_a_closed_engine_says_so(tiny_llm_dir: 
         with pytest.raises(RequestError, match="empty"):
             engine.stream([[]])
         await engine.close()
-        with pytest.raises(ForetokenError, match="stopped"):
+        with pytest.raises(SametokenError, match="stopped"):
             await engine.generate([[1, 2]])
 
     asyncio.run(run())

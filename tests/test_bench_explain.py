@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from bench_checks import PLAIN_S, cell, changed, cheap, contexts, run_of
-from foretoken.bench.explain import explain
-from foretoken.bench.predict import Outlook
-from foretoken.bench.record import Interval, Load, Spread
-from foretoken.errors import ConfigError
+from sametoken.bench.explain import explain
+from sametoken.bench.predict import Outlook
+from sametoken.bench.record import Interval, Load, Spread
+from sametoken.errors import ConfigError
 
 HALF = [0.5] * 16
 GOOD = [0.9] * 16

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as oracle
 
-from foretoken.bench.measure import (
+from sametoken.bench.measure import (
     Step,
     acceptance,
     context_costs,
@@ -20,7 +20,7 @@ from foretoken.bench.measure import (
     step_costs,
     t_quantile,
 )
-from foretoken.engine.request import SpeculationStats
+from sametoken.engine.request import SpeculationStats
 
 POSITIVE = st.floats(1e-3, 1e3)
 

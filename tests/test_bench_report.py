@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from bench_checks import cell, run_of
-from foretoken.bench import plots
-from foretoken.bench.plots import INK, charts
-from foretoken.bench.record import RUN, read_runs, write_run
-from foretoken.bench.report import write_report
-from foretoken.errors import ConfigError
+from sametoken.bench import plots
+from sametoken.bench.plots import INK, charts
+from sametoken.bench.record import RUN, read_runs, write_run
+from sametoken.bench.report import write_report
+from sametoken.errors import ConfigError
 from test_bench_explain import load
 
 HALF = [0.5] * 8
@@ -80,7 +80,7 @@ def test_without_matplotlib_the_command_to_install_it_is_named(run: Any, tmp_pat
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     answer = run("bench", "report", str(tmp_path))
     assert answer.code == 2
-    assert "pip install 'foretoken[bench]'" in answer.err
+    assert "pip install 'sametoken[bench]'" in answer.err
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from cli_checks import Pair
-from foretoken import LLM, SamplingParams
-from foretoken.bench import run as bench_run
-from foretoken.bench.drive import Job, Take, drive
-from foretoken.bench.record import Run, read_runs
-from foretoken.bench.run import Grid, prepare, run
-from foretoken.bench.workloads import Item, Workload, spell_turn
-from foretoken.data.prompts import Conversation, as_turn
-from foretoken.errors import PromptTooLongError
-from foretoken.speculation.params import RequestSpeculation
+from sametoken import LLM, SamplingParams
+from sametoken.bench import run as bench_run
+from sametoken.bench.drive import Job, Take, drive
+from sametoken.bench.record import Run, read_runs
+from sametoken.bench.run import Grid, prepare, run
+from sametoken.bench.workloads import Item, Workload, spell_turn
+from sametoken.data.prompts import Conversation, as_turn
+from sametoken.errors import PromptTooLongError
+from sametoken.speculation.params import RequestSpeculation
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 GRID = Grid([1, 3], [1, 3], [None], [0.0], output_len=8, repeat=2, seed=5, ignore_eos=False)
@@ -199,7 +199,7 @@ def test_runs_do_not_overwrite_each_other_and_bad_files_are_named(run: Any, pair
     out = tmp_path / "out"
     first, _ = bench(run, pair, tmp_path)
     (file,) = out.glob("*.json")
-    from foretoken.bench.record import write_run
+    from sametoken.bench.record import write_run
 
     assert write_run(first, out) != file
     assert len(read_runs([str(out)])) == 2
@@ -255,4 +255,4 @@ def test_report_and_explain_are_commands_of_two_words(run: Any, pair: Pair, tmp_
     answer = run("bench", "explain", str(tmp_path / "out"), "--last")
     assert (answer.code, answer.out.count("Recommended:")) == (0, 1)
     assert run("bench", "explain", str(tmp_path / "out")).out.count("Recommended:") == 2
-    assert "Usage: foretoken bench report" in run("bench", "report", "--help").out
+    assert "Usage: sametoken bench report" in run("bench", "report", "--help").out

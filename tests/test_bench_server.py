@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_server import PIECES, TOKENS, serving
-from foretoken.bench.client import ask
-from foretoken.bench.record import read_runs
-from foretoken.bench.sse import EventParser
-from foretoken.data.remote import open_client
+from sametoken.bench.client import ask
+from sametoken.bench.record import read_runs
+from sametoken.bench.sse import EventParser
+from sametoken.data.remote import open_client
 
 BODY = {"messages": [], "stream_options": {"include_usage": True}}
 TEXT = "".join(PIECES)
@@ -166,7 +166,7 @@ def test_counts_in_every_chunk_are_measured(run: Any, tmp_path: Path) -> None:
 def test_the_key_is_not_in_the_record(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as (url, _):
         arguments = ["--url", url, "--api-key", "hush-hush"]
-        monkeypatch.setattr("sys.argv", ["foretoken", "bench", *arguments, "--api_key=hush-hush"])
+        monkeypatch.setattr("sys.argv", ["sametoken", "bench", *arguments, "--api_key=hush-hush"])
         bench(run, tmp_path, *arguments)
     (file,) = (tmp_path / "out").glob("*.json")
     assert "hush" not in file.read_text()
@@ -205,4 +205,4 @@ def test_without_httpx_the_command_to_install_it_is_named(run: Any, monkeypatch:
     monkeypatch.setitem(__import__("sys").modules, "httpx", None)
     answer = run("bench", "--url", "http://127.0.0.1:9")
     assert answer.code == 2
-    assert "pip install 'foretoken[bench]'" in answer.err
+    assert "pip install 'sametoken[bench]'" in answer.err

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken import ForetokenError
-from foretoken.bench.workloads import fit, read_workload
-from foretoken.data.prompts import BUILT_IN, Conversation
+from sametoken import SametokenError
+from sametoken.bench.workloads import fit, read_workload
+from sametoken.data.prompts import BUILT_IN, Conversation
 
 SPEC_BENCH = [
     {"question_id": 1, "category": "writing", "turns": ["Write.", "Again."]},
@@ -82,15 +82,15 @@ BAD = [
 
 @pytest.mark.parametrize(("entries", "words"), BAD)
 def test_what_is_no_workload_is_named_with_its_line(tmp_path: Path, entries: list[Any], words: str) -> None:
-    with pytest.raises(ForetokenError) as error:
+    with pytest.raises(SametokenError) as error:
         read_workload(written(tmp_path, entries))
     assert words in str(error.value)
 
 
 def test_an_unknown_category_and_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ForetokenError, match="did you mean 'writing'"):
+    with pytest.raises(SametokenError, match="did you mean 'writing'"):
         read_workload(written(tmp_path, SPEC_BENCH), categories=["writng"])
-    with pytest.raises(ForetokenError, match="--workload no/such: No such file"):
+    with pytest.raises(SametokenError, match="--workload no/such: No such file"):
         read_workload("no/such")
 
 
@@ -114,19 +114,19 @@ def test_a_dataset_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     named = read_workload("hf:openai/gsm8k:train:answer", limit=1)
     assert (named.format, named.items[0].source) == ("column answer", turn("#### 18"))
     assert hub.asked == [("openai/gsm8k", "test", True), ("openai/gsm8k", "train", True)]
-    with pytest.raises(ForetokenError, match="did you mean 'answer'"):
+    with pytest.raises(SametokenError, match="did you mean 'answer'"):
         read_workload("hf:openai/gsm8k:train:anwser")
     hub.rows = []
-    with pytest.raises(ForetokenError, match="ConnectionError: no route; expected a dataset"):
+    with pytest.raises(SametokenError, match="ConnectionError: no route; expected a dataset"):
         read_workload("hf:openai/gsm8k")
     for name in ("hf:", "hf:a/b:c:d:e"):
-        with pytest.raises(ForetokenError, match="expected hf:org/name"):
+        with pytest.raises(SametokenError, match="expected hf:org/name"):
             read_workload(name)
 
 
 def test_without_the_library_the_command_to_install_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ForetokenError, match="pip install datasets"):
+    with pytest.raises(SametokenError, match="pip install datasets"):
         read_workload("hf:openai/gsm8k")
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from foretoken.engine.blocks import BlockManager
+from sametoken.engine.blocks import BlockManager
 
 PAGES, SIZE = 10, 2
 Name = tuple[int, ...]  # all tokens up to the end of a page

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foretoken.runtime.cache import KEY_BLOCK, SINK_PAGE, KVCache, PageTable, Span
-from foretoken.runtime.chains import chains, is_chain
-from foretoken.speculation.draft import ancestors
+from sametoken.runtime.cache import KEY_BLOCK, SINK_PAGE, KVCache, PageTable, Span
+from sametoken.runtime.chains import chains, is_chain
+from sametoken.speculation.draft import ancestors
 
 PAGE = 4
 PAGES = 40

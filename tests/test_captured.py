@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from engine_checks import DEPTH, PAGE, check_idle, make_llm, prompts, said, save_pair
-from foretoken import LLM, Completion, SamplingParams
-from foretoken.drafters.device import proposers
-from foretoken.engine.captured import CapturedSteps
-from foretoken.engine.engine import NO_DRAFT
-from foretoken.engine.request import Request
-from foretoken.runtime.graphs import GraphKey
-from foretoken.speculation.params import RequestSpeculation
+from sametoken import LLM, Completion, SamplingParams
+from sametoken.drafters.device import proposers
+from sametoken.engine.captured import CapturedSteps
+from sametoken.engine.engine import NO_DRAFT
+from sametoken.engine.request import Request
+from sametoken.runtime.graphs import GraphKey
+from sametoken.speculation.params import RequestSpeculation
 
 Pair = tuple[str, str]
 VOCAB = 90

@@ -1,4 +1,4 @@
-"""`foretoken chat`: what it says is what the engine says plainly, in this process and from a server, piped too."""
+"""`sametoken chat`: what it says is what the engine says plainly, in this process and from a server, piped too."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_checks import Pair
-from foretoken import LLM, SamplingParams
-from foretoken.commands.speakers import Painter, raw
-from foretoken.server.replies import spelled
+from sametoken import LLM, SamplingParams
+from sametoken.commands.speakers import Painter, raw
+from sametoken.server.replies import spelled
 from server_checks import running
 
 pytestmark = pytest.mark.usefixtures("one_thread")

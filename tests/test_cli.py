@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from cli_checks import LETTERS, SPECIAL, Answer, Pair, greedy
-from foretoken import SamplingParams
-from foretoken.cli import COMMANDS, module_name
-from foretoken.commands.generate import in_order
-from foretoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
-from foretoken.engine.completion import Chunk
+from sametoken import SamplingParams
+from sametoken.cli import COMMANDS, module_name
+from sametoken.commands.generate import in_order
+from sametoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
+from sametoken.engine.completion import Chunk
 
 RECORD = {
     "index", "choice", "prompt", "text", "token_ids", "finish_reason", "stop_reason", "seconds", "tokens_per_second",
@@ -37,7 +37,7 @@ SPECULATION = {
 
 def test_help_lists_the_commands_without_importing_what_they_need() -> None:
     code = (
-        "import sys\nfrom foretoken.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit as e:\n"
+        "import sys\nfrom sametoken.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit as e:\n"
         "    print(e.code, [n for n in ('torch', 'pydantic', 'rich', 'transformers') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -50,7 +50,7 @@ def test_no_command_shows_the_help(run: Any) -> None:
 
 
 def test_version(run: Any) -> None:
-    assert run("--version") == Answer(0, "foretoken 0.1.0\n", "")
+    assert run("--version") == Answer(0, "sametoken 0.1.0\n", "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -262,12 +262,12 @@ def test_an_interrupt_is_exit_code_130(run: Any, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("foretoken.commands.generate.command", interrupted)
+    monkeypatch.setattr("sametoken.commands.generate.command", interrupted)
     assert run("generate", "--prompt", "hi") == Answer(130, "", "")
 
 
 def test_a_closed_pipe_is_quiet(pair: Pair) -> None:
-    command = [sys.executable, "-m", "foretoken.cli", "generate", pair.target, "--prompt", "a", "--max-tokens", "4"]
+    command = [sys.executable, "-m", "sametoken.cli", "generate", pair.target, "--prompt", "a", "--max-tokens", "4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -14,14 +14,14 @@ import torch
 
 from adversaries import Adversary, adversaries
 from engine_checks import DEPTH, PAGE, alone, check_idle, inject, llama, make_llm, prompts, said, save_pair, watch
-from foretoken import LLM, ConfigError, SamplingParams
-from foretoken.commands.options import settings_of
-from foretoken.config import SpeculativeConfig
-from foretoken.drafters.padded import chain
-from foretoken.speculation.advice import FEW, UNUSED
-from foretoken.speculation.allocation import Row
-from foretoken.speculation.params import RequestSpeculation
-from foretoken.speculation.policy import Wish
+from sametoken import LLM, ConfigError, SamplingParams
+from sametoken.commands.options import settings_of
+from sametoken.config import SpeculativeConfig
+from sametoken.drafters.padded import chain
+from sametoken.speculation.advice import FEW, UNUSED
+from sametoken.speculation.allocation import Row
+from sametoken.speculation.params import RequestSpeculation
+from sametoken.speculation.policy import Wish
 from tiny_models import VOCAB
 
 NODES = 12
@@ -153,7 +153,7 @@ def test_a_draft_that_is_always_wrong_is_given_up_and_named(
     llm = make_llm(*pair, adaptive=True, cache={"enable_block_reuse": False})
     zero(llm)
     expected = make_llm(pair[0]).generate(prompts(6), sampling(0.0, tokens=48))
-    with caplog.at_level(logging.WARNING, "foretoken"):
+    with caplog.at_level(logging.WARNING, "sametoken"):
         for _ in range(2):
             got = llm.generate(prompts(6), sampling(0.0, tokens=48))
             assert [said(g) for g in got] == [said(e) for e in expected]
@@ -198,7 +198,7 @@ def test_a_threshold_ends_drafting_for_good(pair: tuple[str, str], caplog: pytes
         max_batch_size=1, max_seq_len=96,
     )  # fmt: skip
     zero(llm)
-    with caplog.at_level(logging.WARNING, "foretoken"):
+    with caplog.at_level(logging.WARNING, "sametoken"):
         drafted = [llm.generate(p, sampling(0.0, tokens=16))[0].speculation for p in prompts(4)]
     assert [bool(stats.drafted) for stats in drafted] == [True, True, False, False]
     assert drafted[-1].plain == {"threshold": 15}
@@ -226,7 +226,7 @@ def test_auto_takes_the_copy_where_it_is_there_and_the_model_elsewhere(pair: tup
 
 def test_an_unused_draft_is_named(pair: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
     llm = make_llm(*pair, method="ngram")
-    with caplog.at_level(logging.WARNING, "foretoken"):
+    with caplog.at_level(logging.WARNING, "sametoken"):
         llm.generate([[5, 6]] * (UNUSED + 1), sampling(0.0, tokens=2))
     assert [record.message for record in caplog.records] == [
         next(r.message for r in caplog.records if "a draft is loaded for draft_target" in r.message)

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-import foretoken.train as foretoken_train
-from foretoken import LLM, CheckpointError, ConfigError, DataError, SamplingParams, UnsupportedModelError
-from foretoken.model.head_config import EagleConfig, MedusaConfig
-from foretoken.train.base import read
-from foretoken.train.modelopt import ARCHITECTURE, LOSS, NESTED, ONLY, SWITCHES
+import sametoken.train as sametoken_train
+from sametoken import LLM, CheckpointError, ConfigError, DataError, SamplingParams, UnsupportedModelError
+from sametoken.model.head_config import EagleConfig, MedusaConfig
+from sametoken.train.base import read
+from sametoken.train.modelopt import ARCHITECTURE, LOSS, NESTED, ONLY, SWITCHES
 from tiny_models import build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,11 +62,11 @@ def arguments(directory: Path, **options: Any) -> TrainingArguments:
 
 def convert(model: Any, mode: str, config: dict[str, Any], **options: Any) -> Any:
     torch.manual_seed(1)
-    return foretoken_train.convert(model, [(mode, config)], **options)
+    return sametoken_train.convert(model, [(mode, config)], **options)
 
 
 def head_of(model: Any) -> dict[str, Tensor]:
-    return {name: value for name, value in model.state_dict().items() if name.startswith("foretoken.")}
+    return {name: value for name, value in model.state_dict().items() if name.startswith("sametoken.")}
 
 
 @pytest.mark.filterwarnings("ignore:mode 'eagle' means eagle3:UserWarning")
@@ -86,7 +86,7 @@ def test_the_workflow_of_modelopts_example_runs_and_goes_on_where_it_stopped(mod
                 "use_last_layernorm": False,
             }
         transformers.set_seed(3)
-        foretoken_train.convert(model, [(mode, config)])
+        sametoken_train.convert(model, [(mode, config)])
         options = {"gradient_accumulation_steps": 2, "gradient_checkpointing": checkpoint is None}
         trainer = Trainer(model=model, args=arguments(output, **options), train_dataset=Data())
         trainer._move_model_to_device(model, trainer.args.device)
@@ -108,7 +108,7 @@ def test_the_workflow_of_modelopts_example_runs_and_goes_on_where_it_stopped(mod
     assert set(files) == set(head_of(whole.model))  # nothing of the model itself
     assert not (tmp_path / "whole" / "done" / "config.json").exists()
 
-    reloaded = foretoken_train.restore(llama(), tmp_path / "whole" / "done")
+    reloaded = sametoken_train.restore(llama(), tmp_path / "whole" / "done")
     assert all(torch.equal(value, trained[name]) for name, value in reloaded.state_dict().items())
     reloaded.eval()
     batch = {name: value.unsqueeze(0) for name, value in Data()[0].items()}
@@ -143,7 +143,7 @@ def test_every_family_reads_the_hidden_states_that_transformers_reports_and_lear
     model.eval()
     judged = model(input_ids=tokens, labels=tokens)
     assert torch.allclose(judged.logits, oracle.logits, atol=1e-5)
-    assert judged.accuracies.shape == (model.foretoken.steps,)
+    assert judged.accuracies.shape == (model.sametoken.steps,)
     assert judged.acceptance_length.item() == pytest.approx(1 + judged.accuracies.cumprod(0).sum().item())
     assert torch.equal(model(input_ids=tokens).logits, oracle.logits)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
@@ -198,7 +198,7 @@ def test_a_narrow_model_and_autocast_keep_weights_in_float32():
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         assert {parameter.dtype for parameter in trained} == {parameter.grad.dtype for parameter in trained}
         assert {parameter.dtype for parameter in trained} == {torch.float32}
-        assert model.foretoken.dtype == torch.bfloat16
+        assert model.sametoken.dtype == torch.bfloat16
 
 
 def test_data_parallelism_of_torch_takes_the_model(tmp_path):
@@ -224,8 +224,8 @@ def test_the_base_is_saved_on_request_and_stays_an_ordinary_checkpoint(tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in plain.state_dict().items())
     written = json.loads((place / "config.json").read_text())
     assert written["architectures"] == ["LlamaForCausalLM"]
-    assert not [name for name in written if "eagle" in name or "foretoken" in name]
-    again = foretoken_train.restore(plain, place)
+    assert not [name for name in written if "eagle" in name or "sametoken" in name]
+    again = sametoken_train.restore(plain, place)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.state_dict().items())
     fresh = convert(llama(num_hidden_layers=3), "eagle3", TAPS)
     Trainer(model=fresh, args=arguments(tmp_path, max_steps=1), train_dataset=Data()).train(str(place))
@@ -247,7 +247,7 @@ def test_the_saved_head_is_served_without_changing_a_token(pair, tmp_path):
 
 def config_with(given: dict[str, Any], mode: str = "eagle3") -> EagleConfig | MedusaConfig:
     taps = TAPS if mode == "eagle3" else {}
-    return convert(llama(num_hidden_layers=3), mode, {**taps, **given}).foretoken.head.config
+    return convert(llama(num_hidden_layers=3), mode, {**taps, **given}).sametoken.head.config
 
 
 def test_the_names_of_the_architecture_are_honoured_nested_or_not():
@@ -263,15 +263,15 @@ def test_the_names_of_the_architecture_are_honoured_nested_or_not():
     }  # fmt: skip
     assert set(ARCHITECTURE) == {*nested, "bias"}
     model = convert(llama(num_hidden_layers=3), "eagle3", {NESTED: nested})
-    config, layers = model.foretoken.head.config, model.foretoken.head.config.layers
+    config, layers = model.sametoken.head.config, model.sametoken.head.config.layers
     assert (layers.num_layers, layers.intermediate_size, layers.num_heads, layers.num_kv_heads) == (2, 40, 2, 1)
     assert (layers.head_dim, layers.max_position, layers.norm_eps, layers.rope.theta) == (8, 48, 1e-3, 500.0)
     assert (layers.activation, layers.sliding_windows, layers.dtype) == ("gelu", (6, 6), "bfloat16")
     assert all((layers.qkv_bias, layers.out_bias, layers.mlp_bias))
     assert all((config.norm_before_residual, config.norm_before_fc, config.fc_norm, config.norm_output))
     assert (config.own_head, config.last_norm, config.taps) == (False, False, (0, 2, 1))
-    assert model.foretoken.head.fc.weight.std().item() == pytest.approx(0.5, rel=0.1)
-    flat = convert(llama(num_hidden_layers=3), "eagle3", nested).foretoken.head.config
+    assert model.sametoken.head.fc.weight.std().item() == pytest.approx(0.5, rel=0.1)
+    flat = convert(llama(num_hidden_layers=3), "eagle3", nested).sametoken.head.config
     assert flat == config
     one = config_with({"bias": True, "use_last_layernorm": True, "eagle_num_layers": 2}, "eagle1")
     assert (one.fc_bias, one.last_norm, one.layers.num_layers, one.input_norm) == (True, True, 2, False)
@@ -285,13 +285,13 @@ def test_the_names_of_the_loss_are_honoured():
         **TAPS, "eagle_ttt_steps": 3, "eagle_loss_decay_factor": 0.5, "eagle_self_logit_distillation": False,
         "eagle_hidden_state_distillation": False, "eagle_report_acc": False,
     })  # fmt: skip
-    settings = model.foretoken.settings
-    assert (model.foretoken.steps, settings.loss_decay, settings.loss) == (3, 0.5, "hard")
+    settings = model.sametoken.settings
+    assert (model.sametoken.steps, settings.loss_decay, settings.loss) == (3, 0.5, "hard")
     tokens = tokens_of()
     assert set(model.eval()(input_ids=tokens, labels=tokens)) == {"loss", "logits"}
-    kept = convert(llama(), "eagle1", {}).foretoken.settings
+    kept = convert(llama(), "eagle1", {}).sametoken.settings
     assert kept.feature_weight > 0
-    dropped = convert(llama(), "eagle1", {"eagle_hidden_state_distillation": False}).foretoken.settings
+    dropped = convert(llama(), "eagle1", {"eagle_hidden_state_distillation": False}).sametoken.settings
     assert (dropped.feature_weight, dropped.guess_weight) == (0.0, 1.0)
     assert set(LOSS) | set(SWITCHES) == {
         "eagle_ttt_steps", "eagle_loss_decay_factor", "eagle_self_logit_distillation",
@@ -349,12 +349,12 @@ def test_a_reduced_vocabulary_is_modelopts_file(tmp_path):
     ids = torch.tensor([40, 3, 9, 17])
     torch.save(ids - torch.arange(4), tmp_path / "d2t.pt")
     model = convert(llama(), "eagle3", {"draft_vocab_size": 4, "draft_vocab_cache": str(tmp_path)})
-    assert model.foretoken.head.draft_ids.tolist() == [3, 9, 17, 40]
+    assert model.sametoken.head.draft_ids.tolist() == [3, 9, 17, 40]
     tokens = tokens_of()
     model(input_ids=tokens, labels=tokens).loss.backward()
     model.save_pretrained(tmp_path / "saved")
     (tmp_path / "d2t.pt").unlink()
-    again = foretoken_train.restore(llama(), tmp_path / "saved")
+    again = sametoken_train.restore(llama(), tmp_path / "saved")
     assert all(torch.equal(value, head_of(again)[name]) for name, value in head_of(model).items())
     torch.save(ids - torch.arange(4), tmp_path / "d2t.pt")
     with pytest.raises(ConfigError, match="draft_vocab_size is 5, expected 4"):
@@ -384,7 +384,7 @@ def test_what_cannot_be_trained_on_is_refused():
         convert(model, "medusa", {})
     for modes in ("eagle3", [("medusa", {}), ("eagle3", {})], [("medusa", None)], [("medusa",)], {"medusa": {}}, None):
         with pytest.raises(ConfigError, match="expected one pair of a name and a mapping"):
-            foretoken_train.convert(llama(), modes)  # type: ignore[arg-type]
+            sametoken_train.convert(llama(), modes)  # type: ignore[arg-type]
 
 
 def test_models_that_compute_otherwise_are_refused():
@@ -409,13 +409,13 @@ def test_heads_of_another_kind_and_damaged_ones_are_refused(tmp_path):
     model = convert(llama(), "eagle3", {})
     model.save_pretrained(tmp_path)
     other = convert(llama(), "eagle3", {"fc_norm": True})
-    with pytest.raises(CheckpointError, match=r"first that differs: foretoken\.head\.fc_norms"):
+    with pytest.raises(CheckpointError, match=r"first that differs: sametoken\.head\.fc_norms"):
         other.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)
     with pytest.raises(ConfigError, match="push_to_hub is for the model's own weights"):
         model.save_pretrained(tmp_path, push_to_hub=True)
     with pytest.raises(CheckpointError, match="holds no head in training"):
-        foretoken_train.restore(llama(), tmp_path / "head")
+        sametoken_train.restore(llama(), tmp_path / "head")
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
     with pytest.raises(CheckpointError, match="damaged"):
-        foretoken_train.restore(llama(), tmp_path)
+        sametoken_train.restore(llama(), tmp_path)

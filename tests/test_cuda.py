@@ -7,10 +7,10 @@ import torch
 
 from adversaries import adversaries
 from engine_checks import DEPTH, alone, inject, make_llm, prompts, said, save_pair, using
-from foretoken import SamplingParams
-from foretoken.speculation import devices
-from foretoken.speculation.draft import Draft, ancestors, chain_parents
-from foretoken.speculation.sampling import RowSampling, Sampling, sample
+from sametoken import SamplingParams
+from sametoken.speculation import devices
+from sametoken.speculation.draft import Draft, ancestors, chain_parents
+from sametoken.speculation.sampling import RowSampling, Sampling, sample
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine or this build of torch has no CUDA")
 

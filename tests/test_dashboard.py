@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cli_checks import Pair
 from dashboard_checks import DASHBOARD, alerts, asked, panels, shown, variables
-from foretoken import LLM
-from foretoken.engine.request import SpeculationStats
-from foretoken.server.metrics import _speculation
+from sametoken import LLM
+from sametoken.engine.request import SpeculationStats
+from sametoken.server.metrics import _speculation
 from server_checks import running
 
 
@@ -42,8 +42,8 @@ def test_guesses_of_which_none_came_true_are_zeros_and_not_gaps() -> None:
     found = {family.name: {s.labels["position"]: s.value for s in family.samples}
              for family in _speculation(stats) if family.name.endswith("per_pos")}  # fmt: skip
     assert found == {
-        "foretoken_spec_decode_num_draft_tokens_per_pos": {"0": 4, "1": 4},
-        "foretoken_spec_decode_num_accepted_tokens_per_pos": {"0": 0, "1": 0},
+        "sametoken_spec_decode_num_draft_tokens_per_pos": {"0": 4, "1": 4},
+        "sametoken_spec_decode_num_accepted_tokens_per_pos": {"0": 0, "1": 0},
     }
 
 
@@ -63,7 +63,7 @@ def test_every_metric_of_speculation_is_on_the_dashboard(exported: dict[str, set
     missing = {
         name
         for name in exported
-        if name.startswith(("foretoken_spec_decode", "foretoken_engine"))
+        if name.startswith(("sametoken_spec_decode", "sametoken_engine"))
         and not name.endswith("_created")
         and name not in on
         and name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") not in bases
@@ -73,7 +73,7 @@ def test_every_metric_of_speculation_is_on_the_dashboard(exported: dict[str, set
 
 def test_a_server_is_found_by_its_model(exported: dict[str, set[str]]) -> None:
     assert [each.place for each in variables()] == ["model", "instance"]
-    assert exported["foretoken_info"] == {"model", "version"}
+    assert exported["sametoken_info"] == {"model", "version"}
 
 
 def test_every_panel_says_what_it_shows_in_which_unit() -> None:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from deepen import Shape, deepen, write_shards
 
-from foretoken.errors import ConfigError, UnsupportedModelError
+from sametoken.errors import ConfigError, UnsupportedModelError
 
 PROMPT = torch.tensor([[1, 17, 5, 90, 33, 64, 2, 8]])
 

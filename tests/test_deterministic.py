@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken.engine.llm import LLM
-from foretoken.errors import ConfigError
-from foretoken.model.linear import Embedding, Linear, in_tiles, linear
-from foretoken.speculation.params import SamplingParams
+from sametoken.engine.llm import LLM
+from sametoken.errors import ConfigError
+from sametoken.model.linear import Embedding, Linear, in_tiles, linear
+from sametoken.speculation.params import SamplingParams
 
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 130])

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 
 from engine_checks import BYTE, BYTE_VOCAB, WORDS, byte_tokenizer
-from foretoken.checkpoint.tokenizer import Tokenizer
-from foretoken.engine.detokenize import INCOMPLETE, Detokenizer
-from foretoken.speculation.params import SamplingParams
+from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.engine.detokenize import INCOMPLETE, Detokenizer
+from sametoken.speculation.params import SamplingParams
 
 TOKENIZER = Tokenizer(byte_tokenizer(), {"eos_token": "</s>"}, {})
 EMOJI = "👩‍👩‍👧‍👦"

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from foretoken.commands.resolution import HINTS
-from foretoken.config import SpeculativeConfig
-from foretoken.dialects import trtllm, vllm
-from foretoken.dialects.flags import FLAGS, read_flags
-from foretoken.dialects.rules import Group, NoEffect, Only, Rule, Sets, Table, Translation, apply, translate
-from foretoken.dialects.tables import markdown
-from foretoken.dialects.trtllm_yaml import read_file, translate_text
-from foretoken.dialects.vllm import read_json
-from foretoken.errors import ConfigError
+from sametoken.commands.resolution import HINTS
+from sametoken.config import SpeculativeConfig
+from sametoken.dialects import trtllm, vllm
+from sametoken.dialects.flags import FLAGS, read_flags
+from sametoken.dialects.rules import Group, NoEffect, Only, Rule, Sets, Table, Translation, apply, translate
+from sametoken.dialects.tables import markdown
+from sametoken.dialects.trtllm_yaml import read_file, translate_text
+from sametoken.dialects.vllm import read_json
+from sametoken.errors import ConfigError
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"
 SAMPLES: dict[type, tuple[Any, ...]] = {
@@ -261,4 +261,4 @@ def test_flags_are_read_by_their_rules() -> None:
 
 def test_the_documentation_holds_the_tables() -> None:
     document = (Path(__file__).parents[1] / "docs" / "server.md").read_text(encoding="utf-8")
-    assert markdown() in document, "put in what python -m foretoken.dialects.tables prints"
+    assert markdown() in document, "put in what python -m sametoken.dialects.tables prints"

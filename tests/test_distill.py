@@ -13,19 +13,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretoken import LLM, CheckpointError, ConfigError, DraftMismatchError, SamplingParams
-from foretoken.checkpoint.hub import read_config
-from foretoken.checkpoint.load import load_decoder, load_parameters, read_tensors
-from foretoken.checkpoint.mapping import rules_for
-from foretoken.checkpoint.write import write_model
-from foretoken.data.hidden_states import Features
-from foretoken.model.config import ModelConfig
-from foretoken.model.decoder import Decoder
-from foretoken.train.batch import Batch, goals
-from foretoken.train.distill import Distilled, Draft
-from foretoken.train.on_policy import rewrite, sample
-from foretoken.train.settings import LossSettings
-from foretoken.train.targets import read_ends
+from sametoken import LLM, CheckpointError, ConfigError, DraftMismatchError, SamplingParams
+from sametoken.checkpoint.hub import read_config
+from sametoken.checkpoint.load import load_decoder, load_parameters, read_tensors
+from sametoken.checkpoint.mapping import rules_for
+from sametoken.checkpoint.write import write_model
+from sametoken.data.hidden_states import Features
+from sametoken.model.config import ModelConfig
+from sametoken.model.decoder import Decoder
+from sametoken.train.batch import Batch, goals
+from sametoken.train.distill import Distilled, Draft
+from sametoken.train.on_policy import rewrite, sample
+from sametoken.train.settings import LossSettings
+from sametoken.train.targets import read_ends
 from tiny_models import VOCAB, save
 from training_checks import log_of, train_tiny, write_conversations
 

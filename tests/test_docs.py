@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken import LLM
+from sametoken import LLM
 from server_checks import Running, running
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 def commands(text: str = README.partition("## Train a head")[0]) -> list[str]:
     """Lines that begin with the program's name; MODEL and DRAFT stand for the embedded pair."""
-    lines = [line for block in blocks("sh", text) for line in block.splitlines() if line.startswith("foretoken ")]
+    lines = [line for block in blocks("sh", text) for line in block.splitlines() if line.startswith("sametoken ")]
     return [line.replace("MODEL", "embedded").replace("DRAFT", "embedded") for line in lines]
 
 
@@ -94,7 +94,7 @@ def test_commands_of_the_readme_run(command: str, tmp_path: Path) -> None:
 def run(arguments: list[str], directory: Path) -> str:
     """What the program says on standard output; it must end well."""
     done = subprocess.run(
-        [sys.executable, "-m", "foretoken.cli", *arguments], cwd=directory, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "sametoken.cli", *arguments], cwd=directory, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -19,15 +19,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from adversaries import future
 from drafter_checks import check_draft, tree_paths
 from engine_checks import DEPTH, PAGE, alone, check_idle, prompts, said, save_pair, watch
-from foretoken import LLM, SamplingParams
-from foretoken.drafters.base import Drafter
-from foretoken.drafters.eagle import EagleDrafter
-from foretoken.drafters.padded import Guess, chain, padded
-from foretoken.engine.scheduler import Plan
-from foretoken.model.heads import EagleHead, pack
-from foretoken.speculation.draft import Draft
-from foretoken.speculation.sampling import Sampling
 from head_checks import Reference, eagle_config, llm_with, random_weights, shape_of, weights_of
+from sametoken import LLM, SamplingParams
+from sametoken.drafters.base import Drafter
+from sametoken.drafters.eagle import EagleDrafter
+from sametoken.drafters.padded import Guess, chain, padded
+from sametoken.engine.scheduler import Plan
+from sametoken.model.heads import EagleHead, pack
+from sametoken.speculation.draft import Draft
+from sametoken.speculation.sampling import Sampling
 from tiny_models import VOCAB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -271,7 +271,7 @@ def test_plain_requests_and_the_head_share_pages(target: Target) -> None:
 @pytest.mark.parametrize("version", [1, 3])
 def test_long_backlogs_are_read_unasked(target: Target, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that decodes plainly keeps few features; what it says afterwards is the same."""
-    monkeypatch.setattr("foretoken.drafters.eagle.MOST_KEPT", 20)
+    monkeypatch.setattr("sametoken.drafters.eagle.MOST_KEPT", 20)
     head, reference = fresh(target, version=version)
     llm = llm_with(target.directory, head)
     drafter = llm.engine.drafters[llm.method]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from foretoken import LLM, SamplingParams
-from foretoken.embedded import DRAFT, TARGET
+from sametoken import LLM, SamplingParams
+from sametoken.embedded import DRAFT, TARGET
 
 TALK = [{"role": "user", "content": "Hi! A large latte with oat milk, please. Ça va? 你好 🙂"}]
 

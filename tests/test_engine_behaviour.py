@@ -28,9 +28,9 @@ from engine_checks import (
     speak_bytes,
     using,
 )
-from foretoken import LLM, Completion, SamplingParams
-from foretoken.engine.request import Request
-from foretoken.engine.scheduler import Plan
+from sametoken import LLM, Completion, SamplingParams
+from sametoken.engine.request import Request
+from sametoken.engine.scheduler import Plan
 from tiny_models import VOCAB
 
 PROMPT = [9, 10, 11, 12, 13]

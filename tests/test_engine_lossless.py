@@ -26,7 +26,7 @@ from engine_checks import (
     using,
     watch,
 )
-from foretoken import LLM, SamplingParams
+from sametoken import LLM, SamplingParams
 from tiny_models import VOCAB
 
 FAMILIES = ("llama-3.1", "mistral", "phi-3-long", "qwen-2", "qwen-3-biases")

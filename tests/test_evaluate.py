@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken.checkpoint.heads import read_head
-from foretoken.data.conversations import read_records
-from foretoken.engine.llm import LLM
-from foretoken.errors import DataError
-from foretoken.model.head_config import MedusaConfig
-from foretoken.model.heads import MedusaHeads, initialise
-from foretoken.speculation.params import SamplingParams
-from foretoken.train.batch import Batch
-from foretoken.train.evaluate import Asked, judge, judge_of, open_llm, read_questions
-from foretoken.train.static_tree import best_tree, rank_rates
-from foretoken.train.targets import Ends, read_ends
-from foretoken.train.targets import run as run_target
-from foretoken.train.unroll import unroll
+from sametoken.checkpoint.heads import read_head
+from sametoken.data.conversations import read_records
+from sametoken.engine.llm import LLM
+from sametoken.errors import DataError
+from sametoken.model.head_config import MedusaConfig
+from sametoken.model.heads import MedusaHeads, initialise
+from sametoken.speculation.params import SamplingParams
+from sametoken.train.batch import Batch
+from sametoken.train.evaluate import Asked, judge, judge_of, open_llm, read_questions
+from sametoken.train.static_tree import best_tree, rank_rates
+from sametoken.train.targets import Ends, read_ends
+from sametoken.train.targets import run as run_target
+from sametoken.train.unroll import unroll
 from training_checks import train_tiny, write_conversations
 
 pytestmark = pytest.mark.usefixtures("one_thread")

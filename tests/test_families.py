@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import tiny_models
-from foretoken.checkpoint.load import load_decoder
-from foretoken.model.decoder import Decoder
-from foretoken.runtime.cache import KVCache, PageTable, Span
-from foretoken.speculation.draft import ancestors
+from sametoken.checkpoint.load import load_decoder
+from sametoken.model.decoder import Decoder
+from sametoken.runtime.cache import KVCache, PageTable, Span
+from sametoken.speculation.draft import ancestors
 
 PROMPT = 24
 GREEDY = 64

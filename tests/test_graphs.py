@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.runtime.graphs import WARM_UPS, GraphKey, Graphs
-from foretoken.runtime.transfer import Readback, upload
+from sametoken.runtime.graphs import WARM_UPS, GraphKey, Graphs
+from sametoken.runtime.transfer import Readback, upload
 
 KEY = GraphKey("none", 0, 1, 512, (), torch.float32, True)
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.checkpoint.head_names import medusa_tensors
-from foretoken.checkpoint.heads import is_head
-from foretoken.errors import CheckpointError, DraftMismatchError, ForetokenError, UnsupportedModelError
-from foretoken.model.config import ModelConfig
 from head_files import TARGET, VOCAB, eagle_1, eagle_3, medusa, random_head, write_files
 from producers import BASE, IDS, SAFEAILAB, SPECFORGE, SPECULATORS, read, tensors_of, without
+from sametoken.checkpoint.head_names import medusa_tensors
+from sametoken.checkpoint.heads import is_head
+from sametoken.errors import CheckpointError, DraftMismatchError, SametokenError, UnsupportedModelError
+from sametoken.model.config import ModelConfig
 
 
-def refused(place: Path, kind: type[ForetokenError], target: ModelConfig = TARGET) -> str:
-    with pytest.raises(ForetokenError) as caught:
+def refused(place: Path, kind: type[SametokenError], target: ModelConfig = TARGET) -> str:
+    with pytest.raises(SametokenError) as caught:
         read(place, target)
     assert type(caught.value) is kind, caught.value
     assert str(place) in str(caught.value)
@@ -32,7 +32,7 @@ def changed_maps(head: Any, **maps: Tensor) -> dict[str, Tensor]:
 
 def test_eagle_1_called_eagle_3_and_the_reverse(tmp_path: Path) -> None:
     first, third = random_head(eagle_1()), random_head(eagle_3(draft_vocab_size=VOCAB))
-    for config in (SAFEAILAB, SPECFORGE, {**BASE, "foretoken": {"version": 3}}):
+    for config in (SAFEAILAB, SPECFORGE, {**BASE, "sametoken": {"version": 3}}):
         message = refused(write_files(tmp_path, config, tensors_of(first)), DraftMismatchError)
         assert "says EAGLE-3" in message
         assert "no hidden_norm" in message
@@ -72,7 +72,7 @@ def test_maps_of_the_vocabulary(tmp_path: Path) -> None:
     head = random_head(eagle_3())
     ids = head.draft_ids
     t2d = tensors_of(head)["t2d"]
-    cases: list[tuple[dict[str, Tensor], type[ForetokenError], str]] = [
+    cases: list[tuple[dict[str, Tensor], type[SametokenError], str]] = [
         (without(tensors_of(head), "d2t"), CheckpointError, "no d2t"),
         (changed_maps(head, d2t=head.d2t[:-1]), CheckpointError, "11 entries, expected 12"),
         (changed_maps(head, d2t=head.d2t.float()), CheckpointError, r"torch.float32"),

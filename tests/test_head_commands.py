@@ -1,4 +1,4 @@
-"""`foretoken export` and `foretoken doctor` as a user meets them, with heads of a tiny target."""
+"""`sametoken export` and `sametoken doctor` as a user meets them, with heads of a tiny target."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from cli_checks import Pair
-from foretoken.checkpoint.heads import read_head, write_head
-from foretoken.commands.diagnosis import Acceptance, Reading, advise
-from foretoken.model.head_config import MedusaConfig
-from foretoken.model.heads import EagleHead, MedusaHeads
 from head_checks import eagle_config, random_weights, shape_of
 from head_files import read_files
+from sametoken.checkpoint.heads import read_head, write_head
+from sametoken.commands.diagnosis import Acceptance, Reading, advise
+from sametoken.model.head_config import MedusaConfig
+from sametoken.model.heads import EagleHead, MedusaHeads
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -43,7 +43,7 @@ def heads(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def foreign(heads: Path, tmp_path: Path) -> Path:
     """The EAGLE-3 head as SpecForge would have written it: nobody says what its ids count."""
     config, _ = read_files(heads / "eagle3")
-    del config["foretoken"], config[IDS]
+    del config["sametoken"], config[IDS]
     config["eagle_config"] = {IDS: [0, 1]}
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "config.json").write_text(json.dumps(config))
@@ -75,7 +75,7 @@ def test_export_to_another_dtype_and_other_layers(run: Any, pair: Pair, heads: P
     answer = export(run, pair, heads / "eagle3", tmp_path / "out", *more)
     assert answer.code == 0, answer.err
     config, tensors = read_files(tmp_path / "out")
-    assert (config[IDS], config["eagle_config"][IDS], config["foretoken"]["taps"]) == ([2, 3], [1, 2], [1, 2])
+    assert (config[IDS], config["eagle_config"][IDS], config["sametoken"]["taps"]) == ([2, 3], [1, 2], [1, 2])
     assert config["torch_dtype"] == "bfloat16"
     assert {t.dtype for t in tensors.values() if t.is_floating_point()} == {torch.bfloat16}
 
@@ -151,7 +151,7 @@ def test_doctor_names_kind_and_engines(
     run: Any, pair: Pair, heads: Path, name: str, kind: str, engines: set[str]
 ) -> None:
     found = examine(run, pair, heads / name, "--no-measure")
-    assert (found["kind"], found["producer"], found["acceptance"]) == (kind, "foretoken", [])
+    assert (found["kind"], found["producer"], found["acceptance"]) == (kind, "sametoken", [])
     assert {engine for engine, reasons in found["engines"].items() if not reasons} == engines
 
 
@@ -165,7 +165,7 @@ def test_doctor_tells_the_drafts_rotation_from_the_targets(run: Any, pair: Pair,
 def test_doctor_shows_tables(run: Any, pair: Pair, heads: Path) -> None:
     answer = run("doctor", str(heads / "residual"), "--target", pair.target, "--no-measure")
     assert answer.code == 0
-    for words in ("EAGLE-3", "foretoken", "norm_before_residual", "TensorRT-LLM"):
+    for words in ("EAGLE-3", "sametoken", "norm_before_residual", "TensorRT-LLM"):
         assert words in answer.out
 
 

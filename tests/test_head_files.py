@@ -15,12 +15,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foretoken.checkpoint.head_layouts import ENGINES, refusals
-from foretoken.checkpoint.heads import is_head, read_head, stored_dtype, write_head
-from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
-from foretoken.model.config import RopeConfig
-from foretoken.model.head_config import EagleConfig, MedusaConfig
 from head_files import TARGET, VOCAB, eagle_1, eagle_3, layers, medusa, outputs, random_head, read_files
+from sametoken.checkpoint.head_layouts import ENGINES, refusals
+from sametoken.checkpoint.heads import is_head, read_head, stored_dtype, write_head
+from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
+from sametoken.model.config import RopeConfig
+from sametoken.model.head_config import EagleConfig, MedusaConfig
 
 ROPES = [
     RopeConfig("default", 10000.0, 4, 48, 48),
@@ -178,7 +178,7 @@ def test_nothing_is_lost_when_writing_fails(tmp_path: Path, monkeypatch: pytest.
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    for broken in ("foretoken.checkpoint.heads.save_file", "foretoken.checkpoint.heads.json.dumps"):
+    for broken in ("sametoken.checkpoint.heads.save_file", "sametoken.checkpoint.heads.json.dumps"):
         with monkeypatch.context() as patched:
             patched.setattr(broken, full)
             with pytest.raises(CheckpointError, match="No space left"):

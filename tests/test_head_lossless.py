@@ -13,10 +13,10 @@ import torch
 
 from drafter_checks import check_draft
 from engine_checks import alone, check_idle, llama, make_llm, prompts, said, save_pair, watch
-from foretoken import LLM, Completion, SamplingParams
-from foretoken.model.heads import EagleHead, MedusaHeads
-from foretoken.speculation.draft import Draft
 from head_checks import llm_with, make_eagle, make_medusa
+from sametoken import LLM, Completion, SamplingParams
+from sametoken.model.heads import EagleHead, MedusaHeads
+from sametoken.speculation.draft import Draft
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.checkpoint.head_names import medusa_tensors
-from foretoken.checkpoint.heads import LoadedHead, is_head
 from head_files import HIDDEN, LAYERS, VOCAB, eagle_1, eagle_3, layers, medusa, outputs, random_head, write_files
 from producers import BASE, IDS, MODELOPT, SAFEAILAB, SPECFORGE, SPECULATORS, midlayer, read, tensors_of, without
+from sametoken.checkpoint.head_names import medusa_tensors
+from sametoken.checkpoint.heads import LoadedHead, is_head
 
 
 def check_same(loaded: LoadedHead, head: Any) -> None:
@@ -146,7 +146,7 @@ def test_eagle_1_of_modelopt_with_norms(tmp_path: Path) -> None:
         ({IDS: [3, 4, 8], "eagle_config": {IDS: [2, 3, 7]}}, (2, 3, 7), True),
         ({IDS: [3, 4, 6], "eagle_config": {IDS: [3, 4, 6]}}, (2, 3, 5), False),
         ({IDS: [2, 4, 5], "speculators_config": {}}, (1, 3, 4), True),
-        ({"foretoken": {"taps": [2, 5, 7]}, IDS: [1, 1, 1]}, (2, 5, 7), True),
+        ({"sametoken": {"taps": [2, 5, 7]}, IDS: [1, 1, 1]}, (2, 5, 7), True),
     ],
 )
 def test_conventions_of_layer_ids(stated: dict[str, Any], taps: tuple[int, ...], known: bool, tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM
 
 from cli_checks import Pair, greedy
 from engine_checks import alone, llama, make_llm, prompts, said
-from foretoken import LLM, ConfigError, SamplingParams, SpeculativeConfig, embedded
-from foretoken.checkpoint.heads import write_head
-from foretoken.commands.models import model_names
-from foretoken.errors import CheckpointError, DraftMismatchError
-from foretoken.model.head_config import MedusaConfig
-from foretoken.model.heads import EagleHead, MedusaHeads, initialise, pack
 from head_checks import Reference, eagle_config, llm_with, random_weights, shape_of, weights_of
+from sametoken import LLM, ConfigError, SamplingParams, SpeculativeConfig, embedded
+from sametoken.checkpoint.heads import write_head
+from sametoken.commands.models import model_names
+from sametoken.errors import CheckpointError, DraftMismatchError
+from sametoken.model.head_config import MedusaConfig
+from sametoken.model.heads import EagleHead, MedusaHeads, initialise, pack
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 import tiny_models
 from cli_checks import Pair
-from foretoken import embedded
-from foretoken.checkpoint.identity import model_digest
-from foretoken.checkpoint.load import load_decoder
-from foretoken.checkpoint.tokenizer import load_tokenizer
-from foretoken.data import extraction
-from foretoken.data.extraction import (
+from sametoken import embedded
+from sametoken.checkpoint.identity import model_digest
+from sametoken.checkpoint.load import load_decoder
+from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.data import extraction
+from sametoken.data.extraction import (
     Reader,
     check_size,
     extract,
@@ -31,11 +31,11 @@ from foretoken.data.extraction import (
     spec_of,
     spell,
 )
-from foretoken.data.hidden_states import HiddenSpec, decode, encode
-from foretoken.data.preparation import data_digest, prepare
-from foretoken.data.prepared import Origin, Prepared
-from foretoken.errors import ConfigError, DataError
-from foretoken.model.decoder import Decoder
+from sametoken.data.hidden_states import HiddenSpec, decode, encode
+from sametoken.data.preparation import data_digest, prepare
+from sametoken.data.prepared import Origin, Prepared
+from sametoken.errors import ConfigError, DataError
+from sametoken.model.decoder import Decoder
 from test_masks import turns
 from test_prepared import write
 

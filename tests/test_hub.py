@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.checkpoint import hub as room
-from foretoken.errors import CheckpointError, HubError, UnsupportedModelError
 from hub_server import Hub, Repository, serve
+from sametoken.checkpoint import hub as room
+from sametoken.errors import CheckpointError, HubError, UnsupportedModelError
 
 CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}).encode()
 WEIGHTS = bytes(range(256)) * 4096
@@ -163,7 +163,7 @@ def test_token_of_the_environment_opens_a_private_repository(hub: Hub, monkeypat
 
 def test_environment_variables_reach_the_client(hub: Hub, tmp_path: Path) -> None:
     """HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE are read by the client at import: seen from a fresh process."""
-    code = "from foretoken.checkpoint.hub import resolve; print(resolve('owner/small'))"
+    code = "from sametoken.checkpoint.hub import resolve; print(resolve('owner/small'))"
 
     def run(**more: str) -> subprocess.CompletedProcess[str]:
         home = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.data.journal import Lines, settings_file, start_over, take_up
-from foretoken.errors import ConfigError, DataError
+from sametoken.data.journal import Lines, settings_file, start_over, take_up
+from sametoken.errors import ConfigError, DataError
 
 SETTINGS = {"model": "a", "temperature": 0.5}
 ROWS = [{"id": n, "text": "é" * n} for n in range(4)]

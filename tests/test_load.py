@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from foretoken.checkpoint.load import Stored, load_decoder, load_parameters
-from foretoken.checkpoint.mapping import rules_for
-from foretoken.errors import CheckpointError, UnsupportedModelError
+from sametoken.checkpoint.load import Stored, load_decoder, load_parameters
+from sametoken.checkpoint.mapping import rules_for
+from sametoken.errors import CheckpointError, UnsupportedModelError
 
 HIDDEN, HEADS, KV_HEADS, SIZE, WIDTH, VOCAB, LAYERS = 16, 4, 2, 6, 20, 32, 2
 SHAPES = SimpleNamespace(

@@ -11,9 +11,9 @@ from tokenizers import AddedToken
 
 import chat_templates
 from chat_templates import CLOSING, SIGNS, STOCK
-from foretoken.checkpoint.tokenizer import Tokenizer
-from foretoken.data.masks import USUAL, Rules, common_prefix, common_suffix, mask_conversation, mask_text, spans_of
-from foretoken.errors import DataError, RequestError
+from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.data.masks import USUAL, Rules, common_prefix, common_suffix, mask_conversation, mask_text, spans_of
+from sametoken.errors import DataError, RequestError
 from test_tokenizer import BACKENDS
 
 WORDS = "The quick fox", "jumps over\nthe dog.", "return a + b", "naïve café 東京 🦊"

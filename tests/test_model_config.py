@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, PreTrainedConfig
 
-from foretoken.errors import CheckpointError, ConfigError, ForetokenError, UnsupportedModelError
-from foretoken.model import layers
-from foretoken.model.config import ACTIVATIONS, FAMILIES, ModelConfig
+from sametoken.errors import CheckpointError, ConfigError, SametokenError, UnsupportedModelError
+from sametoken.model import layers
+from sametoken.model.config import ACTIVATIONS, FAMILIES, ModelConfig
 
 SHAPE = {
     "vocab_size": 32000,
@@ -164,7 +164,7 @@ def test_the_context_limit_leaves_the_rotary_facts_alone() -> None:
         ModelConfig.from_hf(published("phi-3-128k"), max_seq_len=0)
 
 
-BAD: list[tuple[dict[str, Any], type[ForetokenError], str]] = [
+BAD: list[tuple[dict[str, Any], type[SametokenError], str]] = [
     (
         {"architectures": ["GPT2LMHeadModel"]},
         UnsupportedModelError,
@@ -197,7 +197,7 @@ BAD: list[tuple[dict[str, Any], type[ForetokenError], str]] = [
 
 
 @pytest.mark.parametrize(("change", "error", "words"), BAD, ids=[str(change)[:50] for change, _, _ in BAD])
-def test_bad_values_are_named(change: dict[str, Any], error: type[ForetokenError], words: str) -> None:
+def test_bad_values_are_named(change: dict[str, Any], error: type[SametokenError], words: str) -> None:
     with pytest.raises(error) as caught:
         ModelConfig.from_hf({**published("llama-2"), **change})
     assert re.search(words, str(caught.value))
@@ -216,7 +216,7 @@ def test_bad_values_are_named(change: dict[str, Any], error: type[ForetokenError
     ],
 )
 def test_bad_values_of_a_family_are_named(
-    name: str, change: dict[str, Any], error: type[ForetokenError], words: str
+    name: str, change: dict[str, Any], error: type[SametokenError], words: str
 ) -> None:
     with pytest.raises(error) as caught:
         ModelConfig.from_hf({**published(name), **change})

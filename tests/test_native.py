@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Phi3Config, PreTrainedConfig, Qwen3Config
 
-from foretoken.checkpoint.load import load_decoder
-from foretoken.errors import ConfigError
-from foretoken.model import linear as linear_module
-from foretoken.model import native as native_module
-from foretoken.model.decoder import Decoder
-from foretoken.model.formats.names import FORMATS
-from foretoken.model.formats.packing import pack_bfloat16, pairs, unpaired
-from foretoken.model.native import Certain
-from foretoken.native import library as native
-from foretoken.native.library import Library
-from foretoken.runtime.cache import KVCache, PageTable, Span
-from foretoken.speculation.draft import ancestors
-from foretoken.speculation.params import SamplingParams
-from foretoken.speculation.rows import RowSampling, Sampling
 from native_checks import kernels, threads
+from sametoken.checkpoint.load import load_decoder
+from sametoken.errors import ConfigError
+from sametoken.model import linear as linear_module
+from sametoken.model import native as native_module
+from sametoken.model.decoder import Decoder
+from sametoken.model.formats.names import FORMATS
+from sametoken.model.formats.packing import pack_bfloat16, pairs, unpaired
+from sametoken.model.native import Certain
+from sametoken.native import library as native
+from sametoken.native.library import Library
+from sametoken.runtime.cache import KVCache, PageTable, Span
+from sametoken.speculation.draft import ancestors
+from sametoken.speculation.params import SamplingParams
+from sametoken.speculation.rows import RowSampling, Sampling
 
 __all__ = ["kernels", "threads"]  # fixtures
 

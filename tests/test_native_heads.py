@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from foretoken.model.config import ModelConfig, RopeConfig
-from foretoken.model.decoder import Decoder, attend_in
-from foretoken.model.formats.names import FORMATS
-from foretoken.model.head_config import EagleConfig
-from foretoken.model.heads import EagleHead, pack
-from foretoken.model.linear import Embedding, Linear
-from foretoken.model.native import Certain, NativeEagle
-from foretoken.native.library import Library
-from foretoken.runtime.cache import KVCache, PageTable, Span, View
-from foretoken.speculation.draft import Draft, ancestors, chain_parents
-from foretoken.speculation.params import SamplingParams
-from foretoken.speculation.rows import RowSampling, Sampling
-from foretoken.speculation.sampling import sample
 from native_checks import kernels, threads
+from sametoken.model.config import ModelConfig, RopeConfig
+from sametoken.model.decoder import Decoder, attend_in
+from sametoken.model.formats.names import FORMATS
+from sametoken.model.head_config import EagleConfig
+from sametoken.model.heads import EagleHead, pack
+from sametoken.model.linear import Embedding, Linear
+from sametoken.model.native import Certain, NativeEagle
+from sametoken.native.library import Library
+from sametoken.runtime.cache import KVCache, PageTable, Span, View
+from sametoken.speculation.draft import Draft, ancestors, chain_parents
+from sametoken.speculation.params import SamplingParams
+from sametoken.speculation.rows import RowSampling, Sampling
+from sametoken.speculation.sampling import sample
 
 __all__ = ["kernels", "threads"]  # fixtures
 
@@ -124,7 +124,7 @@ class Torch:
     def __init__(self, config: EagleConfig, dtype: torch.dtype) -> None:
         with pytest.MonkeyPatch.context() as patch:
             for name in ("linear", "native"):
-                patch.setattr(f"foretoken.model.{name}.library", lambda: None)
+                patch.setattr(f"sametoken.model.{name}.library", lambda: None)
             self.head, self.target = head_of(config, dtype, False), decoder_of(dtype, False)
 
     def fuse(self, features: Tensor) -> Tensor:

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import foretoken.drafters.ngram as ngram
+import sametoken.drafters.ngram as ngram
 from drafter_checks import check_draft, mixed_text, tree_paths, work_of_steps
-from foretoken.drafters.ngram import NgramDrafter
-from foretoken.drafters.padded import Guess, padded
-from foretoken.errors import ConfigError
+from sametoken.drafters.ngram import NgramDrafter
+from sametoken.drafters.padded import Guess, padded
+from sametoken.errors import ConfigError
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 

@@ -18,17 +18,17 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretoken.drafters.device import DraftChain, Plain, Proposer
-from foretoken.drafters.draft_model import DraftModelDrafter
-from foretoken.engine.device_step import decode_step
-from foretoken.engine.runner import Batch, Runner
-from foretoken.model.config import ModelConfig
-from foretoken.model.decoder import Decoder
-from foretoken.runtime.cache import KVCache, PageTable
-from foretoken.runtime.lanes import Lanes
-from foretoken.speculation.draft import Draft, chain_parents
-from foretoken.speculation.params import SamplingParams
-from foretoken.speculation.sampling import RowSampling, Sampling
+from sametoken.drafters.device import DraftChain, Plain, Proposer
+from sametoken.drafters.draft_model import DraftModelDrafter
+from sametoken.engine.device_step import decode_step
+from sametoken.engine.runner import Batch, Runner
+from sametoken.model.config import ModelConfig
+from sametoken.model.decoder import Decoder
+from sametoken.runtime.cache import KVCache, PageTable
+from sametoken.runtime.lanes import Lanes
+from sametoken.speculation.draft import Draft, chain_parents
+from sametoken.speculation.params import SamplingParams
+from sametoken.speculation.sampling import RowSampling, Sampling
 
 CUDA = torch.device("cuda", 0)
 LLAMA = {

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from foretoken.speculation.noise import _hash, choice_seed, noise, wrap64
+from sametoken.speculation.noise import _hash, choice_seed, noise, wrap64
 
 MASK = 2**64 - 1
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from foretoken.errors import RequestError
-from foretoken.speculation.params import RequestSpeculation, SamplingParams
+from sametoken.errors import RequestError
+from sametoken.speculation.params import RequestSpeculation, SamplingParams
 
 GOOD = {
     "n": [1, 8],

@@ -23,9 +23,9 @@ from peers_engines.llama_cpp import arguments, read_answer
 from peers_engines.load import free_bytes, machine_seconds, process_seconds, usage
 from peers_engines.protocol import Clock
 
-from foretoken.errors import ConfigError
+from sametoken.errors import ConfigError
 
-OURS, THEIRS = Cell("foretoken", "bf16", "plain"), Cell("transformers", "bf16", "plain")
+OURS, THEIRS = Cell("sametoken", "bf16", "plain"), Cell("transformers", "bf16", "plain")
 
 
 def attempt(cell: Cell, number: int, speed: float, foreign: float = 0.0) -> Attempt:
@@ -268,7 +268,7 @@ def test_hosts_warm_up_once_and_close_the_last_used_for_room(
 def sample_report() -> report.Report:
     setup = {
         "target": "T", "draft": "D", "prompts": 2, "prompt_tokens": [3, 9], "max_tokens": 2, "draft_len": 4,
-        "threads": 2, "versions": {"foretoken": "1"},
+        "threads": 2, "versions": {"sametoken": "1"},
     }  # fmt: skip
     attempts = [attempt(OURS, 0, 20), attempt(THEIRS, 0, 10), attempt(OURS, 1, 20), attempt(THEIRS, 1, 8, foreign=1)]
     missing = Cell("vllm", "bf16", "plain")
@@ -278,7 +278,7 @@ def sample_report() -> report.Report:
 def test_the_report_names_the_model_the_ratio_and_what_is_absent() -> None:
     text = report.text(sample_report())
     assert text.count("T; draft: D") == 2
-    row = next(line for line in text.splitlines() if "foretoken/bf16/plain / transformers" in line)
+    row = next(line for line in text.splitlines() if "sametoken/bf16/plain / transformers" in line)
     assert "2.00x (2.00 to 2.00)" in row
     assert "reached" in row
     assert "- vllm/bf16/plain: not installed" in text
@@ -300,5 +300,5 @@ def test_all_attempts_are_written(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "peers.json").read_text())
     assert [a["clean"] for a in written["attempts"]] == [True, True, True, False]
     assert written["attempts"][0]["answers"][0]["tokens"] == "1 2"
-    assert written["ratios"]["foretoken/bf16/plain / transformers/bf16/plain"]["kept"] == 1
+    assert written["ratios"]["sametoken/bf16/plain / transformers/bf16/plain"]["kept"] == 1
     assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")

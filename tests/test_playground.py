@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from cli_checks import Pair
-from foretoken import LLM
-from foretoken.server.playground import OURS, PATHS
+from sametoken import LLM
+from sametoken.server.playground import OURS, PATHS
 from server_checks import Running, running
 
 CLOSED = ("base-uri", "form-action", "frame-ancestors")
@@ -45,7 +45,7 @@ def test_what_the_pages_load_is_there_and_nothing_else_is(locked: Running) -> No
             f"/playground/{each}" for each in re.findall(r'from "\./([^"]+)"', locked.get(f"/playground/{name}").text)
         }
     assert {"/", *asked} == set(PATHS)  # / has a link to /docs
-    kept = {each.name for each in files("foretoken.server.playground").iterdir()} - {"__init__.py", "__pycache__"}
+    kept = {each.name for each in files("sametoken.server.playground").iterdir()} - {"__init__.py", "__pycache__"}
     assert kept == set(OURS.values())
 
 

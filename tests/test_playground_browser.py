@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from foretoken import LLM
+from sametoken import LLM
 from server_checks import Gate, Running, running
 
 playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is missing: pip install 'foretoken[browser]'"
+    "playwright.sync_api", reason="playwright is missing: pip install 'sametoken[browser]'"
 )
 CHROMIUM = Path("/usr/bin/chromium")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is missing: apt-get install chromium")

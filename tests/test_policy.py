@@ -12,11 +12,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from foretoken.speculation.acceptance import HOPE, Acceptance, Gate
-from foretoken.speculation.advice import FEW, LONG_OFF, UNUSED, Advice
-from foretoken.speculation.allocation import MARGIN, Row, allocate
-from foretoken.speculation.cost import STRIDE, Costs, Curve, Measured
-from foretoken.speculation.policy import PROBE_MOST, PROBE_SHARE, Policy, Wish
+from sametoken.speculation.acceptance import HOPE, Acceptance, Gate
+from sametoken.speculation.advice import FEW, LONG_OFF, UNUSED, Advice
+from sametoken.speculation.allocation import MARGIN, Row, allocate
+from sametoken.speculation.cost import STRIDE, Costs, Curve, Measured
+from sametoken.speculation.policy import PROBE_MOST, PROBE_SHARE, Policy, Wish
 
 LONGEST = 8
 FLAT = {2: 1.0, 16: 1.0, 32: 1.6, 64: 3.0}  # a kernel that is flat up to 16 rows

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from drafter_checks import check_draft
-from foretoken import LLM, Completion, RequestError, RequestSpeculation, SamplingParams
-from foretoken.drafters.prediction import PredictionDrafter, index_prediction
-from foretoken.drafters.suffix import SuffixAutomaton
-from foretoken.speculation.structure import StructuredOutputs
+from sametoken import LLM, Completion, RequestError, RequestSpeculation, SamplingParams
+from sametoken.drafters.prediction import PredictionDrafter, index_prediction
+from sametoken.drafters.suffix import SuffixAutomaton
+from sametoken.speculation.structure import StructuredOutputs
 
 PROMPT = "one two one two"
 

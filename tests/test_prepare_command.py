@@ -1,4 +1,4 @@
-"""`foretoken prepare` as a user meets it: what it prints and writes, how processes share the work, what it refuses."""
+"""`sametoken prepare` as a user meets it: what it prints and writes, how processes share the work, what it refuses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from chat_templates import STOCK
 from cli_checks import Pair
-from foretoken.commands.prepare import coloured
-from foretoken.data.masks import mask_conversation
-from foretoken.data.prepared import Prepared
+from sametoken.commands.prepare import coloured
+from sametoken.data.masks import mask_conversation
+from sametoken.data.prepared import Prepared
 from test_masks import speaker, turns
 from test_prepared import write
 

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chat_templates import STOCK
-from foretoken.checkpoint.identity import model_digest
-from foretoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
-from foretoken.data.files import write_json
-from foretoken.data.packing import pack
-from foretoken.data.preparation import data_digest, prepare
-from foretoken.data.prepared import MANIFEST, SAMPLES, Origin, Prepared
-from foretoken.data.vocabulary import choose_vocabulary, count_tokens
-from foretoken.errors import DataError
+from sametoken.checkpoint.identity import model_digest
+from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from sametoken.data.files import write_json
+from sametoken.data.packing import pack
+from sametoken.data.preparation import data_digest, prepare
+from sametoken.data.prepared import MANIFEST, SAMPLES, Origin, Prepared
+from sametoken.data.vocabulary import choose_vocabulary, count_tokens
+from sametoken.errors import DataError
 from test_masks import speaker, turns
 
 VOCAB = 450
@@ -195,7 +195,7 @@ def test_a_full_disk_leaves_nothing_half_written(data: Path, tokenizer: Tokenize
     """The size of files is limited instead of the disk; both fail in the middle of a write."""
     program = (
         "import resource, signal, sys; from pathlib import Path; import torch\n"
-        "from foretoken.data.files import write_tensors; from foretoken.errors import DataError\n"
+        "from sametoken.data.files import write_tensors; from sametoken.errors import DataError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try: write_tensors(Path(sys.argv[1]), {'x': torch.zeros(100000)})\n"

@@ -11,12 +11,12 @@ import torch
 from rich.console import Console
 
 from cli_checks import Pair, greedy
-from foretoken import LLM, LosslessnessError, SamplingParams, embedded
-from foretoken.commands import demo, race
-from foretoken.commands.verify import verify
-from foretoken.data.prompts import BUILT_IN, Spelled
-from foretoken.engine.runner import Batch, Outcome, Runner
-from foretoken.speculation.advice import UNUSED
+from sametoken import LLM, LosslessnessError, SamplingParams, embedded
+from sametoken.commands import demo, race
+from sametoken.commands.verify import verify
+from sametoken.data.prompts import BUILT_IN, Spelled
+from sametoken.engine.runner import Batch, Outcome, Runner
+from sametoken.speculation.advice import UNUSED
 
 
 class Broken(Runner):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import foretoken
-from foretoken import errors
+import sametoken
+from sametoken import errors
 
 PROMISED = {
     "LLM", "AsyncLLM", "SamplingParams", "RequestSpeculation", "SpeculativeConfig", "KVCacheConfig", "Completion",
@@ -20,29 +20,29 @@ PROMISED = {
 
 
 def test_every_public_name_is_its_own_object() -> None:
-    found = {name: getattr(foretoken, name) for name in foretoken.__all__}
+    found = {name: getattr(sametoken, name) for name in sametoken.__all__}
     assert all(value.__name__ == name for name, value in found.items() if name != "__version__")
-    assert set(dir(foretoken)) >= set(foretoken.__all__)
+    assert set(dir(sametoken)) >= set(sametoken.__all__)
 
 
 def test_public_names_are_the_promised_ones_and_every_error() -> None:
     tree = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
-    assert set(foretoken.__all__) == PROMISED | tree | {"__version__"}
-    assert len(foretoken.__all__) == len(set(foretoken.__all__))
+    assert set(sametoken.__all__) == PROMISED | tree | {"__version__"}
+    assert len(sametoken.__all__) == len(set(sametoken.__all__))
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Lllm'"):
-        foretoken.Lllm  # noqa: B018
+        sametoken.Lllm  # noqa: B018
 
 
 @pytest.mark.parametrize(
     "statement",
     [
-        "import foretoken; foretoken.__version__",
-        "from foretoken import SamplingParams, ForetokenError, RequestSpeculation",
-        "from foretoken import SpeculativeConfig, KVCacheConfig",
-        "from foretoken import embedded",
+        "import sametoken; sametoken.__version__",
+        "from sametoken import SamplingParams, SametokenError, RequestSpeculation",
+        "from sametoken import SpeculativeConfig, KVCacheConfig",
+        "from sametoken import embedded",
     ],
 )
 def test_names_without_tensors_import_no_torch(statement: str) -> None:

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from foretoken.checkpoint.load import read_tensors
-from foretoken.errors import CheckpointError
+from sametoken.checkpoint.load import read_tensors
+from sametoken.errors import CheckpointError
 
 
 def tensors() -> dict[str, Tensor]:

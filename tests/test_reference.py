@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.commands import reference
-from foretoken.server.fields import Body
-from foretoken.server.responses_schema import InputCall, InputMessage, InputOutput
+from sametoken.commands import reference
+from sametoken.server.fields import Body
+from sametoken.server.responses_schema import InputCall, InputMessage, InputOutput
 
 PAGE = Path(__file__).parents[1] / "docs" / "server.md"
 BODIES = [body for _, body in reference.BODIES]
@@ -21,7 +21,7 @@ def owners(root: type[Body] = Body) -> list[type[Body]]:
 
 def test_the_page_holds_what_the_code_says() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == reference.written(page), "run python -m foretoken.commands.reference docs/server.md"
+    assert page == reference.written(page), "run python -m sametoken.commands.reference docs/server.md"
 
 
 def test_a_page_gets_its_parts_and_keeps_the_rest() -> None:

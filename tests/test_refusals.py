@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken import LLM, AsyncLLM, ConfigError, ForetokenError, RequestError, SamplingParams, SpeculativeConfig
+from sametoken import LLM, AsyncLLM, ConfigError, RequestError, SametokenError, SamplingParams, SpeculativeConfig
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_closing_leaves_no_request_behind(tiny_llm_dir: Path) -> None:
         await asyncio.sleep(0.05)
         await engine.close()
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(ended, ForetokenError | list)
+            assert isinstance(ended, SametokenError | list)
         return engine.llm
 
     engine = asyncio.run(run()).engine

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cli_checks import Pair
-from foretoken import LLM, SamplingParams
+from sametoken import LLM, SamplingParams
 from tiny_models import build
 
 PROMPT = [60, 3]  # where the draft is right once

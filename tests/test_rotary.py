@@ -11,8 +11,8 @@ from transformers import LlamaConfig, Phi3Config, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding, apply_rotary_pos_emb
 
-from foretoken.model.config import ModelConfig
-from foretoken.model.rotary import apply_rope, attention_scaling, frequencies, rope_tables
+from sametoken.model.config import ModelConfig
+from sametoken.model.rotary import apply_rope, attention_scaling, frequencies, rope_tables
 
 SIZES = {
     "vocab_size": 128,

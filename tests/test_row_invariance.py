@@ -16,13 +16,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import tiny_models
-from foretoken.checkpoint.load import load_decoder
-from foretoken.model.attention import attend
-from foretoken.model.layers import gated
-from foretoken.model.linear import ROW_BLOCK, Linear
-from foretoken.model.rotary import apply_rope
-from foretoken.runtime.cache import KVCache, PageTable, Span
-from foretoken.speculation.draft import ancestors
+from sametoken.checkpoint.load import load_decoder
+from sametoken.model.attention import attend
+from sametoken.model.layers import gated
+from sametoken.model.linear import ROW_BLOCK, Linear
+from sametoken.model.rotary import apply_rope
+from sametoken.runtime.cache import KVCache, PageTable, Span
+from sametoken.speculation.draft import ancestors
 
 DTYPES = (torch.bfloat16, torch.float32)
 PAGE = 16

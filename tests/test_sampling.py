@@ -20,11 +20,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from foretoken.errors import RequestError
-from foretoken.speculation.draft import PADDING, Draft, ancestors, chain_parents
-from foretoken.speculation.noise import noise
-from foretoken.speculation.params import SamplingParams
-from foretoken.speculation.sampling import Sampling, rank, sample, token_logprobs
+from sametoken.errors import RequestError
+from sametoken.speculation.draft import PADDING, Draft, ancestors, chain_parents
+from sametoken.speculation.noise import noise
+from sametoken.speculation.params import SamplingParams
+from sametoken.speculation.sampling import Sampling, rank, sample, token_logprobs
 from sampling_checks import BAD_WORDS, END, EVERYTHING, V, draw_after, kept, params_of, reference, row, tokens_of
 
 

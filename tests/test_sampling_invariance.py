@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foretoken.speculation.draft import PADDING, Draft, ancestors, chain_parents
-from foretoken.speculation.noise import noise
-from foretoken.speculation.params import SamplingParams
-from foretoken.speculation.sampling import RowSampling, Sampling, rank, sample
-from foretoken.speculation.verify import verify
+from sametoken.speculation.draft import PADDING, Draft, ancestors, chain_parents
+from sametoken.speculation.noise import noise
+from sametoken.speculation.params import SamplingParams
+from sametoken.speculation.sampling import RowSampling, Sampling, rank, sample
+from sametoken.speculation.verify import verify
 from sampling_checks import BAD_WORDS, END, EVERYTHING, V, draw_after, params_of, row, tokens_of
 
 

@@ -9,14 +9,14 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from foretoken.engine.blocks import BlockManager
-from foretoken.engine.detokenize import Detokenizer
-from foretoken.engine.pace import Pace
-from foretoken.engine.request import Request
-from foretoken.engine.scheduler import Plan, Scheduler
-from foretoken.speculation.params import SamplingParams
-from foretoken.speculation.policy import Wish
-from foretoken.speculation.sampling import RowSampling
+from sametoken.engine.blocks import BlockManager
+from sametoken.engine.detokenize import Detokenizer
+from sametoken.engine.pace import Pace
+from sametoken.engine.request import Request
+from sametoken.engine.scheduler import Plan, Scheduler
+from sametoken.speculation.params import SamplingParams
+from sametoken.speculation.policy import Wish
+from sametoken.speculation.sampling import RowSampling
 
 VOCAB, PAGE, CONTEXT = 8, 4, 40
 ROWS, BUDGET, MIXED, NODES, LAG = 4, 16, 6, 5, 3

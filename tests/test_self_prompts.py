@@ -10,10 +10,10 @@ import pytest
 
 import chat_templates
 from chat_templates import STOCK
-from foretoken import LLM, SamplingParams
-from foretoken.data.self_prompts import MOST_TURNS, open_turn
-from foretoken.data.synthesize import HOPELESS, derived_seed
-from foretoken.errors import RequestError
+from sametoken import LLM, SamplingParams
+from sametoken.data.self_prompts import MOST_TURNS, open_turn
+from sametoken.data.synthesize import HOPELESS, derived_seed
+from sametoken.errors import RequestError
 from test_masks import speaker, turns
 from test_tokenizer import BACKENDS
 

@@ -1,4 +1,4 @@
-"""`foretoken serve` by other servers' words: what wins, what is refused, and the published requests on a server."""
+"""`sametoken serve` by other servers' words: what wins, what is refused, and the published requests on a server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from cli_checks import Pair
-from foretoken import LLM, SamplingParams, embedded
-from foretoken.commands import serve
-from foretoken.commands.models import open_llm
-from foretoken.commands.options import Chosen
-from foretoken.commands.resolution import HINTS, check_choice, resolve
-from foretoken.config import EngineConfig, KVCacheConfig, ServerConfig, SpeculativeConfig
-from foretoken.errors import CheckpointError, ConfigError
-from foretoken.server.run import bind
+from sametoken import LLM, SamplingParams, embedded
+from sametoken.commands import serve
+from sametoken.commands.models import open_llm
+from sametoken.commands.options import Chosen
+from sametoken.commands.resolution import HINTS, check_choice, resolve
+from sametoken.config import EngineConfig, KVCacheConfig, ServerConfig, SpeculativeConfig
+from sametoken.errors import CheckpointError, ConfigError
+from sametoken.server.run import bind
 from server_checks import Running, running
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"

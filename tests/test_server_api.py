@@ -12,8 +12,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from cli_checks import Pair
-from foretoken import LLM, Completion, SamplingParams
-from foretoken.engine.request import SpeculationStats
+from sametoken import LLM, Completion, SamplingParams
+from sametoken.engine.request import SpeculationStats
 from server_checks import MODEL, Running, running
 
 PROMPT = "abc abc abc"
@@ -304,18 +304,18 @@ def test_metrics_agree_with_the_replies(served: Running) -> None:
     grown = {name: value - before.get(name, 0) for name, value in after.items()}
     stats = [choice["speculative"]["stats"] for choice in reply["choices"]]
     accepted = sum(each["accepted"] for each in stats)
-    assert grown["foretoken_generation_tokens_total"] == reply["usage"]["completion_tokens"]
-    assert grown["foretoken_prompt_tokens_total"] == len(PROMPT)
-    assert grown["foretoken_spec_decode_num_accepted_tokens_total"] == accepted
-    assert grown["foretoken_spec_decode_num_draft_tokens_total"] == sum(each["drafted"] for each in stats)
-    positions = [grown[f'foretoken_spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}'] for i in range(3)]
+    assert grown["sametoken_generation_tokens_total"] == reply["usage"]["completion_tokens"]
+    assert grown["sametoken_prompt_tokens_total"] == len(PROMPT)
+    assert grown["sametoken_spec_decode_num_accepted_tokens_total"] == accepted
+    assert grown["sametoken_spec_decode_num_draft_tokens_total"] == sum(each["drafted"] for each in stats)
+    positions = [grown[f'sametoken_spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}'] for i in range(3)]
     assert sum(positions) == accepted
     assert positions == sorted(positions, reverse=True)
-    assert grown["foretoken_spec_decode_acceptance_length_sum"] == reply["usage"]["completion_tokens"]
-    assert grown["foretoken_spec_decode_acceptance_length_count"] == sum(each["target_forwards"] for each in stats)
-    assert grown["foretoken_time_to_first_token_seconds_count"] == 2
-    assert grown['foretoken_request_success_total{finished_reason="length"}'] == 2
-    assert after["foretoken_num_requests_running"] == 0
+    assert grown["sametoken_spec_decode_acceptance_length_sum"] == reply["usage"]["completion_tokens"]
+    assert grown["sametoken_spec_decode_acceptance_length_count"] == sum(each["target_forwards"] for each in stats)
+    assert grown["sametoken_time_to_first_token_seconds_count"] == 2
+    assert grown['sametoken_request_success_total{finished_reason="length"}'] == 2
+    assert after["sametoken_num_requests_running"] == 0
 
 
 def test_a_forward_that_was_cut_short_counts_what_it_emitted(served: Running) -> None:
@@ -331,8 +331,8 @@ def test_a_forward_that_was_cut_short_counts_what_it_emitted(served: Running) ->
     after = read_metrics(served)
     assert cut["choices"][0]["speculative"]["origins"][-1] == "drafted"
     grown = {name: after[name] - before[name] for name in before if name.endswith(("_sum", "tokens_total"))}
-    assert grown["foretoken_spec_decode_acceptance_length_sum"] == cut["usage"]["completion_tokens"] == last + 1
-    assert grown["foretoken_generation_tokens_total"] == last + 1
+    assert grown["sametoken_spec_decode_acceptance_length_sum"] == cut["usage"]["completion_tokens"] == last + 1
+    assert grown["sametoken_generation_tokens_total"] == last + 1
 
 
 def test_a_prediction_is_drafted_from_and_counted(client: OpenAI, plain: LLM) -> None:

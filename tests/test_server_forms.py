@@ -11,9 +11,9 @@ import pytest
 from openai import OpenAI
 
 from cli_checks import Pair
-from foretoken import LLM, RequestSpeculation, SamplingParams
-from foretoken.server.tools import call_grammar, read_calls, sure
-from foretoken.speculation.structure import StructuredOutputs
+from sametoken import LLM, RequestSpeculation, SamplingParams
+from sametoken.server.tools import call_grammar, read_calls, sure
+from sametoken.speculation.structure import StructuredOutputs
 from server_checks import MODEL, Running, openai_client, running, with_template
 
 TEMPLATE = (

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cli_checks import Pair
-from foretoken import LLM
-from foretoken.server import connection
+from sametoken import LLM
+from sametoken.server import connection
 from server_checks import Gate, Running, running, wait_until
 
-EXAMPLES = int(os.environ.get("FORETOKEN_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("SAMETOKEN_EXAMPLES", "40"))
 MOST = 200_000  # bytes of a body
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 TINY = {"prompt": "a", "max_tokens": 2}
@@ -44,7 +44,7 @@ def heard() -> Iterator[list[logging.LogRecord]]:
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = records.append  # type: ignore[method-assign]
-    loggers = [logging.getLogger(name) for name in ("foretoken", "uvicorn.error", "asyncio")]
+    loggers = [logging.getLogger(name) for name in ("sametoken", "uvicorn.error", "asyncio")]
     for logger in loggers:
         logger.addHandler(handler)
     yield records

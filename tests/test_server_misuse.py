@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cli_checks import Pair
-from foretoken import LLM
-from foretoken.server.chat_schema import ChatRequest
-from foretoken.server.schema import CompletionRequest
+from sametoken import LLM
+from sametoken.server.chat_schema import ChatRequest
+from sametoken.server.schema import CompletionRequest
 from server_checks import MODEL, Running, running
 
 KEY = "key of ours"

@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from cli_checks import Pair
-from foretoken import LLM
+from sametoken import LLM
 from server_checks import MODEL, Running, openai_client, running, with_template
 
 TEMPLATE = (

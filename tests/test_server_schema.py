@@ -1,6 +1,6 @@
 """The OpenAPI document tells the truth: whatever schemathesis makes of it, valid or not, is answered as it says.
 
-Its coverage phase makes one case of every limit and type in the document; FORETOKEN_EXAMPLES adds random cases (5).
+Its coverage phase makes one case of every limit and type in the document; SAMETOKEN_EXAMPLES adds random cases (5).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cli_checks import Pair
-from foretoken import LLM
+from sametoken import LLM
 from server_checks import MODEL, Running, running, with_template
 
 CHECKS = (
@@ -41,7 +41,7 @@ def results(served: Running, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     folder = tmp_path_factory.mktemp("schemathesis")
     document, report = folder / "openapi.json", folder / "report.ndjson"
     document.write_text(json.dumps(closed(served.get("/openapi.json").json())))
-    examples = os.environ.get("FORETOKEN_EXAMPLES", "5")
+    examples = os.environ.get("SAMETOKEN_EXAMPLES", "5")
     command = [
         str(Path(sys.executable).with_name("schemathesis")), "run", str(document), f"--url={served.url}", "--no-color",
         f"--checks={','.join(CHECKS)}", "--phases=examples,coverage,fuzzing", f"--max-examples={examples}",

@@ -18,12 +18,12 @@ import httpx
 import pytest
 
 from cli_checks import Pair
-from foretoken import LLM
-from foretoken.checkpoint.tokenizer import LONG_TEXT, Tokenizer
-from foretoken.config import ServerConfig
-from foretoken.errors import EngineError, ForetokenError
-from foretoken.server.run import bind, serve
-from foretoken.server.threads import MOST
+from sametoken import LLM
+from sametoken.checkpoint.tokenizer import LONG_TEXT, Tokenizer
+from sametoken.config import ServerConfig
+from sametoken.errors import EngineError, SametokenError
+from sametoken.server.run import bind, serve
+from sametoken.server.threads import MOST
 from server_checks import MODEL, Gate, Running, running, wait_until
 
 LONG = {"prompt": "abc", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
@@ -138,7 +138,7 @@ def test_stopping_ends_open_streams_with_an_error_and_refuses_new_requests(llm: 
 
 
 def test_no_text_that_is_being_tokenised_holds_up_the_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.server.run.LAST_WORDS_S", 0.2)
+    monkeypatch.setattr("sametoken.server.run.LAST_WORDS_S", 0.2)
     begun, done, encode = threading.Semaphore(0), threading.Event(), Tokenizer.encode
 
     def slow(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -161,7 +161,7 @@ def test_no_text_that_is_being_tokenised_holds_up_the_end(llm: LLM, monkeypatch:
 
 
 def test_a_client_within_its_body_hears_that_the_server_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.server.run.LAST_WORDS_S", 0.2)
+    monkeypatch.setattr("sametoken.server.run.LAST_WORDS_S", 0.2)
     with running(llm) as server:
         address = server.url.removeprefix("http://").split(":")
         with socket.create_connection((address[0], int(address[1])), timeout=30) as client:
@@ -205,7 +205,7 @@ def test_an_engine_that_fails_is_told_to_everyone_and_the_server_ends(
             assert "RuntimeError: the model is gone" in told["error"]["message"]
         wait_until(lambda: server.server.should_exit)
     assert isinstance(server.server.worker.engine.failure, EngineError)
-    with pytest.raises(ForetokenError, match="the model is gone; start a new one"):
+    with pytest.raises(SametokenError, match="the model is gone; start a new one"):
         asyncio.run(server.server.worker.engine.generate([[1]]))
 
 
@@ -226,7 +226,7 @@ def test_the_command_says_that_its_engine_failed(llm: LLM, monkeypatch: pytest.M
             asking.append(asyncio.ensure_future(ask()))
 
     config, asking = ServerConfig(port=0), list[Any]()
-    monkeypatch.setattr("foretoken.server.run.LOG.info", started)
+    monkeypatch.setattr("sametoken.server.run.LOG.info", started)
     with bind(config) as bound, pytest.raises(EngineError, match="MemoryError: no page left"):
         serve(llm, bound, config, {"model": MODEL})
 
@@ -238,10 +238,10 @@ def test_the_command_says_that_its_engine_failed(llm: LLM, monkeypatch: pytest.M
 def process(tiny_pair: Pair, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     log = tmp_path / "log"
     with log.open("w") as out:
-        command = [sys.executable, "-m", "foretoken.cli", "serve", tiny_pair.target, "--port", "0", "--threads", "1"]
+        command = [sys.executable, "-m", "sametoken.cli", "serve", tiny_pair.target, "--port", "0", "--threads", "1"]
         started = subprocess.Popen(
             [*command, "--api-key", "one", "--drain-seconds", "60"],
-            stderr=out, text=True, env={**os.environ, "FORETOKEN_API_KEY": "two,three"},
+            stderr=out, text=True, env={**os.environ, "SAMETOKEN_API_KEY": "two,three"},
         )  # fmt: skip
     wait_until(lambda: "ready: " in log.read_text() or started.poll() is not None)
     try:

@@ -9,8 +9,8 @@ import pytest
 import regex
 
 from cli_checks import Pair
-from foretoken import LLM, Completion, RequestError, RequestSpeculation, SamplingParams
-from foretoken.speculation.structure import StructuredOutputs
+from sametoken import LLM, Completion, RequestError, RequestSpeculation, SamplingParams
+from sametoken.speculation.structure import StructuredOutputs
 
 PROMPT = "abc abc"
 SCHEMA = {

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import foretoken.drafters.suffix as suffix
+import sametoken.drafters.suffix as suffix
 from drafter_checks import check_draft, mixed_text, tree_paths, work_of_steps
-from foretoken.drafters.automaton import MAX_FOLLOWERS, SuffixAutomaton
-from foretoken.drafters.suffix import OutputCache, SuffixDrafter
-from foretoken.errors import ConfigError
+from sametoken.drafters.automaton import MAX_FOLLOWERS, SuffixAutomaton
+from sametoken.drafters.suffix import OutputCache, SuffixDrafter
+from sametoken.errors import ConfigError
 
 Tokens = list[int]
 TOKENS = st.lists(st.integers(0, 2), max_size=30)

@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-import foretoken.train
+import sametoken.train
 from cli_checks import speak
 from engine_checks import alone, check_idle, make_llm, prompts, said, sharpen
-from foretoken import Completion, SamplingParams
-from foretoken.checkpoint.head_layouts import ENGINES
-from foretoken.checkpoint.heads import LoadedHead, read_head
-from foretoken.model.head_config import MedusaConfig
 from head_checks import shape_of
+from sametoken import Completion, SamplingParams
+from sametoken.checkpoint.head_layouts import ENGINES
+from sametoken.checkpoint.heads import LoadedHead, read_head
+from sametoken.model.head_config import MedusaConfig
 from tiny_models import build
 from training_checks import write_conversations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DOCS = Path(__file__).parents[1] / "docs"
 RECORD = DOCS / "support.json"
-WRITE = bool(os.environ.get("FORETOKEN_WRITE_SUPPORT"))
+WRITE = bool(os.environ.get("SAMETOKEN_WRITE_SUPPORT"))
 
 # The rows of the page, each a tiny member of the family; together they have every part that a head must not copy.
 FAMILIES = {
@@ -44,7 +44,7 @@ FAMILIES = {
     "Qwen 2.5": "qwen-2.5-yarn",
     "Qwen 3": "qwen-3",  # norms of queries and keys, heads wider than their share
 }
-# The columns, with the options of `foretoken train` and the configuration of `foretoken.train.convert`.
+# The columns, with the options of `sametoken train` and the configuration of `sametoken.train.convert`.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "Medusa": ("medusa", {"medusa_num_heads": 3, "medusa_num_layers": 1}),
     "EAGLE-1, EAGLE-2": ("eagle1", {"eagle_num_layers": 1}),
@@ -121,21 +121,21 @@ def converts(cell: Cell) -> None:
     """A transformers model takes the head, which alone learns from a batch, and saves it."""
     model = build(cell.target.family, num_hidden_layers=7)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    foretoken.train.convert(model, [(cell.mode, cell.options)])
+    sametoken.train.convert(model, [(cell.mode, cell.options)])
     tokens = torch.tensor([prompts(3)[2]])
     loss = model.train()(input_ids=tokens, labels=tokens).loss
     loss.backward()
     assert loss.isfinite()
     learning = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert learning
-    assert all(name.startswith("foretoken.head.") for name in learning)
+    assert all(name.startswith("sametoken.head.") for name in learning)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
     model.save_pretrained(cell.place / "converted")
     cell.read(cell.place / "converted" / "head")
 
 
 def trains(cell: Cell) -> None:
-    """Three steps of `foretoken train` leave no weight of the head as it began and none of the target otherwise."""
+    """Three steps of `sametoken train` leave no weight of the head as it began and none of the target otherwise."""
     files = {file: file.read_bytes() for file in Path(cell.target.directory).iterdir()}
     options = [f"--{name}={value}" for name, value in cell.options.items()]
     cell.call(
@@ -150,7 +150,7 @@ def trains(cell: Cell) -> None:
 
 
 def exports(cell: Cell) -> None:
-    """`foretoken export` writes the head for an engine, or names the engine that computes something else."""
+    """`sametoken export` writes the head for an engine, or names the engine that computes something else."""
     if cell.mode == "medusa":  # a measured tree, which is in the exported files then
         cell.call(
             "evaluate", str(cell.head), "--target", cell.target.directory, "--data", str(cell.data), "--threads=1",
@@ -201,7 +201,7 @@ STEPS: dict[str, Callable[[Cell], None]] = {
 @pytest.fixture
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the time of three steps would go into their picture."""
-    monkeypatch.setattr("foretoken.train.journal.draw", lambda entries, file: None)
+    monkeypatch.setattr("sametoken.train.journal.draw", lambda entries, file: None)
 
 
 @pytest.mark.usefixtures("no_curves")

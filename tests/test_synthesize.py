@@ -16,12 +16,12 @@ import pytest
 
 from cli_checks import Pair
 from fake_server import serving
-from foretoken import LLM, SamplingParams
-from foretoken.commands.options import Option, joined_words
-from foretoken.data.answers import NoAnswerError, Sampling, ServerAnswers
-from foretoken.data.prompts import as_turn
-from foretoken.data.remote import open_client
-from foretoken.data.synthesize import HOPELESS, read_tasks
+from sametoken import LLM, SamplingParams
+from sametoken.commands.options import Option, joined_words
+from sametoken.data.answers import NoAnswerError, Sampling, ServerAnswers
+from sametoken.data.prompts import as_turn
+from sametoken.data.remote import open_client
+from sametoken.data.synthesize import HOPELESS, read_tasks
 
 Row = dict[str, Any]
 
@@ -301,7 +301,7 @@ def test_without_httpx_it_says_what_brings_it(place: Place, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "httpx", None)
     done = place("--url", "http://127.0.0.1:9", "--model", "m")
     assert done.code == 2
-    assert "needs httpx; it is not there: pip install 'foretoken[bench]' or 'foretoken[train]'" in done.err
+    assert "needs httpx; it is not there: pip install 'sametoken[bench]' or 'sametoken[train]'" in done.err
 
 
 def test_files_that_are_missing_or_the_same_are_refused(place: Place, run: Any) -> None:
@@ -341,7 +341,7 @@ def test_killed_at_any_time_it_ends_as_if_it_had_not_been(place: Place, tmp_path
         whole = Place(tmp_path, place._run)
         whole.out = tmp_path / "whole.jsonl"
         assert whole("--url", url).code == 0
-        command = [sys.executable, "-m", "foretoken.cli", "synthesize", "--data", str(place.data)]
+        command = [sys.executable, "-m", "sametoken.cli", "synthesize", "--data", str(place.data)]
         command += ["--output", str(place.out), "--url", url, "--num_threads", "3"]
         for requests in (12, 36, 48):  # of 120; the last ones wait for ever
             state.hold = len(state.bodies) + requests

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
-from foretoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
-from foretoken.errors import CheckpointError, DraftMismatchError, RequestError
+from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
+from sametoken.errors import CheckpointError, DraftMismatchError, RequestError
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog barks at the fox.",
@@ -196,7 +196,7 @@ def test_plain_files_are_read_without_transformers(tmp_path: Path) -> None:
     save(tmp_path, byte_fallback(), PLAIN)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     code = (
-        "import sys, pathlib; from foretoken.checkpoint.tokenizer import load_tokenizer\n"
+        "import sys, pathlib; from sametoken.checkpoint.tokenizer import load_tokenizer\n"
         "t = load_tokenizer(pathlib.Path(sys.argv[1])); t.apply_chat_template([{'role': 'user', 'content': 'x'}])\n"
         "assert not {'transformers', 'huggingface_hub', 'torch'} & sys.modules.keys()"
     )

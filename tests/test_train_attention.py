@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.train import attention
-from foretoken.train.attention import UnrolledAttention
+from sametoken.train import attention
+from sametoken.train.attention import UnrolledAttention
 
 
 def dense(queries: list[Tensor], keys: list[Tensor], values: list[Tensor], lengths: list[int], window: int | None):

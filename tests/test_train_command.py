@@ -1,4 +1,4 @@
-"""`foretoken train`: the launch scripts' own lines, what is refused, and that every setting is read by something."""
+"""`sametoken train`: the launch scripts' own lines, what is refused, and that every setting is read by something."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import foretoken
-from foretoken.model.config import ModelConfig
-from foretoken.train.heads import head_config
-from foretoken.train.settings import GROUPS, HeadSettings
+import sametoken
+from sametoken.model.config import ModelConfig
+from sametoken.train.heads import head_config
+from sametoken.train.settings import GROUPS, HeadSettings
 from training_checks import TAPS, write_conversations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SOURCES = Path(foretoken.__file__).parent
+SOURCES = Path(sametoken.__file__).parent
 
 # As the README of the workflow has them, after the program's name.
 MEDUSA = """--model {model} --data {data} --mode medusa --num_epochs 1 --lr 1e-5 --save_steps 1000 --output_dir {out}
@@ -43,7 +43,7 @@ def test_the_launch_scripts_lines_work(pair, data, tmp_path, run):
     assert done.code == 0, done.err
     assert "mode eagle means eagle3" in done.err
     config = json.loads((tmp_path / "eagle" / "head" / "config.json").read_text())
-    assert config["foretoken"]["version"] == 3
+    assert config["sametoken"]["version"] == 3
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,15 @@ def test_a_file_of_architecture_is_merged_and_checked(tmp_path):
     assert given.fc_norm
     first = made("eagle1", use_input_layernorm_in_first_layer=True, bias=True)
     assert (first.input_norm, first.fc_bias, first.own_head, first.taps) == (True, True, False, (7,))
-    with pytest.raises(foretoken.errors.ConfigError, match=r"unknown key 'num_hiden_layers': did you mean 'num_hidden"):
+    with pytest.raises(sametoken.errors.ConfigError, match=r"unknown key 'num_hiden_layers': did you mean 'num_hidden"):
         made(num_hiden_layers=2)
     biased = made(attention_bias=True).layers  # of a Llama: all four projections
     assert (biased.qkv_bias, biased.out_bias, biased.mlp_bias) == (True, True, False)
-    with pytest.raises(foretoken.errors.ConfigError, match="in_first_layer is False, expected True"):
+    with pytest.raises(sametoken.errors.ConfigError, match="in_first_layer is False, expected True"):
         made(use_input_layernorm_in_first_layer=False)
-    with pytest.raises(foretoken.errors.ConfigError, match="hidden_size is 20, expected 16"):
+    with pytest.raises(sametoken.errors.ConfigError, match="hidden_size is 20, expected 16"):
         made(hidden_size=20)
-    with pytest.raises(foretoken.errors.ConfigError, match="torch_dtype is 'bfloat16', expected 'float32'"):
+    with pytest.raises(sametoken.errors.ConfigError, match="torch_dtype is 'bfloat16', expected 'float32'"):
         made(torch_dtype="bfloat16")
 
 

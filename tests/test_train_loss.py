@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from foretoken.train import loss as losses
-from foretoken.train.batch import Batch, goals
-from foretoken.train.loss import Judge, Teacher, feature_loss, judge
+from sametoken.train import loss as losses
+from sametoken.train.batch import Batch, goals
+from sametoken.train.loss import Judge, Teacher, feature_loss, judge
 
 LENGTHS, VOCABULARY, DRAFT = (7, 2, 9), 13, 8
 RULES = [

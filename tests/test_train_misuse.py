@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.checkpoint.paths import user_path
-from foretoken.commands.train import _check_devices
-from foretoken.data.prepared import read_manifest
-from foretoken.errors import ConfigError, DataError, ForetokenError
-from foretoken.train.settings import HeadSettings, LossSettings, RunSettings
+from sametoken.checkpoint.paths import user_path
+from sametoken.commands.train import _check_devices
+from sametoken.data.prepared import read_manifest
+from sametoken.errors import ConfigError, DataError, SametokenError
+from sametoken.train.settings import HeadSettings, LossSettings, RunSettings
 from training_checks import TAPS, train_tiny, write_conversations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -107,7 +107,7 @@ def test_prompts_to_judge_by_are_read_before_anything_is_trained(pair, data, tmp
 
 
 def test_training_that_diverges_ends_with_an_error_and_keeps_what_was_saved(pair, data, tmp_path):
-    with pytest.raises(ForetokenError, match=r"step 2: the norm of the gradients is .* an --lr below 1e\+30"):
+    with pytest.raises(SametokenError, match=r"step 2: the norm of the gradients is .* an --lr below 1e\+30"):
         train_tiny(pair.target, data, tmp_path, lr=1e30, warmup_steps=0, max_steps=9, save_steps=1)
     assert (tmp_path / "checkpoint-1" / "manifest.json").exists()
 
@@ -137,13 +137,13 @@ def test_a_torn_line_of_the_log_is_cut_off(pair, data, again):
 )  # fmt: skip
 def test_progress_that_cannot_be_true_is_refused(pair, data, again, change):
     edit(again / "checkpoint-2" / "manifest.json", **change)
-    with pytest.raises(ForetokenError, match="not the manifest of a checkpoint"):
+    with pytest.raises(SametokenError, match="not the manifest of a checkpoint"):
         go_on(pair.target, data, again)
 
 
 def test_json_of_a_hundred_thousand_brackets_is_refused(pair, data, again, tmp_path):
     (again / "checkpoint-2" / "manifest.json").write_text(DEEP)
-    with pytest.raises(ForetokenError, match="not JSON"):
+    with pytest.raises(SametokenError, match="not JSON"):
         go_on(pair.target, data, again)
     file = tmp_path / "deep.json"
     file.write_text(DEEP)

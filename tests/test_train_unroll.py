@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.model.decoder import attend_in
-from foretoken.model.heads import EagleHead
-from foretoken.runtime.cache import KVCache, PageTable, Span
-from foretoken.speculation.draft import chain_reach
-from foretoken.train.batch import Batch
-from foretoken.train.unroll import unroll
 from head_makers import FLAGS, eagle_config, random_head
+from sametoken.model.decoder import attend_in
+from sametoken.model.heads import EagleHead
+from sametoken.runtime.cache import KVCache, PageTable, Span
+from sametoken.speculation.draft import chain_reach
+from sametoken.train.batch import Batch
+from sametoken.train.unroll import unroll
 
 LENGTHS, STEPS = (9, 2, 6), 4
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from foretoken.checkpoint.heads import read_head
-from foretoken.checkpoint.hub import read_config
-from foretoken.checkpoint.identity import model_digest
-from foretoken.checkpoint.load import load_decoder
-from foretoken.checkpoint.tokenizer import load_tokenizer
-from foretoken.data.extraction import extract, spec_of
-from foretoken.data.preparation import data_digest, prepare
-from foretoken.data.prepared import Origin
-from foretoken.errors import CheckpointError, ConfigError, DataError, ForetokenError
-from foretoken.model.config import ModelConfig
-from foretoken.train.checkpoints import all_checkpoints
+from sametoken.checkpoint.heads import read_head
+from sametoken.checkpoint.hub import read_config
+from sametoken.checkpoint.identity import model_digest
+from sametoken.checkpoint.load import load_decoder
+from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.data.extraction import extract, spec_of
+from sametoken.data.preparation import data_digest, prepare
+from sametoken.data.prepared import Origin
+from sametoken.errors import CheckpointError, ConfigError, DataError, SametokenError
+from sametoken.model.config import ModelConfig
+from sametoken.train.checkpoints import all_checkpoints
 from training_checks import TAPS, log_of, train_tiny, write_conversations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -179,7 +179,7 @@ def test_refuses_to_go_on_with_other_settings_or_from_damaged_files(pair, data, 
     train_tiny(pair.target, data, tmp_path / "out")
     with pytest.raises(CheckpointError, match=r"checkpoint-6: trained with lr = 0.003, expected 0.001"):
         train_tiny(pair.target, data, tmp_path / "out", lr=0.001)
-    with pytest.raises(ForetokenError, match="holds checkpoints of an earlier run"):
+    with pytest.raises(SametokenError, match="holds checkpoints of an earlier run"):
         train_tiny(pair.target, data, tmp_path / "out", resume=False)
     weights = tmp_path / "out" / "checkpoint-6" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])

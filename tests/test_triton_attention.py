@@ -18,9 +18,9 @@ pytest.importorskip("triton", reason="triton is not installed: run `make test-tr
 import triton.language as tl
 from triton.runtime import interpreter
 
-from foretoken.model.triton_attention import CHUNK, Tree, paged_attention
-from foretoken.runtime.cache import PageTable, Span
-from foretoken.speculation.draft import ancestors, depth
+from sametoken.model.triton_attention import CHUNK, Tree, paged_attention
+from sametoken.runtime.cache import PageTable, Span
+from sametoken.speculation.draft import ancestors, depth
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = 16
@@ -149,5 +149,5 @@ def test_wide_spans_are_cut_into_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = Stored(1, 80, (4, 2, 16), torch.float32)
     stored.write(0, 0, 70)
     whole = stored.attend([0], [10], chain(40))
-    monkeypatch.setattr("foretoken.model.triton_attention.WORKSPACE", 1)
+    monkeypatch.setattr("sametoken.model.triton_attention.WORKSPACE", 1)
     assert torch.equal(stored.attend([0], [10], chain(40)), whole)

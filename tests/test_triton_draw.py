@@ -13,11 +13,11 @@ pytest.importorskip("triton", reason="triton is not installed: run `make test-tr
 import triton
 import triton.language as tl
 
-from foretoken.speculation import noise as reference
-from foretoken.speculation.draft import Draft, ancestors
-from foretoken.speculation.params import SamplingParams
-from foretoken.speculation.sampling import RowSampling, Sampling, sample
-from foretoken.speculation.triton_draw import SPLIT, _hash, draw
+from sametoken.speculation import noise as reference
+from sametoken.speculation.draft import Draft, ancestors
+from sametoken.speculation.params import SamplingParams
+from sametoken.speculation.sampling import RowSampling, Sampling, sample
+from sametoken.speculation.triton_draw import SPLIT, _hash, draw
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="triton is not installed: run `make test-triton`")
 
-from foretoken.model.layers import gated
-from foretoken.model.rotary import apply_rope
-from foretoken.model.triton_pointwise import BLOCK, rotate, silu_gated
+from sametoken.model.layers import gated
+from sametoken.model.rotary import apply_rope
+from sametoken.model.triton_pointwise import BLOCK, rotate, silu_gated
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter cuts bfloat16 off where a device rounds.

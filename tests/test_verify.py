@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.speculation.draft import PADDING, Draft, ancestors, chain_parents, depth
-from foretoken.speculation.verify import _search, _walk, verify
+from sametoken.speculation.draft import PADDING, Draft, ancestors, chain_parents, depth
+from sametoken.speculation.verify import _search, _walk, verify
 
 
 def walk(parents: list[int], node: int) -> list[int]:

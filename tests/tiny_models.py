@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-DEVICE = os.environ.get("FORETOKEN_TEST_DEVICE", "cpu")  # where engines and decoders under test compute
+DEVICE = os.environ.get("SAMETOKEN_TEST_DEVICE", "cpu")  # where engines and decoders under test compute
 VOCAB = 128
 WIDTH = 0.2
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from foretoken.train.session import train
-from foretoken.train.settings import ALIASES, DataSettings, HeadSettings, KeepSettings, LossSettings, RunSettings
-from foretoken.train.trainer import Outcome, Plan
+from sametoken.train.session import train
+from sametoken.train.settings import ALIASES, DataSettings, HeadSettings, KeepSettings, LossSettings, RunSettings
+from sametoken.train.trainer import Outcome, Plan
 
 TAPS = "0,1,2"
 ANSWERS = ("one two three", "three two one", "abc abc abc", "hello hello")

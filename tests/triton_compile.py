@@ -8,9 +8,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from foretoken.model import triton_attention as attention
-from foretoken.model import triton_pointwise as pointwise
-from foretoken.speculation import triton_draw
+from sametoken.model import triton_attention as attention
+from sametoken.model import triton_pointwise as pointwise
+from sametoken.speculation import triton_draw
 
 TARGET = GPUTarget("cuda", 90, 32)
 SCALARS = {"scale": "fp32"} | dict.fromkeys(["nodes", "tree", "tiles", "row_pages", "chunks", "q_stride"], "i32")

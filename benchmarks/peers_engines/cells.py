@@ -27,7 +27,7 @@ class Cell(NamedTuple):
     @property
     def host(self) -> tuple[str, ...]:
         """What must be running for this cell: one process serves all modes where a request can choose the mode."""
-        return self[:2] if self.engine in ("foretoken", "transformers") else tuple(self)
+        return self[:2] if self.engine in ("sametoken", "transformers") else tuple(self)
 
 
 # The slow to start come first: when memory is short, the process that was used last is closed.
@@ -39,13 +39,13 @@ CELLS = tuple(
         "transformers/bf16/plain",
         "transformers/bf16/draft",
         "transformers/bf16/ngram",
-        "foretoken/bf16/plain",
-        "foretoken/bf16/draft",
-        "foretoken/bf16/ngram",
-        "foretoken/int8/plain",
-        "foretoken/int8/draft",
-        "foretoken/int4/plain",
-        "foretoken/int4/draft",
+        "sametoken/bf16/plain",
+        "sametoken/bf16/draft",
+        "sametoken/bf16/ngram",
+        "sametoken/int8/plain",
+        "sametoken/int8/draft",
+        "sametoken/int4/plain",
+        "sametoken/int4/draft",
         "llama.cpp/bf16/plain",
         "llama.cpp/bf16/draft",
         "llama.cpp/q8_0/plain",
@@ -79,19 +79,19 @@ def _goal(above: str, below: str, aim: float | None) -> Goal:
 
 
 GOALS = (
-    _goal("foretoken/bf16/plain", "transformers/bf16/plain", 1.6),
-    _goal("foretoken/bf16/plain", "llama.cpp/bf16/plain", 1.0),
-    _goal("foretoken/bf16/plain", "vllm/bf16/plain", 1.0),
-    _goal("foretoken/bf16/draft", "transformers/bf16/draft", 1.6),
-    _goal("foretoken/bf16/draft", "vllm/bf16/draft", 1.15),
-    _goal("foretoken/bf16/draft", "llama.cpp/bf16/draft", 1.5),
-    _goal("foretoken/int8/draft", "llama.cpp/q8_0/plain llama.cpp/q8_0/draft llama.cpp/q8_0/draft-p75", 1.8),
-    _goal("foretoken/int4/draft", "llama.cpp/q4_0/plain llama.cpp/q4_0/draft llama.cpp/q4_0/draft-p75", 1.5),
-    _goal("foretoken/bf16/draft", "foretoken/bf16/plain", None),
-    _goal("foretoken/int8/draft", "foretoken/int8/plain", None),
-    _goal("foretoken/int4/draft", "foretoken/int4/plain", None),
-    _goal("foretoken/bf16/ngram", "foretoken/bf16/plain", None),
-    _goal("foretoken/bf16/ngram", "transformers/bf16/ngram", None),
+    _goal("sametoken/bf16/plain", "transformers/bf16/plain", 1.6),
+    _goal("sametoken/bf16/plain", "llama.cpp/bf16/plain", 1.0),
+    _goal("sametoken/bf16/plain", "vllm/bf16/plain", 1.0),
+    _goal("sametoken/bf16/draft", "transformers/bf16/draft", 1.6),
+    _goal("sametoken/bf16/draft", "vllm/bf16/draft", 1.15),
+    _goal("sametoken/bf16/draft", "llama.cpp/bf16/draft", 1.5),
+    _goal("sametoken/int8/draft", "llama.cpp/q8_0/plain llama.cpp/q8_0/draft llama.cpp/q8_0/draft-p75", 1.8),
+    _goal("sametoken/int4/draft", "llama.cpp/q4_0/plain llama.cpp/q4_0/draft llama.cpp/q4_0/draft-p75", 1.5),
+    _goal("sametoken/bf16/draft", "sametoken/bf16/plain", None),
+    _goal("sametoken/int8/draft", "sametoken/int8/plain", None),
+    _goal("sametoken/int4/draft", "sametoken/int4/plain", None),
+    _goal("sametoken/bf16/ngram", "sametoken/bf16/plain", None),
+    _goal("sametoken/bf16/ngram", "transformers/bf16/ngram", None),
 )
 
 
@@ -203,4 +203,4 @@ def agreement(cell: Cell, texts: Mapping[Cell, Sequence[Sequence[int]]]) -> Agre
         return sum(list(a) == list(b) for a, b in zip(texts[cell], texts[other], strict=True))
 
     own = equal(Cell(cell.engine, cell.dtype, "plain"))
-    return Agreement(own, equal(Cell("foretoken", "bf16", "plain")) if cell.dtype == "bf16" else None, len(texts[cell]))
+    return Agreement(own, equal(Cell("sametoken", "bf16", "plain")) if cell.dtype == "bf16" else None, len(texts[cell]))

@@ -44,7 +44,7 @@ def launch(cell: Cell, peers: Peers) -> Launch:
     spec = {"model": str(peers.model), "draft": str(peers.draft), "dtype": cell.dtype, "mode": cell.mode}
     spec |= peers.common
     match cell.engine:
-        case "foretoken":
+        case "sametoken":
             return Launch(sys.executable, "ours", spec)
         case "transformers":
             if importlib.util.find_spec("transformers") is None:
@@ -57,7 +57,7 @@ def launch(cell: Cell, peers: Peers) -> Launch:
         case "llama.cpp":
             return Launch(sys.executable, "llama_cpp", spec | _llama_cpp_files(cell, peers))
         case _:
-            raise EngineError(f"engine {cell.engine!r}: expected foretoken, transformers, vllm or llama.cpp")
+            raise EngineError(f"engine {cell.engine!r}: expected sametoken, transformers, vllm or llama.cpp")
 
 
 def _llama_cpp_files(cell: Cell, peers: Peers) -> dict[str, str]:

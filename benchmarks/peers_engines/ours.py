@@ -1,4 +1,4 @@
-"""foretoken as a child of the benchmark: one engine, every mode chosen by the request."""
+"""sametoken as a child of the benchmark: one engine, every mode chosen by the request."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-import foretoken
-from foretoken import LLM, SamplingParams
-from foretoken.native.library import library
-from foretoken.speculation.params import RequestSpeculation
+import sametoken
+from sametoken import LLM, SamplingParams
+from sametoken.native.library import library
+from sametoken.speculation.params import RequestSpeculation
 from peers_engines.protocol import Clock, serve
 
 MODES = {
@@ -36,7 +36,7 @@ class Ours:
             **quantized,
         )
         kernels = library()
-        self.version = f"{foretoken.__version__}, compiled kernels: {kernels.name if kernels else 'none'}"
+        self.version = f"{sametoken.__version__}, compiled kernels: {kernels.name if kernels else 'none'}"
 
     def run(self, mode: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, speculative=MODES[mode])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from peers_engines.cells import FOREIGN_LIMIT, GOALS, Attempt, Cell, Goal, Spread, agreement, ratio, speeds
 
-COLOURS = {"foretoken": "#1f6f8b", "transformers": "#e0a458", "llama.cpp": "#7a9e7e", "vllm": "#a26769"}
+COLOURS = {"sametoken": "#1f6f8b", "transformers": "#e0a458", "llama.cpp": "#7a9e7e", "vllm": "#a26769"}
 
 
 class Report(NamedTuple):

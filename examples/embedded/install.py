@@ -7,7 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
-from foretoken.embedded import DRAFT, TARGET
+from sametoken.embedded import DRAFT, TARGET
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The server that published clients talk to: one process for the session, the embedded target with its EAGLE-3 head.
 
-`make clients` brings the clients and sets FORETOKEN_CLIENTS; without it the tests of this folder are skipped.
+`make clients` brings the clients and sets SAMETOKEN_CLIENTS; without it the tests of this folder are skipped.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterator
 import pytest
 
 from clients_checks import HERE, PATIENCE_S, Served
-from foretoken import embedded
+from sametoken import embedded
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what is in this folder unless it was asked for."""
-    if not os.environ.get("FORETOKEN_CLIENTS"):
+    if not os.environ.get("SAMETOKEN_CLIENTS"):
         for item in items:
             if HERE in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason="tests of published clients are run by: make clients"))
@@ -31,7 +31,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     log = tmp_path_factory.mktemp("served") / "log"
     options = ["--port", "0", "--threads", "1", "--dtype", "float32", "--no-adaptive"]
     template = ["--chat-template", str(HERE / "chat_template.jinja")]  # the target's own has no place for tools
-    command = [sys.executable, "-m", "foretoken.cli", "serve", "--draft", embedded.HEAD_NAME, *options, *template]
+    command = [sys.executable, "-m", "sametoken.cli", "serve", "--draft", embedded.HEAD_NAME, *options, *template]
     with log.open("w") as out, subprocess.Popen(command, stderr=out) as process:
         try:
             deadline = time.monotonic() + PATIENCE_S

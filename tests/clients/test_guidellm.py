@@ -27,9 +27,9 @@ def test_its_counts_are_the_servers(served: Served, tmp_path: Path, path: str) -
     counted, after = benchmark["metrics"], served.counts()
     grown = {name: value - before.get(name, 0) for name, value in after.items()}
     assert counted["request_totals"] == {"successful": REQUESTS, "errored": 0, "incomplete": 0, "total": REQUESTS}
-    assert grown["foretoken_request_success_total{length}"] == REQUESTS
+    assert grown["sametoken_request_success_total{length}"] == REQUESTS
     sums = {kind: counted[f"{kind}_token_count"]["successful"]["total_sum"] for kind in ("prompt", "output")}
-    assert sums["output"] == grown["foretoken_generation_tokens_total"] == REQUESTS * TOKENS
-    assert sums["prompt"] == grown["foretoken_prompt_tokens_total"] >= REQUESTS * 32
-    assert grown["foretoken_spec_decode_num_accepted_tokens_total"] > 0
+    assert sums["output"] == grown["sametoken_generation_tokens_total"] == REQUESTS * TOKENS
+    assert sums["prompt"] == grown["sametoken_prompt_tokens_total"] >= REQUESTS * 32
+    assert grown["sametoken_spec_decode_num_accepted_tokens_total"] > 0
     assert sum(after[name] - before.get(name, 0) for name in after if "request_errors_total" in name) == 0

@@ -63,10 +63,10 @@ def samples(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     said(
         PYTHON / "lm_eval", "run", "--model", "local-completions", "--model_args",
         ",".join(f"{key}={value}" for key, value in model.items()), "--include_path", TASKS,
-        "--tasks", "foretoken_ends,foretoken_answers", "--log_samples", "--output_path", out,
+        "--tasks", "sametoken_ends,sametoken_answers", "--log_samples", "--output_path", out,
         cwd=TASKS, HF_HUB_OFFLINE="1", HF_HOME=str(out),
     )  # fmt: skip
-    return {name: read_lines(out, f"samples_foretoken_{name}_*.jsonl") for name in ("ends", "answers")}
+    return {name: read_lines(out, f"samples_sametoken_{name}_*.jsonl") for name in ("ends", "answers")}
 
 
 def read_lines(directory: Path, pattern: str) -> list[Any]:

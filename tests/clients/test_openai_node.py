@@ -66,8 +66,8 @@ def test_a_stream_that_is_left_is_cancelled(served: Served) -> None:
     before = served.counts()
     assert ask(served, left=("aborted", LONG))["left"]["text"]
     deadline = time.monotonic() + PATIENCE_S
-    while (after := served.counts())["foretoken_num_requests_running"] and time.monotonic() < deadline:
+    while (after := served.counts())["sametoken_num_requests_running"] and time.monotonic() < deadline:
         time.sleep(0.05)
     grown = {name: after[name] - before.get(name, 0) for name in after}
-    assert grown["foretoken_request_success_total{abort}"] == 8
-    assert 0 < grown["foretoken_generation_tokens_total"] < 8 * 900
+    assert grown["sametoken_request_success_total{abort}"] == 8
+    assert 0 < grown["sametoken_generation_tokens_total"] < 8 * 900

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from dashboard_checks import DEPLOY, Asked, alerts, asked, variables
-from foretoken import LLM
+from sametoken import LLM
 from server_checks import Running, running
 
 MODEL, INTERVAL_S = "embedded", 1
@@ -57,7 +57,7 @@ class Watching(NamedTuple):
 
     def scraped(self) -> float:
         """Seconds since 1970 of the last scrape."""
-        result = self.query('timestamp(up{job="foretoken"})')
+        result = self.query('timestamp(up{job="sametoken"})')
         return float(result[0]["value"][1]) if result else 0.0
 
     def wait_for_scrapes(self, count: int) -> None:
@@ -161,29 +161,29 @@ def test_the_variables_offer_the_model_and_its_server(watching: Watching) -> Non
 
 def test_what_prometheus_says_agrees_with_the_server(watching: Watching) -> None:
     watching.wait_for_scrapes(1)
-    for name in ("foretoken_generation_tokens_total", "foretoken_spec_decode_num_accepted_tokens_total"):
+    for name in ("sametoken_generation_tokens_total", "sametoken_spec_decode_num_accepted_tokens_total"):
         (found,) = watching.query(name)
         line = next(line for line in watching.server.get("/metrics").text.splitlines() if line.startswith(f"{name} "))
         assert float(found["value"][1]) == float(line.split(" ")[1]) > 0
 
 
-SPEC = "foretoken_spec_decode"
+SPEC = "sametoken_spec_decode"
 FIRES: dict[str, dict[str, str]] = {
-    "ForetokenDown": {"up": "0x60"},
-    "ForetokenFails": {'foretoken_request_errors_total{status="503", code="server_stopped"': BUSY},
-    "ForetokenQueueFull": {'foretoken_request_errors_total{status="429", code="queue_full"': BUSY},
-    "ForetokenSlowToStart": {
-        'foretoken_time_to_first_token_seconds_bucket{le="5.0"': "0+1x60",
-        'foretoken_time_to_first_token_seconds_bucket{le="10.0"': "0+60x60",
-        'foretoken_time_to_first_token_seconds_bucket{le="+Inf"': "0+60x60",
+    "SametokenDown": {"up": "0x60"},
+    "SametokenFails": {'sametoken_request_errors_total{status="503", code="server_stopped"': BUSY},
+    "SametokenQueueFull": {'sametoken_request_errors_total{status="429", code="queue_full"': BUSY},
+    "SametokenSlowToStart": {
+        'sametoken_time_to_first_token_seconds_bucket{le="5.0"': "0+1x60",
+        'sametoken_time_to_first_token_seconds_bucket{le="10.0"': "0+60x60",
+        'sametoken_time_to_first_token_seconds_bucket{le="+Inf"': "0+60x60",
     },
-    "ForetokenCacheFull": {"foretoken_kv_cache_usage_perc": "0.99x60", "foretoken_num_requests_waiting": "3x60"},
-    "ForetokenDraftsRejected": {
+    "SametokenCacheFull": {"sametoken_kv_cache_usage_perc": "0.99x60", "sametoken_num_requests_waiting": "3x60"},
+    "SametokenDraftsRejected": {
         f"{SPEC}_num_accepted_tokens_total": "0+1x60", f"{SPEC}_num_draft_tokens_total": "0+100x60",
     },
-    "ForetokenDraftsCostTooMuch": {
-        'foretoken_engine_step_seconds_total{part="draft"': "0+40x60",
-        'foretoken_engine_step_seconds_total{part="verify"': "0+20x60",
+    "SametokenDraftsCostTooMuch": {
+        'sametoken_engine_step_seconds_total{part="draft"': "0+40x60",
+        'sametoken_engine_step_seconds_total{part="verify"': "0+20x60",
     },
 }  # fmt: skip
 
@@ -192,7 +192,7 @@ FIRES: dict[str, dict[str, str]] = {
 def test_an_alert_fires_when_it_should_and_no_other_does(alert: str, tmp_path: Path) -> None:
     series = []
     for name, values in FIRES[alert].items():
-        labelled = f'{name}{", " if "{" in name else "{"}job="foretoken", instance="here"' + "}"
+        labelled = f'{name}{", " if "{" in name else "{"}job="sametoken", instance="here"' + "}"
         series.append({"series": labelled, "values": values})
     fired = {"labels": f'{{alertname="{alert}"}}', "value": 1}
     test = {

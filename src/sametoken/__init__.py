@@ -1,0 +1,79 @@
+"""sametoken: speculative decoding end to end. The public names, imported on first use.
+
+`import sametoken` costs milliseconds and no torch: a name's module is imported when the name is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sametoken.config import KVCacheConfig, SpeculativeConfig
+    from sametoken.engine.async_llm import AsyncLLM
+    from sametoken.engine.completion import Chunk, Completion
+    from sametoken.engine.llm import LLM
+    from sametoken.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        DraftMismatchError,
+        EngineError,
+        HubError,
+        LosslessnessError,
+        MemoryPlanError,
+        PromptTooLongError,
+        RequestError,
+        SametokenError,
+        UnsupportedModelError,
+    )
+    from sametoken.speculation.params import RequestSpeculation, SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CheckpointError",
+    "Chunk",
+    "Completion",
+    "ConfigError",
+    "DataError",
+    "DraftMismatchError",
+    "EngineError",
+    "HubError",
+    "KVCacheConfig",
+    "LosslessnessError",
+    "MemoryPlanError",
+    "PromptTooLongError",
+    "RequestError",
+    "RequestSpeculation",
+    "SametokenError",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "UnsupportedModelError",
+    "__version__",
+]
+
+_HOMES = {
+    "LLM": "engine.llm",
+    "AsyncLLM": "engine.async_llm",
+    "Chunk": "engine.completion",
+    "Completion": "engine.completion",
+    "KVCacheConfig": "config",
+    "SpeculativeConfig": "config",
+    "RequestSpeculation": "speculation.params",
+    "SamplingParams": "speculation.params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,92 @@
+"""Where and with what a run was made: versions, commit, command, machine, and how busy that was."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import sametoken
+from sametoken.bench.record import Environment
+
+PACKAGES = ("torch", "transformers", "tokenizers", "httpx")
+
+
+def load_average() -> float:
+    """Processes that wanted to run, averaged over the last minute; 0 where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def describe(device: str, dtype: str | None, threads: int | None, load_before: float) -> Environment:
+    """The environment of this process.
+
+    Args:
+        device: what computed, or the URL that was asked.
+        dtype, threads: of what computed in this process, None for a server.
+        load_before: `load_average()` before the run.
+    """
+    return Environment(
+        sametoken=sametoken.__version__,
+        commit=_commit(Path(sametoken.__file__).resolve().parent),
+        command=shlex.join(["sametoken", *_without_secrets(sys.argv[1:])]),
+        versions={"python": platform.python_version(), **_versions()},
+        platform=platform.platform(),
+        cpu=_cpu(),
+        cores=os.cpu_count() or 1,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        load_before=load_before,
+        load_after=load_average(),
+    )
+
+
+def _without_secrets(arguments: list[str]) -> list[str]:
+    """Command line words with the API key blotted out: the record is made to be shown."""
+    hidden, words = False, []
+    for word in arguments:
+        name, equals, _ = word.partition("=")
+        is_key = name.replace("_", "-") == "--api-key"
+        words.append("***" if hidden else f"{name}=***" if is_key and equals else word)
+        hidden = is_key and not equals
+    return words
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit(package: Path) -> str | None:
+    """The commit of the checkout that this package runs from, marked if files differ from it; None elsewhere."""
+    root = package.parents[1]
+    if not (root / ".git").exists() or not (root / "pyproject.toml").exists():
+        return None
+    try:
+        head = _git(root, "rev-parse", "HEAD")
+        return head + ("-dirty" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+def _cpu() -> str:
+    """The processor's name, as far as the system says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

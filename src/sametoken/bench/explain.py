@@ -1,0 +1,318 @@
+"""Says in words and figures why a configuration is fast or slow, and what to set instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+from sametoken.bench.predict import Outlook, Prediction, reach
+from sametoken.bench.record import Cell, ContextCost, Environment, Load, Run, StepCost, Variant
+from sametoken.bench.tables import factor
+from sametoken.errors import ConfigError
+
+# From which share or factor on something is worth a sentence.
+POOR_RATE = 0.1
+SELDOM = 0.5
+LONG_PROMPT = 0.3
+DEAR_DRAFT = 0.25
+DEAR_VERIFY = 1.25
+DEAR_GUESS = 1.2
+DEAR_HOST = 0.25
+CONTEXT_LOSS = 0.85
+LONG_CONTEXT = 256  # tokens
+ENOUGH_STEPS = 10
+FOREIGN_LOAD = 0.75  # of the load average, beyond our own threads
+WORTH_CHANGING = 1.03
+
+
+class Case(NamedTuple):
+    """What a finding looks at: the fastest speculative variant of a cell beside plain decoding.
+
+    Attributes:
+        step: its commonest decoding step. `others`: the run's cells, for comparison.
+    """
+
+    cell: Cell
+    best: Variant
+    step: StepCost
+    outlook: Outlook
+    others: Sequence[Cell]
+
+    @property
+    def plain(self) -> StepCost:
+        return self.outlook.plain
+
+    @property
+    def longest(self) -> Variant:
+        """The variant that shows most positions of a draft."""
+        return max(self.cell.speculative, key=lambda variant: variant.max_draft_len)
+
+    @property
+    def tokens_per_row(self) -> float:
+        """What a decoding step emits."""
+        return 1 + sum(reach(self.best, self.cell.requests))
+
+    @property
+    def slowdown(self) -> float:
+        """How much longer a step takes than a plain one: the tokens per forward that break even."""
+        return self.step.seconds / self.plain.seconds
+
+
+def explain(run: Run) -> str:
+    """The explanation of a run, for a terminal.
+
+    Raises:
+        ConfigError: the run has nothing to compare.
+    """
+    if run.kind == "server":
+        return _explain_loads(run.loads)
+    parts = [*_busy(run.environment), *(_explain_cell(cell, run.cells) for cell in run.cells)]
+    if run.mismatches:
+        parts.insert(
+            0,
+            f"Outputs differ from plain decoding in {len(run.mismatches)} takes; that comes before speed.",
+        )
+    return "\n\n".join(parts)
+
+
+def _busy(made: Environment) -> list[str]:
+    """A warning where others were at work on the machine."""
+    load = max(made.load_before, made.load_after)
+    if made.threads is None or load <= made.threads + FOREIGN_LOAD:
+        return []
+    return [f"The machine was busy (load average {load:.1f}, threads {made.threads}): mistrust wide intervals."]
+
+
+def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:
+    best = max(cell.speculative, key=lambda variant: variant.speed_up.value)
+    lines = [f"{cell.label}:", f"  {_verdict(cell, best)}"]
+    outlook = Outlook.of(cell)
+    if outlook is None or best.max_draft_len not in outlook.costs:
+        return "\n".join([*lines, "  The outputs are too short to say more: raise --output-len."])
+    case = Case(cell, best, outlook.costs[best.max_draft_len], outlook, others)
+    lines.append(f"  {_where_time_goes(case)}")
+    lines += [f"  - {finding}" for look in FINDINGS if (finding := look(case))]
+    table = outlook.table()
+    return "\n".join([*lines, *_table(table), f"  {_advice(case, table)}"])
+
+
+def _verdict(cell: Cell, best: Variant) -> str:
+    gain = f"{factor(best.speed_up)}, {best.tokens_per_second:.1f} against {cell.plain.tokens_per_second:.1f} tokens/s"
+    setting = f"{best.method} with draft length {best.max_draft_len}"
+    if _undecided(best):
+        return f"The best measured, {setting}, cannot be told from plain decoding: {gain}."
+    if best.speed_up.value > 1:
+        return f"The fastest measured is {setting}: {gain}."
+    return f"Nothing measured is faster than plain decoding; the best, {setting}, is {gain}."
+
+
+def _undecided(variant: Variant) -> bool:
+    low, high = variant.speed_up.low, variant.speed_up.high
+    return low is not None and high is not None and low <= 1 <= high
+
+
+def _where_time_goes(case: Case) -> str:
+    step, plain = case.step, case.plain
+    return (
+        f"Its step takes {_ms(step.seconds)} (draft {_ms(step.draft_s)}, verification {_ms(step.verify_s)}, host "
+        f"{_ms(step.host_s)}), a plain one {_ms(plain.seconds)}. It must emit {case.slowdown:.2f} tokens per row to "
+        f"break even and emits {case.tokens_per_row:.2f}."
+    )
+
+
+def _poor_draft(case: Case) -> str | None:
+    """The draft does not know what the target says."""
+    accepted = case.best.acceptance
+    if not accepted.drafted or accepted.rate >= POOR_RATE:
+        return None
+    return (
+        f"Acceptance too low: {accepted.rate:.1%} of drafted tokens. The draft does not predict this target here: "
+        "check that they belong together, that prompts have the chat template, or train a draft on this target's text."
+    )
+
+
+def _seldom_drafted(case: Case) -> str | None:
+    accepted = case.best.acceptance
+    decoding = accepted.forwards - case.cell.requests * len(case.best.round_s)
+    drafted = sum(accepted.drafted_lengths[1:])
+    if not decoding or drafted >= SELDOM * decoding:
+        return None
+    return (
+        f"Seldom anything to verify: {drafted / decoding:.0%} of decoding forwards had a draft. {case.best.method} "
+        "finds nothing to copy in the rest; a draft model guesses everywhere."
+    )
+
+
+def _dear_draft(case: Case) -> str | None:
+    share = case.step.draft_s / case.step.seconds
+    if share < DEAR_DRAFT:
+        return None
+    length = case.best.max_draft_len
+    most = (length + 1) / case.slowdown
+    return (
+        f"Draft too expensive: drafting takes {share:.0%} of a step, each guess "
+        f"{case.step.draft_s / length / case.plain.seconds:.2f} of a plain step. Even if all guesses were accepted, "
+        f"decoding could not exceed {most:.2f}x: a smaller draft, or fewer guesses."
+    )
+
+
+def _low_position(case: Case) -> str | None:
+    """The first position whose guess, on average, costs more time than the tokens it adds are worth."""
+    for shorter, longer in pairwise([Prediction(0, 1.0, case.plain.seconds, 0.0, 1.0, "measured"), *_costed(case)]):
+        cost, gain = longer.step_s - shorter.step_s, longer.tokens_per_row - shorter.tokens_per_row
+        worth = gain * shorter.step_s / shorter.tokens_per_row
+        if cost > DEAR_GUESS * worth:
+            place = longer.draft_len
+            conditional = case.longest.acceptance.positions[place - 1].conditional or 0.0
+            return (
+                f"Acceptance too low at position {place}: {gain:.0%} of forwards accept that guess ({conditional:.0%} "
+                f"of those that get there). It costs {_ms(cost)} and saves {_ms(worth)}: draft at most {place - 1}."
+            )
+    return None
+
+
+def _costed(case: Case) -> Iterator[Prediction]:
+    """Lines of the model, without the noise of single measurements, for positions that were guessed."""
+    for length in range(1, len(case.longest.acceptance.positions) + 1):
+        step_s, draft_s = case.outlook.step_s(length)
+        yield Prediction(length, case.outlook.tokens_per_row(length), step_s, draft_s, 0.0, "estimated")
+
+
+def _dear_verify(case: Case) -> str | None:
+    factor = case.step.verify_s / case.plain.verify_s
+    if factor < DEAR_VERIFY:
+        return None
+    rows, tokens = case.plain.rows, case.plain.rows * (case.best.max_draft_len + 1)
+    known = {other.batch: _verifyfactor(other, case) for other in case.others if other.batch < case.cell.batch}
+    smaller = [f"{found:.2f} at batch {batch}" for batch, found in sorted(known.items()) if found is not None]
+    compared = f" (it is {', '.join(smaller)})" if smaller else ""
+    reason = "Batch too large to verify for free" if rows > 1 else "Verification is not free"
+    return (
+        f"{reason}: the forward over {tokens} tokens costs {factor:.2f} of the plain one over {rows}{compared}. "
+        "Shorter drafts, or none from this load on, cost less."
+    )
+
+
+def _verifyfactor(other: Cell, case: Case) -> float | None:
+    """The same for another batch of the same prompts and draft length."""
+    if other.texts != case.cell.texts:
+        return None
+    outlook = Outlook.of(other)
+    cost = outlook.costs.get(case.best.max_draft_len) if outlook else None
+    return cost.verify_s / outlook.plain.verify_s if outlook and cost else None
+
+
+def _long_context(case: Case) -> str | None:
+    plain = {one.low: one for one in case.cell.plain.contexts if one.steps >= ENOUGH_STEPS}
+    both = [(plain[one.low], one) for one in case.best.contexts if one.steps >= ENOUGH_STEPS and one.low in plain]
+    if len(both) < 2 or both[-1][1].low < LONG_CONTEXT:
+        return None
+    (short_plain, short), (long_plain, long) = both[0], both[-1]
+    before, after = _gain(short_plain, short), _gain(long_plain, long)
+    if after >= CONTEXT_LOSS * before:
+        return None
+    return (
+        f"Context too long: decoding gains {before:.2f}x at {short.low} to {short.high - 1} tokens and {after:.2f}x at "
+        f"{long.low} to {long.high - 1}. There a step takes {long.step_s / short.step_s:.2f} times as long (a plain "
+        f"one {long_plain.step_s / short_plain.step_s:.2f}) and emits {long.tokens_per_row:.2f} tokens per row instead "
+        f"of {short.tokens_per_row:.2f}."
+    )
+
+
+def _gain(plain: ContextCost, drafted: ContextCost) -> float:
+    return drafted.tokens_per_row / plain.tokens_per_row * plain.step_s / drafted.step_s
+
+
+def _dear_host(case: Case) -> str | None:
+    share = case.best.time_share.host
+    if share < DEAR_HOST:
+        return None
+    return (
+        f"The host is slow: {share:.0%} of the time goes to neither drafting nor the target. Fewer, larger steps "
+        "help, and fewer threads where other work shares the cores."
+    )
+
+
+def _long_prompt(case: Case) -> str | None:
+    share = case.cell.plain.prompt_share
+    if share < LONG_PROMPT:
+        return None
+    return (
+        f"Prompts dominate: {share:.0%} of a plain request passes before its first token, which no draft shortens: at "
+        f"most {1 / share:.2f}x is possible with outputs of this length."
+    )
+
+
+def _slow_categories(case: Case) -> str | None:
+    slow = [c for c in case.best.categories if c.speed_up.value < 1]
+    if not slow or len(slow) == len(case.best.categories):
+        return None
+    names = ", ".join(f"{c.name} ({c.speed_up.value:.2f}x, acceptance length {c.acceptance.length:.2f})" for c in slow)
+    return f"Slower than plain decoding in: {names}. Requests can set their own speculation."
+
+
+FINDINGS: tuple[Callable[[Case], str | None], ...] = (
+    _poor_draft,
+    _seldom_drafted,
+    _dear_draft,
+    _low_position,
+    _dear_verify,
+    _long_context,
+    _dear_host,
+    _long_prompt,
+    _slow_categories,
+)
+
+
+def _table(table: Sequence[Prediction]) -> list[str]:
+    head = "  draft length  tokens per row       step  speed-up"
+    return [
+        head,
+        *(f"{p.draft_len:14d}{p.tokens_per_row:16.2f}{_ms(p.step_s):>11}{p.speed_up:9.2f}x  {p.basis}" for p in table),
+    ]
+
+
+def _advice(case: Case, table: Sequence[Prediction]) -> str:
+    if _undecided(case.best):
+        return "Recommended: measure again with more --repeat, on a machine without other work."
+    promising = max(table, key=lambda line: line.speed_up)
+    measured = case.best.speed_up.value
+    if max(promising.speed_up, measured) <= 1:
+        return "Recommended: no drafts here (--method none)."
+    if promising.basis == "estimated" and promising.speed_up > WORTH_CHANGING * measured:
+        return (
+            f"Recommended: measure --max-draft-len {promising.draft_len}, estimated at {promising.speed_up:.2f}x; "
+            f"until then {case.best.max_draft_len}, measured at {measured:.2f}x."
+        )
+    return f"Recommended: --max-draft-len {case.best.max_draft_len}, measured at {measured:.2f}x."
+
+
+def _explain_loads(loads: Sequence[Load]) -> str:
+    """Where on the load axis a server gains and where it loses."""
+    compared = [load for load in loads if load.speed_up is not None]
+    if not compared:
+        raise ConfigError("this run has no baseline to explain a speed-up by; measure with --url and --baseline-url")
+    lines = []
+    for (name, temperature, kind), group in groupby(compared, key=_axis):
+        rising = sorted(group, key=lambda load: load.level)
+        lines.append(f"{name}, temperature {temperature:g}, {kind} load:")
+        for load in rising:
+            assert load.speed_up is not None
+            lines.append(f"  {load.label}: {factor(load.speed_up)}, {load.tokens_per_second:.1f} tokens/s")
+        slower = [load for load in rising if load.speed_up is not None and load.speed_up.value < 1]
+        if slower:
+            lines.append(
+                f"  From {slower[0].label} on the baseline is faster: verification is no longer free when the batch "
+                "fills the machine. Draft less or not at all from there on; `sametoken bench MODEL --batch` shows the "
+                "cost of each step."
+            )
+    return "\n".join(lines)
+
+
+def _axis(load: Load) -> tuple[str, float, str]:
+    return load.workload, load.temperature, load.kind
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms"

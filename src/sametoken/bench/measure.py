@@ -1,0 +1,158 @@
+"""Statistics of measurements, pure: percentiles, confidence intervals of ratios, acceptance tables, costs of steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from statistics import fmean, median, stdev
+from typing import NamedTuple
+
+from sametoken.bench.record import Acceptance, ContextCost, Interval, Position, Spread, StepCost
+from sametoken.engine.request import SpeculationStats
+
+# 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom; beyond, 1.96 + 2.5 / d is within 0.002 of them.
+T_QUANTILES = (
+    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448,
+    2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860, 2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484,
+    2.0452, 2.0423,
+)  # fmt: skip
+INTERVAL_RULE = (
+    "speed-ups are geometric means of plain seconds / speculative seconds, paired by round; their 95 % interval is "
+    "Student's t interval of the logarithms over the rounds, so it covers what differs from round to round, not other "
+    "prompts"
+)
+
+
+class Step(NamedTuple):
+    """One step of the engine.
+
+    Attributes:
+        rows: sequences that got tokens. `context`: their mean length.
+        emitted: tokens of all rows.
+        draft_s, verify_s, host_s: its wall time by part.
+        decoding: whether it read no prompt.
+    """
+
+    rows: int
+    context: float
+    emitted: int
+    draft_s: float
+    verify_s: float
+    host_s: float
+    decoding: bool
+
+
+def t_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t."""
+    return T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.96 + 2.5 / freedom
+
+
+def ratio_interval(ratios: Sequence[float]) -> Interval:
+    """The geometric mean of paired ratios and its interval, see `INTERVAL_RULE`."""
+    logs = [math.log(ratio) for ratio in ratios]
+    middle = fmean(logs)
+    if len(logs) < 2:
+        return Interval(math.exp(middle))
+    reach = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    return Interval(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach))
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and percentiles (linear between the nearest two) of at least one value."""
+    ordered = sorted(values)
+    return Spread(fmean(ordered), *(_percentile(ordered, share) for share in (0.5, 0.95, 0.99)))
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def per_token(emissions: Sequence[tuple[float, int]]) -> list[float]:
+    """Seconds per token after the first emission: each gap is shared by the tokens it brought.
+
+    Args:
+        emissions: seconds since the request's start, and how many tokens came then.
+    """
+    return [(later - earlier) / count for (earlier, _), (later, count) in pairwise(emissions) for _ in range(count)]
+
+
+def acceptance(stats: Iterable[SpeculationStats]) -> Acceptance:
+    """What speculation did over requests together."""
+    pooled = SpeculationStats("")
+    for each in stats:
+        pooled.target_forwards += each.target_forwards
+        pooled.emitted += each.emitted
+        pooled.drafted += each.drafted
+        pooled.accepted += each.accepted
+        for name in ("accepted_lengths", "drafted_lengths", "tried"):
+            setattr(pooled, name, _sum(getattr(pooled, name), getattr(each, name)))
+    return Acceptance(
+        rate=pooled.acceptance_rate,
+        length=pooled.acceptance_length,
+        forwards_per_token=pooled.target_forwards / pooled.emitted if pooled.emitted else 0.0,
+        forwards=pooled.target_forwards,
+        emitted=pooled.emitted,
+        drafted=pooled.drafted,
+        accepted=pooled.accepted,
+        accepted_lengths=pooled.accepted_lengths,
+        drafted_lengths=pooled.drafted_lengths,
+        positions=positions(pooled.accepted_lengths, pooled.drafted_lengths, pooled.tried),
+    )
+
+
+def _sum(a: Sequence[int], b: Sequence[int]) -> list[int]:
+    length = max(len(a), len(b))
+    return [sum(counts[i] for counts in (a, b) if i < len(counts)) for i in range(length)]
+
+
+def positions(accepted: Sequence[int], drafted: Sequence[int], tried: Sequence[int]) -> list[Position]:
+    """The table of acceptance by position from the counts of `SpeculationStats`."""
+    table = []
+    for place in range(len(drafted) - 1):
+        guessed, kept = sum(drafted[place + 1 :]), sum(accepted[place + 1 :])
+        reached = tried[place] if place < len(tried) else 0
+        table.append(Position(place + 1, guessed, reached, kept, kept / guessed, kept / reached if reached else None))
+    return table
+
+
+def step_costs(steps: Iterable[Step]) -> list[StepCost]:
+    """Median cost of decoding steps by how many rows they had."""
+    return [
+        StepCost(
+            rows=rows,
+            steps=len(group),
+            draft_s=median(step.draft_s for step in group),
+            verify_s=median(step.verify_s for step in group),
+            host_s=median(step.host_s for step in group),
+        )
+        for rows, group in sorted(_decoding(steps, lambda step: step.rows).items())
+    ]
+
+
+def context_costs(steps: Iterable[Step]) -> list[ContextCost]:
+    """Median cost of decoding steps by the power of two below their mean context, at the commonest number of rows."""
+    by_rows = _decoding(steps, lambda step: step.rows)
+    commonest = max(by_rows.values(), key=len, default=[])
+    return [
+        ContextCost(
+            low=2**power,
+            high=2 ** (power + 1),
+            steps=len(group),
+            step_s=median(step.draft_s + step.verify_s + step.host_s for step in group),
+            tokens_per_row=sum(step.emitted for step in group) / sum(step.rows for step in group),
+        )
+        for power, group in sorted(_decoding(commonest, lambda step: int(step.context).bit_length() - 1).items())
+    ]
+
+
+def _decoding(steps: Iterable[Step], key: Callable[[Step], int]) -> dict[int, list[Step]]:
+    """The steps that read no prompt, by a key."""
+    groups: dict[int, list[Step]] = {}
+    for step in steps:
+        if step.decoding:
+            groups.setdefault(key(step), []).append(step)
+    return groups

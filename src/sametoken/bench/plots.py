@@ -1,0 +1,194 @@
+"""The figures of runs: speed-up against draft length, acceptance by position, where time goes, latency against load."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sametoken.bench.record import Cell, Load, Run
+from sametoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK = "#2b2f36"  # lines and letters; a page replaces it by the colour of its own text
+# Distinct in hue and in lightness, on white as on near-black (Okabe and Ito's palette, darkest and lightest left out).
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+SIZE = (6.4, 3.6)
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+
+
+class Chart(NamedTuple):
+    """A figure.
+
+    Attributes:
+        name: of its file. `caption`: what it shows, for the page and for who cannot see it.
+    """
+
+    name: str
+    caption: str
+    svg: str
+    png: bytes
+
+
+def charts(runs: Sequence[Run]) -> list[Chart]:
+    """All figures that the runs have data for.
+
+    Raises:
+        ConfigError: matplotlib is not there.
+    """
+    cells = [cell for run in runs for cell in run.cells]
+    loads = [load for run in runs for load in run.loads]
+    drawn = []
+    for name, caption, draw in [*_of_cells(cells), *_of_loads(loads)]:
+        drawn.append(Chart(name, caption, *_render(name, draw)))
+    return drawn
+
+
+Drawing = tuple[str, str, Callable[["Axes"], None]]
+
+
+def _of_cells(cells: Sequence[Cell]) -> Iterator[Drawing]:
+    for number, chunk in enumerate(_chunks(cells), 1):
+        suffix = "" if len(cells) <= len(COLOURS) else f"-{number}"
+        yield (
+            f"speed-up{suffix}",
+            "Speed-up over plain decoding against the longest draft, with 95 % intervals; below 1 drafts cost time.",
+            partial(_speed_up, cells=chunk),
+        )
+        yield (
+            f"acceptance{suffix}",
+            "Guesses accepted at each position: solid of all guesses there, dashed of those that were reached.",
+            partial(_acceptance, cells=chunk),
+        )
+    for number, cell in enumerate(cells, 1):
+        suffix = "" if len(cells) == 1 else f"-{number}"
+        yield (
+            f"time{suffix}",
+            f"Where the time per token goes, {cell.label}.",
+            partial(_time, cell=cell),
+        )
+
+
+def _of_loads(loads: Sequence[Load]) -> Iterator[Drawing]:
+    for kind, words in (("closed", "requests kept going"), ("open", "requests per second")):
+        chosen = [load for load in loads if load.kind == kind]
+        if chosen:
+            yield (
+                f"latency-{kind}",
+                f"Latency against load ({words}): median, and dashed the 95th percentile.",
+                partial(_latency, loads=chosen, words=words),
+            )
+
+
+def _chunks(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
+    """No more lines in a figure than there are colours."""
+    return [cells[at : at + len(COLOURS)] for at in range(0, len(cells), len(COLOURS))]
+
+
+def _speed_up(axes: Axes, cells: Sequence[Cell]) -> None:
+    for cell, colour in zip(cells, COLOURS, strict=False):
+        lengths = [variant.max_draft_len for variant in cell.speculative]
+        found = [variant.speed_up for variant in cell.speculative]
+        values = [one.value for one in found]
+        below = [one.value - (one.value if one.low is None else one.low) for one in found]
+        above = [(one.value if one.high is None else one.high) - one.value for one in found]
+        axes.errorbar(
+            lengths,
+            values,
+            (below, above),
+            color=colour,
+            marker="o",
+            capsize=3,
+            label=f"{cell.label}, {cell.speculative[0].method}",
+        )
+    axes.axhline(1, color=INK, linewidth=1, linestyle=":")
+    axes.set_xticks(sorted({variant.max_draft_len for cell in cells for variant in cell.speculative}))
+    _finish(axes, "speed-up against draft length", "longest draft (tokens)", "speed-up")
+
+
+def _acceptance(axes: Axes, cells: Sequence[Cell]) -> None:
+    # Batches share a line: they do not change which guesses are accepted.
+    distinct = {f"{cell.texts}, {cell.speculative[0].method}": cell for cell in cells}
+    for (name, cell), colour in zip(distinct.items(), COLOURS, strict=False):
+        longest = max(cell.speculative, key=lambda variant: variant.max_draft_len)
+        places = [one.position for one in longest.acceptance.positions]
+        of_all = [one.unconditional for one in longest.acceptance.positions]
+        of_reached = [math.nan if one.conditional is None else one.conditional for one in longest.acceptance.positions]
+        axes.plot(places, of_all, color=colour, marker="o", label=name)
+        axes.plot(places, of_reached, color=colour, linestyle="--", marker=".")
+    axes.set_ylim(0, 1)
+    axes.set_xticks(sorted({p for cell in cells for v in cell.speculative for p in range(1, v.max_draft_len + 1)}))
+    _finish(axes, "acceptance by position", "position in the draft", "accepted (share)")
+
+
+def _time(axes: Axes, cell: Cell) -> None:
+    """Bars of milliseconds per token, divided by the shares of the time."""
+    labels = [variant.label for variant in cell.variants]
+    left = [0.0] * len(labels)
+    for part, colour in zip(("draft", "verify", "host"), COLOURS, strict=False):
+        widths = [1000 / v.tokens_per_second * getattr(v.time_share, part) for v in cell.variants]
+        axes.barh(labels, widths, left=left, color=colour, label=part)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    _finish(axes, cell.label, "milliseconds per token of all requests", "")
+
+
+def _latency(axes: Axes, loads: Sequence[Load], words: str) -> None:
+    ordered = sorted(loads, key=lambda load: (load.side, load.workload, load.temperature, load.level))
+    groups = groupby(ordered, key=lambda load: (load.side, load.workload, load.temperature))
+    for number, ((side, workload, temperature), group) in enumerate(groups):
+        found, colour = list(group), COLOURS[number % len(COLOURS)]
+        levels = [load.level for load in found]
+        label = f"{side}, {workload}, temperature {temperature:g}"
+        axes.plot(levels, [load.latency_s.p50 for load in found], color=colour, marker="o", label=label)
+        axes.plot(levels, [load.latency_s.p95 for load in found], color=colour, linestyle="--", marker=".")
+    axes.set_ylim(bottom=0)
+    _finish(axes, "latency against load", words, "seconds per request")
+
+
+def _finish(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    # Below the axes, so that it hides no data however many lines there are.
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2))
+
+
+def _render(name: str, draw: Callable[[Axes], None]) -> tuple[str, bytes]:
+    """A drawing as SVG and as PNG on white."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("drawing needs a package that is not there: pip install 'sametoken[bench]'") from None
+    # Ids in the SVG are hashes; without a salt of its own, figures of one page would share clip paths.
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=SIZE)
+        draw(figure.add_subplot())
+        svg, png = io.StringIO(), io.BytesIO()
+        figure.savefig(svg, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
+        figure.savefig(png, format="png", dpi=150, facecolor="white", bbox_inches="tight")
+    return svg.getvalue(), png.getvalue()

@@ -1,0 +1,128 @@
+"""What other draft lengths would bring, from measured acceptance by position and measured costs of steps.
+
+tokens/s of a row = E[tokens per forward] / (draft(k) + verify(k) + host(k)). Costs between measured lengths lie on
+straight lines, beyond them on the line of the last two; positions beyond the longest draft are accepted as the last.
+What the model leaves out (prompts that share steps, batches that run empty) is taken from the measured lengths: the
+speed-up is multiplied by what the model missed at those around, on straight lines too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sametoken.bench.record import Basis, Cell, StepCost, Variant
+
+FARTHEST = 2  # times the longest measured draft, as far as straight lines are trusted
+
+
+class Prediction(NamedTuple):
+    """What a draft length brings, in decoding alone and with the prompts.
+
+    Attributes:
+        tokens_per_row: of one step. `step_s`: seconds of that step; `draft_s` of them go to drafting.
+        speed_up: of the whole requests, prompts included.
+        basis: of all figures of the line.
+    """
+
+    draft_len: int
+    tokens_per_row: float
+    step_s: float
+    draft_s: float
+    speed_up: float
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A cell's measurements, ready to be extended to draft lengths that were not measured.
+
+    Attributes:
+        plain: cost of a plain step. `costs`: of a step by draft length, 0 included, ascending.
+        reach: `reach[k]` is the share of decoding forwards that accepted the guess at position k + 1.
+    """
+
+    cell: Cell
+    plain: StepCost
+    costs: dict[int, StepCost]
+    reach: Sequence[float]
+
+    @classmethod
+    def of(cls, cell: Cell) -> Outlook | None:
+        """The outlook of a cell; None where it lacks decoding steps to learn from."""
+        found = {variant.max_draft_len: common_step(variant, cell.plain) for variant in cell.variants}
+        costs = {length: cost for length, cost in sorted(found.items()) if cost is not None}
+        if 0 not in costs or len(costs) < 2:
+            return None
+        longest = max(cell.speculative, key=lambda variant: variant.max_draft_len)
+        return cls(cell, costs[0], costs, reach(longest, cell.requests))
+
+    def tokens_per_row(self, draft_len: int) -> float:
+        """E[tokens per forward] of a row."""
+        known = list(self.reach[:draft_len])
+        if known and draft_len > len(self.reach):
+            before = self.reach[-2] if len(self.reach) > 1 else 1.0
+            kept = min(1.0, self.reach[-1] / before) if before else 0.0
+            known += [self.reach[-1] * kept**n for n in range(1, draft_len - len(self.reach) + 1)]
+        return 1 + sum(known)
+
+    def step_s(self, draft_len: int) -> tuple[float, float]:
+        """Seconds of a step and of its drafting."""
+        parts = [{k: getattr(c, name) for k, c in self.costs.items()} for name in ("draft_s", "verify_s", "host_s")]
+        draft, verify, host = (_on_lines(part, draft_len) for part in parts)
+        return draft + verify + host, draft
+
+    def predict(self, draft_len: int) -> Prediction:
+        """What this draft length brings: measured, or else estimated."""
+        measured = {v.max_draft_len: v for v in self.cell.speculative if v.max_draft_len in self.costs}
+        if variant := measured.get(draft_len):
+            cost, tokens = self.costs[draft_len], 1 + sum(reach(variant, self.cell.requests))
+            return Prediction(draft_len, tokens, cost.seconds, cost.draft_s, variant.speed_up.value, "measured")
+        missed = {length: v.speed_up.value / self.modelled(length) for length, v in sorted(measured.items())}
+        within = min(max(draft_len, min(missed)), max(missed))
+        speed_up = self.modelled(draft_len) * (_on_lines(missed, within) if len(missed) > 1 else missed[within])
+        return Prediction(draft_len, self.tokens_per_row(draft_len), *self.step_s(draft_len), speed_up, "estimated")
+
+    def modelled(self, draft_len: int) -> float:
+        """The speed-up of whole requests by the model alone: decoding gains, reading the prompt does not."""
+        step_s, _ = self.step_s(draft_len)
+        decoding = self.tokens_per_row(draft_len) * self.plain.seconds / step_s
+        prompt = self.cell.plain.prompt_share
+        return 1 / (prompt + (1 - prompt) / decoding)
+
+    def table(self) -> list[Prediction]:
+        """All draft lengths up to the longest measured one, and beyond as long as it gets better."""
+        longest = max(self.costs)
+        lines = [self.predict(length) for length in range(1, longest + 1)]
+        for length in range(longest + 1, FARTHEST * longest + 1):
+            lines.append(self.predict(length))
+            if lines[-1].speed_up < lines[-2].speed_up:
+                break
+        return lines
+
+
+def common_step(variant: Variant, plain: Variant) -> StepCost | None:
+    """The cost of a step with as many rows as most plain steps have, or with as many as most of its own."""
+    if not variant.steps or not plain.steps:
+        return None
+    rows = max(plain.steps, key=lambda cost: cost.steps).rows
+    return next((c for c in variant.steps if c.rows == rows), max(variant.steps, key=lambda cost: cost.steps))
+
+
+def reach(variant: Variant, requests: int) -> list[float]:
+    """Shares of decoding forwards that accepted the guess at each position.
+
+    Args:
+        requests: of one round; each has one forward more, which read its prompt and had no draft.
+    """
+    decoding = variant.acceptance.forwards - requests * len(variant.round_s)
+    return [position.accepted / decoding for position in variant.acceptance.positions] if decoding > 0 else []
+
+
+def _on_lines(points: dict[int, float], at: int) -> float:
+    """The value at a place from values at two or more ascending ones; never negative."""
+    places = list(points)
+    right = next((i for i, place in enumerate(places) if place >= at), len(places) - 1)
+    a, b = places[max(0, right - 1)], places[max(1, right)]
+    return max(0.0, points[a] + (points[b] - points[a]) * (at - a) / (b - a))

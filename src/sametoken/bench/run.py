@@ -1,0 +1,212 @@
+"""Plain and speculative decoding of the same requests on one engine, in interleaved rounds, compared token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from statistics import fmean
+
+from sametoken.bench.drive import Job, Take, drive
+from sametoken.bench.measure import acceptance, context_costs, per_token, ratio_interval, spread, step_costs
+from sametoken.bench.record import Category, Cell, Mismatch, TimeShares, Variant
+from sametoken.bench.workloads import Item, Workload, fit, spell_turn
+from sametoken.data.prompts import Conversation
+from sametoken.engine.llm import LLM
+from sametoken.errors import PromptTooLongError
+from sametoken.speculation.params import RequestSpeculation, SamplingParams
+
+PLAIN = 0  # the draft length that is no draft
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is varied, and what is common to all cells.
+
+    Attributes:
+        draft_lens: longest drafts that are compared with plain decoding.
+        prompt_lens: tokens that prompts are fitted to; None leaves them as they are.
+        output_len: tokens of an output at most.
+        seed: of the first request; each further request has the next.
+    """
+
+    draft_lens: Sequence[int]
+    batches: Sequence[int]
+    prompt_lens: Sequence[int | None]
+    temperatures: Sequence[float]
+    output_len: int
+    repeat: int
+    seed: int
+    ignore_eos: bool
+
+    def takes(self, workloads: int) -> int:
+        """How often all requests of a cell are run, which is what progress counts."""
+        cells = workloads * len(self.batches) * len(self.prompt_lens) * len(self.temperatures)
+        return cells * self.repeat * (1 + len(self.draft_lens))
+
+
+Reference = dict[int, list[int]]  # the plain tokens of each request
+Prepared = list[tuple[str, list[int]]]  # category and token ids of each prompt
+
+
+def run(
+    llm: LLM, workloads: Sequence[Workload], grid: Grid, advance: Callable[[str], None]
+) -> tuple[list[Cell], list[Mismatch]]:
+    """Measures every cell of the grid.
+
+    Args:
+        llm: an engine for the largest batch and the longest draft, without block reuse, which would let only the
+            first round read the prompts.
+        advance: told after every take what it was.
+
+    Returns:
+        The cells, and for every take whose tokens differ from plain decoding the first difference.
+
+    Raises:
+        PromptTooLongError: a prompt and its output do not fit the context.
+    """
+    cells, mismatches = [], []
+    for workload in workloads:
+        for temperature in grid.temperatures:
+            common = SamplingParams(temperature=temperature, max_tokens=grid.output_len, ignore_eos=grid.ignore_eos)
+            prompts = prepare(llm, workload, replace(common, seed=grid.seed))
+            for prompt_len in grid.prompt_lens:
+                fitted = [(category, fit(ids, prompt_len)) for category, ids in prompts]
+                _check_room(llm, fitted, grid.output_len)
+                reference: Reference = {}  # shared by the batches: they may not change a token either
+                for batch in grid.batches:
+                    jobs = _jobs(fitted, common, grid.seed, batch)
+                    bench = _Bench(llm, workload.name, jobs, batch, prompt_len, len(fitted))
+                    cell, found = bench.measure(grid, reference, advance)
+                    cells.append(cell)
+                    mismatches += found
+    return cells, mismatches
+
+
+def prepare(llm: LLM, workload: Workload, params: SamplingParams) -> Prepared:
+    """Token ids of all prompts; turns after the first follow the plain answers, which are every variant's answers."""
+    prompts: Prepared = []
+    plain = replace(params, speculative=RequestSpeculation(enabled=False))
+    for item in workload.items:
+        prompts.append((item.category, spell_turn(llm, item.source)))
+        for source in _later_turns(llm, item, plain):
+            prompts.append((item.category, spell_turn(llm, source)))
+    return prompts
+
+
+def _later_turns(llm: LLM, item: Item, params: SamplingParams) -> list[Conversation]:
+    if not item.later or not isinstance(item.source, Conversation):
+        return []
+    messages, found = list(item.source.messages), []
+    for text in item.later:
+        answer = llm.generate(spell_turn(llm, Conversation(messages)), params)[0].text
+        messages = [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": text}]
+        found.append(Conversation(messages))
+    return found
+
+
+def _check_room(llm: LLM, prompts: Prepared, output_len: int) -> None:
+    longest = max(len(ids) for _, ids in prompts)
+    if longest + output_len > llm.max_seq_len:
+        raise PromptTooLongError(
+            f"the longest prompt has {longest} tokens and the output {output_len}, the context holds "
+            f"{llm.max_seq_len}; lower --prompt-len or --output-len"
+        )
+
+
+def _jobs(prompts: Prepared, common: SamplingParams, seed: int, batch: int) -> list[Job]:
+    """All prompts once, or again and again with other seeds until the batch is full."""
+    return [Job(*prompts[i % len(prompts)], replace(common, seed=seed + i)) for i in range(max(len(prompts), batch))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """The jobs of one cell on an engine."""
+
+    llm: LLM
+    workload: str
+    jobs: Sequence[Job]
+    batch: int
+    prompt_len: int | None
+    prompts: int
+
+    def measure(self, grid: Grid, reference: Reference, advance: Callable[[str], None]) -> tuple[Cell, list[Mismatch]]:
+        """All variants in `grid.repeat` rounds, each round beginning with another variant."""
+        lengths = [PLAIN, *grid.draft_lens]
+        for length in lengths:
+            drive(self.llm, self._of(length, min(WARM_UP_TOKENS, grid.output_len))[: self.batch], self.batch)
+        takes: dict[int, list[Take]] = {length: [] for length in lengths}
+        for number in range(grid.repeat):
+            turn = number % len(lengths)
+            for length in [*lengths[turn:], *lengths[:turn]]:
+                takes[length].append(drive(self.llm, self._of(length, grid.output_len), self.batch))
+                advance(f"{self.workload}, batch {self.batch}, draft length {length}, round {number + 1}")
+        for place, sample in enumerate(takes[PLAIN][0].samples):
+            reference.setdefault(place, sample.token_ids)
+        mismatches = [found for n, ts in takes.items() for t in ts if (found := self._mismatch(reference, t, n))]
+        lengths_of = [len(job.prompt) for job in self.jobs]
+        cell = Cell(
+            workload=self.workload,
+            temperature=self.jobs[0].params.temperature,
+            batch=self.batch,
+            prompt_len=self.prompt_len,
+            prompts=self.prompts,
+            requests=len(self.jobs),
+            mean_prompt_tokens=fmean(lengths_of),
+            variants=[self._variant(length, takes) for length in lengths],
+        )
+        return cell, mismatches
+
+    def _of(self, length: int, output_len: int) -> list[Job]:
+        asked = RequestSpeculation(max_draft_len=length, adaptive=False)
+        return [j._replace(params=replace(j.params, speculative=asked, max_tokens=output_len)) for j in self.jobs]
+
+    def _mismatch(self, reference: Reference, take: Take, length: int) -> Mismatch | None:
+        for place, sample in enumerate(take.samples):
+            for position, (a, b) in enumerate(zip_longest(reference[place], sample.token_ids)):
+                if a != b:
+                    where = (self.workload, self.jobs[0].params.temperature, self.batch, length)
+                    return Mismatch(*where, place % self.prompts, position, a, b)
+        return None
+
+    def _variant(self, length: int, takes: dict[int, list[Take]]) -> Variant:
+        """A variant's figures over all of its rounds."""
+        own, plain = takes[length], takes[PLAIN]
+        samples = [sample for take in own for sample in take.samples]
+        steps = [step for take in own for step in take.steps]
+        seconds = sum(take.seconds for take in own)
+        tokens = sum(len(sample.token_ids) for sample in samples)
+        gaps = [gap for sample in samples for gap in per_token(sample.emissions)]
+        draft_s, verify_s = sum(step.draft_s for step in steps), sum(step.verify_s for step in steps)
+        return Variant(
+            max_draft_len=length,
+            method=samples[0].stats.method,
+            tokens=tokens // len(own),
+            round_s=[take.seconds for take in own],
+            tokens_per_second=tokens / seconds,
+            speed_up=ratio_interval([a.seconds / b.seconds for a, b in zip(plain, own, strict=True)]),
+            acceptance=acceptance(sample.stats for sample in samples),
+            ttft_s=spread([sample.ttft for sample in samples]),
+            inter_token_s=spread(gaps) if gaps else None,
+            prompt_share=sum(s.ttft for s in samples) / sum(s.seconds for s in samples),
+            time_share=TimeShares(draft_s / seconds, verify_s / seconds, max(0.0, 1 - (draft_s + verify_s) / seconds)),
+            steps=step_costs(steps),
+            contexts=context_costs(steps),
+            categories=[self._category(name, plain, own) for name in dict.fromkeys(j.category for j in self.jobs)],
+        )
+
+    def _category(self, name: str, plain: Sequence[Take], own: Sequence[Take]) -> Category:
+        places = [place for place, job in enumerate(self.jobs) if job.category == name]
+
+        def seconds(take: Take) -> float:
+            return sum(take.samples[place].seconds for place in places)
+
+        ratios = [seconds(a) / seconds(b) for a, b in zip(plain, own, strict=True)]
+        return Category(
+            name=name,
+            requests=len(places),
+            tokens=sum(len(own[0].samples[place].token_ids) for place in places),
+            speed_up=ratio_interval(ratios),
+            acceptance=acceptance(take.samples[place].stats for take in own for place in places),
+        )

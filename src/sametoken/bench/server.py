@@ -1,0 +1,257 @@
+"""Loads on OpenAI-compatible servers: closed (so many requests at once) and open (Poisson arrivals), and a baseline."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from sametoken.bench.client import NO_USAGE, Answer, ask
+from sametoken.bench.measure import per_token, ratio_interval, spread
+from sametoken.bench.record import Load
+from sametoken.bench.workloads import Item, Workload
+from sametoken.data.prompts import Conversation
+from sametoken.data.remote import first_model, open_client
+from sametoken.errors import SametokenError
+
+if TYPE_CHECKING:
+    import httpx
+
+Kind = Literal["closed", "open"]
+Side = Literal["server", "baseline"]
+WARM_UP = 2
+NOTES = (
+    "tokens are the servers' usage.completion_tokens, never chunks; failed requests are in no figure but failures",
+    "rounds of server and baseline alternate; arrivals of an open load are the same for both",
+    "speed-ups are geometric means over the rounds of baseline / server: seconds per output token for closed loads, "
+    "mean latency for open ones; their 95 % interval is Student's t interval of the logarithms",
+)
+
+
+class Target(NamedTuple):
+    """Which servers, and the key for them."""
+
+    urls: dict[Side, str]
+    api_key: str | None
+
+    @classmethod
+    def of(cls, url: str, baseline_url: str | None, api_key: str | None) -> Target:
+        urls: dict[Side, str] = {"server": url}
+        if baseline_url is not None:
+            urls["baseline"] = baseline_url
+        return cls(urls, api_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What is asked of the servers.
+
+    Attributes:
+        model: its name there; None is the first that a server lists.
+        closed: numbers of requests kept going. `rates`: requests per second.
+        requests: per load and round; None is one per prompt, two per connection at least.
+        timeout: seconds without a byte after which a request has failed.
+        continuous_usage: ask for token counts in every chunk.
+    """
+
+    target: Target
+    model: str | None
+    closed: Sequence[int]
+    rates: Sequence[float]
+    temperatures: Sequence[float]
+    requests: int | None
+    output_len: int
+    repeat: int
+    seed: int
+    timeout: float
+    ignore_eos: bool
+    continuous_usage: bool
+
+    @property
+    def levels(self) -> list[tuple[Kind, float]]:
+        return [*(("closed", float(c)) for c in self.closed), *(("open", rate) for rate in self.rates)]
+
+    def takes(self, workloads: int) -> int:
+        """How many rounds there are in all, which is what progress counts."""
+        return workloads * len(self.temperatures) * len(self.levels) * self.repeat * len(self.target.urls)
+
+
+class Round(NamedTuple):
+    """All requests of a load, once."""
+
+    answers: list[Answer]
+    seconds: float
+
+    @property
+    def good(self) -> list[Answer]:
+        return [answer for answer in self.answers if answer.failure is None]
+
+
+def measure(visit: Visit, workloads: Sequence[Workload], advance: Callable[[str], None]) -> list[Load]:
+    """Measures every load on every server.
+
+    Args:
+        advance: told after every round what it was.
+
+    Raises:
+        SametokenError: a server cannot be reached, counts no tokens, or every request of a load failed.
+    """
+    return asyncio.run(_measure(visit, workloads, advance))
+
+
+async def _measure(visit: Visit, workloads: Sequence[Workload], advance: Callable[[str], None]) -> list[Load]:
+    loads: list[Load] = []
+    async with AsyncExitStack() as stack:
+        clients: dict[Side, tuple[httpx.AsyncClient, str]] = {}
+        for side, url in visit.target.urls.items():
+            client = await stack.enter_async_context(open_client(url, visit.target.api_key, visit.timeout))
+            clients[side] = client, visit.model or await first_model(client)
+        for workload in workloads:
+            for temperature in visit.temperatures:
+                for kind, level in visit.levels:
+                    place = _Place(visit, workload, temperature, kind, level)
+                    loads += await place.measure(clients, advance)
+    return loads
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One load of one workload."""
+
+    visit: Visit
+    workload: Workload
+    temperature: float
+    kind: Kind
+    level: float
+
+    @property
+    def count(self) -> int:
+        fewest = 2 * int(self.level) if self.kind == "closed" else 1
+        return self.visit.requests or max(len(self.workload.items), fewest)
+
+    async def measure(
+        self, clients: dict[Side, tuple[httpx.AsyncClient, str]], advance: Callable[[str], None]
+    ) -> list[Load]:
+        for client, model in clients.values():
+            await asyncio.gather(*(self._ask(client, model, i, time.perf_counter()) for i in range(WARM_UP)))
+        rounds: dict[Side, list[Round]] = {side: [] for side in clients}
+        for number in range(self.visit.repeat):
+            for side in list(clients)[:: 1 if number % 2 else -1]:
+                taken = await self._round(*clients[side], number)
+                self._check(side, taken)
+                rounds[side].append(taken)
+                advance(f"{side}, {self.workload.name}, {self.kind} {self.level:g}, round {number + 1}")
+        return [self._load(side, rounds) for side in clients]
+
+    async def _round(self, client: httpx.AsyncClient, model: str, number: int) -> Round:
+        begin = time.perf_counter()
+        if self.kind == "open":
+            clock = random.Random(f"{self.visit.seed} {number}")
+            due, at = [], begin
+            for _ in range(self.count):
+                at += clock.expovariate(self.level)
+                due.append(at)
+            answers = await asyncio.gather(*(self._ask(client, model, i, when) for i, when in enumerate(due)))
+            return Round(list(answers), time.perf_counter() - begin)
+        found: dict[int, Answer] = {}
+        numbers = iter(range(self.count))
+
+        async def worker() -> None:
+            for i in numbers:
+                found[i] = await self._ask(client, model, i, time.perf_counter())
+
+        await asyncio.gather(*(worker() for _ in range(int(self.level))))
+        return Round([found[i] for i in range(self.count)], time.perf_counter() - begin)
+
+    async def _ask(self, client: httpx.AsyncClient, model: str, number: int, due: float) -> Answer:
+        item = self.workload.items[number % len(self.workload.items)]
+        path, body = self._request(item, model, number)
+        return await ask(client, path, body, due)
+
+    def _request(self, item: Item, model: str, number: int) -> tuple[str, dict[str, Any]]:
+        visit = self.visit
+        body: dict[str, Any] = {
+            "model": model,
+            "max_tokens": visit.output_len,
+            "temperature": self.temperature,
+            "seed": visit.seed + number,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        # Extensions are sent only if asked for: a strict server refuses what it does not know.
+        if visit.continuous_usage:
+            body["stream_options"]["continuous_usage_stats"] = True
+        if visit.ignore_eos:
+            body["ignore_eos"] = True
+        if isinstance(item.source, Conversation):
+            return "chat/completions", {**body, "messages": list(item.source.messages)}
+        return "completions", {**body, "prompt": item.source}
+
+    def _check(self, side: Side, taken: Round) -> None:
+        url = self.visit.target.urls[side]
+        reasons = Counter(answer.failure for answer in taken.answers if answer.failure is not None)
+        if NO_USAGE in reasons and not taken.good:
+            raise SametokenError(
+                f"{url} sends no usage although stream_options.include_usage asks for it: tokens cannot be counted "
+                "(chunks are not tokens); expected a server, or a proxy before it, that passes usage on"
+            )
+        if not taken.good:
+            reason, count = reasons.most_common(1)[0]
+            raise SametokenError(f"{url}: all {len(taken.answers)} requests failed, {count} with: {reason}")
+
+    def _load(self, side: Side, rounds: dict[Side, list[Round]]) -> Load:
+        own = rounds[side]
+        good = [answer for taken in own for answer in taken.good]
+        tokens, seconds = sum(answer.tokens or 0 for answer in good), sum(taken.seconds for taken in own)
+        emitted = [answer.emissions() for answer in good]
+        gaps = [gap for emissions in emitted for gap in per_token(emissions)]
+        means = [mean for emissions in emitted if (mean := _mean_gap(emissions)) is not None]
+        compared = side == "server" and "baseline" in rounds
+        pairs = list(zip(rounds["baseline"], own, strict=True)) if compared else []
+        return Load(
+            workload=self.workload.name,
+            side=side,
+            kind=self.kind,
+            level=self.level,
+            temperature=self.temperature,
+            requests=self.count,
+            failures=dict(Counter(a.failure for taken in own for a in taken.answers if a.failure is not None)),
+            round_s=[taken.seconds for taken in own],
+            tokens=tokens,
+            tokens_per_second=tokens / seconds,
+            latency_s=spread([answer.latency for answer in good]),
+            ttft_s=spread([answer.ttft for answer in good]),
+            per_token_s=spread(means) if means else None,
+            inter_token_s=spread(gaps) if gaps else None,
+            inter_token_basis="measured" if all(answer.counted for answer in good) else "estimated",
+            speed_up=ratio_interval([self._cost(a) / self._cost(b) for a, b in pairs]) if pairs else None,
+            equal_texts=_equal(pairs) if pairs else None,
+        )
+
+    def _cost(self, taken: Round) -> float:
+        """What a speed-up compares: seconds per token, or mean latency where arrivals set the token rate."""
+        if self.kind == "closed":
+            return taken.seconds / sum(answer.tokens or 0 for answer in taken.good)
+        return sum(answer.latency for answer in taken.good) / len(taken.good)
+
+
+def _mean_gap(emissions: Sequence[tuple[float, int]]) -> float | None:
+    """Seconds per token after the first emission; None where there is only one."""
+    after = sum(count for _, count in emissions[1:])
+    return (emissions[-1][0] - emissions[0][0]) / after if after else None
+
+
+def _equal(pairs: Sequence[tuple[Round, Round]]) -> float:
+    """The share of requests, of those that succeeded on both sides, with the same text."""
+    both = [
+        a.text == b.text
+        for plain, fast in pairs
+        for a, b in zip(plain.answers, fast.answers, strict=True)
+        if a.failure is None and b.failure is None
+    ]
+    return sum(both) / len(both) if both else 0.0

@@ -1,0 +1,196 @@
+"""Workloads: prompts by category, built in, from files in the formats of published benchmarks, or from the Hub.
+
+A format is recognised by the keys of its first entry; all entries must have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sametoken.data.prompts import (
+    CATEGORISED,
+    Conversation,
+    Source,
+    as_turn,
+    check_text,
+    parse_prompt,
+    read_entries,
+    spell,
+)
+from sametoken.errors import ConfigError, HubError, RequestError, unknown_name
+
+if TYPE_CHECKING:
+    from sametoken.engine.llm import LLM
+
+BUILTIN = "builtin"
+HUB = "hf:"
+Entry = tuple[str, dict[str, Any]]  # where it stands, and the object
+
+
+class Item(NamedTuple):
+    """One prompt of a workload.
+
+    Attributes:
+        category: what its results are reported under.
+        source: the prompt. A conversation of one turn is its text where the model has no chat template.
+        later: what the user says in the turns after the first.
+    """
+
+    category: str
+    source: Source
+    later: tuple[str, ...] = ()
+
+
+class Workload(NamedTuple):
+    """Prompts under a name.
+
+    Attributes:
+        format: what the entries were recognised as.
+    """
+
+    name: str
+    format: str
+    items: tuple[Item, ...]
+
+
+def _turns(entry: dict[str, Any], where: str) -> Item:
+    turns = entry["turns"]
+    if not isinstance(turns, list) or not turns:
+        raise RequestError(f"{where}: turns is {str(turns)[:80]!r}, expected a list of at least one text")
+    texts = [check_text(turn, f"{where}: turn {number}") for number, turn in enumerate(turns, 1)]
+    return Item(check_text(entry["category"], f"{where}: category"), as_turn(texts[0]), tuple(texts[1:]))
+
+
+def _human_eval(entry: dict[str, Any], where: str) -> Item:
+    return Item("code", check_text(entry["prompt"], f"{where}: prompt"))
+
+
+def _gsm8k(entry: dict[str, Any], where: str) -> Item:
+    return Item("math", as_turn(check_text(entry["question"], f"{where}: question")))
+
+
+def _prompt(entry: dict[str, Any], where: str) -> Item:
+    rest = {key: value for key, value in entry.items() if key != "category"}
+    return Item(check_text(entry.get("category", "all"), f"{where}: category"), parse_prompt(rest, where))
+
+
+class Format(NamedTuple):
+    """How entries with these keys are read."""
+
+    keys: tuple[str, ...]
+    read: Callable[[dict[str, Any], str], Item]
+
+
+# The first whose keys are all there counts, so the narrower ones come first.
+FORMATS: Mapping[str, Format] = {
+    "spec-bench": Format(("category", "turns"), _turns),  # MT-bench too
+    "humaneval": Format(("task_id", "prompt", "entry_point"), _human_eval),
+    "gsm8k": Format(("question", "answer"), _gsm8k),
+    "prompts": Format(("prompt",), _prompt),
+    "conversations": Format(("messages",), _prompt),
+}
+
+
+def read_workload(name: str, limit: int | None = None, categories: Sequence[str] = (), turns: int = 1) -> Workload:
+    """A workload by its name.
+
+    Args:
+        name: "builtin", a file of JSON lines, or "hf:org/name[:split[:column]]".
+        limit: prompts to take at most, the first of each category in turn, so that every category is there.
+        categories: only these; () is all.
+        turns: turns of a conversation to take at most.
+
+    Raises:
+        SametokenError: nothing can be read there, its format is not known, or it lacks a category.
+    """
+    if name == BUILTIN:
+        read = Workload(name, BUILTIN, tuple(Item(category, as_turn(text)) for category, text in CATEGORISED))
+    elif name.startswith(HUB):
+        read = _recognise(name, *_hub_entries(name, limit))
+    else:
+        read = _recognise(Path(name).stem, read_entries(name, "--workload"), None)
+    known = list(dict.fromkeys(item.category for item in read.items))
+    for category in categories:
+        if category not in known:
+            raise ConfigError(f"--category: {unknown_name(f'category of {name}', category, known)}")
+    chosen = [item for item in read.items if not categories or item.category in categories]
+    kept = [item._replace(later=item.later[: turns - 1]) for item in _spread(chosen, limit)]
+    return read._replace(items=tuple(kept))
+
+
+def _recognise(name: str, entries: Sequence[Entry], column: str | None) -> Workload:
+    if column is not None:
+        for where, entry in entries:
+            if column not in entry:
+                raise RequestError(f"{where}: {unknown_name('column', column, entry)}")
+        items = tuple(Item("all", as_turn(check_text(entry[column], where))) for where, entry in entries)
+        return Workload(name, f"column {column}", items)
+    first = entries[0][1]
+    found = next((each for each in FORMATS.items() if set(each[1].keys) <= first.keys()), None)
+    if found is None:
+        known = "; ".join(f"{name}: {', '.join(format.keys)}" for name, format in FORMATS.items())
+        raise RequestError(
+            f"{entries[0][0]}: unknown format with the keys {', '.join(sorted(first)) or '(none)'}; known formats and "
+            f"the keys they need: {known}"
+        )
+    label, format = found
+    for where, entry in entries:
+        if missing := [key for key in format.keys if key not in entry]:
+            raise RequestError(f"{where}: no {missing[0]!r}, which every line of the format {label} has")
+    return Workload(name, label, tuple(format.read(entry, where) for where, entry in entries))
+
+
+def _spread(items: Sequence[Item], limit: int | None) -> list[Item]:
+    """At most `limit` items in their order, as evenly from all categories as these allow."""
+    seen: dict[str, int] = {}
+    ranks = []
+    for place, item in enumerate(items):
+        seen[item.category] = seen.get(item.category, 0) + 1
+        ranks.append((seen[item.category], place))
+    return [items[place] for place in sorted(place for _, place in sorted(ranks)[:limit])]
+
+
+def _hub_entries(name: str, limit: int | None) -> tuple[list[Entry], str | None]:
+    """The rows of a dataset of the Hub and the column that was named, if one was."""
+    parts = name.removeprefix(HUB).split(":")
+    if len(parts) > 3 or not all(parts):
+        raise ConfigError(f"--workload {name}: expected hf:org/name, hf:org/name:split or hf:org/name:split:column")
+    dataset, split = parts[0], parts[1] if len(parts) > 1 else "test"
+    column = parts[2] if len(parts) > 2 else None
+    try:
+        import datasets  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise ConfigError(f"--workload {name} needs a package that is not there: pip install datasets") from None
+    try:
+        rows: Iterable[Any] = datasets.load_dataset(dataset, split=split, streaming=True)
+        # Categories may come one after the other; a limit is taken evenly from what a part of the rows shows.
+        taken = list(islice(rows, None if limit is None else 64 * limit))
+    except Exception as error:
+        # The library raises whatever its readers, its file system and its HTTP client raise.
+        raise HubError(
+            f"--workload {name}: {type(error).__name__}: {str(error)[:200]}; expected a dataset with the split "
+            f"{split!r} that can be reached"
+        ) from error
+    if not taken:
+        raise ConfigError(f"--workload {name} is empty; expected at least one row")
+    return [(f"{name}, row {number}", dict(row)) for number, row in enumerate(taken, 1)], column
+
+
+def spell_turn(llm: LLM, source: Source) -> list[int]:
+    """Token ids of a prompt; a single turn is its text where the model has no chat template."""
+    if isinstance(source, Conversation) and len(source.messages) == 1 and not llm.tokenizer.has_chat_template:
+        return spell(llm, str(source.messages[0].get("content", ""))).ids
+    return spell(llm, source).ids
+
+
+def fit(ids: Sequence[int], length: int | None) -> list[int]:
+    """A prompt of exactly `length` tokens: its first ones, or all of it again and again; None leaves it as it is."""
+    if length is None:
+        return list(ids)
+    return list(islice((token for _ in range(-(-length // len(ids))) for token in ids), length))
+
+
+FIT_RULE = "prompts are cut to their first tokens, or repeated from their beginning, until they have prompt_len tokens"

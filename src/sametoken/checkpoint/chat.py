@@ -1,0 +1,185 @@
+"""A conversation into the prompt text that a model was trained on, by the chat template of its checkpoint.
+
+Renders as `transformers.PreTrainedTokenizerBase.apply_chat_template` does, without importing transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sametoken.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+Templates = Mapping[str, str]  # by name; the one that is used unless tools are given is "default"
+Message = Mapping[str, Any]  # "role", "content" and whatever else the template reads
+START, END = "_generation_start", "_generation_end"  # variables printed around `{% generation %}` blocks
+PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))  # code points without a meaning of their own
+
+
+def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> Templates:
+    """The chat templates of a checkpoint: files beside the tokenizer, or else the entry in tokenizer_config.json."""
+    files = {"default": directory / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    found = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    return found or named_templates(tokenizer_config.get("chat_template"))
+
+
+def read_template(given: str) -> str:
+    """A chat template from a file, or from its text: no file's name has the braces that every template needs.
+
+    Raises:
+        CheckpointError: the file cannot be read, or the template is not valid.
+    """
+    text = given
+    if "{" not in given:
+        try:
+            text = Path(given).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"chat template {given}: {reason}; expected a file or a text in Jinja") from error
+    _compile(text)
+    return text
+
+
+def named_templates(stated: object) -> Templates:
+    """The three forms of a template in tokenizer_config.json: one text, a list of named texts, or nothing.
+
+    Raises:
+        CheckpointError: it is none of them.
+    """
+    match stated:
+        case None:
+            return {}
+        case str():
+            return {"default": stated}
+        case dict() if all(isinstance(text, str) for text in stated.values()):
+            return stated
+        case list() if all(isinstance(entry, dict) and {"name", "template"} <= entry.keys() for entry in stated):
+            return {entry["name"]: entry["template"] for entry in stated}
+    raise CheckpointError(
+        f"chat_template in tokenizer_config.json is a {type(stated).__name__}, expected a text or a list of "
+        '{"name": ..., "template": ...}; correct it, or add chat_template.jinja'
+    )
+
+
+class Marked(NamedTuple):
+    """A rendered conversation and the [start, end) of every `{% generation %}` block in it, in characters."""
+
+    text: str
+    generated: list[tuple[int, int]]
+
+
+def render_marked(templates: Templates, messages: Sequence[Message], variables: Mapping[str, Any]) -> Marked:
+    """As `render`, with the places of what the template itself marks as generated; most templates mark nothing."""
+    said = json.dumps([messages, variables], ensure_ascii=False, default=str)
+    opening, closing = islice(unused_signs(said), 2)
+    text = render(templates, messages, {**variables, START: opening, END: closing})
+    pieces = re.split(f"([{opening}{closing}])", text)
+    plain, generated, start = "", [], 0
+    for piece in pieces:
+        if piece == opening:
+            start = len(plain)
+        elif piece == closing:
+            generated.append((start, len(plain)))
+        else:
+            plain += piece
+    return Marked(plain, generated)
+
+
+def unused_signs(text: str) -> Iterator[str]:
+    """Characters for private use that `text` does not hold."""
+    return (sign for sign in map(chr, PRIVATE) if sign not in text)
+
+
+def render(templates: Templates, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    """The prompt text of a conversation.
+
+    Args:
+        templates: from `read_templates`.
+        messages: the conversation, oldest first.
+        variables: what the template may read besides: special tokens, add_generation_prompt, tools.
+
+    Raises:
+        RequestError: there is no template or no message, or the template refuses the conversation.
+        CheckpointError: the template itself is not valid.
+    """
+    from jinja2 import TemplateError
+
+    if not messages:
+        raise RequestError("the conversation is empty; give at least one message with role and content")
+    if wrong := [message for message in messages if not isinstance(message, Mapping) or "role" not in message]:
+        raise RequestError(f"a message is {wrong[0]!r}, expected an object with role and content")
+    template = _compile(_choose(templates, with_tools=variables.get("tools") is not None))
+    # Clients send `"content": null`, which templates would print as None.
+    present = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    try:
+        return template.render({"tools": None, "documents": None, **variables, "messages": present})
+    except TemplateError as error:
+        raise RequestError(f"the chat template refuses this conversation: {error}") from error
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise RequestError(f"the chat template cannot read this conversation ({error}); check its messages") from error
+
+
+def _choose(templates: Templates, with_tools: bool) -> str:
+    if with_tools and "tool_use" in templates:
+        return templates["tool_use"]
+    if "default" in templates:
+        return templates["default"]
+    if templates:
+        raise RequestError(f"the model has chat templates {', '.join(sorted(templates))} and none named default")
+    raise RequestError("the model has no chat template; send a plain prompt, or put chat_template.jinja beside it")
+
+
+@lru_cache(maxsize=16)
+def _compile(text: str) -> Template:
+    """A template in a sandbox, since it comes from outside, with the names that chat templates expect."""
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.nodes import Name, Node, Output
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks what the assistant said, for training; unless asked for, only its body shows."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> list[Node]:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            start, end = (Output([Name(name, "load")], lineno=line) for name in (START, END))
+            return [start, *body, end]
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise CheckpointError(f"the chat template is not valid: line {error.lineno}: {error}; correct it") from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML signs, which models never saw."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,330 @@
+"""What config.json and the tensors of a head say it computes, for every producer, and what had to be assumed.
+
+A part is there if its tensor is; a flag of config.json that says otherwise is an error. Flags without a tensor
+(`norm_before_residual`, `norm_output`) are read as vLLM and SGLang read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sametoken.checkpoint.head_files import OURS, Files, mapping
+from sametoken.checkpoint.head_names import INSIDE, medusa_place, plain_name
+from sametoken.checkpoint.head_taps import Taps, read_taps
+from sametoken.checkpoint.medusa_config import describe_medusa
+from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError, UnsupportedModelError
+from sametoken.model.config import ModelConfig
+from sametoken.model.head_config import EagleConfig, MedusaConfig
+from sametoken.model.keys import Keys
+
+NEWER_NAMES = ("Eagle3", "EAGLE3")
+EAGLE_1_NAMES = ("EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "EagleForCausalLM", "EagleModel")
+
+
+@dataclass(frozen=True)
+class Described:
+    """A head's configuration, the reading of its taps, who seems to have made it, and what was assumed."""
+
+    config: EagleConfig | MedusaConfig
+    taps: Taps | None
+    producer: str
+    notes: tuple[str, ...]
+
+
+def describe(files: Files, target: ModelConfig) -> Described:
+    """What a head computes.
+
+    Raises:
+        CheckpointError: config.json lacks a fact or contradicts the tensors.
+        UnsupportedModelError: the head is of a kind that is not implemented.
+        DraftMismatchError: it was made for another target, or is another kind of head than it says.
+    """
+    try:
+        if any(medusa_place(name) is not None for name in files.seen):
+            config, producer, notes = describe_medusa(files, target)
+            return Described(config, None, producer, notes)
+        return _Eagle(files, target).describe()
+    except ConfigError as error:
+        raise CheckpointError(f"{files.where}: {error}") from error
+
+
+class _Eagle:
+    """Reads one EAGLE head."""
+
+    def __init__(self, files: Files, target: ModelConfig) -> None:
+        self.files, self.target, self.notes = files, target, list[str]()
+        self.shapes = {plain_name(name): seen.shape for name, seen in files.seen.items()}
+        self.eagle = mapping(files.config.get("eagle_config"))
+        self.producer = _producer(files)
+
+    def describe(self) -> Described:
+        self._refuse_other_kinds()
+        version = 3 if self.has("layers.0.hidden_norm") else 1
+        self._check_declared(version)
+        layers = self._layers()
+        own_embed, hidden, wide = self.has("embed_tokens"), layers.hidden_size, self.target.hidden_size
+        stated = self.files.config.get("target_hidden_size")
+        if stated not in (None, wide) or (hidden != wide and not (own_embed and version == 3)):
+            found = hidden if stated in (None, wide) else stated
+            raise DraftMismatchError(
+                f"{self.files.where}: made for hidden states of size {found}, the "
+                f"target's have {wide}; it was trained beside another model"
+            )
+        count = self._fused() // wide
+        reads = 2 * wide if version == 1 else count * wide
+        if self._fused() != reads or not count:
+            raise DraftMismatchError(
+                f"{self.files.where}: fc reads {self._fused()} numbers, expected "
+                f"{reads if version == 1 else f'a multiple of {wide}'}, the target's hidden size being {wide}"
+            )
+        taps = self._taps(count) if version == 3 else None
+        config = EagleConfig(
+            layers=layers,
+            version=version,
+            taps=taps.layers if taps else (self.target.num_layers - 1,),
+            target_hidden_size=wide,
+            draft_vocab_size=self._draft_vocabulary(version),
+            fc_bias=self.part("fc.bias", "bias" if version == 1 else None),
+            norm_before_residual=self._residual(version),
+            norm_before_fc=version == 3 and self.part("input_norm.weight", "norm_before_fc"),
+            fc_norm=version == 3 and self.part("fc_norm.0.weight", "fc_norm"),
+            norm_output=version == 3 and self.flag("norm_output", "return_hidden_post_norm") is True,
+            input_norm=version == 1
+            and self.part("layers.0.input_layernorm.weight", "use_input_layernorm_in_first_layer"),
+            last_norm=self._last_norm(version),
+            own_embed=own_embed,
+            own_head=self.has("lm_head"),
+        )
+        self._warn(config)
+        return Described(config, taps, self.producer, tuple(self.notes))
+
+    def has(self, module: str) -> bool:
+        return f"{module}.weight" in self.shapes
+
+    def flag(self, name: str, *aliases: str) -> bool | None:
+        """A flag from the top of config.json or from its `eagle_config`, None where neither has it."""
+        values = {
+            Keys(where, f"{self.files.where}: config.json").flag(key, False)
+            for where in (self.files.config, self.eagle)
+            for key in (name, *aliases)
+            if where.get(key) is not None
+        }
+        if len(values) > 1:
+            raise CheckpointError(f"{self.files.where}: config.json says both true and false for {name!r}")
+        return next(iter(values), None)
+
+    def part(self, tensor: str, name: str | None) -> bool:
+        """Whether a part is there, which config.json may not deny."""
+        present, stated = tensor in self.shapes, self.flag(name) if name else None
+        if stated is not None and stated != present:
+            raise CheckpointError(
+                f"{self.files.where}: config.json has {name} = {str(stated).lower()}, but {tensor} is "
+                f"{'there' if present else 'missing'}; the files are incomplete or belong to different heads"
+            )
+        return present
+
+    def _refuse_other_kinds(self) -> None:
+        where, config = self.files.where, self.files.config
+        kind = config.get("speculators_model_type")
+        if kind not in (None, "eagle3"):
+            raise UnsupportedModelError(f"{where}: speculators' {kind!r} is not supported; supported: eagle3")
+        if "mask_hidden" in self.shapes or self.flag("parallel_drafting"):
+            raise UnsupportedModelError(f"{where}: a head that guesses in parallel (P-EAGLE) is not supported")
+        if any(name.startswith(INSIDE) for name in self.files.seen):
+            raise UnsupportedModelError(
+                f"{where}: a training checkpoint of Model-Optimizer with the whole model; export the head there "
+                "(export_hf_checkpoint.py) and give the result"
+            )
+        if not self.has("fc"):
+            raise CheckpointError(
+                f"{where}: no fc.weight and no Medusa tensors; expected an EAGLE or Medusa head, found "
+                f"{', '.join(sorted(self.files.seen)[:6]) or 'no tensors'}"
+            )
+
+    def _check_declared(self, version: int) -> None:
+        """Raises where config.json says the other kind of head than the tensors."""
+        declared, why = self._declared()
+        if declared in (None, version):
+            return
+        tensors = (
+            "have a hidden_norm and read token and hidden state side by side in attention, which EAGLE-1 does not"
+            if version == 3
+            else "have no hidden_norm, which is how EAGLE-1 and EAGLE-2 are built"
+        )
+        raise DraftMismatchError(
+            f"{self.files.where}: config.json says EAGLE-{declared} ({why}), but the weights {tensors}; correct "
+            f"config.json, or serve the head as EAGLE-{version}"
+        )
+
+    def _declared(self) -> tuple[int | None, str]:
+        config = self.files.config
+        ours = mapping(config.get(OURS))
+        if ours.get("version") is not None:
+            return (1 if ours["version"] == 1 else 3), f"sametoken.version = {ours['version']}"
+        names = [str(name) for name in config.get("architectures") or []]
+        if any(word in name for name in names for word in NEWER_NAMES):
+            return 3, f"architectures = {names}"
+        if config.get("draft_vocab_size") is not None:
+            return 3, "it has draft_vocab_size"
+        if any(name in EAGLE_1_NAMES for name in names) or config.get("model_type") == "eagle":
+            return 1, f"architectures = {names}"
+        return None, ""
+
+    def _layers(self) -> ModelConfig:
+        """The draft's own blocks; special tokens and positions are the target's."""
+        where, outer = self.files.where, self.files.config
+        stated = outer.get("transformer_layer_config", outer)
+        if not isinstance(stated, Mapping):
+            raise CheckpointError(f"{where}: transformer_layer_config is {stated!r}, expected an object")
+        vocabulary = stated.get("vocab_size")
+        if vocabulary not in (None, self.target.vocab_size):
+            raise DraftMismatchError(
+                f"{where}: made for a vocabulary of {vocabulary}, the target's has {self.target.vocab_size}; it was "
+                "trained beside another model"
+            )
+        family = "Qwen3ForCausalLM" if stated.get("model_type") == "qwen3" else "LlamaForCausalLM"
+        quantised = {k: outer[k] for k in ("quantization_config", "compression_config") if k in outer}
+        count = self._count(stated)
+        facts = {
+            **stated, **quantised, "architectures": [family], "num_hidden_layers": count,
+            "vocab_size": self.target.vocab_size,
+            "layer_types": None, "sliding_window": None,
+        }  # fmt: skip
+        if outer.get("torch_dtype") or outer.get("dtype"):
+            facts["dtype"] = outer.get("dtype") or outer.get("torch_dtype")
+        try:
+            plain = ModelConfig.from_hf(facts)
+        except CheckpointError as error:
+            raise type(error)(f"{where}: {error}") from error
+        self._note_rope(stated, plain)
+        biased = stated.get("qkv_bias", stated.get("attention_bias"))
+        return replace(
+            plain,
+            architecture="LlamaForCausalLM",
+            family="llama",
+            qkv_bias=self.part_of_blocks("self_attn.q_proj.bias", biased),
+            out_bias=self.part_of_blocks("self_attn.o_proj.bias"),
+            mlp_bias=self.part_of_blocks("mlp.gate_proj.bias", stated.get("mlp_bias")),
+            qk_norm=self.part_of_blocks("self_attn.q_norm.weight"),
+            sliding_windows=_windows(stated, count, where),
+            tie_word_embeddings=False,
+            max_position=self.target.max_position,
+            eos_token_ids=self.target.eos_token_ids,
+            bos_token_id=self.target.bos_token_id,
+        )
+
+    def part_of_blocks(self, tensor: str, asked: Any = None) -> bool:
+        """Whether blocks have a part that config.json may ask for."""
+        present = f"layers.0.{tensor}" in self.shapes
+        if asked is True and not present:
+            raise CheckpointError(
+                f"{self.files.where}: config.json asks for layers.0.{tensor}, which is missing; the files are "
+                "incomplete or belong to different heads"
+            )
+        return present
+
+    def _count(self, stated: Mapping[str, Any]) -> int:
+        """Blocks; a lone `midlayer` counts as one whatever config.json copied from the target."""
+        asked = Keys(stated, f"{self.files.where}: config.json").integer("num_hidden_layers", 1)
+        if any(name.removeprefix("model.").startswith("midlayer.") for name in self.files.seen) and not any(
+            name.startswith("layers.1.") for name in self.shapes
+        ):
+            if asked != 1:
+                self.notes.append(f"config.json says {asked} layers, the weights have one: one it is")
+            return 1
+        return asked
+
+    def _fused(self) -> int:
+        shape = self.shapes["fc.weight"]
+        if len(shape) != 2:
+            raise CheckpointError(f"{self.files.where}: fc.weight has shape {list(shape)}, expected two dimensions")
+        return shape[1]
+
+    def _taps(self, count: int) -> Taps:
+        try:
+            taps = read_taps(self.files.config, self.target, count)
+        except (CheckpointError, DraftMismatchError) as error:
+            raise type(error)(f"{self.files.where}: {error}") from error
+        if not taps.known:
+            self.notes.append(f"taps {list(taps.layers)} (outputs of blocks) are assumed: {taps.why}")
+        return taps
+
+    def _draft_vocabulary(self, version: int) -> int:
+        """How many tokens it can guess."""
+        keys = Keys(self.files.config, f"{self.files.where}: config.json")
+        rows = self.shapes["lm_head.weight"][0] if self.has("lm_head") else self.target.vocab_size
+        size = keys.integer("draft_vocab_size", rows) if version == 3 else rows
+        if size > self.target.vocab_size:
+            raise DraftMismatchError(
+                f"{self.files.where}: it guesses among {size} tokens, the target has {self.target.vocab_size}; it was "
+                "trained beside another model"
+            )
+        if size < self.target.vocab_size and "d2t" not in self.shapes:
+            raise CheckpointError(
+                f"{self.files.where}: it guesses among {size} of the target's {self.target.vocab_size} tokens, but has "
+                "no d2t to say which; add the tensor (some trainers leave it in a file of its own)"
+            )
+        return size
+
+    def _last_norm(self, version: int) -> bool:
+        """EAGLE-3 has a last norm unless it says otherwise, so that a missing tensor is noticed."""
+        if version == 3 and "norm.weight" not in self.shapes:
+            return self.flag("use_last_layernorm") is not False
+        return self.part("norm.weight", "use_last_layernorm")
+
+    def _residual(self, version: int) -> bool:
+        stated = self.flag("norm_before_residual")
+        if version == 1:
+            return False
+        if stated is None and self.producer == "speculators":
+            self.notes.append("norm_before_residual is not stated: false, as in speculators (vLLM would take true)")
+        return stated is True
+
+    def _note_rope(self, stated: Mapping[str, Any], plain: ModelConfig) -> None:
+        inner = mapping(stated.get("rope_parameters") or stated.get("rope_scaling"))
+        theta = stated.get("rope_theta", inner.get("rope_theta"))
+        if theta is None and self.target.rope.theta != plain.rope.theta:
+            self.notes.append(
+                f"no rope_theta in config.json: {plain.rope.theta:g} (the target's own is {self.target.rope.theta:g})"
+            )
+        if self.producer == "ModelOpt" and plain.rope.kind == "yarn":
+            self.notes.append("ModelOpt writes YaRN scaling at export, whatever the head was trained with")
+
+    def _warn(self, config: EagleConfig) -> None:
+        if config.norm_output and self.producer == "SpecForge":
+            self.notes.append("SpecForge trains norm_output without feeding the normed state back, engines do feed it")
+        if config.layers.num_layers > 1 and self.eagle.get("next_layer_regular") is False:
+            raise UnsupportedModelError(
+                f"{self.files.where}: eagle_config.next_layer_regular is false; supported: regular further layers"
+            )
+
+
+def _producer(files: Files) -> str:
+    """Who seems to have written a head."""
+    config = files.config
+    names = [str(name) for name in config.get("architectures") or []]
+    if OURS in config:
+        return "sametoken"
+    if "speculators_config" in config or "speculators_model_type" in config:
+        return "speculators"
+    if "use_aux_hidden_state" in mapping(config.get("eagle_config")):
+        return "ModelOpt"
+    if any("Eagle3" in name for name in names):
+        return "SpecForge"
+    return "SafeAILab"
+
+
+def _windows(stated: Mapping[str, Any], count: int, where: Path) -> tuple[int | None, ...]:
+    """Per block how many tokens a slot sees; only layers that are named as sliding ones have a limit."""
+    keys = Keys(stated, f"{where}: config.json")
+    types = stated.get("layer_types")
+    default = "sliding_attention" if keys.flag("use_sliding_window", False) else "full_attention"
+    kinds = [default] * count if types is None else types
+    if not isinstance(kinds, list) or len(kinds) != count:
+        raise CheckpointError(f"{where}: config.json has {types!r} for 'layer_types', expected one name per layer")
+    if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
+        raise UnsupportedModelError(f"{where}: layer_types {sorted(map(str, unknown))} are not supported")
+    return tuple(keys.integer("sliding_window") if kind == "sliding_attention" else None for kind in kinds)

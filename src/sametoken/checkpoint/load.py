@@ -1,0 +1,299 @@
+"""Checkpoint files into parameters: stream, rename, fuse, place; every parameter is filled exactly once.
+
+Beside the finished weights, memory holds at most one stored tensor at a time. Source of the layouts: the
+safetensors format and the `*.index.json` files of Hugging Face repositories.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import pickle
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from sametoken.checkpoint.hub import contents, read_config
+from sametoken.checkpoint.mapping import Place, Places, rules_for
+from sametoken.errors import CheckpointError, UnsupportedModelError
+from sametoken.model.config import ModelConfig
+from sametoken.model.decoder import Decoder
+from sametoken.model.formats.names import FORMATS
+
+WEIGHT_FILES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+SHOWN = 8  # names of one kind in an error; a wrong architecture would otherwise print thousands
+AGAIN = "download it again, or copy it again from where it is whole"
+
+
+class Stored(NamedTuple):
+    """One tensor as a file holds it; the data stay on disk until they are read."""
+
+    name: str
+    tensor: Tensor
+    file: Path
+
+
+class Seen(NamedTuple):
+    """What a file says of a tensor without its data."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def load_decoder(
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_seq_len: int | None = None,
+    quantization: str = "none",
+) -> Decoder:
+    """The decoder of a checkpoint directory with its weights in place.
+
+    Args:
+        directory: holds config.json and weights, as `hub.resolve` returns it.
+        dtype: of all parameters, whatever the files hold.
+        device: where the parameters live.
+        max_seq_len: longest sequence to serve; by default what config.json states.
+        quantization: a name in `model.formats.names`, or "none".
+
+    Raises:
+        CheckpointError: a file is missing, unreadable or does not fit the configuration.
+        UnsupportedModelError: the architecture or the weight format is not implemented.
+    """
+    stated = read_config(directory)
+    try:
+        config = ModelConfig.from_hf(stated, max_seq_len)
+    except CheckpointError as error:
+        raise type(error)(f"{directory}: {error}") from error
+    with torch.device("meta"):
+        decoder = Decoder(config, dtype, FORMATS.get(quantization))
+    load_parameters(decoder, read_tensors(directory), rules_for(config), dtype, device)
+    return decoder
+
+
+def read_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> Iterator[Stored]:
+    """Every tensor of a checkpoint directory, file by file in the order of the data.
+
+    Reads `model.safetensors` or `pytorch_model.bin`, whole or sharded with an index.
+
+    Args:
+        names: the weight files that it may have, the first that is there counts.
+
+    Raises:
+        CheckpointError: there are no weights, an index names an absent file, or a file is damaged.
+    """
+    for file in weight_files(directory, names):
+        yield from _read_safetensors(file) if file.suffix == ".safetensors" else _read_bin(file)
+
+
+def seen_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> dict[str, Seen]:
+    """Shape and dtype of every tensor of a checkpoint directory, without reading their data; raises as above."""
+    return {item.name: Seen(tuple(item.tensor.shape), item.tensor.dtype) for item in read_tensors(directory, names)}
+
+
+def weight_files(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> list[Path]:
+    """The files that hold the weights of a checkpoint directory, all of them present."""
+    for name in names:
+        if (directory / name).exists():
+            return _shards(directory / name) if name.endswith(".json") else [directory / name]
+    raise CheckpointError(f"{directory}: no weights; expected one of {', '.join(names)}, found {contents(directory)}")
+
+
+def load_parameters(
+    module: nn.Module,
+    stored: Iterable[Stored],
+    rules: Places,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    pack: bool = True,
+) -> None:
+    """Fill every parameter of `module`, built on the meta device, from stored tensors in any order.
+
+    A parameter is allocated when its first piece arrives. When all parameters of a submodule that has a method
+    `pack()` are whole, it is called, and may replace them.
+
+    Args:
+        module: holds the shapes; its parameters are on the meta device.
+        stored: the tensors, for example from `read_tensors`.
+        rules: where each name belongs.
+        dtype: of the parameters after loading.
+        device: of the parameters after loading.
+        pack: whether to call `pack()` at all; what will be trained stays plain.
+
+    Raises:
+        CheckpointError: names are missing, unexpected or duplicate (all reported together), a shape does not fit,
+            or a weight is not a finite number.
+        UnsupportedModelError: a tensor is not of a floating type.
+    """
+    filling = _Filling(module, dtype, torch.device(device), pack)
+    unexpected, duplicate = [], []
+    for item in stored:
+        if rules.ignores(item.name):
+            continue
+        place = rules.place(item.name)
+        if place is None or place.parameter not in filling.shapes:
+            unexpected.append(item.name)
+        elif not filling.claim(place):
+            duplicate.append(item.name)
+        else:
+            filling.fill(place, item)
+    problems = [
+        *_listed("missing", filling.missing(rules)),
+        *_listed("unexpected", unexpected),
+        *_listed("duplicate", duplicate),
+    ]
+    if problems:
+        raise CheckpointError(
+            "the weights do not match the configuration: " + "; ".join(problems) + ". Check that config.json and "
+            "the weight files belong to the same model, and that all of them were downloaded"
+        )
+
+
+class _Filling:
+    """Which rows of which parameters have arrived."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, device: torch.device, pack: bool) -> None:
+        self.module, self.dtype, self.device, self.pack = module, dtype, device, pack
+        # Taken before anything is packed, since packing may take parameters out of the module.
+        self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+        self.claimed: dict[str, list[range]] = defaultdict(list)
+        self.waiting = Counter({name: shape[0] for name, shape in self.shapes.items()})
+        self.open = Counter(_parent(name) for name in self.shapes)
+
+    def rows(self, place: Place) -> range:
+        return range(self.shapes[place.parameter][0]) if place.rows is None else place.rows
+
+    def claim(self, place: Place) -> bool:
+        """Reserve the rows of a place; False if some of them were already taken."""
+        rows, taken = self.rows(place), self.claimed[place.parameter]
+        if any(rows.start < other.stop and other.start < rows.stop for other in taken):
+            return False
+        taken.append(rows)
+        return True
+
+    def fill(self, place: Place, item: Stored) -> None:
+        """Copy a stored tensor into its rows, and pack the submodule if that made it whole."""
+        name, rows = place.parameter, self.rows(place)
+        expected = (len(rows), *self.shapes[name][1:])
+        if tuple(item.tensor.shape) != expected:
+            raise CheckpointError(
+                f"{item.file}: {item.name} has shape {list(item.tensor.shape)}, expected {list(expected)} for {name}; "
+                "config.json and the weights describe different models"
+            )
+        if not item.tensor.is_floating_point():
+            raise UnsupportedModelError(
+                f"{item.file}: {item.name} holds {item.tensor.dtype}, expected a floating type; "
+                "use the unquantised checkpoint"
+            )
+        target = self._parameter(name)[rows.start : rows.stop]
+        target.copy_(item.tensor)
+        # aminmax carries NaN and Inf through, without the mask as large as the tensor that isfinite would need.
+        if not torch.stack(torch.aminmax(target)).isfinite().all():
+            raise CheckpointError(
+                f"{item.file}: {item.name} holds NaN or Inf as {self.dtype}; the file is damaged, the training "
+                "diverged, or the values need a wider dtype"
+            )
+        self._arrived(name, len(rows))
+
+    def missing(self, rules: Places) -> list[str]:
+        """Stored names that would fill the rows that have not arrived."""
+        waiting = [name for name, left in self.waiting.items() if left]
+        return [source for name in waiting for source in rules.sources(name, self.claimed[name])]
+
+    def _parameter(self, name: str) -> Tensor:
+        parameter = self.module.get_parameter(name)
+        if parameter.is_meta:
+            data = torch.empty(parameter.shape, dtype=self.dtype, device=self.device)
+            parameter = nn.Parameter(data, requires_grad=False)
+            setattr(self.module.get_submodule(_parent(name)), name.rpartition(".")[2], parameter)
+        return parameter.data
+
+    def _arrived(self, name: str, rows: int) -> None:
+        self.waiting[name] -= rows
+        if self.waiting[name]:
+            return
+        parent = _parent(name)
+        self.open[parent] -= 1
+        pack = getattr(self.module.get_submodule(parent), "pack", None)
+        if self.pack and pack is not None and not self.open[parent]:
+            pack()
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _listed(kind: str, names: list[str]) -> list[str]:
+    """One phrase for a kind of problem, none if there is no such problem."""
+    if not names:
+        return []
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return [f"{len(names)} {kind}: {', '.join(names[:SHOWN])}{more}"]
+
+
+def _shards(index: Path) -> list[Path]:
+    """The files that an index names, in order, all of them present."""
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index}: not a readable index with a weight_map ({error!r}); {AGAIN}") from error
+    # An index comes from outside and may not point outside its own directory.
+    if foreign := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
+        raise CheckpointError(f"{index}: names {foreign[0]!r}, expected plain file names beside the index")
+    if absent := [name for name in names if not (index.parent / name).exists()]:
+        raise CheckpointError(
+            f"{index}: {len(absent)} of {len(names)} files are not there: {', '.join(absent[:SHOWN])}; "
+            "the download stopped half-way: run it again"
+        )
+    return [index.parent / name for name in names]
+
+
+def _read_safetensors(file: Path) -> Iterator[Stored]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = opened.offset_keys()
+        for name in names:
+            # Opened anew for each tensor: one mapping for all would keep every page that was read resident.
+            with safe_open(file, framework="pt") as opened:
+                tensor = opened.get_tensor(name)
+            yield Stored(name, tensor, file)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(_damaged(file, error)) from error
+
+
+def _read_bin(file: Path) -> Iterator[Stored]:
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{file}: holds more than tensors, or is damaged, and was not executed; convert it to safetensors"
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError) as error:
+        raise CheckpointError(_damaged(file, error)) from error
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise CheckpointError(f"{file}: holds something else than a dictionary of tensors; convert it to safetensors")
+    for name, tensor in tensors.items():
+        yield Stored(name, tensor, file)
+
+
+def _damaged(file: Path, error: Exception) -> str:
+    """Words for a weight file that cannot be read."""
+    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch seeks before the start of a truncated file
+        return f"{file}: cannot be read ({error.strerror or error}); check its permissions, or {AGAIN}"
+    with file.open("rb") as opened:
+        head = opened.read(40)
+    if head.startswith(b"version https://git-lfs"):
+        return f"{file}: is a Git LFS pointer, not the weights; run `git lfs pull` in its repository"
+    reason = str(error).splitlines()[0]
+    return f"{file}: truncated or damaged ({file.stat().st_size} bytes: {reason}); {AGAIN}"

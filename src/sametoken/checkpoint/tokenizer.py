@@ -1,0 +1,308 @@
+"""Text to token ids and back, exactly as transformers does it, and the check that two models share a vocabulary.
+
+`tokenizer.json` is read with the `tokenizers` library when transformers would use the file unchanged; every other
+layout goes through transformers, which costs more than a second of start-up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from sametoken.checkpoint.chat import (
+    Marked,
+    Message,
+    Templates,
+    named_templates,
+    read_template,
+    read_templates,
+    render,
+    render_marked,
+)
+from sametoken.checkpoint.hub import read_json, transformers_tokenizer
+from sametoken.errors import CheckpointError, DraftMismatchError, RequestError, UnsupportedModelError
+
+SPACE_SIGN = "\u2581"  # SentencePiece's space
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+LONG_TEXT = 20_000  # characters from which other threads run while a text is tokenised
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+# (model_type, tokenizer_class) for which transformers takes tokenizer.json as it is. For others it rebuilds the
+# tokenizer from the vocabulary and its own idea of the family, which need not agree with the file.
+TAKEN_AS_IS = {
+    ("llama", "PreTrainedTokenizer"),
+    ("llama", "TokenizersBackend"),
+    ("phi3", "PreTrainedTokenizer"),
+    ("phi3", "TokenizersBackend"),
+    ("phi3", "LlamaTokenizer"),
+}
+PLAIN_KEYS = {
+    *NAMED, "add_bos_token", "add_eos_token", "add_prefix_space", "added_tokens_decoder", "additional_special_tokens",
+    "backend", "chat_template", "clean_up_tokenization_spaces", "extra_special_tokens", "is_local", "legacy",
+    "local_files_only", "model_input_names", "model_max_length", "name_or_path", "padding_side", "sp_model_kwargs",
+    "spaces_between_special_tokens", "tokenizer_class", "truncation_side", "use_default_system_prompt",
+}  # fmt: skip
+
+
+class Tokenizer:
+    """A vocabulary with its rules.
+
+    Attributes:
+        vocab_size: one more than the highest token id; a model may have padding rows beyond it.
+        special_ids: tokens that are marks, not text: `decode` leaves them out.
+        bos_id: what prompts begin with, or `None`.
+        eos_ids: tokens that end a generation: the tokenizer's own first, then those of generation_config.json and
+            config.json.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str],
+        templates: Templates,
+        eos_ids: Sequence[int] = (),
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._special_tokens = special_tokens
+        self._templates = templates
+        own_eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+        self.bos_id: int | None = (
+            backend.token_to_id(special_tokens["bos_token"]) if "bos_token" in special_tokens else None
+        )
+        self.eos_ids = tuple(dict.fromkeys([*([] if own_eos is None else [own_eos]), *eos_ids]))
+        self.special_ids = frozenset(
+            index for index, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        decoder = b"" if backend.decoder is None else backend.decoder.__getstate__()
+        self._byte_level = _byte_signs() if b'"ByteLevel"' in decoder else None
+        self._space_signs = SPACE_SIGN.encode() in decoder or b'"Metaspace"' in decoder
+        self.vocab_size: int = max(backend.get_vocab().values(), default=-1) + 1
+
+    def with_chat_template(self, given: str) -> Tokenizer:
+        """This tokenizer with another chat template, given as a file or as its text.
+
+        Raises:
+            CheckpointError: the file cannot be read, or the template is not valid.
+        """
+        return Tokenizer(self._backend, self._special_tokens, {"default": read_template(given)}, self.eos_ids)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; `add_special_tokens` adds what the model expects around a prompt, such as BOS."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text holds {text[error.start : error.end]!r} at character {error.start}, which is not Unicode "
+                "text; expected text that UTF-8 can spell"
+            ) from error
+        if len(text) > LONG_TEXT:  # a batch lets other threads run meanwhile
+            ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+        else:
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of a text without tokens around it, and the [start, end) of each in characters.
+
+        Spaces that belong to a token may lie outside of its span, and a token of spaces alone may have an empty one
+        where it ends: byte-level tokenizers trim them.
+        """
+        found = self._backend.encode(text, add_special_tokens=False)
+        return found.ids, found.offsets
+
+    def digest(self) -> str:
+        """SHA-256 of everything that turns a conversation into token ids: the tokenizer and its chat templates."""
+        stated = [self._backend.to_str(), dict(self._templates), dict(self._special_tokens), list(self.eos_ids)]
+        return hashlib.sha256(json.dumps(stated, sort_keys=True, default=str).encode()).hexdigest()
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids beyond the vocabulary have none."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_text(self, token: int) -> str:
+        """A token as the vocabulary spells it, for example "▁the"; "<no token 9>" for a padding row of the model."""
+        text: str | None = self._backend.id_to_token(token)
+        return f"<no token {token}>" if text is None else text
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds within a text: perhaps a part of a character; b"" for a padding row of the model."""
+        spelled: str | None = self._backend.id_to_token(token)
+        if spelled is None or token in self.special_ids:
+            return (spelled or "").encode()
+        if self._byte_level is not None:
+            # Added tokens are spelled as they are, with signs that no byte has.
+            known = [self._byte_level.get(sign) for sign in spelled]
+            return spelled.encode() if None in known else bytes(byte for byte in known if byte is not None)
+        if BYTE_TOKEN.fullmatch(spelled):
+            return bytes([int(spelled[3:5], 16)])
+        return spelled.replace(SPACE_SIGN, " ").encode() if self._space_signs else spelled.encode()
+
+    def vocab(self) -> dict[str, int]:
+        """Every token's spelling and id, added tokens included."""
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
+
+    def render_marked(self, messages: Sequence[Message], **variables: Any) -> Marked:
+        """The text of a whole conversation, and what its template marks as generated; see `apply_chat_template`."""
+        known = {**self._special_tokens, "add_generation_prompt": False, **variables}
+        return render_marked(self._templates, messages, known)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True if conversations can be put to the model."""
+        return bool(self._templates)
+
+    @property
+    def renders_tools(self) -> bool:
+        """True if a chat template has a place for tools."""
+        return any("tools" in text for text in self._templates.values())
+
+    @property
+    def tags_tool_calls(self) -> bool:
+        """True if the model was taught to write calls between <tool_call> tags."""
+        return any("<tool_call>" in text for text in self._templates.values())
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The prompt text of a conversation; encode it with `add_special_tokens=False`.
+
+        Args:
+            messages: the conversation, oldest first; each has at least role and content.
+            add_generation_prompt: end with the header of the assistant's turn.
+            variables: what else the template reads, for example `tools` or `enable_thinking`.
+
+        Raises:
+            RequestError: there is no template, or it refuses the conversation.
+        """
+        known = {**self._special_tokens, "add_generation_prompt": add_generation_prompt, **variables}
+        return render(self._templates, messages, known)
+
+
+def _byte_signs() -> dict[str, int]:
+    """The byte behind each sign of a byte-level vocabulary: printable ones stand for themselves, the rest from 256 on.
+
+    Source: GPT-2's `bytes_to_unicode`.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
+
+
+def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
+    """The tokenizer of a checkpoint directory.
+
+    Args:
+        directory: where the tokenizer's files are.
+        model: the checkpoint whose end tokens count, if another.
+
+    Raises:
+        CheckpointError: its files are missing or damaged.
+        UnsupportedModelError: transformers has only a slow Python tokenizer for it.
+    """
+    config = read_json(directory / "config.json") or {}
+    settings = read_json(directory / "tokenizer_config.json") or {}
+    content = read_json(directory / "tokenizer.json")
+    ends = [read_json((model or directory) / name) or {} for name in ("generation_config.json", "config.json")]
+    eos_ids = [index for stated in ends for index in _ids(stated.get("eos_token_id"))]
+    if content is not None and _is_taken_as_is(directory, config, settings, content):
+        named = {key: _text(settings[key]) for key in NAMED if settings.get(key)}
+        return Tokenizer(_backend(directory), named, read_templates(directory, settings), eos_ids)
+    rebuilt = transformers_tokenizer(directory)
+    if not rebuilt.is_fast:
+        raise UnsupportedModelError(
+            f"{directory}: {type(rebuilt).__name__} exists only as a slow Python tokenizer; add a tokenizer.json"
+        )
+    templates = named_templates(rebuilt.chat_template)
+    return Tokenizer(rebuilt.backend_tokenizer, rebuilt.special_tokens_map, templates, eos_ids)
+
+
+def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
+    """Refuse a draft whose token ids mean something else than the target's.
+
+    Compared are the vocabularies id by id, which ids are special, BOS, and that some token ends a text for both: an
+    instruction-tuned target has more end tokens than a base draft. Padding rows of the models play no part.
+
+    Raises:
+        DraftMismatchError: with the first difference.
+    """
+    ours, theirs = ({index: text for text, index in t.vocab().items()} for t in (target, draft))
+    for index in sorted(ours.keys() | theirs.keys()):
+        if ours.get(index) != theirs.get(index):
+            raise DraftMismatchError(
+                f"the draft has another vocabulary: token {index} is {target.token_text(index)!r} in the target and "
+                f"{draft.token_text(index)!r} in the draft (target {len(ours)} tokens, draft {len(theirs)}); "
+                "use a draft with the target's tokenizer"
+            )
+    if different := sorted(target.special_ids ^ draft.special_ids):
+        whose = "target" if different[0] in target.special_ids else "draft"
+        raise DraftMismatchError(
+            f"token {different[0]} ({target.token_text(different[0])!r}) is special only in the {whose}; "
+            "use a draft with the target's tokenizer"
+        )
+    if target.bos_id != draft.bos_id:
+        raise DraftMismatchError(
+            f"BOS is {target.bos_id} in the target and {draft.bos_id} in the draft; use a draft with the same one"
+        )
+    if set(target.eos_ids).isdisjoint(draft.eos_ids) and (target.eos_ids or draft.eos_ids):
+        raise DraftMismatchError(
+            f"EOS is {list(target.eos_ids)} in the target and {list(draft.eos_ids)} in the draft, none in common; "
+            "use a draft with the same one"
+        )
+
+
+def _is_taken_as_is(
+    directory: Path, config: Mapping[str, Any], settings: Mapping[str, Any], content: Mapping[str, Any]
+) -> bool:
+    """True if `AutoTokenizer` would use tokenizer.json and change nothing in it (transformers 5.23)."""
+    kind = (config.get("model_type"), str(settings.get("tokenizer_class")).removesuffix("Fast"))
+    if kind not in TAKEN_AS_IS or not settings.keys() <= PLAIN_KEYS or content.get("model", {}).get("type") != "BPE":
+        return False
+    added = content.get("added_tokens", [])
+    stated = settings.get("added_tokens_decoder")
+    if stated is None:
+        # Only then does transformers look into the older files.
+        if any((directory / name).exists() for name in ("special_tokens_map.json", "added_tokens.json")):
+            return False
+    elif {int(index): token for index, token in stated.items()} != {
+        token["id"]: {key: value for key, value in token.items() if key != "id"} for token in added
+    }:
+        return False
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    special = {token["content"] for token in added if token["special"]}
+    named = [*extra, *(settings[key] for key in NAMED if settings.get(key))]
+    return isinstance(extra, list) and all(_text(token) in special for token in named)
+
+
+def _backend(directory: Path) -> tokenizers.Tokenizer:
+    file = directory / "tokenizer.json"
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{file}: not a tokenizer ({error}); download it again") from error
+
+
+def _text(token: object) -> str:
+    """A special token's spelling; configurations give a text, or an object with flags that hub files repeat."""
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _ids(stated: object) -> list[int]:
+    """eos_token_id of a configuration: absent, one id, or a list."""
+    match stated:
+        case None:
+            return []
+        case int():
+            return [stated]
+        case list() if all(isinstance(token, int) for token in stated):
+            return stated
+    raise CheckpointError(f"eos_token_id is {stated!r}, expected an id or a list of ids; correct the configuration")

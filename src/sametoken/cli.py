@@ -1,0 +1,197 @@
+"""The command line: which commands there are, and how errors become one line and an exit code.
+
+Only the command that is called is imported, so `sametoken --help` answers without pydantic, rich or torch.
+Exit codes: 0 done, 1 the proof failed or conversations lack answers, 2 an error of the user's, 130 interrupted,
+141 nobody reads the output.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sametoken import __version__
+from sametoken.errors import ConfigError, SametokenError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from sametoken.commands.options import Argument, Option
+
+# A name of two words is a command of its own, in the module of both words.
+COMMANDS = {
+    "generate": "Complete prompts with a target, with or without a draft.",
+    "chat": "Talk to a model, and see what the draft guessed.",
+    "serve": "Serve a model over HTTP as OpenAI's API does.",
+    "train": "Train a head or a draft model for a target.",
+    "evaluate": "Measure how many drafted tokens a target accepts.",
+    "verify": "Prove that drafts change no token.",
+    "demo": "Show plain and speculative decoding side by side.",
+    "prepare": "Make training samples of conversations.",
+    "bench": "Measure what drafts gain, in this process or on a server.",
+    "bench report": "Draw the figures of runs as a page.",
+    "bench explain": "Say why a run is fast or slow, and what to set.",
+    "synthesize": "Let the target answer the conversations of a file.",
+    "shard": "Cut a file of conversations into shards, or put shards together.",
+    "export": "Write a head for another engine.",
+    "doctor": "Explain a head, and how much of it a target accepts.",
+}
+MODEL = "directory, Hub id, or 'embedded' for the pair that comes with the package."
+EPILOG = "A default of None means: not given. Names may be written with dashes or underscores."
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and raises SystemExit; `arguments` are those of the process unless given."""
+    given = _joined(list(sys.argv[1:] if arguments is None else arguments))
+    called = next((argument for argument in given if not argument.startswith("-")), None)
+    app = build_app(called)
+    if called in COMMANDS:
+        from sametoken.commands.options import joined_words
+
+        given = joined_words(given, import_module(module_name(called)).OPTIONS)
+    app(args=given, prog_name="sametoken")
+
+
+def _joined(given: list[str]) -> list[str]:
+    """The arguments with a name of two words as one."""
+    if " ".join(given[:2]) in COMMANDS:
+        return [" ".join(given[:2]), *given[2:]]
+    return given
+
+
+def build_app(called: str | None) -> typer.Typer:
+    """The application; of its commands only the one that is called has its options."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.callback(invoke_without_command=True, help="Speculative decoding that never changes a token.")(_top)
+    for name, purpose in COMMANDS.items():
+        function = _command(name) if name == called else _listed
+        app.command(name, help=function.__doc__ or purpose, short_help=purpose, epilog=EPILOG)(function)
+    return app
+
+
+def _top(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
+) -> None:
+    if version:
+        print(f"sametoken {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _listed() -> None:
+    """Stands in the list of commands for one that was not called."""
+
+
+def _command(name: str) -> Callable[..., None]:
+    """A command's module as a function with one parameter per option."""
+    module = import_module(module_name(name))
+
+    def run(context: typer.Context, argument: Any = None, debug: bool = False, **values: Any) -> None:
+        from sametoken.commands.options import Chosen
+
+        sources = {name: context.get_parameter_source(name) for name in values}
+        given = (name for name, source in sources.items() if source is not None and source.name != "DEFAULT")
+        raise SystemExit(_guarded(lambda: module.command(argument, Chosen(values, given)), debug))
+
+    run.__doc__ = module.command.__doc__
+    signature = _signature(_arguments(module), module.OPTIONS)
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    return run
+
+
+def module_name(command: str) -> str:
+    """Where a command of one or two words lives."""
+    return f"sametoken.commands.{command.replace(' ', '_')}"
+
+
+def _guarded(command: Callable[[], int], debug: bool) -> int:
+    """The exit code of a command, whichever way it ends."""
+    try:
+        if sys.stdout is None:
+            raise ConfigError("standard output is closed; expected a place to write to, for example a file")
+        code = command()
+        sys.stdout.flush()
+    except SametokenError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _drop_output()
+        return 141
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        reason = error.strerror or error
+        what = "the output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
+        print(f"error: {what}: {reason}", file=sys.stderr)
+        _drop_output()
+        return 2
+    return code
+
+
+def _drop_output() -> None:
+    """Python flushes stdout once more at exit, which would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _arguments(module: ModuleType) -> list[inspect.Parameter]:
+    """What a command takes without a name: a model, or what its ARGUMENT says; nothing where that is None."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    if not hasattr(module, "ARGUMENT"):
+        spoken: Any = Annotated[str | None, typer.Argument(help=MODEL, metavar="[MODEL]", show_default="embedded")]
+        return [inspect.Parameter("argument", kind, default=None, annotation=spoken)]
+    argument: Argument | None = module.ARGUMENT
+    if argument is None:
+        return []
+    spoken = Annotated[argument.type, typer.Argument(help=argument.help, metavar=argument.metavar)]
+    return [inspect.Parameter("argument", kind, annotation=spoken)]
+
+
+def _signature(arguments: Sequence[inspect.Parameter], options: Sequence[Option]) -> inspect.Signature:
+    """The parameters that typer reads: its own context, the argument, the options, and --debug."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error.")]
+    return inspect.Signature(
+        [
+            inspect.Parameter("context", kind, annotation=typer.Context),
+            *arguments,
+            *(inspect.Parameter(o.name, kind, default=o.default, annotation=_annotation(o)) for o in options),
+            inspect.Parameter("debug", kind, default=False, annotation=debug),
+        ]
+    )
+
+
+def _annotation(option: Option) -> Any:
+    spoken = typer.Option(*option.spellings, help=option.help, metavar=option.metavar)
+    return Annotated[option.type if option.default is not None else option.type | None, spoken]
+
+
+def run() -> None:
+    """The whole process: runs its command line and ends, one of several processes at once.
+
+    A thread of gloo may still hold Python objects, and letting go of them while the interpreter ends aborts the process
+    (PyTorch's pull request 179291).
+    """
+    try:
+        main()
+    except SystemExit as ended:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not isinstance(ended.code, int):
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended.code)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,281 @@
+"""`sametoken bench`: measures plain and speculative decoding of the same prompts, here or on servers.
+
+Exit code 1 if a token differs from plain decoding in this process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sametoken.checkpoint.paths import user_path
+from sametoken.commands.models import open_llm
+from sametoken.commands.options import CACHE, Option, Values, engine_options, refuse_given
+from sametoken.commands.progress import open_progress
+from sametoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sametoken.bench.record import Run
+    from sametoken.bench.tables import Table
+    from sametoken.bench.workloads import Workload
+
+REUSE = CACHE + "enable_block_reuse"
+WIDTH = 200  # of tables where there is no terminal, whose width rich would guess as 80
+MOST_LEVELS = 64
+MOST_REPEATS = 1000
+SWEPT = ("max_draft_len", "max_batch_size", REUSE)  # what the sweep sets itself
+ENGINE = tuple(option for option in engine_options() if option.name not in SWEPT)
+
+COMMON = (
+    Option("workload", list[str], None, "builtin, FILE or hf:org/name[:split[:column]]; None is builtin.", "NAME"),
+    Option("limit", int, None, "prompts to take of each workload, evenly from its categories; None is all."),
+    Option("category", list[str], None, "only prompts of this category, repeatable; None is all.", "NAME"),
+    Option("temperature", str, "0", "temperatures, separated by commas; 0 is greedy.", "LIST"),
+    Option("output_len", int, 64, "tokens of an output at most."),
+    Option("ignore_eos", bool, False, "go on to output_len past the model's own end."),
+    Option("repeat", int, 5, "interleaved rounds, from which the confidence interval comes."),
+    Option("seed", int, 0, "seed of the first request; each further request has the next."),
+    Option("out", str, None, "directory for the JSON of the run; None writes none.", "DIR"),
+    Option("explain", bool, False, "say in words why it is fast or slow, and what to set."),
+)
+LOCAL = (
+    Option("max_draft_len", str, "4", "longest drafts to compare with plain decoding, separated by commas.", "LIST"),
+    Option("batch", str, "1", "requests that run together, separated by commas.", "LIST"),
+    Option("prompt_len", str, None, "cut or repeat prompts to so many tokens, separated by commas.", "LIST"),
+    Option("turns", int, 1, "turns of a conversation to run at most; later ones follow the plain answers."),
+    *ENGINE,
+)
+REMOTE = (
+    Option("url", str, None, "measure this OpenAI-compatible server instead of an engine in this process."),
+    Option("baseline_url", str, None, "the same model without drafts, to compare with."),
+    Option("api_key", str, None, "key of the servers; None is the environment's OPENAI_API_KEY."),
+    Option("concurrency", str, None, "closed loads: requests kept going, separated by commas; None is 1.", "LIST"),
+    Option("rate", str, None, "open loads: requests per second at Poisson times, separated by commas.", "LIST"),
+    Option("requests", int, None, "requests per load and round; None is one per prompt, two per connection at least."),
+    Option("timeout", float, 120.0, "seconds without a byte after which a request has failed."),
+    Option("continuous_usage", bool, False, "ask for token counts in every chunk, an extension of some servers."),
+)
+OPTIONS = (*COMMON, *LOCAL, *REMOTE)
+N = TypeVar("N", int, float)
+
+
+def command(model: str | None, values: Values) -> int:
+    """Measure what drafts gain: acceptance, tokens/s, latencies, speed-up with its confidence interval.
+
+    `sametoken bench report DIR` draws what --out wrote, `sametoken bench explain DIR` says what to change. With --url,
+    MODEL is the name that the server knows, the first that it lists unless given.
+    """
+    from sametoken.bench.workloads import BUILTIN, read_workload
+
+    _check(values)
+    out = _writable(values["out"])
+    turns = values["turns"]
+    workloads = [
+        read_workload(name, values["limit"], values["category"] or (), turns)
+        for name in dict.fromkeys(values["workload"] or [BUILTIN])
+    ]
+    measure = _measure_engine if values["url"] is None else _measure_server
+    run = measure(model, values, workloads)
+    return _show(run, out, values["explain"])
+
+
+def _check(values: Values) -> None:
+    """Refuses what has no meaning, before anything is loaded."""
+    for name in ("limit", "output_len", "repeat", "turns", "requests"):
+        if values[name] is not None and values[name] < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected at least 1")
+    if values["repeat"] > MOST_REPEATS:
+        raise ConfigError(f"--repeat {values['repeat']}: expected at most {MOST_REPEATS}")
+    if not 0 < values["timeout"] < math.inf:
+        raise ConfigError(f"--timeout {values['timeout']}: expected more than 0 seconds")
+    if values["url"] is None:
+        refuse_given(REMOTE, values, "measuring a server: give --url too")
+    else:
+        refuse_given(LOCAL, values, "measuring an engine in this process: leave out --url")
+
+
+def _writable(out: str | None) -> Path | None:
+    """The directory for results, made now rather than after an hour of measuring."""
+    if out is None:
+        return None
+    path = user_path(out)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}; expected a directory that can be written") from error
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"--out {out} cannot be written; expected a directory that can")
+    return path
+
+
+def numbers(option: str, text: str, kind: Callable[[str], N], low: N) -> list[N]:
+    """Distinct numbers of a list with commas, ascending.
+
+    Raises:
+        ConfigError: one is no number or below `low`, or there are too many.
+    """
+    try:
+        found = sorted({kind(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or not all(low <= value < math.inf for value in found) or len(found) > MOST_LEVELS:
+        what = "whole numbers" if kind is int else "numbers"
+        example = "1,2,4" if kind is int else "0,0.7"
+        raise ConfigError(f"{option} {text!r}: expected {what} >= {low} separated by commas, for example {example}")
+    return found
+
+
+def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workload]) -> Run:
+    lengths = numbers("--max-draft-len", values["max_draft_len"], int, 1)
+    batches = numbers("--batch", values["batch"], int, 1)
+    temperatures = numbers("--temperature", values["temperature"], float, 0.0)
+    asked = values["prompt_len"]
+    prompt_lens: list[int | None] = [None] if asked is None else [*numbers("--prompt-len", asked, int, 1)]
+    if values["method"] == "none":
+        raise ConfigError("--method none has no drafts to measure; plain decoding is always measured beside them")
+    chosen = {**values, "max_draft_len": max(lengths), "max_batch_size": max(batches), REUSE: False}
+    llm = open_llm(model, chosen)
+    if llm.method == "none":
+        raise ConfigError("bench compares with speculative decoding; give --draft PATH, or --method ngram or suffix")
+
+    import torch
+
+    from sametoken.bench.environment import describe, load_average
+    from sametoken.bench.measure import INTERVAL_RULE
+    from sametoken.bench.record import SCHEMA, Run
+    from sametoken.bench.run import Grid, run
+    from sametoken.bench.workloads import FIT_RULE
+
+    grid = Grid(
+        lengths,
+        batches,
+        prompt_lens,
+        temperatures,
+        values["output_len"],
+        values["repeat"],
+        values["seed"],
+        values["ignore_eos"],
+    )
+    before, created = load_average(), _now()
+    with open_progress() as progress:
+        task = progress.add_task("loading", total=grid.takes(len(workloads)))
+        cells, mismatches = run(llm, workloads, grid, lambda what: progress.update(task, advance=1, description=what))
+    device, dtype = str(llm.engine.table.table.device), str(llm.engine.runner.decoder.dtype).removeprefix("torch.")
+    notes = [INTERVAL_RULE, "prefix pages are not reused, and drafters forget earlier outputs before every take"]
+    return Run(
+        schema=SCHEMA,
+        kind="engine",
+        created=created,
+        environment=describe(device, dtype, torch.get_num_threads(), before),
+        seed=values["seed"],
+        settings={**_settings(model, values, (*COMMON, *LOCAL)), "method": llm.method},
+        notes=notes + [FIT_RULE] * (asked is not None),
+        basis=dict.fromkeys(MEASURED, "measured"),
+        cells=cells,
+        loads=[],
+        mismatches=mismatches,
+    )
+
+
+MEASURED = (
+    "tokens_per_second",
+    "speed_up",
+    "acceptance",
+    "ttft_s",
+    "inter_token_s",
+    "prompt_share",
+    "time_share",
+    "steps",
+    "contexts",
+)
+
+
+def _measure_server(model: str | None, values: Values, workloads: Sequence[Workload]) -> Run:
+    from sametoken.bench.environment import describe, load_average
+    from sametoken.bench.record import SCHEMA, Run
+    from sametoken.bench.server import NOTES, Target, Visit, measure
+
+    temperatures = numbers("--temperature", values["temperature"], float, 0.0)
+    closed = numbers("--concurrency", values["concurrency"], int, 1) if values["concurrency"] else []
+    rates = numbers("--rate", values["rate"], float, 1e-3) if values["rate"] else []
+    visit = Visit(
+        target=Target.of(values["url"], values["baseline_url"], values["api_key"] or os.environ.get("OPENAI_API_KEY")),
+        model=model,
+        closed=closed or ([] if rates else [1]),
+        rates=rates,
+        temperatures=temperatures,
+        requests=values["requests"],
+        output_len=values["output_len"],
+        repeat=values["repeat"],
+        seed=values["seed"],
+        timeout=values["timeout"],
+        ignore_eos=values["ignore_eos"],
+        continuous_usage=values["continuous_usage"],
+    )
+    before, created = load_average(), _now()
+    with open_progress() as progress:
+        task = progress.add_task("connecting", total=visit.takes(len(workloads)))
+        loads = measure(visit, workloads, lambda what: progress.update(task, advance=1, description=what))
+    estimated = any(load.inter_token_basis == "estimated" for load in loads)
+    return Run(
+        schema=SCHEMA,
+        kind="server",
+        created=created,
+        environment=describe(values["url"], None, None, before),
+        seed=values["seed"],
+        settings=_settings(model, {**values, "api_key": None}, (*COMMON, *REMOTE)),
+        notes=list(NOTES),
+        basis={
+            **dict.fromkeys(("tokens_per_second", "latency_s", "ttft_s", "per_token_s", "speed_up"), "measured"),
+            "inter_token_s": "estimated" if estimated else "measured",
+        },
+        cells=[],
+        loads=loads,
+        mismatches=[],
+    )
+
+
+def _settings(model: str | None, values: Values, options: Sequence[Option]) -> dict[str, Any]:
+    return {"model": model or "embedded", **{option.name: values[option.name] for option in options}}
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _show(run: Run, out: Path | None, explained: bool) -> int:
+    from sametoken.bench.explain import explain
+    from sametoken.bench.record import write_run
+    from sametoken.bench.tables import tables, verdicts
+
+    # Written first: a terminal that went away must not cost the results.
+    file = write_run(run, out) if out is not None else None
+    for table in tables(run):
+        _print_table(table)
+    for text in verdicts(run):
+        print(text)
+    if explained:
+        print(f"\n{explain(run)}\n")
+    if file is not None:
+        print(f"written: {file}")
+    return 1 if run.mismatches else 0
+
+
+def _print_table(table: Table) -> None:
+    from rich.console import Console
+    from rich.table import Column
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    first, *others = table.head
+    widest = max(len(row[0]) for row in table.rows)
+    grid = Grid(Column(Text(first), min_width=widest), *(Column(Text(name), justify="right") for name in others))
+    for row in table.rows:
+        grid.add_row(*(Text(word) for word in row))
+    print(f"\n{table.title}")
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH, highlight=False).print(grid)

@@ -1,0 +1,19 @@
+"""`sametoken bench explain`: why runs are fast or slow, from what `sametoken bench --out` wrote."""
+
+from __future__ import annotations
+
+from sametoken.commands.options import Argument, Option, Values
+
+ARGUMENT = Argument(list[str], "directories or files that `sametoken bench --out` wrote.", "RUNS...")
+OPTIONS = (Option("last", bool, False, "explain only the newest run."),)
+
+
+def command(places: list[str], values: Values) -> int:
+    """Say why runs are fast or slow, and what to set: costs of draft and verification, acceptance, batch, context."""
+    from sametoken.bench.explain import explain
+    from sametoken.bench.record import read_runs
+
+    runs = read_runs(places)
+    for run in runs[-1:] if values["last"] else runs:
+        print(f"{run.created}: {run.environment.command}\n{explain(run)}")
+    return 0

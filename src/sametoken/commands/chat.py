@@ -1,0 +1,155 @@
+"""`sametoken chat`: a conversation in the terminal, with what the draft guessed in another colour.
+
+The answer is written to standard output and nothing else is; prompts, figures and refusals go to standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from importlib import import_module
+from io import TextIOWrapper
+
+from sametoken.commands.options import Option, Values, engine_options, refuse_given
+from sametoken.commands.speakers import EngineSpeaker, Piece, ServerSpeaker, Speaker, Talk, Turn
+from sametoken.errors import ConfigError, SametokenError
+
+ENGINE = engine_options()
+KEY = Option("api_key", str, None, "key of the server at --url.")
+OPTIONS = (
+    Option("url", str, None, "a sametoken server that answers instead of a model in this process."),
+    KEY,
+    Option("system", str, None, "what the model is told before the conversation."),
+    Option("max_tokens", int, 512, "tokens of an answer at most."),
+    Option("temperature", float, 0.7, "0 is greedy."),
+    Option("seed", int, 0, "seed of the drawing: the same conversation gives the same answers."),
+    Option("plain", bool, False, "begin without drafts; /plain changes it."),
+    Option("color", bool, True, "colours in a terminal."),
+    *ENGINE,
+)
+COMMANDS = (
+    "/reset forgets the conversation, /plain turns drafts off or on, /quit or Ctrl-D ends; Ctrl-C stops an answer "
+    "or drops a line"
+)
+ACCEPTED = "bold green"  # bold is left where colours are off
+
+
+def command(model: str | None, values: Values) -> int:
+    """Talk to a model in this process, or on a server. Green words were drafted; they change the speed, no word."""
+    wanted = ("max_tokens", "temperature", "seed")
+    talk = Talk({name: values[name] for name in wanted}, values["plain"])
+    speaker = _speaker(model, values, talk)
+    with asyncio.Runner() as runner:
+        try:
+            Chat(speaker, talk, values["system"], values["color"], runner).run()
+        finally:
+            runner.run(speaker.close())
+    return 0
+
+
+def _speaker(model: str | None, values: Values, talk: Talk) -> Speaker:
+    if values["url"] is not None:
+        refuse_given(ENGINE, values, "a model in this process: leave --url out")
+        return ServerSpeaker(values["url"], values["api_key"], model)
+    refuse_given([KEY], values, "a server: give --url")
+    talk.sampling(plain=False)  # a wrong value is refused before a model is loaded
+    from sametoken.commands.models import open_llm
+
+    llm = open_llm(model, values)
+    if not llm.tokenizer.has_chat_template:
+        raise ConfigError("this model has no chat template, so it cannot chat; use sametoken generate")
+    return EngineSpeaker(llm)
+
+
+class Chat:
+    """The conversation and where it is shown.
+
+    Args:
+        speaker: answers. `talk`: how.
+        system: what comes before the first turn, None for nothing.
+        runner: runs one answer at a time, and turns Ctrl-C into the end of it.
+    """
+
+    def __init__(self, speaker: Speaker, talk: Talk, system: str | None, color: bool, runner: asyncio.Runner) -> None:
+        from rich.console import Console
+
+        self._speaker, self._talk, self._runner = speaker, talk, runner
+        self._system: list[Turn] = [] if system is None else [{"role": "system", "content": system}]
+        self._turns = list(self._system)
+        self._out = Console(highlight=False, no_color=not color, soft_wrap=True)
+        self._err = Console(stderr=True, highlight=False, no_color=not color, soft_wrap=True)
+
+    def run(self) -> None:
+        """Asks and answers until there is nothing more to read."""
+        if isinstance(sys.stdin, TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # bytes that are no text end no conversation
+        self._tell(COMMANDS)
+        while (line := self._read()) is not None:
+            if line.startswith("/"):
+                if not self._obey(line):
+                    break
+            elif line:
+                self._answer(line)
+
+    def _read(self) -> str | None:
+        """The next line that is said; None at the end."""
+        if sys.stdin is None:  # closed by whoever started this
+            return None
+        if not sys.stdin.isatty():
+            line = sys.stdin.readline()
+            return line.strip() if line else None
+        with suppress(ImportError):
+            import_module("readline")  # lines can be edited once it is there
+        try:
+            return input("> ").strip()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:  # perhaps meant for an answer that has just ended: no reason to lose the conversation
+            self._tell("\n/quit or Ctrl-D ends")
+            return ""
+
+    def _obey(self, line: str) -> bool:
+        """Does what a command says; False when that is to end."""
+        match line.split()[0]:
+            case "/quit":
+                return False
+            case "/reset":
+                self._turns = list(self._system)
+                self._tell("the conversation begins anew")
+            case "/plain":
+                self._talk.plain = not self._talk.plain
+                self._tell("drafts are off" if self._talk.plain else "drafts are on")
+            case unknown:
+                self._tell(f"{unknown}: unknown; {COMMANDS}")
+        return True
+
+    def _answer(self, asked: str) -> None:
+        turns: list[Turn] = [*self._turns, {"role": "user", "content": asked}]
+        said: list[Piece] = []
+        try:
+            self._runner.run(self._show(self._speaker.answer(turns, self._talk), said))
+        except KeyboardInterrupt:
+            self._tell("\nstopped")
+        except SametokenError as error:
+            self._tell("\n" * bool(said) + f"error: {' '.join(str(error).split())}")
+        text = "".join(piece.text for piece in said)
+        if text:
+            self._turns = [*turns, {"role": "assistant", "content": text}]
+
+    async def _show(self, pieces: AsyncIterator[Piece], said: list[Piece]) -> None:
+        """Writes an answer as it comes, and what it cost; `said` keeps it, whichever way it ends."""
+        from rich.text import Text
+
+        async with aclosing(pieces) as coming:  # type: ignore[type-var]
+            async for piece in coming:
+                said.append(piece)
+                for text, drafted in piece.runs:
+                    self._out.print(Text(text, ACCEPTED if drafted else ""), end="")
+                self._out.file.flush()
+        self._out.print()
+        self._tell(said[-1].figures if said else "no answer")
+
+    def _tell(self, words: str) -> None:
+        self._err.print(words, style="dim", markup=False)

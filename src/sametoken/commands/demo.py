@@ -1,0 +1,186 @@
+"""`sametoken demo`: plain and speculative decoding side by side, with the same tokens, and how much faster it was.
+
+Every side is timed alone and replayed together, at the speed they had, in a terminal; elsewhere they are printed
+one after the other without control codes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.columns import Columns
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from sametoken import embedded
+from sametoken.commands.models import open_llm
+from sametoken.commands.options import CACHE, Option, Values, engine_options
+from sametoken.data.prompts import as_turn, spell
+from sametoken.errors import ConfigError
+from sametoken.speculation.params import SamplingParams
+
+if TYPE_CHECKING:
+    from sametoken.commands.race import Race, Score
+    from sametoken.engine.llm import LLM
+
+PROMPTS = (
+    "Hi! A large latte with oat milk, please.",
+    "Hello, I want to see a movie tonight. Can you get me two tickets?",
+    "Hello! What do you like to do for fun?",
+    "I just got a new dog!",
+)
+ACCEPTED = "bold green"  # bold is left where colours are off
+FRAMES_PER_SECOND = 30
+REUSE = CACHE + "enable_block_reuse"
+
+OPTIONS = (
+    Option("max_tokens", int, 128, "tokens to generate per prompt."),
+    Option("ignore_eos", bool, True, "write on past the end of the answer, the other speaker's turns too."),
+    Option("temperature", float, 0.0, "0 is greedy."),
+    Option("seed", int, 0, "seed of the drawing at temperatures above 0."),
+    Option("repeat", int, 3, "runs per prompt and side, of which the median counts."),
+    Option("color", bool, True, "colours in a terminal."),
+    *(option for option in engine_options() if option.name != REUSE),
+)
+
+
+def command(model: str | None, values: Values) -> int:
+    """Show plain and speculative decoding side by side: the same tokens, sooner."""
+    if values["repeat"] < 1:
+        raise ConfigError(f"--repeat {values['repeat']}: expected at least 1")
+    wanted = ("max_tokens", "ignore_eos", "temperature", "seed")
+    params = SamplingParams(**{name: values[name] for name in wanted})
+    llms = [open_llm(model, {**values, "draft": draft, REUSE: False}) for draft in _drafts(model, values)]
+    if llms[0].method == "none":
+        raise ConfigError("the demo compares with speculative decoding; give --draft PATH, or --method ngram or suffix")
+    # Without a terminal rich assumes 80 characters, too few for the table.
+    width = None if sys.stdout.isatty() else 100
+    show(llms, params, values["repeat"], Console(no_color=not values["color"], highlight=False, width=width))
+    return 0
+
+
+def _drafts(model: str | None, values: Values) -> list[str | None]:
+    """What drafts: what was asked for, or all that comes with the package."""
+    asked = values["draft"] is not None or values["method"] is not None or model not in (None, embedded.NAME)
+    return [values["draft"]] if asked else [embedded.NAME, embedded.HEAD_NAME]
+
+
+def show(llms: Sequence[LLM], params: SamplingParams, repeat: int, console: Console) -> None:
+    """Races all prompts and shows them.
+
+    Args:
+        llms: engines of one target that draft differently, without reuse of prompts: one that is found in the cache
+            would make every run but the first look faster.
+
+    Raises:
+        LosslessnessError: plain and speculative tokens differ.
+    """
+    from sametoken.commands.race import race, record, score
+
+    llm = llms[0]
+    texts = [as_turn(text) if llm.tokenizer.has_chat_template else text for text in PROMPTS]
+    prompts = [spell(llm, text).ids for text in texts]
+    for each in llms:
+        record(each, prompts[0], params)  # the first run allocates and compiles
+    races = []
+    for text, prompt in zip(PROMPTS, prompts, strict=True):
+        with Console(stderr=True).status("timing plain and speculative decoding, each alone ..."):
+            races.append(race(llms, prompt, params, repeat))
+        console.print(f"\n> {text}", markup=False, style="bold")
+        replay = _replay if console.is_terminal else _print_all
+        replay(console, llm, races[-1], params)
+    console.print(_table([*zip(PROMPTS, (score([one]) for one in races), strict=True), ("all", score(races))]))
+    for total in score(races):
+        console.print(
+            f"{total.method}: {total.tokens} tokens, identical to plain decoding's; runs of each: {repeat}. "
+            f"Speed-up {total.speed_up:.2f}x, acceptance length {total.acceptance_length:.2f}.",
+            soft_wrap=True,
+        )
+
+
+def _replay(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:
+    """All sides at the speed they had when they ran alone."""
+    from sametoken.commands.race import pieces
+
+    texts = [pieces(llm, take.completion, params) for take in race.takes]
+
+    def picture(seconds: float) -> RenderableType:
+        panels = []
+        for take, parts in zip(race.takes, texts, strict=True):
+            count = take.tokens_at(seconds)
+            spent = min(seconds, take.frames[-1][0])
+            panels.append(
+                Panel(
+                    _coloured(parts[:count], take.completion.origins),
+                    title=_title(take.completion.speculation.method),
+                    subtitle=f"{count} tokens, {spent:.2f} s",
+                    width=console.width // len(race.takes),
+                )
+            )
+        return Columns(panels, padding=0)
+
+    with Live(picture(0.0), console=console, auto_refresh=False) as live:
+        begin = time.perf_counter()
+        while (seconds := time.perf_counter() - begin) < race.seconds:
+            live.update(picture(seconds), refresh=True)
+            time.sleep(1 / FRAMES_PER_SECOND)
+        live.update(picture(race.seconds), refresh=True)
+
+
+def _title(method: str) -> str:
+    return "plain" if method == "none" else f"{method}: green was guessed"
+
+
+def _print_all(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:
+    from sametoken.commands.race import pieces
+
+    texts = {"plain": "".join(pieces(llm, race.plain.completion, params))}
+    for take in race.drafted:
+        title = f"{take.completion.speculation.method}, ⟦drafted and accepted⟧"
+        texts[title] = _bracketed(pieces(llm, take.completion, params), take.completion.origins)
+    for title, text in texts.items():
+        console.print(f"{title}:\n{text}", markup=False, soft_wrap=True)
+
+
+def _coloured(parts: Sequence[str], origins: Sequence[bool]) -> Text:
+    text = Text()
+    for part, drafted in zip(parts, origins, strict=False):
+        text.append(part, ACCEPTED if drafted else "")
+    return text
+
+
+def _bracketed(parts: Sequence[str], origins: Sequence[bool]) -> str:
+    """Runs of drafted tokens in brackets that no text uses."""
+    text, inside = "", False
+    for part, drafted in zip(parts, origins, strict=True):
+        if part and drafted != inside:
+            text += "⟦" if drafted else "⟧"
+            inside = drafted
+        text += part
+    return text + "⟧" * inside
+
+
+def _table(scores: Sequence[tuple[str, Sequence[Score]]]) -> Table:
+    table = Table(title="median of tokens/s")
+    table.add_column("prompt", no_wrap=True, overflow="ellipsis", max_width=28)
+    table.add_column("draft", no_wrap=True)
+    for name in ("tokens", "plain", "drafted", "speed-up", "acceptance length"):
+        table.add_column(name, justify="right", min_width=6)
+    for name, found in scores:
+        for i, score in enumerate(found):
+            table.add_row(
+                Text(name if i == 0 else ""),
+                score.method,
+                str(score.tokens),
+                f"{score.plain_speed:.1f}",
+                f"{score.speed:.1f}",
+                f"{score.speed_up:.2f}x",
+                f"{score.acceptance_length:.2f}",
+            )
+    return table

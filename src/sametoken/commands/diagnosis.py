@@ -1,0 +1,251 @@
+"""What `sametoken doctor` finds out: facts of a head from its files, and how much of it a target accepts.
+
+Where files may mean other layers than was assumed, both readings are run, since only acceptance can tell them apart.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+
+from sametoken.checkpoint.head_configs import Described, describe
+from sametoken.checkpoint.head_files import Files
+from sametoken.checkpoint.head_layouts import ENGINES, lay_out, refusals
+from sametoken.checkpoint.heads import LoadedHead, read_head, stored_dtype, with_taps, write_head
+from sametoken.data.prompts import BUILT_IN, as_turn, spell
+from sametoken.engine.llm import LLM
+from sametoken.model.config import ModelConfig, RopeConfig
+from sametoken.model.head_config import EagleConfig, HeadConfig
+from sametoken.model.heads import EagleHead, MedusaHeads
+from sametoken.speculation.params import SamplingParams
+
+CLEARLY = 1.05  # another reading must accept so many times the tokens to be called the better one
+
+
+class Reading(NamedTuple):
+    """Layers that a head's files may mean, and who would read them so."""
+
+    taps: tuple[int, ...]
+    name: str
+
+
+class Acceptance(NamedTuple):
+    """How much of a head's guesses a target accepted, over all prompts.
+
+    Attributes:
+        length: tokens emitted per target forward, the bonus token included.
+        rate: accepted / drafted.
+        covered: share of the emitted tokens that the head can guess at all.
+    """
+
+    reading: Reading
+    length: float
+    rate: float
+    covered: float
+
+
+class Trial(NamedTuple):
+    """How acceptance is measured.
+
+    Attributes:
+        target: its name, and `shape` what it is.
+        prompts: built-in prompts to run.
+        engine: further arguments of `LLM`.
+    """
+
+    target: str
+    shape: ModelConfig
+    params: SamplingParams
+    prompts: int
+    engine: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the files say.
+
+    Attributes:
+        facts: name and value in words, in the order to show them.
+        notes: what was assumed, or is likely to cost acceptance.
+        engines: per engine why it cannot run the head; () is that it can.
+        readings: of the layers, the chosen one first; one without layers for heads that have none to choose.
+    """
+
+    head: str
+    producer: str
+    kind: str
+    facts: dict[str, str]
+    notes: tuple[str, ...]
+    engines: dict[str, tuple[str, ...]]
+    readings: tuple[Reading, ...]
+
+    def to_json(self, acceptance: Sequence[Acceptance], advice: str | None) -> dict[str, Any]:
+        """The documented object of `sametoken doctor --json`."""
+        found = asdict(self) | {"readings": [reading._asdict() for reading in self.readings]}
+        measured = [{**item._asdict(), "reading": item.reading._asdict()} for item in acceptance]
+        return found | {"acceptance": measured, "advice": advice}
+
+
+def diagnose(directory: Path, target: ModelConfig) -> tuple[Diagnosis, LoadedHead]:
+    """The facts of a head, whose weights are read and checked.
+
+    Raises:
+        SametokenError: the files are damaged, contradict each other, or belong to another target.
+    """
+    described = describe(Files.of(directory), target)
+    loaded = read_head(directory, target, stored_dtype(directory), "cpu", pack=False)
+    config = described.config
+    tensors = lay_out(loaded.module, target, "hf", "").tensors
+    engines = {name: tuple(refusals(config, layout, tensors)) for layout, name in ENGINES.items() if layout != "hf"}
+    parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
+    facts = {"weights": f"{parameters / 1e6:.1f} million, {str(loaded.module.dtype).removeprefix('torch.')}"}
+    more = _eagle_facts(described, loaded, target) if isinstance(config, EagleConfig) else _medusa_facts(described)
+    return (
+        Diagnosis(
+            head=str(directory),
+            producer=described.producer,
+            kind=kind_of(config),
+            facts=facts | more,
+            notes=(*described.notes, *_warnings(config, loaded, target)),
+            engines=engines,
+            readings=_readings(described, target),
+        ),
+        loaded,
+    )
+
+
+def kind_of(config: HeadConfig) -> str:
+    """A head's kind as people name it."""
+    if not isinstance(config, EagleConfig):
+        return "Medusa"
+    if config.version == 1:
+        return "EAGLE-1 (also EAGLE-2's)"
+    return "EAGLE-3.1" if config.fc_norm or config.norm_output else "EAGLE-3"
+
+
+def _eagle_facts(described: Described, loaded: LoadedHead, target: ModelConfig) -> dict[str, str]:
+    config, taps = described.config, described.taps
+    assert isinstance(config, EagleConfig)
+    layers = config.layers
+    parts = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fc_bias", "input_norm", "last_norm")
+    whole = config.draft_vocab_size == target.vocab_size
+    shown = {
+        "blocks": f"{layers.num_layers} of {layers.hidden_size}, {layers.num_heads} heads, "
+        f"{layers.num_kv_heads} of keys" + (", q_norm and k_norm" if layers.qk_norm else ""),
+        "norms and biases": ", ".join(part for part in parts if getattr(config, part)) or "none",
+        "token vectors": "its own" if config.own_embed else "the target's",
+        "output layer": "its own" if config.own_head else "the target's",
+        "vocabulary": f"{config.draft_vocab_size} of {target.vocab_size} tokens" + (" (all)" if whole else ""),
+        "rotation": _rope_words(layers.rope),
+        "the target's": _rope_words(target.rope),
+    }
+    if taps is None:
+        return {"reads": "the target's last hidden state, after its norm", **shown}
+    source = "stated" if taps.known else "assumed"
+    return {"reads": f"outputs of layers {_listed(taps.layers)} ({source}: {taps.why})", **shown}
+
+
+def _medusa_facts(described: Described) -> dict[str, str]:
+    config = described.config
+    assert not isinstance(config, EagleConfig)
+    tree = f"{len(config.choices)} nodes" if config.choices else "none stated: the chain of best guesses"
+    return {
+        "reads": "the target's last hidden state, after its norm",
+        "heads": f"{config.num_heads} with {config.num_layers} residual blocks",
+        "output layers": "their own" if config.own_heads else "the target's",
+        "tree": tree,
+    }
+
+
+def _warnings(config: HeadConfig, loaded: LoadedHead, target: ModelConfig) -> Iterator[str]:
+    """What the files are sure of and may still cost acceptance."""
+    if not isinstance(config, EagleConfig):
+        return
+    context = config.layers.rope.max_position
+    if context < target.rope.max_position:
+        yield (
+            f"made for {context} positions, the target for {target.rope.max_position}: guesses beyond may be worse, "
+            "and engines that keep the draft's limit may refuse longer prompts"
+        )
+    assert isinstance(loaded.module, EagleHead)
+    ids = set(loaded.module.draft_ids.tolist())
+    if silent := [token for token in target.eos_token_ids if token not in ids]:
+        yield f"it cannot guess the target's end token {_listed(silent)}: every answer ends with a refused guess"
+
+
+def _readings(described: Described, target: ModelConfig) -> tuple[Reading, ...]:
+    """The chosen layers, and those that the same ids name in the other convention."""
+    taps = described.taps
+    if taps is None:
+        return (Reading((), "the only one"),)
+    chosen = Reading(taps.layers, f"{taps.convention}, as read")
+    if described.producer == "sametoken":
+        return (chosen,)
+    step = {"before": 1, "output": -1, "default": 1}[taps.convention]
+    other = tuple(layer + step for layer in taps.layers)
+    name = {"before": "if the ids named outputs", "output": "if the ids counted blocks before"}
+    fits = all(0 <= layer < target.num_layers for layer in other)
+    return (chosen, Reading(other, name.get(taps.convention, "one layer later")))[: 1 + fits]
+
+
+def measure(diagnosis: Diagnosis, loaded: LoadedHead, trial: Trial) -> Iterator[Acceptance]:
+    """Runs prompts with every reading of the head, the chosen one first."""
+    module = loaded.module
+    with TemporaryDirectory(prefix="sametoken-doctor-") as place:
+        for reading in diagnosis.readings:
+            if reading.taps:
+                module = with_taps(module, reading.taps, trial.shape)
+            written = Path(place) / "head"
+            write_head(module, written, trial.shape, target_name=trial.target)
+            llm = LLM(trial.target, str(written), **trial.engine)
+            yield _accepted(llm, module, reading, trial)
+            del llm
+            gc.collect()  # the target is loaded again, and two may not fit
+
+
+def _accepted(llm: LLM, module: EagleHead | MedusaHeads, reading: Reading, trial: Trial) -> Acceptance:
+    chat = llm.tokenizer.has_chat_template
+    prompts = [spell(llm, as_turn(text) if chat else text).ids for text in BUILT_IN[: trial.prompts]]
+    done = llm.generate(prompts, trial.params)
+    stats = [completion.speculation for completion in done]
+    emitted, drafted = sum(one.emitted for one in stats), sum(one.drafted for one in stats)
+    tokens = torch.tensor([token for completion in done for token in completion.token_ids])
+    known = torch.isin(tokens, module.draft_ids) if isinstance(module, EagleHead) else torch.ones_like(tokens)
+    return Acceptance(
+        reading,
+        length=emitted / max(1, sum(one.target_forwards for one in stats)),
+        rate=sum(one.accepted for one in stats) / max(1, drafted),
+        covered=float(known.float().mean()) if len(tokens) else 0.0,
+    )
+
+
+def advise(acceptance: Sequence[Acceptance]) -> str | None:
+    """What the readings' acceptance says of the layers that are meant; None where there was one reading."""
+    if len(acceptance) < 2:
+        return None
+    chosen, other = acceptance[:2]
+    lengths = f"({other.length:.2f} against {chosen.length:.2f} tokens a forward)"
+    if chosen.length >= CLEARLY * other.length:
+        return f"the other reading accepts clearly less {lengths}: layers {_listed(chosen.reading.taps)} are meant"
+    if other.length < CLEARLY * chosen.length:
+        return f"both readings accept about as much {lengths}: this cannot tell which layers are meant"
+    taps = ",".join(map(str, other.reading.taps))
+    return (
+        f"reading layers {_listed(other.reading.taps)} accepts clearly more {lengths}: the ids are meant that way; "
+        f"sametoken export HEAD --to hf --taps {taps} writes a head that says so"
+    )
+
+
+def _rope_words(rope: RopeConfig) -> str:
+    stretch = "" if rope.kind == "default" else f", {rope.kind}" + (f" x {rope.factor:g}" if rope.factor != 1 else "")
+    return f"theta {rope.theta:g}{stretch}, {rope.max_position} positions"
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,95 @@
+"""`sametoken doctor`: what a head is, what was assumed about it, who can run it, and how much a target accepts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sametoken import embedded
+from sametoken.commands.options import Argument, Option, Values
+from sametoken.config import SpeculativeConfig
+from sametoken.errors import ConfigError
+from sametoken.speculation.params import SamplingParams
+
+if TYPE_CHECKING:
+    from sametoken.commands.diagnosis import Acceptance, Diagnosis
+
+ARGUMENT = Argument(str, "directory or Hub id of a head, from whichever trainer.", "HEAD")
+OPTIONS = (
+    Option("target", str, None, "the model that the head drafts for: directory, Hub id or 'embedded'.", "MODEL"),
+    Option("measure", bool, True, "run built-in prompts through the engine, for every reading of the layer ids."),
+    Option("num_prompts", int, 20, "prompts to run."),
+    Option("max_tokens", int, 64, "tokens to generate per prompt."),
+    Option("max_draft_len", int, 5, "guesses per draft."),
+    Option("temperature", float, 0.0, "0 is greedy."),
+    Option("dtype", str, "auto", "of weights and activations while measuring.", "auto|float32|bfloat16|float16"),
+    Option("device", str, "auto", "where to measure: auto, cpu or cuda[:N]."),
+    Option("json", bool, False, "one JSON object instead of tables."),
+)
+
+
+def command(name: str, values: Values) -> int:
+    """Explain a head: kind, layer convention, norms, rotation, vocabulary, engines, and its acceptance."""
+    if values["target"] is None:
+        raise ConfigError("--target is missing; expected the model that the head drafts for")
+    if values["num_prompts"] < 1:
+        raise ConfigError(f"--num-prompts {values['num_prompts']}: expected at least 1")
+    params = SamplingParams(max_tokens=values["max_tokens"], temperature=values["temperature"], seed=0)
+    # A draft of fixed length: the controller would stop asking a head that accepts little.
+    speculative = SpeculativeConfig(max_draft_len=values["max_draft_len"], adaptive=False)
+
+    from sametoken.checkpoint.hub import read_config, resolve
+    from sametoken.commands.diagnosis import Trial, advise, diagnose, measure
+    from sametoken.model.config import ModelConfig
+
+    target = embedded.target(values["target"])
+    shape = ModelConfig.from_hf(read_config(resolve(target)))
+    found, loaded = diagnose(resolve(embedded.draft(name)), shape)
+    if not values["json"]:
+        _show(found)
+    engine = {"speculative": speculative, "dtype": values["dtype"], "device": values["device"]}
+    trial = Trial(target, shape, params, values["num_prompts"], engine)
+    accepted = list(measure(found, loaded, trial)) if values["measure"] else []
+    advice = advise(accepted)
+    if values["json"]:
+        print(json.dumps(found.to_json(accepted, advice)))
+    elif accepted:
+        _show_acceptance(accepted, values["num_prompts"], advice)
+    return 0
+
+
+def _show(found: Diagnosis) -> None:
+    from rich.table import Table
+
+    table = Table(show_header=False)
+    for key, value in {"head": found.head, "kind": found.kind, "made by": found.producer, **found.facts}.items():
+        table.add_row(key, value)
+    _print(table)
+    engines = Table("engine", "runs it")
+    for engine, reasons in found.engines.items():
+        engines.add_row(engine, f"no: {'; '.join(reasons)}" if reasons else "yes")
+    _print(engines)
+    for note in found.notes:
+        print(f"note: {note}")
+
+
+def _show_acceptance(accepted: Sequence[Acceptance], prompts: int, advice: str | None) -> None:
+    from rich.table import Table
+
+    table = Table("layers", "reading", "acceptance length", "acceptance rate", "tokens it can guess")
+    for item in accepted:
+        layers = ", ".join(map(str, item.reading.taps)) or "last"
+        table.add_row(layers, item.reading.name, f"{item.length:.2f}", f"{item.rate:.1%}", f"{item.covered:.1%}")
+    _print(table)
+    print(f"over {prompts} prompts, drafts of fixed length")
+    if advice:
+        print(advice)
+
+
+def _print(table: object) -> None:
+    from rich.console import Console
+
+    # Rich cuts columns to 80 characters where it finds no terminal.
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 110, highlight=False).print(table)

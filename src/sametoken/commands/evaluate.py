@@ -1,0 +1,94 @@
+"""`sametoken evaluate`: how many tokens a head or a draft saves on given prompts, as the engine serves them.
+
+Exit code 1 says that the acceptance length is below the bound that was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from sametoken import embedded
+from sametoken.commands.models import use_threads
+from sametoken.commands.options import Argument, Option, Values, settings_options
+from sametoken.config import EngineConfig
+from sametoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sametoken.train.evaluate import Judgement
+
+RUN = ("dtype", "device", "max_batch_size")
+BOUNDS = {"max_draft_len": (1, 128), "osl": (1, 1 << 20), "num_samples": (1, 1 << 20)}
+
+ARGUMENT = Argument(str, "the head or draft model: directory or Hub id, or 'embedded'.", "HEAD")
+OPTIONS = (
+    Option("target", str, embedded.NAME, "the model that it drafts for: directory or Hub id, or 'embedded'.", "MODEL"),
+    Option("data", str, None, "conversations, .jsonl or .json, whose prompts are answered.", "FILE"),
+    Option("max_draft_len", int, 5, "longest draft in tokens; every draft is made in full.", None, ("--steps",)),
+    Option("osl", int, 64, "tokens of each answer at most."),
+    Option("num_samples", int, 80, "prompts, the first of the file that fit."),
+    Option("temperature", float, 0.0, "of the draws; 0 is greedy."),
+    Option("seed", int, 0, "of the draws, where they are not greedy."),
+    Option("ar_lower_bound", float, None, "exit with code 1 if the acceptance length is below."),
+    Option("write_tree", int, None, "Medusa: measure its guesses, and write a static tree of so many nodes into HEAD."),
+    Option("json", bool, False, "one JSON object instead of lines."),
+    *(option for option in settings_options(EngineConfig) if option.name in RUN),
+    Option("threads", int, None, "threads that compute; None is one per core."),
+)
+
+
+def command(head: str, values: Values) -> int:
+    """Measure the acceptance length of a head or draft: tokens per forward of the target, bonus included."""
+    _check(values)
+    bound = values["ar_lower_bound"]
+    aside = sys.stderr if values["json"] else sys.stdout  # one JSON object is all that is printed
+    engine = {name: values[name] for name in RUN}
+    EngineConfig(**engine)
+    use_threads(values["threads"])
+
+    from sametoken.train.evaluate import Asked, judge, open_llm, read_questions
+
+    asked = Asked(values["max_draft_len"], values["osl"], values["temperature"], values["seed"], engine)
+    llm = open_llm(values["target"], head, asked)
+    questions = read_questions(values["data"], llm, values["num_samples"], asked.tokens)
+    if values["write_tree"] is not None:
+        from sametoken.checkpoint.hub import resolve
+        from sametoken.train.static_tree import write_tree
+
+        paths = write_tree(resolve(head), values["target"], llm, questions, values["write_tree"])
+        print(f"{head}: a tree of {len(paths)} nodes, at most {max(map(len, paths))} deep", file=aside)
+        llm = open_llm(values["target"], head, asked)
+    found = judge(llm, questions, asked)
+    _print(found, values["json"])
+    if bound is not None and found.acceptance_length < bound:
+        print(f"acceptance length {found.acceptance_length:.3f} is below --ar-lower-bound {bound}", file=aside)
+        return 1
+    return 0
+
+
+def _check(values: Values) -> None:
+    """Refuses what no model is needed for."""
+    if values["data"] is None:
+        raise ConfigError("got no --data; expected --data FILE.jsonl with conversations that were not trained on")
+    for name, (least, most) in BOUNDS.items():
+        if not least <= values[name] <= most:
+            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected {least} to {most}")
+    if (bound := values["ar_lower_bound"]) is not None and not math.isfinite(bound):
+        raise ConfigError(f"--ar-lower-bound {bound}: expected a finite number")
+    if values["write_tree"] is not None and values["write_tree"] < 1:
+        raise ConfigError(f"--write-tree {values['write_tree']}: expected at least 1 node")
+
+
+def _print(found: Judgement, as_json: bool) -> None:
+    if as_json:
+        values = {"acceptance_length": found.acceptance_length, "tokens_per_draft": found.tokens_per_draft}
+        print(json.dumps(values | asdict(found)))
+        return
+    print(f"acceptance length {found.acceptance_length:.3f}: {found.tokens} tokens in {found.forwards} forwards")
+    print(f"  1 + accepted / drafts {found.tokens_per_draft:.3f}, without the forwards that read the prompts")
+    print("  accepted by position: " + "  ".join(f"{share:.2f}" for share in found.by_position))
+    for name, length in found.by_category.items():
+        print(f"  {name}: {length:.3f}")

@@ -1,0 +1,68 @@
+"""`sametoken export`: a head for another engine, or a refusal that says what that engine does not compute."""
+
+from __future__ import annotations
+
+from sametoken import embedded
+from sametoken.checkpoint.paths import user_path
+from sametoken.commands.options import Argument, Option, Values
+from sametoken.errors import ConfigError, unknown_name
+
+ARGUMENT = Argument(str, "directory or Hub id of a head, from whichever trainer.", "HEAD")
+HEAD_DTYPES = ("float32", "bfloat16", "float16")
+OPTIONS = (
+    Option("to", str, "hf", "engine: hf (our own, which the others read where they can).", "hf|vllm|sglang|..."),
+    Option("output", str, None, "directory to write; it may be empty or hold a head.", "DIR"),
+    Option("target", str, None, "the model that the head drafts for: directory, Hub id or 'embedded'.", "MODEL"),
+    Option("taps", str, None, "outputs of target layers, 0-based, instead of what the files say.", "LIST"),
+    Option("dtype", str, None, "of the weights; None is that of the files.", "|".join(HEAD_DTYPES)),
+    Option("force", bool, False, "write into a directory that holds other files, which stay."),
+)
+
+
+def command(name: str, values: Values) -> int:
+    """Write a head for vllm, sglang, trtllm, speculators or hf, converting layer ids and names."""
+    for needed in ("output", "target"):
+        if values[needed] is None:
+            raise ConfigError(f"--{needed} is missing; expected a {'directory' if needed == 'output' else 'model'}")
+    if values["dtype"] not in (None, *HEAD_DTYPES):
+        raise ConfigError(unknown_name("dtype", values["dtype"], HEAD_DTYPES))
+    taps = parse_taps(values["taps"])
+
+    import torch
+
+    from sametoken.checkpoint.head_layouts import ENGINES
+    from sametoken.checkpoint.heads import read_head, stored_dtype, with_taps, write_head
+    from sametoken.checkpoint.hub import read_config, resolve
+    from sametoken.model.config import ModelConfig
+
+    if values["to"] not in ENGINES:
+        raise ConfigError(unknown_name("engine", values["to"], ENGINES))
+    target = ModelConfig.from_hf(read_config(resolve(embedded.target(values["target"]))))
+    directory = resolve(embedded.draft(name))
+    dtype = stored_dtype(directory) if values["dtype"] is None else getattr(torch, values["dtype"])
+    loaded = read_head(directory, target, dtype, "cpu", pack=False)
+    head = loaded.module if taps is None else with_taps(loaded.module, taps, target)
+    output = user_path(values["output"])
+    advice = write_head(
+        head, output, target, layout=values["to"], target_name=values["target"], dtype=dtype, force=values["force"]
+    )
+    print(f"{output}: the head for {ENGINES[values['to']]}, {str(dtype).removeprefix('torch.')}")
+    for note in [note for note in loaded.notes if taps is None or not note.startswith("taps ")]:
+        print(f"assumed: {note}")
+    for line in advice:
+        print(line.replace("DIR", str(output)))
+    return 0
+
+
+def parse_taps(text: str | None) -> tuple[int, ...] | None:
+    """Layers from "1,7,12".
+
+    Raises:
+        ConfigError: they are no numbers.
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--taps {text!r}: expected layers separated by commas, for example 1,7,12") from None

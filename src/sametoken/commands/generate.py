@@ -1,0 +1,86 @@
+"""`sametoken generate`: completions on standard output, in the order of the prompts; everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from sametoken.commands.models import open_llm
+from sametoken.commands.options import Option, Values, engine_options, sampling_of, sampling_options
+from sametoken.commands.prompts import given_prompts
+from sametoken.data.prompts import Spelled, spell
+from sametoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sametoken.engine.completion import Chunk, Completion
+
+OPTIONS = (
+    Option("prompt", list[str], None, "prompt, repeatable; '-' is all of standard input as one.", "TEXT"),
+    Option("prompts", str, None, "JSON lines, each with prompt or messages; '-' is standard input.", "FILE"),
+    Option("chat", bool, False, "take each --prompt as the user's turn and apply the chat template."),
+    Option("json", bool, False, "one JSON object per completion."),
+    Option("stream", bool, False, "write text as it is generated."),
+    *sampling_options(),
+    *engine_options(),
+)
+
+
+def command(model: str | None, values: Values) -> int:
+    """Complete prompts with a target, with or without a draft. The draft changes the speed, never a token."""
+    if values["json"] and values["stream"]:
+        raise ConfigError("--json writes whole completions and --stream writes pieces; leave one of them out")
+    sources = given_prompts(values["prompt"] or (), values["prompts"], values["chat"])
+    params = sampling_of(values)
+    llm = open_llm(model, values)
+    prompts = [spell(llm, source) for source in sources]
+    chunks = in_order(llm.stream([prompt.ids for prompt in prompts], params), len(prompts), params.n)
+    if values["json"]:
+        _write_json(chunks, prompts)
+    else:
+        _write_text(chunks, len(prompts) * params.n, values["stream"])
+    return 0
+
+
+def in_order(chunks: Iterable[Chunk], prompts: int, choices: int) -> Iterator[Chunk]:
+    """Chunks of a batch as if one completion came after the other; later ones wait for their turn."""
+    waiting: defaultdict[tuple[int, int], list[Chunk]] = defaultdict(list)
+    turns = ((index, choice) for index in range(prompts) for choice in range(choices))
+    turn = next(turns, None)
+    for chunk in chunks:
+        waiting[chunk.index, chunk.choice].append(chunk)
+        while turn is not None and (ready := waiting.pop(turn, [])):
+            yield from ready
+            if ready[-1].completion is not None:
+                turn = next(turns, None)
+
+
+def _write_json(chunks: Iterable[Chunk], prompts: Sequence[Spelled]) -> None:
+    for chunk in chunks:
+        if chunk.completion is not None:
+            record = {**chunk.completion.to_json(), "prompt": prompts[chunk.index].text}
+            print(json.dumps(record), flush=True)
+
+
+def _write_text(chunks: Iterable[Chunk], completions: int, stream: bool) -> None:
+    for chunk in chunks:
+        if stream:
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+        if (completion := chunk.completion) is not None:
+            print("" if stream else completion.text, flush=True)
+            name = f"[{completion.index}.{completion.choice}] " if completions > 1 else ""
+            print(f"{name}{summary(completion)}", file=sys.stderr)
+
+
+def summary(completion: Completion) -> str:
+    """What a completion cost, in one line."""
+    stats = completion.speculation
+    return (
+        f"{len(completion.token_ids)} tokens in {completion.seconds:.2f} s "
+        f"({completion.tokens_per_second:.1f} tokens/s), "
+        f"finish reason {completion.finish_reason}, method {stats.method}, "
+        f"acceptance length {stats.acceptance_length:.2f}"
+    )

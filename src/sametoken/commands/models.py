@@ -1,0 +1,66 @@
+"""From options to a loaded `LLM`. Every setting is checked before torch is imported or a file is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sametoken import embedded
+from sametoken.commands.options import CACHE, Values, settings_of
+from sametoken.config import MODEL_METHODS, MOST_THREADS, EngineConfig, KVCacheConfig, SpeculativeConfig
+from sametoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sametoken.engine.llm import LLM
+
+
+def open_llm(model: str | None, values: Values) -> LLM:
+    """The engine that the options describe; no model, or "embedded", is the pair that comes with the package.
+
+    Raises:
+        SametokenError: a setting is refused, or the models cannot be loaded together.
+    """
+    speculative = SpeculativeConfig(**settings_of(SpeculativeConfig, values))
+    engine = EngineConfig(**settings_of(EngineConfig, values))
+    cache = KVCacheConfig(**settings_of(KVCacheConfig, values, CACHE))
+    target, draft = model_names(model, values["draft"], speculative.method)
+    use_threads(values["threads"])
+
+    from sametoken.engine.llm import LLM
+
+    return LLM(
+        target,
+        draft,
+        speculative,
+        kv_cache=cache,
+        revision=values["revision"],
+        draft_revision=values["draft_revision"],
+        **engine.model_dump(),
+    )
+
+
+def use_threads(threads: int | None) -> None:
+    """Compute with so many threads; None is one per core.
+
+    Raises:
+        ConfigError: before torch is imported, for a number that no machine has.
+    """
+    if threads is None:
+        return
+    if not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(f"--threads {threads}: expected 1 to {MOST_THREADS}; leave it out for one per core")
+
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def model_names(model: str | None, draft: str | None, method: str | None) -> tuple[str, str | None]:
+    """What to load as target and as draft; a draft that the method would not use is refused or left out."""
+    if draft is not None and method not in (None, "auto", *MODEL_METHODS):
+        raise ConfigError(f"--draft {draft} has no use with --method {method}; leave one of them out")
+    target = model or embedded.NAME
+    head = embedded.HEAD_NAME
+    own = {None: embedded.NAME, "draft_target": embedded.NAME, "eagle3": head, "auto": head}
+    if draft is None and target == embedded.NAME:
+        draft = own.get(method)
+    return target, draft

@@ -1,0 +1,234 @@
+"""`sametoken prepare`: conversations into samples that a head is trained on, and the target's hidden states to disk.
+
+Prints what it met before anything is trained: how much counts, what was cut, and what the draft vocabulary covers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sametoken import embedded
+from sametoken.commands.models import use_threads
+from sametoken.commands.options import Option, Values, refuse_given, settings_options
+from sametoken.commands.progress import open_progress
+from sametoken.config import EngineConfig
+from sametoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from sametoken.checkpoint.tokenizer import Tokenizer
+    from sametoken.data.masks import Masked
+    from sametoken.data.prepared import Origin, Prepared
+
+MAX_LEN = 2048
+RUN = ("dtype", "device")  # settings of the engine that the target is run with
+
+HIDDEN = (
+    Option("taps", str, "eagle3", "blocks to write, from 0: eagle3, eagle1, medusa, or for example 2,8,13.", "LIST"),
+    Option("hidden_dtype", str, "bfloat16", "of the hidden states on disk; fp8 has a scale per token and tap.",
+           "bfloat16|fp8"),
+    Option("budget", str, None, "refuse hidden states that would be larger, for example 50GB; None is the free space."),
+    Option("shard", str, None, "number/count of the processes that share hidden states; None is RANK/WORLD_SIZE."),
+)  # fmt: skip
+OPTIONS = (
+    Option("data", list[str], None, "conversations, .jsonl or .json, repeatable.", "FILE"),
+    Option("output", str, None, "directory for what is made; taken up if begun.", "DIR"),
+    Option("max_len", int, None, f"tokens of a sample at most; None is {MAX_LEN}, or the model's context if shorter."),
+    Option("end_of_turn", bool, True, "the token that ends an answer counts as said."),
+    Option("all_tokens", bool, False, "everything counts, not only what the assistant says."),
+    Option("chat_template_kwargs", str, None, 'more for the chat template, as {"enable_thinking": false}.', "JSON"),
+    Option("draft_vocab_size", int, None, "tokens that a draft may guess, the most frequent ones; None is all."),
+    Option("fill_vocabulary", bool, False, "fill the draft vocabulary with tokens that do not occur, if it is short."),
+    Option("show", int, 0, "print the first samples: what counts in green, the rest dim."),
+    Option("hidden_states", bool, False, "write the target's hidden states too, so that training need not run it."),
+    *HIDDEN,
+    Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; None is its main branch."),
+    *(option for option in settings_options(EngineConfig) if option.name in RUN),
+    Option("threads", int, None, "threads that compute; None is one per core."),
+)  # fmt: skip
+
+
+def command(model: str | None, values: Values) -> int:
+    """Make samples of conversations: token ids, which of them the assistant said, and a draft vocabulary.
+
+    The same command goes on with hidden states where it stopped. A directory that was made otherwise is refused.
+    """
+    _check(values)
+    template = _template(values["chat_template_kwargs"])
+    engine = EngineConfig(**{name: values[name] for name in RUN})
+    use_threads(values["threads"])
+
+    from sametoken.checkpoint.hub import resolve
+    from sametoken.checkpoint.tokenizer import load_tokenizer
+    from sametoken.data.preparation import tokenise
+
+    directory = resolve(embedded.target(model or embedded.NAME), values["revision"])
+    tokenizer = load_tokenizer(directory)
+    files = values["data"]
+    if values["show"]:
+        kept = {"end_of_turn": values["end_of_turn"], "all_tokens": values["all_tokens"], "template": template}
+        for found in islice(tokenise(files, tokenizer, **kept), values["show"]):
+            _print_sample(found.id, coloured(tokenizer, found.masked, _max_len(directory, values["max_len"])))
+    if values["output"] is None:
+        return 0
+    prepared = _prepare(tokenizer, _origin(model, directory, tokenizer, values, template), values)
+    for line in summary(prepared):
+        print(line)
+    if values["hidden_states"]:
+        print(_write_hidden_states(prepared, str(directory), engine, values))
+    return 0
+
+
+def _check(values: Values) -> None:
+    """Refuses what no reading of files is needed for."""
+    if not values["data"]:
+        raise ConfigError("got no --data; expected --data FILE.jsonl, with conversations that the target answered")
+    if values["output"] is None and not values["show"]:
+        raise ConfigError("got no --output; expected --output DIR, or --show N to print samples only")
+    if values["output"] is None and values["hidden_states"]:
+        raise ConfigError("--hidden-states needs a place: add --output DIR")
+    if not values["hidden_states"]:
+        refuse_given(HIDDEN, values, "hidden states: give --hidden-states too")
+    for name, least in (("show", 0), ("max_len", 1), ("draft_vocab_size", 1)):
+        if values[name] is not None and not least <= values[name] <= sys.maxsize:
+            given = f"--{name.replace('_', '-')} {values[name]}"
+            raise ConfigError(f"{given}: expected at least {least}, at most {sys.maxsize}")
+    if values["fill_vocabulary"] and values["draft_vocab_size"] is None:
+        raise ConfigError("--fill-vocabulary has no use without --draft-vocab-size; leave it out")
+
+
+def _template(given: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f'--chat-template-kwargs {given!r}: expected an object such as {{"enable_thinking": false}}')
+    if taken := [name for name in ("messages", "add_generation_prompt") if name in found]:
+        raise ConfigError(f"--chat-template-kwargs: {taken[0]} comes from the data; leave it out")
+    return found
+
+
+def _max_len(directory: Path, given: int | None) -> int:
+    """Tokens of a sample, which the target must be able to read."""
+    from sametoken.checkpoint.hub import read_config
+    from sametoken.model.config import ModelConfig
+
+    context = ModelConfig.from_hf(read_config(directory)).max_position
+    if given is not None and given > context:
+        raise ConfigError(f"--max-len {given}: the model was made for {context} positions; lower it")
+    return min(MAX_LEN, context) if given is None else given
+
+
+def _origin(
+    model: str | None, directory: Path, tokenizer: Tokenizer, values: Values, template: dict[str, Any]
+) -> Origin:
+    from sametoken.checkpoint.hub import read_config
+    from sametoken.checkpoint.identity import model_digest
+    from sametoken.data.preparation import data_digest
+    from sametoken.data.prepared import Origin
+    from sametoken.model.config import ModelConfig
+
+    return Origin(
+        target=model or embedded.NAME,
+        target_digest=model_digest(directory),
+        tokenizer_digest=tokenizer.digest(),
+        data_sha256=data_digest(values["data"]),
+        vocab_size=ModelConfig.from_hf(read_config(directory)).vocab_size,
+        max_len=_max_len(directory, values["max_len"]),
+        end_of_turn=values["end_of_turn"],
+        all_tokens=values["all_tokens"],
+        template=template,
+        draft_vocab_size=values["draft_vocab_size"],
+        fill_vocabulary=values["fill_vocabulary"],
+    )
+
+
+def _prepare(tokenizer: Tokenizer, origin: Origin, values: Values) -> Prepared:
+    from sametoken.data.preparation import prepare
+
+    with _bar("preparing", None) as step:
+        return prepare(values["data"], values["output"], tokenizer, origin, lambda: step(1))
+
+
+def summary(prepared: Prepared) -> Iterator[str]:
+    """What a user should know before training, line by line."""
+    origin, counts = prepared.manifest.origin, prepared.manifest.counts
+    share = 100 * counts.masked / counts.tokens
+    yield f"{prepared.directory}: {counts.samples} samples of {counts.tokens} tokens for {origin.target}"
+    yield f"  said by the assistant: {counts.masked} tokens ({share:.1f} %), {counts.distinct} different ones"
+    yield f"  cut at {origin.max_len} tokens: {counts.truncated}, of which nothing was left to learn: {counts.dropped}"
+    if counts.coverage is not None:
+        yield f"  draft vocabulary: {origin.draft_vocab_size} tokens, {100 * counts.coverage:.2f} % of what is said"
+    if counts.unserved:
+        yield (
+            f"  warning: {counts.unserved} samples are not what a server would send: the chat template shows past "
+            "turns or the system text otherwise once there is an answer. Look at --show, and see --chat-template-kwargs"
+        )
+    if counts.unended:
+        yield (
+            f"  warning: {counts.unended} samples have an answer that no special token ends, so a draft cannot learn "
+            "where to end; check eos_token_id and the chat template"
+        )
+
+
+def _write_hidden_states(prepared: Prepared, directory: str, engine: EngineConfig, values: Values) -> str:
+    """Writes what is missing of this process's part and says what there is."""
+    from sametoken.data.extraction import check_size, extract, parse_bytes, parse_part, parse_taps, spec_of, spell
+    from sametoken.engine.build import load_models
+
+    budget = None if values["budget"] is None else parse_bytes(values["budget"])
+    part = parse_part(values["shard"] or _rank())
+    decoder = load_models(directory, None, (None, None), engine).target
+    spec = spec_of(prepared, decoder, parse_taps(values["taps"], decoder.config.num_layers), values["hidden_dtype"])
+    size = check_size(prepared, spec, budget)
+    with _bar("hidden states", prepared.manifest.counts.tokens // part[1]) as step:
+        done = extract(prepared, decoder, spec, part, step)
+    taps = f"of blocks {', '.join(map(str, spec.taps))} and " if spec.taps else ""
+    return (
+        f"  hidden states: {taps}after the last norm, {spec.dtype}, {spell(size)} in all; "
+        f"{done.written} of {done.own} shards written now, part {part[0]} of {part[1]}"
+    )
+
+
+def _rank() -> str:
+    """This process's part as torchrun and Slurm launchers say it."""
+    return f"{os.environ.get('RANK', 0)}/{os.environ.get('WORLD_SIZE', 1)}"
+
+
+def coloured(tokenizer: Tokenizer, masked: Masked, max_len: int) -> Text:
+    """A sample as a terminal shows it, special tokens included; what lies beyond `max_len` is struck through."""
+    from rich.text import Text
+
+    from sametoken.data.masks import spans_of
+
+    mask, shown = masked.mask, Text()
+    borders = {0, len(mask), min(max_len, len(mask)), *chain.from_iterable(spans_of(mask))}
+    for start, stop in pairwise(sorted(borders)):
+        style = ("green" if mask[start] else "dim") + (" strike" if start >= max_len else "")
+        shown.append(tokenizer.decode(masked.tokens[start:stop], skip_special_tokens=False), style)
+    return shown
+
+
+def _print_sample(name: str, text: Text) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.rule(name)
+    console.print(text, soft_wrap=True)
+
+
+@contextmanager
+def _bar(purpose: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar, and what moves it."""
+    with open_progress() as progress:
+        task = progress.add_task(purpose, total=total)
+        yield lambda steps: progress.advance(task, steps)

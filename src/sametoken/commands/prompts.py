@@ -1,0 +1,34 @@
+"""Prompts from the command line, a file or standard input, all checked before anything is loaded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from sametoken.data.prompts import STDIN, Source, as_turn, check_text, read_prompts
+from sametoken.errors import ConfigError
+
+
+def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[Source]:
+    """The prompts of `--prompt` or `--prompts`, whichever was given.
+
+    Args:
+        texts: `--prompt`, each a prompt; "-" is all of standard input as one.
+        file: `--prompts`, see `read_prompts`.
+        chat: take texts as the user's turn of a conversation.
+
+    Raises:
+        ConfigError: none or both were given. RequestError: a prompt is empty or a line is not a prompt.
+    """
+    if bool(texts) == (file is not None):
+        raise ConfigError(
+            f"got {'both --prompt and --prompts' if texts else 'no prompt'}; expected --prompt TEXT (repeatable), "
+            "or --prompts FILE.jsonl; '-' is standard input for either"
+        )
+    if file is not None:
+        if chat:
+            raise ConfigError("--chat goes with --prompt; in a file, write messages instead of prompt")
+        return read_prompts(file)
+    for text in (found := [sys.stdin.read() if text == STDIN else text for text in texts]):
+        check_text(text, "the prompt")
+    return [as_turn(text) if chat else text for text in found]

@@ -1,0 +1,120 @@
+"""The proof that speculation changes no token: the same requests plain and speculative, compared id by id.
+
+The reference is plain decoding of one prompt at a time; every case differs from it in method, batch or both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import NamedTuple
+
+from sametoken.engine.completion import Completion
+from sametoken.engine.llm import LLM
+from sametoken.speculation.params import RequestSpeculation, SamplingParams
+
+PLAIN = "none"
+
+
+class Case(NamedTuple):
+    """One way to run all prompts; `batched` runs them together."""
+
+    method: str
+    temperature: float
+    batched: bool
+
+
+class Difference(NamedTuple):
+    """The first token that differs.
+
+    Attributes:
+        prompt: which prompt. `position`: which output token, from 0.
+        plain, speculative: token ids; None where that output has ended.
+        margin: best minus second-best raw logit of the target there, in plain decoding; None past its end.
+    """
+
+    prompt: int
+    position: int
+    plain: int | None
+    speculative: int | None
+    margin: float | None
+
+
+class Result(NamedTuple):
+    """What a case showed.
+
+    Attributes:
+        tokens: how many were compared.
+        acceptance_length: tokens per target forward over all prompts.
+        difference: the first one, None if there is none.
+    """
+
+    case: Case
+    tokens: int
+    acceptance_length: float
+    difference: Difference | None
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Prompts under sampling parameters, to be run in every way.
+
+    Attributes:
+        prompts: token ids.
+        params: of every prompt; its temperature is replaced, and prompt i has seed `params.seed + i`.
+    """
+
+    llm: LLM
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+
+    def run(self, methods: Sequence[str], temperatures: Sequence[float]) -> Iterator[Result]:
+        """Results of all cases, one temperature after the other."""
+        for temperature in temperatures:
+            plain = Case(PLAIN, temperature, batched=False)
+            reference = self._complete(plain)
+            cases = [Case(m, temperature, batched) for m in methods for batched in (False, True)]
+            for case in cases:
+                if case != plain:
+                    yield self._compare(case, reference, self._complete(case))
+
+    def _params(self, case: Case) -> list[SamplingParams]:
+        seed = self.params.seed or 0
+        speculative = RequestSpeculation(method=case.method, adaptive=False)  # every draft there can be is to be proved
+        common = replace(self.params, temperature=case.temperature, speculative=speculative)
+        return [replace(common, seed=seed + i) for i in range(len(self.prompts))]
+
+    def _complete(self, case: Case) -> list[Completion]:
+        params = self._params(case)
+        if case.batched:
+            return self.llm.generate(self.prompts, params)
+        return [self.llm.generate(prompt, own)[0] for prompt, own in zip(self.prompts, params, strict=True)]
+
+    def _compare(self, case: Case, reference: Sequence[Completion], found: Sequence[Completion]) -> Result:
+        stats = [completion.speculation for completion in found]
+        forwards = sum(s.target_forwards for s in stats)
+        return Result(
+            case,
+            tokens=sum(max(len(a.token_ids), len(b.token_ids)) for a, b in zip(reference, found, strict=True)),
+            acceptance_length=sum(s.emitted for s in stats) / forwards if forwards else 0.0,
+            difference=self._first_difference(case, reference, found),
+        )
+
+    def _first_difference(
+        self, case: Case, reference: Sequence[Completion], found: Sequence[Completion]
+    ) -> Difference | None:
+        for prompt, (plain, other) in enumerate(zip(reference, found, strict=True)):
+            for position, (a, b) in enumerate(zip_longest(plain.token_ids, other.token_ids)):
+                if a != b:
+                    return Difference(prompt, position, a, b, self._margin(case, prompt, position))
+        return None
+
+    def _margin(self, case: Case, prompt: int, position: int) -> float | None:
+        """A plain run once more, this time with log-probabilities, whose differences are those of the logits."""
+        params = self._params(case._replace(method=PLAIN))[prompt]
+        scored = self.llm.generate(self.prompts[prompt], replace(params, logprobs=2))[0].logprobs or []
+        if position >= len(scored):
+            return None
+        (_, best), (_, second) = scored[position].top[:2]
+        return best - second

@@ -1,0 +1,157 @@
+"""What `sametoken serve` is to do, whoever's words say it: our options, other servers' options and files, our defaults.
+
+Options win over the file; two options that contradict each other are an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from sametoken import embedded
+from sametoken.commands.options import CACHE, Chosen, Option, Values, settings_of
+from sametoken.config import EngineConfig, KVCacheConfig, ServerConfig, SpeculativeConfig
+from sametoken.dialects.flags import FLAGS, read_flags, spelled
+from sametoken.dialects.rules import Given, Translation
+from sametoken.dialects.trtllm_yaml import read_file
+from sametoken.dialects.vllm import read_json
+from sametoken.errors import ConfigError
+
+FILE, JSON = "extra_llm_api_options", "speculative_config"
+GROUPS = ((SpeculativeConfig, ""), (EngineConfig, ""), (KVCacheConfig, CACHE), (ServerConfig, ""))
+HINTS: dict[str, Any] = {
+    **dict.fromkeys(("draft", "revision", "draft_revision"), str),
+    **{
+        prefix + name: hint
+        for owner, prefix in GROUPS
+        for name, hint in get_type_hints(owner, include_extras=True).items()
+        if name in owner.model_fields
+    },
+}
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def foreign_options() -> tuple[Option, ...]:
+    """Options of `trtllm-serve` and `vllm serve` that are not ours too."""
+    return (
+        Option(FILE, str, None, "YAML file of TensorRT-LLM's keys; options win over it.", "FILE", ("--config",)),
+        Option(JSON, str, None, "how to draft, as in vllm serve; takes the place of the file's.", "JSON"),
+        *(Option(name, flag.kind, None, flag.help, aliases=flag.spellings) for name, flag in FLAGS.items()),
+    )
+
+
+class Resolution(NamedTuple):
+    """Everything that was said, in our words.
+
+    Attributes:
+        values: by the names of our options.
+        methods: what the draft may be made for, where what was said leaves a choice; () is no choice.
+        origins: where a value was said, for those that were.
+        notes: what was said and has no effect, and why, a sentence each.
+    """
+
+    values: Values
+    methods: tuple[str, ...]
+    origins: dict[str, str]
+    notes: list[str]
+
+
+def resolve(model: str | None, chosen: Chosen) -> Resolution:
+    """Options, files and defaults as one.
+
+    Raises:
+        ConfigError: a key or value is unknown or not possible here, or two options contradict each other.
+    """
+    options, file = _said_by_options(chosen), _said_by_file(chosen)
+    notes = [*file.notes, *options.notes]
+    for name in sorted(file.settings.keys() & options.settings.keys()):
+        (ours, origin), (theirs, place) = options.settings[name], file.settings[name]
+        if ours != theirs:
+            notes.append(f"{place} = {theirs!r} gives way to {origin} = {ours!r}")
+    settings = {**file.settings, **options.settings}
+    methods = _choice_of_heads(model, settings)
+    if model in (None, embedded.NAME) and not {"method", "draft"} & settings.keys():
+        settings["method"] = Given("eagle3", "the embedded target's own head")
+    checked = {name: _checked(name, given) for name, given in settings.items()}
+    origins = {name: given.origin for name, given in settings.items() if given.value is not None}
+    return Resolution({**chosen, **checked}, methods, origins, notes)
+
+
+def check_choice(resolution: Resolution, method: str) -> None:
+    """Refuses a draft that turned out to be made for another method than those that were said.
+
+    Raises:
+        ConfigError: names both.
+    """
+    if resolution.methods and method not in resolution.methods:
+        place = resolution.origins["draft"]
+        raise ConfigError(
+            f"{place}: the draft is made for method {method!r}, expected {' or '.join(resolution.methods)}; "
+            "say what it is, or give another draft"
+        )
+
+
+def _said_by_options(chosen: Chosen) -> Translation:
+    result = read_flags({name: chosen[name] for name in FLAGS if name in chosen.given})
+    if chosen[JSON] is not None:
+        result.add(read_json(chosen[JSON]))
+    ours = {**chosen, **settings_of(SpeculativeConfig, chosen)}  # tables as tables
+    for name in sorted(chosen.given - FLAGS.keys() - {FILE, JSON}):
+        result.set(name, ours[name], spelled(name))
+    return result
+
+
+def _said_by_file(chosen: Chosen) -> Translation:
+    if chosen[FILE] is None:
+        return Translation()
+    drafts, result = read_file(chosen[FILE])
+    if chosen[JSON] is None:
+        result.add(drafts)
+    elif drafts.settings:
+        result.notes.append(f"speculative_config of {chosen[FILE]} gives way to {spelled(JSON)}")
+    return result
+
+
+def _choice_of_heads(model: str | None, settings: dict[str, Given]) -> tuple[str, ...]:
+    """Turns a method that leaves a choice into none, which is what the draft is made for, or into the likeliest."""
+    stated = settings.get("method")
+    if stated is None or not isinstance(stated.value, tuple):
+        return ()
+    methods: tuple[str, ...] = stated.value
+    if "draft" in settings:
+        settings["method"] = Given(None, stated.origin)
+        return methods
+    if model not in (None, embedded.NAME):
+        raise ConfigError(f"{stated.origin} needs a head; give its directory or Hub id as speculative_model_dir")
+    settings["method"] = Given(methods[0], stated.origin)
+    return ()
+
+
+def _checked(name: str, given: Given) -> Any:
+    """A value, if our setting can have it; the refusal names the place where it was said."""
+    if name not in HINTS or given.value is None:
+        return given.value
+    try:
+        value = TypeAdapter(HINTS[name], config=STRICT).validate_python(given.value)
+    except ValidationError as error:
+        raise ConfigError(f"{given.origin} = {given.value!r}: {error.errors()[0]['msg']}") from error
+    for text in value if isinstance(value, list | tuple) else [value]:
+        check_text(text, given.origin)
+    return value
+
+
+def check_text(given: Any, origin: str) -> None:
+    """Refuses texts that say nothing or that no reply could repeat; other values pass.
+
+    Raises:
+        ConfigError: names the place where it was said.
+    """
+    if not isinstance(given, str):
+        return
+    if not given.strip():
+        raise ConfigError(f"{origin} is empty; expected a value, or leave it out")
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{origin} = {given!r} is not text in UTF-8; expected such text") from error

@@ -1,0 +1,99 @@
+"""`sametoken serve`: an OpenAI-compatible server of one model, with or without a draft."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from sametoken.commands.models import model_names, open_llm
+from sametoken.commands.options import CACHE, Chosen, Option, Values, engine_options, settings_of, settings_options
+from sametoken.commands.resolution import Resolution, check_choice, check_text, foreign_options, resolve
+from sametoken.config import EngineConfig, KVCacheConfig, ServerConfig, SpeculativeConfig
+from sametoken.errors import ConfigError
+
+SMOOTH = 0.4  # of the time for prompts: streams take less than twice as long while somebody asks something long
+
+
+def _engine_options() -> Iterator[Option]:
+    for option in engine_options():
+        yield option._replace(default=SMOOTH) if option.name == "max_prefill_share" else option
+
+
+OPTIONS: tuple[Option, ...] = (*settings_options(ServerConfig), *_engine_options(), *foreign_options())
+KEYS_VARIABLE = "SAMETOKEN_API_KEY"
+LOG = logging.getLogger("sametoken")
+PREFIXES = {"kv_cache": CACHE}  # of the names of options, by group of the resolved configuration
+
+
+def command(model: str | None, values: Chosen) -> int:
+    """Serve a model over HTTP as OpenAI's API does. Drafts change the speed, never a token.
+
+    Takes the options of `trtllm-serve` and `vllm serve` too, and TensorRT-LLM's YAML file.
+    """
+    resolution = resolve(model, values)
+    server = server_config(resolution.values)
+    info = resolved(model, resolution, server)
+    try:
+        from sametoken.server.run import bind, serve
+    except ImportError as error:
+        raise ConfigError(f"serving needs {error.name}; it is not there: pip install 'sametoken[server]'") from None
+    logging.basicConfig(level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    for line in described(info):
+        LOG.info(line)
+    for note in resolution.notes:
+        LOG.warning(note)
+    with bind(server) as bound:
+        llm = open_llm(model, resolution.values)
+        check_choice(resolution, llm.method)
+        serve(llm, bound, server, info)
+    return 0
+
+
+def server_config(values: Values) -> ServerConfig:
+    """The server's settings; keys of the environment come after those of the command line.
+
+    Raises:
+        ConfigError: a value is refused.
+    """
+    chosen = settings_of(ServerConfig, values)
+    given = [*(chosen["api_key"] or ()), *filter(None, map(str.strip, os.environ.get(KEYS_VARIABLE, "").split(",")))]
+    for key in given:
+        check_text(key, f"--api-key or {KEYS_VARIABLE}")
+    return ServerConfig(**{**chosen, "api_key": given})
+
+
+def resolved(model: str | None, resolution: Resolution, server: ServerConfig) -> dict[str, Any]:
+    """The configuration as it came out, where it was said, and what has no effect; no secrets: for /server_info."""
+    values = resolution.values
+    speculative = SpeculativeConfig(**settings_of(SpeculativeConfig, values))
+    target, draft = model_names(model, values["draft"], speculative.method)
+    keys = {"api_key": len(server.api_key)}
+    return {
+        "model": target,
+        "draft": draft,
+        "speculative": speculative.model_dump(mode="json"),
+        "engine": EngineConfig(**settings_of(EngineConfig, values)).model_dump(mode="json"),
+        "kv_cache": KVCacheConfig(**settings_of(KVCacheConfig, values, CACHE)).model_dump(mode="json"),
+        "server": server.model_dump(mode="json") | keys,
+        "origins": resolution.origins,
+        "notes": resolution.notes,
+    }
+
+
+def described(info: dict[str, Any]) -> list[str]:
+    """The resolved configuration for people: a line per group, and in brackets where a value was said."""
+    origins: dict[str, str] = info["origins"]
+    lines = [_said("model", info["model"], origins) + ", " + _said("draft", info["draft"], origins)]
+    for group, settings in info.items():
+        if isinstance(settings, dict) and settings is not origins:
+            prefix = PREFIXES.get(group, "")
+            said = (_said(name, value, origins, prefix) for name, value in settings.items())
+            lines.append(f"{group}: {', '.join(said)}")
+    return lines
+
+
+def _said(name: str, value: Any, origins: dict[str, str], prefix: str = "") -> str:
+    origin = origins.get(prefix + name)
+    return f"{name} = {value}" + (f" [{origin}]" if origin else "")

@@ -1,0 +1,51 @@
+"""`sametoken shard`: a file of conversations into shards, one per worker, and shards into a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from sametoken.checkpoint.paths import user_path
+from sametoken.commands.options import Option, Values, refuse_given
+from sametoken.errors import ConfigError
+
+SPLIT = (
+    Option("input_path", str, None, "the file to cut, .jsonl or .json.", "FILE"),
+    Option("output_dir", str, None, "where train-00000-00000.jsonl and the further shards go.", "DIR"),
+    Option("max_lines_per_shard", int, 10_000, "lines of a shard at most."),
+    Option("number", bool, True, "give conversations without an id their number in the file as conversation_id."),
+)
+COMBINE = (
+    Option("input_dir", str, None, "the shards to put together: its .jsonl files, in the order of their names.", "DIR"),
+    Option("output_path", str, None, "the file to write; must not exist.", "FILE"),
+)
+OPTIONS = (Option("combine", bool, False, "put shards together instead."), *SPLIT, *COMBINE)
+ARGUMENT = None  # takes no model
+
+
+def command(_: None, values: Values) -> int:
+    """Cut a file of conversations into shards, or with --combine put shards together. Ids and all keys are kept."""
+    from sametoken.data.shards import combine, shard
+
+    if values["combine"]:
+        refuse_given(SPLIT, values, "cutting: leave out --combine")
+        source, output = _path(values, "input_dir"), _path(values, "output_path")
+        files, lines = combine(source, output)
+        print(f"{output}: {lines} lines of {files} files")
+    else:
+        refuse_given(COMBINE, values, "putting together: give --combine")
+        if not 1 <= values["max_lines_per_shard"] <= sys.maxsize:
+            raise ConfigError(
+                f"--max-lines-per-shard {values['max_lines_per_shard']}: expected at least 1, at most {sys.maxsize}"
+            )
+        source, output = _path(values, "input_path"), _path(values, "output_dir")
+        made = shard(source, output, values["max_lines_per_shard"], number=values["number"])
+        print(f"{output}: {len(made)} shards, {made[0].name} to {made[-1].name}")
+    return 0
+
+
+def _path(values: Values, name: str) -> Path:
+    """A path that is needed."""
+    if values[name] is None:
+        raise ConfigError(f"--{name.replace('_', '-')} is missing; see sametoken shard --help")
+    return user_path(values[name])

@@ -1,0 +1,200 @@
+"""Who answers in `sametoken chat`: the engine of this process, or a sametoken server. Both give the same pieces."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from sametoken.errors import ConfigError, SametokenError
+from sametoken.speculation.params import RequestSpeculation, SamplingParams
+
+if TYPE_CHECKING:
+    from sametoken.engine.llm import LLM
+
+SILENCE_S = 600.0  # without a byte from a server, after which it is given up
+Turn = dict[str, str]  # role and content
+
+
+class Piece(NamedTuple):
+    """What one forward added to an answer.
+
+    Attributes:
+        runs: its text cut where the origin changes, each with whether it was drafted.
+        figures: what the answer cost so far, in words.
+    """
+
+    runs: list[tuple[str, bool]]
+    figures: str
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.runs)
+
+
+@dataclass
+class Talk:
+    """How answers are made: `settings` of the sampling, and whether drafts are left out."""
+
+    settings: dict[str, Any]
+    plain: bool
+
+    def sampling(self, plain: bool) -> SamplingParams:
+        """For the engine.
+
+        Raises:
+            RequestError: a value is refused.
+        """
+        return SamplingParams(**self.settings, speculative=RequestSpeculation(enabled=not plain))
+
+
+class Speaker(Protocol):
+    """Answers conversations."""
+
+    def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncIterator[Piece]:
+        """The next turn; closing the iterator stops it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class EngineSpeaker:
+    """The engine of this process, on a thread of its own, so that an answer can be stopped between two steps."""
+
+    def __init__(self, llm: LLM) -> None:
+        from sametoken.engine.async_llm import AsyncLLM
+
+        self._llm, self._engine = llm, AsyncLLM(llm)
+
+    async def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncGenerator[Piece, None]:
+        prompt = self._llm.render_chat(turns)
+        painter = Painter()
+        async for chunk in self._engine.stream(prompt, talk.sampling(talk.plain)):
+            spelled = [self._llm.tokenizer.token_bytes(token) for token in chunk.token_ids]
+            yield painter.paint(chunk.text, spelled, chunk.origins)
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+class ServerSpeaker:
+    """A sametoken server.
+
+    Args:
+        url: with or without /v1.
+        api_key: None where it wants none. `model`: None is the server's own.
+
+    Raises:
+        ConfigError: the URL is none, or httpx is not there.
+    """
+
+    def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
+        from sametoken.data.remote import open_client
+
+        self._client, self._model, self._url = open_client(url, api_key, SILENCE_S), model, url
+
+    async def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncGenerator[Piece, None]:
+        import httpx
+
+        from sametoken.data.remote import error_words
+
+        body = {"messages": list(turns), "stream": True, **talk.settings}
+        body |= {"speculative": {"enabled": not talk.plain, "report": True}}
+        body |= {} if self._model is None else {"model": self._model}
+        painter = Painter()
+        try:
+            async with self._client.stream("POST", "chat/completions", json=body) as reply:
+                if reply.status_code != 200:
+                    raise ConfigError(f"{self._url}: {error_words(await reply.aread())}")
+                async for event in _events(reply.aiter_bytes()):
+                    choice = event["choices"][0]
+                    report = choice.get("speculative", {"tokens": [], "origins": []})
+                    spelled = [raw(token) for token in report["tokens"]]
+                    drafted = [origin == "drafted" for origin in report["origins"]]
+                    yield painter.paint(choice["delta"].get("content", ""), spelled, drafted)
+        except httpx.HTTPError as error:
+            words = str(error) or type(error).__name__
+            raise SametokenError(f"{self._url}: {words}; is the server running?") from error
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+async def _events(received: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of a stream.
+
+    Raises:
+        SametokenError: the server said that it cannot go on, or the stream has no end.
+    """
+    import json
+
+    from sametoken.bench.sse import EventParser
+    from sametoken.data.remote import error_message
+
+    parser = EventParser()
+    async for part in received:
+        for data in parser.feed(part):
+            if data == "[DONE]":
+                return
+            event = json.loads(data)
+            if "error" in event:
+                raise SametokenError(error_message(event))
+            yield event
+    raise SametokenError("the connection ended before the answer did; send it again")
+
+
+def raw(spelled: str) -> bytes:
+    """The bytes of a token as a report spells it: a part of a character is written as "bytes:\\xe2\\x82"."""
+    digits = spelled.removeprefix("bytes:").split("\\x")
+    if spelled.startswith("bytes:\\x") and all(len(each) == 2 for each in digits[1:]):
+        return bytes.fromhex("".join(digits))
+    return spelled.encode()
+
+
+@dataclass
+class Painter:
+    """Says of the text of an answer what was drafted, from its tokens; the text may lag behind them.
+
+    Where tokens are no text, such as a mark inside an answer, colours may be off by it; the text never is.
+    """
+
+    _started: float = field(default_factory=time.perf_counter)
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
+    _waiting: deque[bool] = field(default_factory=deque)  # one origin per character that has not come as text yet
+    _begun: bool = False
+    _tokens: int = 0
+    _forwards: int = 0
+
+    def paint(self, text: str, tokens: Sequence[bytes], origins: Sequence[bool]) -> Piece:
+        """What one forward added."""
+        for token, drafted in zip(tokens, origins, strict=True):
+            spelled = self._decoder.decode(token)
+            if not self._begun and not text.startswith(" "):
+                spelled = spelled.removeprefix(" ")  # which the text of an answer begins without
+            self._begun = True
+            self._waiting.extend([drafted] * len(spelled))
+        self._tokens += len(tokens)
+        self._forwards += bool(tokens)
+        signs = [(sign, self._waiting.popleft() if self._waiting else False) for sign in text]
+        return Piece(_joined(signs), self._figures())
+
+    def _figures(self) -> str:
+        seconds = time.perf_counter() - self._started
+        length = self._tokens / self._forwards if self._forwards else 0.0
+        return f"{self._tokens} tokens, {self._tokens / seconds:.1f} tokens/s, acceptance length {length:.2f}"
+
+
+def _joined(signs: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """Characters of one origin as one run."""
+    runs: list[tuple[str, bool]] = []
+    for sign, drafted in signs:
+        if runs and runs[-1][1] == drafted:
+            runs[-1] = runs[-1][0] + sign, drafted
+        else:
+            runs.append((sign, drafted))
+    return runs

@@ -1,0 +1,293 @@
+"""`sametoken synthesize`: training data in which the target itself answers, from the engine here or from a server.
+
+Exit code 1 if conversations got no answer; they are in OUTPUT.failed.jsonl, and the same command tries them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sametoken import embedded
+from sametoken.checkpoint.paths import user_path
+from sametoken.commands.models import open_llm
+from sametoken.commands.options import Option, Values, engine_options, refuse_given
+from sametoken.commands.progress import open_progress
+from sametoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sametoken.data.answers import Sampling
+    from sametoken.data.journal import Lines
+    from sametoken.data.synthesize import Answering, Finished, Questions, Summary, Task
+    from sametoken.engine.async_llm import AsyncLLM
+
+SERVER_THREADS = 256
+MOST_THREADS = 65_536
+ENGINE = engine_options()
+TEXT_KEYS = ("dtype", "quantization", "max_seq_len", "revision")  # engine options that change what is said
+
+LIMIT = Option("limit", int, None, "conversations to take from the beginning of the data; None is all.")
+COMMON = (
+    Option("data", str, None, "conversations to answer, .jsonl or .json.", "FILE", ("--data_path", "--data-path")),
+    Option(
+        "output", str, None, "where they go, one a line; taken up if begun.", "FILE", ("--output_path", "--output-path")
+    ),
+    Option("model", str, None, "the same as MODEL; with --url the name that the server knows.", "NAME"),
+    Option("system_prompt", str, None, "system turn of conversations without one, several words.", "TEXT", words=True),
+    Option("temperature", float, 0.0, "0 is greedy."),
+    Option("top_p", float, 1.0, "keep the smallest set of most probable tokens with at least this mass; 1 is off."),
+    Option("max_tokens", int, 2048, "tokens of an answer at most.", aliases=("--max_token", "--max-token")),
+    Option("seed", int, 0, "seed of the drawing; each answer's comes from it, the conversation's id and the turn."),
+    Option("num_threads", int, None, "conversations at once; None is 256 for a server, the batch size for an engine."),
+    Option("chat", bool, True, "answer conversations by the chat template; off: complete plain prompts."),
+    Option("log_empty_conversations", bool, False, "write the ids of empty conversations, and a last line when done."),
+    LIMIT,
+    Option("self_prompts", int, None, "no data: the model writes the users' turns of this many conversations too."),
+)
+SELF = (
+    Option("turns", int, None, "users' turns of each of them; None draws 1 to 4."),
+    Option("prompt_temperature", float, 1.0, "temperature of users' turns."),
+    Option("prompt_top_p", float, 0.95, "top_p of users' turns."),
+    Option("prompt_max_tokens", int, 200, "tokens of a user's turn at most; a longer one is left out."),
+)
+REMOTE = (
+    Option("url", str, None, "ask this OpenAI-compatible server instead of an engine in this process."),
+    Option("api_key", str, None, "key of the server; None is the environment's OPENAI_API_KEY."),
+    Option("timeout", float, 600.0, "seconds without a byte after which a request has failed."),
+    Option("retries", int, 6, "further attempts, each after twice the wait, when a server is busy or away."),
+)
+OPTIONS = (*COMMON, *SELF, *REMOTE, *ENGINE)
+
+
+def command(model: str | None, values: Values) -> int:
+    """Let the target answer the conversations of a file: every assistant's turn anew, each after the new ones before.
+
+    With --self-prompts it needs no file: the model writes the users' turns too. A head learns from what its target
+    says. Killed at any time, the same command goes on where it stopped.
+    """
+    from sametoken.data.journal import take_up
+    from sametoken.data.synthesize import Finished
+
+    data, output = _check(values)
+    name = _name(model, values)
+    system = values["system_prompt"] or ""
+    settings = {
+        "by": "engine" if values["url"] is None else "server",
+        "model": name,
+        **({key: values[key] for key in TEXT_KEYS} if values["url"] is None else {}),
+        **{key: values[key] for key in ("temperature", "top_p", "max_tokens", "seed", "chat")},
+        "system_prompt": system,
+        **({} if data is not None else {"data": "self", **{option.name: values[option.name] for option in SELF}}),
+    }
+    with closing(take_up(output, settings)) as lines:
+        return _go_on(Job(name, values, data, lines, Finished(output, values["chat"])))
+
+
+def _check(values: Values) -> tuple[Path | None, Path]:
+    """The files, data being None where the model writes them; refuses what has no meaning before anything is loaded."""
+    if values["output"] is None:
+        raise ConfigError("--output is missing; expected --data FILE --output FILE")
+    for name, low in (
+        ("num_threads", 1), ("limit", 1), ("max_tokens", 1), ("retries", 0), ("self_prompts", 1), ("turns", 1),
+        ("prompt_max_tokens", 1),
+    ):  # fmt: skip
+        if values[name] is not None and not low <= values[name] <= sys.maxsize:
+            given = f"--{name.replace('_', '-')} {values[name]}"
+            raise ConfigError(f"{given}: expected at least {low}, at most {sys.maxsize}")
+    if (values["num_threads"] or 0) > MOST_THREADS:
+        raise ConfigError(f"--num-threads {values['num_threads']}: expected at most {MOST_THREADS}")
+    if not 0 < values["timeout"] < math.inf:
+        raise ConfigError(f"--timeout {values['timeout']}: expected more than 0 seconds")
+    for name in ("temperature", "prompt_temperature"):
+        if not 0 <= values[name] < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected a finite number >= 0")
+    for name in ("top_p", "prompt_top_p"):
+        if not 0 < values[name] <= 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected a number in (0, 1]")
+    if values["url"] is None:
+        refuse_given(REMOTE, values, "asking a server: give --url too")
+    else:
+        refuse_given(ENGINE, values, "an engine in this process: leave out --url")
+    output = user_path(values["output"])
+    return _check_data(values, output), output
+
+
+def _check_data(values: Values, output: Path) -> Path | None:
+    if values["self_prompts"] is not None:
+        refuse_given((LIMIT,), values, "--data: leave out --self-prompts")
+        if values["data"] is not None:
+            raise ConfigError("got --data and --self-prompts; leave one of them out")
+        if values["url"] is not None:
+            raise ConfigError(
+                "--self-prompts has no server to ask: a chat API has no place for a user's turn that is begun and not "
+                "finished; leave out --url, so that the engine in this process writes them"
+            )
+        if not values["chat"]:
+            raise ConfigError("--self-prompts makes conversations; leave out --no-chat")
+        return None
+    refuse_given(SELF, values, "conversations without data: give --self-prompts too")
+    if values["data"] is None:
+        raise ConfigError("--data is missing; expected --data FILE, or --self-prompts COUNT to do without")
+    data = user_path(values["data"])
+    if data.resolve() == output.resolve():
+        raise ConfigError(f"--output {output} is the data; expected another file")
+    if not data.is_file():
+        raise ConfigError(f"--data {data} is no file; expected conversations, .jsonl or .json")
+    return data
+
+
+def _name(model: str | None, values: Values) -> str:
+    """What is asked: MODEL or --model; of a server without either, the first that it lists."""
+    if model is not None and values["model"] not in (None, model):
+        raise ConfigError(f"MODEL is {model} and --model {values['model']}; leave one of them out")
+    name = model or values["model"]
+    if values["url"] is not None:
+        return name or asyncio.run(_listed(values))
+    if name is None or name == embedded.NAME:
+        return embedded.NAME
+    directory = user_path(name)
+    return str(directory.resolve()) if directory.is_dir() else name
+
+
+async def _listed(values: Values) -> str:
+    from sametoken.data.remote import first_model, open_client
+
+    async with open_client(values["url"], _key(values), values["timeout"]) as client:
+        return await first_model(client)
+
+
+def _key(values: Values) -> str | None:
+    return values["api_key"] or os.environ.get("OPENAI_API_KEY")
+
+
+class Job(NamedTuple):
+    """What is to be done: conversations that `lines` do not hold yet, answered by the model of this name.
+
+    Those of `data`; where that is None, such that the model begins itself.
+    """
+
+    name: str
+    values: Values
+    data: Path | None
+    lines: Lines
+    finished: Finished
+
+    @property
+    def failed(self) -> Path:
+        """Where conversations without an answer go."""
+        return self.lines.path.with_name(self.lines.path.name + ".failed.jsonl")
+
+    def tasks(self) -> Iterator[Task]:
+        """What is left; empty conversations only where they are to be logged."""
+        from sametoken.data.synthesize import read_tasks
+
+        chosen = self.values
+        if self.data is None:
+            from sametoken.data.self_prompts import self_tasks
+
+            tasks = self_tasks(chosen["self_prompts"], chosen["system_prompt"] or "")
+            yield from (task for task in tasks if task.id not in self.finished)
+            return
+        for task in read_tasks(self.data, chosen["chat"], chosen["system_prompt"] or "", chosen["limit"]):
+            if not self.finished.holds(task) and (chosen["log_empty_conversations"] or not task.empty):
+                yield task
+
+
+def _go_on(job: Job) -> int:
+    # Read once before anything is loaded: a bad line is found now rather than after an hour.
+    left, held = sum(1 for _ in job.tasks()), len(job.finished)
+    if not left:
+        print(f"{job.lines.path}: {held} conversations, nothing left to answer")
+        return 0
+    job.failed.unlink(missing_ok=True)
+    done = asyncio.run(_answer(job, left))
+    print(
+        f"{job.lines.path}: {done.written} conversations written, {done.truncated} of them cut by length, "
+        f"{done.empty} empty, {done.failed} without an answer; {held} were there"
+    )
+    if job.failed.exists():
+        print(f"{job.failed}: why conversations have no answer or lack their last turns")
+    return 1 if done.failed else 0
+
+
+async def _answer(job: Job, left: int) -> Summary:
+    from sametoken.data.journal import start_over
+    from sametoken.data.synthesize import Synthesis
+
+    values, held, began = job.values, len(job.finished), time.monotonic()
+    with open_progress() as progress, ExitStack() as stack:
+        bar = progress.add_task("loading", total=held + left, completed=held)
+
+        @cache
+        def failures() -> Lines:
+            return stack.enter_context(closing(start_over(job.failed)))
+
+        def show(done: Summary) -> None:
+            passed, answered = time.monotonic() - began, done.written + done.empty + done.failed
+            words = (
+                f"{answered / passed:.2f} conversations/s, {done.tokens / passed:.0f} tokens/s, {done.failed} failed"
+            )
+            progress.update(bar, completed=held + answered, description=words)
+
+        sources = _server if values["url"] is not None else _engine
+        async with sources(job) as do:
+            began = time.monotonic()
+            log_empty = values["log_empty_conversations"]
+            synthesis = Synthesis(do, job.lines, failures, log_empty=log_empty, progress=show)
+            return await synthesis.run(job.tasks(), values["num_threads"] or _most_at_once(values))
+
+
+def _most_at_once(values: Values) -> int:
+    # More than a batch would only wait in the engine, and all of them would be lost when the run is killed.
+    return SERVER_THREADS if values["url"] is not None else int(values["max_batch_size"])
+
+
+@asynccontextmanager
+async def _server(job: Job) -> AsyncIterator[Answering]:
+    from sametoken.data.answers import ServerAnswers
+    from sametoken.data.remote import open_client
+    from sametoken.data.synthesize import answering
+
+    values = job.values
+    async with open_client(values["url"], _key(values), values["timeout"]) as client:
+        yield answering(ServerAnswers(client, job.name, _sampling(values), values["retries"]), values["seed"])
+
+
+@asynccontextmanager
+async def _engine(job: Job) -> AsyncIterator[Answering]:
+    llm, values = open_llm(job.name, job.values), job.values
+    if values["chat"] and not llm.tokenizer.has_chat_template:
+        raise ConfigError(f"{job.name} has no chat template; put chat_template.jinja beside it, or give --no-chat")
+
+    from sametoken.data.answers import EngineAnswers
+    from sametoken.data.synthesize import answering, given_questions
+    from sametoken.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM(llm)
+    try:
+        questions = given_questions if job.data is not None else _drawn_questions(engine, values)
+        yield answering(EngineAnswers(engine, _sampling(values)), values["seed"], questions)
+    finally:
+        await engine.close()
+
+
+def _drawn_questions(engine: AsyncLLM, values: Values) -> Callable[[Task], Questions]:
+    from sametoken.data.self_prompts import SelfPrompts, lead, open_turn
+
+    # A template that does not fit is found now rather than by one conversation after the other.
+    open_turn(engine.llm.tokenizer, lead(values["system_prompt"] or ""))
+    return SelfPrompts(engine, _sampling(values, "prompt_"), values["seed"], values["turns"]).questions
+
+
+def _sampling(values: Values, whose: str = "") -> Sampling:
+    from sametoken.data.answers import Sampling
+
+    return Sampling(*(values[whose + name] for name in Sampling._fields))

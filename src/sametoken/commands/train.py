@@ -1,0 +1,139 @@
+"""`sametoken train`: a head for a target, from conversations; in this process, or in several that it starts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from sametoken import embedded
+from sametoken.commands.options import Option, Values, settings_of, settings_options
+from sametoken.errors import ConfigError
+from sametoken.train.settings import (
+    ALIASES,
+    GROUPS,
+    DataSettings,
+    HeadSettings,
+    KeepSettings,
+    LossSettings,
+    RunSettings,
+)
+
+WORDS = {"true": True, "false": False}
+WORKER = "LOCAL_RANK"  # set by whatever starts one process per GPU
+
+
+def _options() -> Iterator[Option]:
+    yield Option("model", str, None, "the same as MODEL.", "MODEL")
+    for group in GROUPS:
+        for option in settings_options(group):
+            launched = option.name == "do_eval"  # launch scripts say `--do_eval True`
+            yield option._replace(type=str, default="True", metavar="True|False") if launched else option
+
+
+OPTIONS = tuple(_options())
+
+
+def command(model: str | None, values: Values) -> int:
+    """Train a Medusa or EAGLE head, or a draft model, for a target, which stays as it is.
+
+    The best one is in the directory `head` or `draft` of --output-dir, beside checkpoints, log and curves. The same
+    command goes on where it stopped. With --eval-data the best is the one with the longest drafts accepted on held-out
+    prompts.
+    """
+    if model is not None and values["model"] is not None:
+        raise ConfigError(f"got the models {model} and --model {values['model']}; leave one of them out")
+    target = model or values["model"] or embedded.NAME
+    settings = _settings({**values, "do_eval": _word("do_eval", values["do_eval"])})
+    run = settings[RunSettings]
+    if run.num_gpu > 1 and WORKER not in os.environ:
+        return _start(target, values, run)
+    _use_threads(run)
+    return _train(target, settings)
+
+
+def _settings(values: Values) -> dict[type, Any]:
+    return {group: group(**settings_of(group, values)) for group in GROUPS}
+
+
+def _word(name: str, given: str) -> bool:
+    if given.lower() not in WORDS:
+        raise ConfigError(f"--{name} {given}: expected True or False")
+    return WORDS[given.lower()]
+
+
+def _train(target: str, settings: dict[type, Any]) -> int:
+    from sametoken.train.evaluate import Asked, judge_of
+    from sametoken.train.session import train
+    from sametoken.train.trainer import Plan
+
+    head, keep, run = settings[HeadSettings], settings[KeepSettings], settings[RunSettings]
+    if head.mode in ALIASES:
+        _tell(f"mode {head.mode} means {head.method}; eagle1 is EAGLE-1 and EAGLE-2")
+    if run.fsdp_transformer_layer_cls_to_wrap is not None and run.fsdp:
+        _tell(f"a head is small and sharded whole; {run.fsdp_transformer_layer_cls_to_wrap} is not wrapped")
+    judge = None
+    if keep.eval_data is not None:
+        asked = Asked(keep.max_draft_len, keep.eval_tokens, engine={"device": run.device})
+        judge = judge_of(target, keep.eval_data, keep.eval_prompts, asked)
+    plan = Plan(head, settings[LossSettings], run, keep)
+    outcome = train(target, plan, settings[DataSettings], judge=judge, tell=_tell)
+    if os.environ.get("RANK", "0") == "0":
+        ended = "stopped early, " if outcome.stopped_early else ""
+        best = "" if outcome.best is None else f"held-out acceptance length {outcome.best:.3f}, "
+        print(f"{outcome.head}: {ended}{best}{outcome.steps} steps, {outcome.tokens_per_second:.0f} tokens/s")
+    return 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _use_threads(run: RunSettings) -> None:
+    import torch
+
+    torch.set_num_threads(run.threads or max(1, (os.cpu_count() or 1) // run.num_gpu))
+
+
+def _start(target: str, values: Values, run: RunSettings) -> int:
+    """Runs the same command in several processes that know of each other; the first that fails ends the others."""
+    _check_devices(run)
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args
+    from torch.distributed.run import run as launch
+
+    # A process that fails has said why; the launcher would add its own traceback.
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    launcher = ["--standalone", "--nproc-per-node", str(run.num_gpu)]
+    try:
+        arguments: Any = [*launcher, "-m", "sametoken.cli", "train", target, *_spelled(values)]
+        launch(parse_args(arguments))  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        return max(1, int(error.get_first_failure()[1].exitcode))  # negative where a signal ended it
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+def _check_devices(run: RunSettings) -> None:
+    """Refuses more processes than there are devices."""
+    import torch
+
+    devices = torch.cuda.device_count()
+    if run.device != "cpu" and devices and run.num_gpu > devices:
+        raise ConfigError(f"--num-gpu {run.num_gpu}: this machine has {devices} GPUs; expected at most so many")
+
+
+def _spelled(values: Values) -> Iterator[str]:
+    """The options as they would be given, except the model."""
+    for option in OPTIONS:
+        value = values[option.name]
+        if option.name == "model" or value == option.default:
+            continue
+        if option.type is bool:
+            yield f"--{'' if value else 'no-'}{option.name.replace('_', '-')}"
+        else:
+            yield f"--{option.name.replace('_', '-')}={value}"

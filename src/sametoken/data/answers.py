@@ -1,0 +1,159 @@
+"""Who answers: the engine in this process, or an OpenAI-compatible server whose hiccups are waited out.
+
+Both take one prompt and give one answer; that many are asked at once is the caller's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from sametoken.data.prompts import Conversation, Source, spell
+from sametoken.data.remote import error_words
+from sametoken.errors import ConfigError, RequestError, SametokenError
+from sametoken.speculation.params import SamplingParams
+
+if TYPE_CHECKING:
+    import httpx
+
+    from sametoken.engine.async_llm import AsyncLLM
+
+LONGEST_WAIT = 60.0  # seconds between two attempts
+UNUSABLE = (401, 403, 404, 405, 410)  # the key, the model or the address is wrong, for every request alike
+PASSING = (408, 409, 425, 429)
+
+
+class Sampling(NamedTuple):
+    """How answers are drawn; `max_tokens` each, at temperature 0 the most probable token."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+
+
+class Answer(NamedTuple):
+    """What was said.
+
+    Attributes:
+        message: the assistant's turn: role, content and, where a server parted it, reasoning_content.
+        truncated: it was cut by length.
+        tokens: how many it has, 0 where a server does not say.
+    """
+
+    message: dict[str, Any]
+    truncated: bool
+    tokens: int
+
+
+class NoAnswerError(SametokenError):
+    """One prompt got no answer; `lasting` if it never will."""
+
+    def __init__(self, reason: str, lasting: bool) -> None:
+        super().__init__(reason)
+        self.lasting = lasting
+
+
+class Answerer(Protocol):
+    """Answers prompts; as many calls at once as one likes."""
+
+    async def answer(self, prompt: Source, seed: int) -> Answer:
+        """The answer to a prompt.
+
+        Raises:
+            NoAnswerError: this prompt gets none. SametokenError: no prompt will.
+        """
+
+
+class EngineAnswers:
+    """The engine in this process, which batches whatever is asked at once."""
+
+    def __init__(self, engine: AsyncLLM, sampling: Sampling) -> None:
+        self._engine, self._sampling = engine, sampling
+
+    async def answer(self, prompt: Source, seed: int) -> Answer:
+        params = SamplingParams(**self._sampling._asdict(), seed=seed)
+        try:
+            (done,) = await self._engine.generate([spell(self._engine.llm, prompt).ids], params)
+        except RequestError as error:
+            raise NoAnswerError(str(error), lasting=True) from error
+        return Answer({"role": "assistant", "content": done.text}, done.finish_reason == "length", len(done.token_ids))
+
+
+class ServerAnswers:
+    """An OpenAI-compatible server.
+
+    Args:
+        client: from `open_client`.
+        model: the name that the server knows.
+        retries: further attempts after one that failed for a passing reason.
+        first_wait: seconds before the second attempt; doubled for each further one, less up to half by chance.
+    """
+
+    def __init__(
+        self, client: httpx.AsyncClient, model: str, sampling: Sampling, retries: int, first_wait: float = 1.0
+    ) -> None:
+        self._client, self._retries, self._first_wait = client, retries, first_wait
+        self._sampling = sampling
+        self._fixed = {"model": model, **sampling._asdict(), "stream": False}
+
+    async def answer(self, prompt: Source, seed: int) -> Answer:
+        chat = isinstance(prompt, Conversation)
+        said = {"messages": [*prompt.messages]} if isinstance(prompt, Conversation) else {"prompt": prompt}
+        body = {**self._fixed, **said, **({"seed": seed} if self._sampling.temperature else {})}
+        for attempt in range(self._retries + 1):
+            try:
+                return await self._ask("chat/completions" if chat else "completions", body)
+            except _Passing as error:
+                if attempt == self._retries:
+                    raise NoAnswerError(f"{error} (attempt {attempt + 1}, the last)", lasting=False) from error
+                await asyncio.sleep(self._wait(attempt, error.retry_after))
+        raise AssertionError("unreachable")
+
+    def _wait(self, attempt: int, asked: float) -> float:
+        """Seconds before the next attempt: by chance, so that callers do not come back all at once."""
+        return max(asked, min(LONGEST_WAIT, self._first_wait * 2.0 ** min(attempt, 30)) * random.uniform(0.5, 1.0))
+
+    async def _ask(self, path: str, body: dict[str, Any]) -> Answer:
+        import httpx
+
+        try:
+            response = await self._client.post(path, json=body)
+        except httpx.HTTPError as error:
+            raise _Passing(f"connection lost ({type(error).__name__})") from error
+        if (status := response.status_code) == 200:
+            return _read(response)
+        reason = f"HTTP {status}: {error_words(response.content)}"
+        if status in PASSING or status >= 500:
+            raise _Passing(reason, _seconds(response.headers.get("retry-after")))
+        if status in UNUSABLE or status < 400:
+            raise ConfigError(f"{self._client.base_url}{path}: {reason}; check --url, --api-key and --model")
+        raise NoAnswerError(reason, lasting=True)
+
+
+class _Passing(Exception):  # noqa: N818 - never leaves this file
+    """An attempt failed for a reason that may pass; after `retry_after` seconds, says the server."""
+
+    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+
+
+def _seconds(header: str | None) -> float:
+    """What Retry-After asks for, 0 where it is a date or nothing."""
+    return min(float(header), LONGEST_WAIT) if header is not None and header.isascii() and header.isdigit() else 0.0
+
+
+def _read(response: httpx.Response) -> Answer:
+    try:
+        content = response.json()
+        choice = content["choices"][0]
+        said = choice["message"] if "message" in choice else {"content": choice["text"]}
+        message = {"role": "assistant", "content": said.get("content") or ""}
+        if reasoning := said.get("reasoning_content"):
+            message["reasoning_content"] = reasoning
+        "".join(message.values()).encode()
+        tokens = int((content.get("usage") or {}).get("completion_tokens") or 0)
+        return Answer(message, choice.get("finish_reason") == "length", tokens)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise _Passing(f"not an OpenAI answer ({type(error).__name__}): {error_words(response.content)}") from error

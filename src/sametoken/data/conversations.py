@@ -1,0 +1,199 @@
+"""Conversations from files of JSON lines or a JSON array, in the spellings that data sets use, as one kind of record.
+
+Both `conversations` and `messages`, `{from, value}` and `{role, content}` are read; sentinels and empty lines are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sametoken.checkpoint.paths import user_path
+from sametoken.errors import DataError
+
+CONVERSATION_KEYS = ("conversations", "messages")
+ID_KEYS = ("conversation_id", "id", "uuid")
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "tool": "tool",
+}
+BOM = b"\xef\xbb\xbf"
+SHOWN = 80  # characters of a bad line in a message
+
+
+class Record(NamedTuple):
+    """One conversation.
+
+    Attributes:
+        id: `conversation_id`, `id` or `uuid` as a string, else the line's number from 1. Files may repeat ids.
+        messages: at least one, oldest first, each with a role of system, user, assistant or tool and a text as content.
+        truncated: the last answer was cut by length.
+        rest: the other keys of the line.
+    """
+
+    id: str
+    messages: list[dict[str, Any]]
+    truncated: bool
+    rest: dict[str, Any]
+
+
+class Row(NamedTuple):
+    """One JSON object of a file: the words that say where it stands, its number from 1, and what it holds."""
+
+    where: str
+    number: int
+    entry: dict[str, Any]
+
+
+def read_records(file: str | Path) -> Iterator[Record]:
+    """The conversations of a .jsonl or .json file, in order, one line in memory at a time (an array whole).
+
+    Raises:
+        DataError: the file cannot be read, or a line is no conversation; names both.
+    """
+    for row in read_rows(file):
+        if (record := parse_record(row)) is not None:
+            yield record
+
+
+def read_rows(file: str | Path) -> Iterator[Row]:
+    """The objects of a file of JSON lines or of a JSON array, whichever it holds; `{"finished": true}` is left out.
+
+    Raises:
+        DataError: the file cannot be read, is not UTF-8, or a line is no JSON object.
+    """
+    path = user_path(file)
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(4096).removeprefix(BOM).lstrip()
+            stream.seek(0)
+            parse = _parse_array if head.startswith(b"[") else _parse_lines
+            for row in parse(path, stream):
+                if row.entry != {"finished": True}:
+                    yield row
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}; expected a readable file of conversations") from error
+
+
+def _parse_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Row]:
+    for number, line in enumerate(lines, 1):
+        if line.removeprefix(BOM).strip():
+            where = f"{path}, line {number}"
+            yield Row(where, number, _object(_parse(line, where), where))
+
+
+def _parse_array(path: Path, lines: Iterable[bytes]) -> Iterator[Row]:
+    for number, entry in enumerate(_parse(b"".join(lines), str(path)), 1):
+        where = f"{path}, entry {number}"
+        yield Row(where, number, _object(entry, where))
+
+
+def _parse(content: bytes, where: str) -> Any:
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not JSON ({error}); expected one object per line, or one array") from error
+
+
+def _object(entry: object, where: str) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise DataError(f"{where}: got {str(entry)[:SHOWN]}, expected an object with conversations or messages")
+    return entry
+
+
+def row_id(row: Row) -> str:
+    """The id that a row states, else its number.
+
+    Raises:
+        DataError: it is neither text nor integer, or empty.
+    """
+    key = next((key for key in ID_KEYS if row.entry.get(key) is not None), None)
+    stated = row.number if key is None else row.entry[key]
+    if isinstance(stated, bool) or not isinstance(stated, str | int) or stated == "":
+        raise DataError(f"{row.where}: {key} is {str(stated)[:SHOWN]!r}, expected a text or an integer")
+    return str(stated)
+
+
+def parse_record(row: Row) -> Record | None:
+    """The conversation of a row; None where it says that there is none (an id alone, or a list without messages).
+
+    A text under `system` becomes the leading system turn unless the conversation has one.
+
+    Raises:
+        DataError: the row is no conversation.
+    """
+    entry = {key: value for key, value in row.entry.items() if value is not None}
+    found = [key for key in CONVERSATION_KEYS if key in entry]
+    if not found and entry.keys() <= set(ID_KEYS):
+        return None
+    if len(found) != 1:
+        raise DataError(f"{row.where}: got keys {', '.join(entry)[:SHOWN]}, expected either conversations or messages")
+    turns, truncated = entry.pop(found[0]), entry.pop("truncated", False)
+    if not isinstance(turns, list):
+        raise DataError(f"{row.where}: {found[0]} is {str(turns)[:SHOWN]}, expected a list of messages")
+    if not isinstance(truncated, bool):
+        raise DataError(f"{row.where}: truncated is {str(truncated)[:SHOWN]!r}, expected true or false")
+    if not turns:
+        return None
+    messages = [parse_message(turn, f"{row.where}, message {place}") for place, turn in enumerate(turns, 1)]
+    if messages[0]["role"] != "system" and isinstance(entry.get("system"), str):
+        system = check_text(entry.pop("system"), f"{row.where}: system")
+        messages = [{"role": "system", "content": system}, *messages] if system else messages
+    stated = next((key for key in ID_KEYS if key in entry), None)
+    return Record(row_id(row), messages, truncated, {key: value for key, value in entry.items() if key != stated})
+
+
+def parse_message(turn: object, where: str) -> dict[str, Any]:
+    """A message as role and content; what else a `{role, content}` message has (tool calls, a name) is kept.
+
+    Raises:
+        DataError: the role is unknown or the content no text.
+    """
+    if not isinstance(turn, Mapping):
+        raise DataError(f"{where}: got {str(turn)[:SHOWN]}, expected an object with role and content")
+    stated = turn.get("role", turn.get("from"))
+    role = ROLES.get(stated.lower()) if isinstance(stated, str) else None
+    if role is None:
+        raise DataError(f"{where}: the role is {str(stated)[:SHOWN]!r}, expected one of {', '.join(ROLES)}")
+    content = turn.get("content", turn.get("value"))
+    if isinstance(content, list):
+        content = _joined(content, where)
+    elif content is None and "tool_calls" in turn:
+        content = ""
+    others = {key: value for key, value in turn.items() if key not in ("role", "content")} if "role" in turn else {}
+    return {"role": role, "content": check_text(content, f"{where}: content"), **others}
+
+
+def _joined(parts: list[Any], where: str) -> str:
+    """The text of a content given in parts, as some clients send it."""
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{where}: the content has parts that are not text; expected text only")
+    return "".join(texts)  # type: ignore[arg-type]
+
+
+def check_text(text: object, name: str) -> str:
+    """The text, unless it is none or cannot be written as UTF-8.
+
+    Raises:
+        DataError: names it as `name`.
+    """
+    if not isinstance(text, str):
+        raise DataError(f"{name} is {str(text)[:SHOWN]}, expected a text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{name} has half of a surrogate pair at character {error.start}; remove it") from error
+    return text

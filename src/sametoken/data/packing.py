@@ -1,0 +1,60 @@
+"""Samples into rows of at most so many tokens, so that a batch is full: another arrangement every epoch.
+
+Pure and repeatable: the same lengths, seed and epoch give the same rows on every machine.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from sametoken.errors import DataError
+
+WINDOW = 4096  # samples that are arranged together: enough to fill rows, few enough to keep an epoch mixed
+
+
+def pack(
+    lengths: Sequence[int], capacity: int, *, seed: int = 0, epoch: int = 0, window: int = WINDOW
+) -> list[list[int]]:
+    """Rows of sample numbers; every sample is in exactly one, and no row is longer than `capacity` tokens.
+
+    Samples are shuffled, then a window of them at a time is put longest first into the fullest row that still has
+    room, and the rows are shuffled.
+
+    Args:
+        lengths: tokens of each sample.
+        capacity: tokens of a row.
+        seed, epoch: together decide the order.
+
+    Raises:
+        DataError: a sample is longer than a row.
+    """
+    too_long = next((i for i, length in enumerate(lengths) if length > capacity), None)
+    if too_long is not None:
+        raise DataError(
+            f"sample {too_long} has {lengths[too_long]} tokens, a row only {capacity}; make rows longer, or prepare "
+            f"the data with --max-len {capacity}"
+        )
+    dice = random.Random(f"pack {seed} {epoch}")
+    order = list(range(len(lengths)))
+    dice.shuffle(order)
+    rows = [
+        row for start in range(0, len(order), window) for row in _fill(order[start : start + window], lengths, capacity)
+    ]
+    dice.shuffle(rows)
+    return rows
+
+
+def _fill(samples: Sequence[int], lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Best fit, longest first."""
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # what is left in which row, ascending
+    for sample in sorted(samples, key=lambda i: -lengths[i]):
+        at = bisect_left(room, (lengths[sample], -1))
+        left, row = room.pop(at) if at < len(room) else (capacity, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(sample)
+        insort(room, (left - lengths[sample], row))
+    return rows

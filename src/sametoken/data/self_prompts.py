@@ -1,0 +1,139 @@
+"""Users' turns drawn from the target itself, which goes on where its chat template would put a user's text.
+
+The method is known as Magpie (Xu et al., arXiv 2406.08464): no data is needed, and what is asked is what the model
+expects to be asked. It takes an engine: a server's chat API has no place for a turn that is begun and not finished.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from sametoken.checkpoint.chat import unused_signs
+from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.data.answers import NoAnswerError, Sampling
+from sametoken.data.synthesize import Message, Questions, Task, derived_seed
+from sametoken.errors import RequestError
+from sametoken.speculation.params import SamplingParams
+
+if TYPE_CHECKING:
+    from sametoken.engine.async_llm import AsyncLLM
+
+MOST_TURNS = 4  # of a conversation whose number of turns is drawn
+ATTEMPTS = 8  # at a first turn that is neither empty nor cut
+
+
+def self_tasks(count: int, system: str = "") -> Iterator[Task]:
+    """Conversations of which nothing is said yet but the system turn, named by their number."""
+    for number in range(count):
+        yield Task(f"self-{number:06d}", lead(system), {})
+
+
+def lead(system: str) -> list[Message]:
+    """What stands before the first user's turn."""
+    return [{"role": "system", "content": system}] if system else []
+
+
+class Opening(NamedTuple):
+    """A user's turn under a chat template, from outside.
+
+    Attributes:
+        prompt: what stands before its text. Spaces at the end are left off: tokenizers put them into the next word.
+        stop: what stands after it as plain text, its first line; "" where a special token comes first.
+    """
+
+    prompt: str
+    stop: str
+
+
+def open_turn(tokenizer: Tokenizer, history: Sequence[Message]) -> Opening:
+    """Where the user's next text stands.
+
+    Args:
+        history: messages before it; the last one is not the user's.
+
+    Raises:
+        RequestError: there is no template, it refuses the conversation, or it does not say where a user's text stands.
+    """
+    sign = next(unused_signs(str(history)))
+    text = tokenizer.apply_chat_template([*history, {"role": "user", "content": sign}])
+    if text.count(sign) != 1:
+        raise RequestError(
+            f"the chat template shows a user's text {text.count(sign)} times, expected once; the model cannot write "
+            "users' turns: give data instead"
+        )
+    before, _, after = text.partition(sign)
+    prompt = before.rstrip(" ")
+    if not prompt:
+        raise RequestError(
+            "the chat template puts nothing before a user's text, so nothing tells the model that a user speaks; "
+            "give data instead"
+        )
+    ids, spans = tokenizer.encode_spans(after)
+    ends = [start for token, (start, _) in zip(ids, spans, strict=True) if token in tokenizer.special_ids]
+    if not ends and not after.strip():
+        raise RequestError("the chat template puts nothing after a user's text, so it has no end; give data instead")
+    line = re.match(r"\s*.*", after[: min(ends, default=len(after))])
+    assert line is not None
+    return Opening(prompt, line.group().rstrip())
+
+
+class SelfPrompts:
+    """Draws users' turns.
+
+    Args:
+        engine: which answers too.
+        sampling: of users' turns.
+        seed: from which those of the turns are derived, with the conversation's id and the turn.
+        turns: users' turns of every conversation; None draws 1 to `MOST_TURNS` for each.
+    """
+
+    def __init__(self, engine: AsyncLLM, sampling: Sampling, seed: int, turns: int | None = None) -> None:
+        self._engine, self._sampling, self._seed, self._turns = engine, sampling, seed, turns
+        tokenizer, vocab_size = engine.llm.tokenizer, engine.llm.config.vocab_size
+        # No user's text has a special token, whichever the template ends a turn with.
+        self._ends = tuple(sorted(token for token in tokenizer.special_ids if token < vocab_size))
+
+    def questions(self, task: Task) -> Questions:
+        """The user's turns of a conversation, each drawn after the answers before it.
+
+        An empty or cut one ends the conversation; where it would be the first, another one is drawn.
+        """
+        turns = self._turns or 1 + derived_seed(self._seed, task.id, "turns") % MOST_TURNS
+
+        async def draw(history: Sequence[Message], turn: int) -> list[Message]:
+            if turn > turns:
+                return []
+            if turn > 1:
+                return _user(await self._say(history, derived_seed(self._seed, task.id, turn, "user", 1)))
+            assert not isinstance(task.source, str)
+            for attempt in range(1, ATTEMPTS + 1):
+                seed = derived_seed(self._seed, task.id, turn, "user", attempt)
+                if said := _user(await self._say(task.source, seed)):
+                    return [*task.source, *said]
+            raise NoAnswerError(
+                f"{ATTEMPTS} attempts at a user's turn were empty or longer than {self._sampling.max_tokens} tokens; "
+                "raise --prompt-max-tokens or change --prompt-temperature",
+                lasting=True,
+            )
+
+        return draw
+
+    async def _say(self, history: Sequence[Message], seed: int) -> str:
+        """What the user says next, "" if that is cut by length."""
+        llm = self._engine.llm
+        try:
+            opening = open_turn(llm.tokenizer, history)
+            params = SamplingParams(
+                **self._sampling._asdict(), seed=seed, stop=opening.stop or None, stop_token_ids=self._ends
+            )
+            ids = llm.tokenizer.encode(opening.prompt, add_special_tokens=False)
+            (done,) = await self._engine.generate([ids], params)
+        except RequestError as error:
+            raise NoAnswerError(str(error), lasting=True) from error
+        return "" if done.finish_reason == "length" else done.text.strip()
+
+
+def _user(text: str) -> list[Message]:
+    return [{"role": "user", "content": text}] if text else []

@@ -1,0 +1,343 @@
+"""Conversations in which the target says the assistant's turns: those of a file anew, or such that it begins itself.
+
+Conversations are independent: what one becomes depends on its own turns and id, not on order, batch or restarts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sametoken.data.answers import Answerer, NoAnswerError
+from sametoken.data.conversations import ID_KEYS, Row, check_text, parse_record, read_rows, row_id
+from sametoken.data.journal import Lines
+from sametoken.data.prompts import Conversation
+from sametoken.errors import DataError, SametokenError
+
+FINISHED = {"finished": True}
+PROMPT_KEYS = ("prompt", "text")
+HOPELESS = 16  # conversations in a row without an answer after which the rest is not tried
+Message = dict[str, Any]
+Questions = Callable[[Sequence[Message], int], Awaitable[list[Message]]]  # history and turn -> what is said next, or []
+
+
+class Task(NamedTuple):
+    """A conversation to be answered, or with one text a prompt to be completed.
+
+    Attributes:
+        id: unlike every other of the file.
+        source: messages, the old answers among them, or a text.
+        rest: keys of the line that are written as they are.
+    """
+
+    id: str
+    source: list[Message] | str
+    rest: dict[str, Any]
+
+    @property
+    def said(self) -> list[str]:
+        """What is not the assistant's: the turns that answers are given to."""
+        return _said(self.source)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to answer."""
+        return not self.source or not (
+            isinstance(self.source, str) or any(message["role"] in ("user", "tool") for message in self.source)
+        )
+
+
+def read_tasks(file: Path, chat: bool, system: str = "", limit: int | None = None) -> Iterator[Task]:
+    """The tasks of a file, in its order; where lines share an id, a digest of what they say is added to it.
+
+    Args:
+        chat: read conversations; otherwise texts, from `prompt`, `text` or a conversation's first user turn.
+        system: the system turn of conversations that have none.
+        limit: lines to read at most.
+
+    Raises:
+        DataError: the file cannot be read, or a line is no task; names both.
+    """
+    counts = Counter(row_id(row) for row in read_rows(file))
+    copies: Counter[str] = Counter()
+    for row in islice(read_rows(file), limit):
+        name = row_id(row)
+        source, rest = _conversation(row, system) if chat else _text(row)
+        if counts[name] > 1:
+            name += f"-{hashlib.sha256(json.dumps(source).encode()).hexdigest()[:12]}"
+            copies[name] += 1
+            name += f"-{copies[name]}" if copies[name] > 1 else ""
+        yield Task(name, source, rest)
+
+
+def _conversation(row: Row, system: str) -> tuple[list[Message], dict[str, Any]]:
+    record = parse_record(row)
+    if record is None:
+        return [], {}
+    lead = system and record.messages[0]["role"] != "system"
+    return [{"role": "system", "content": system}, *record.messages] if lead else record.messages, record.rest
+
+
+def _text(row: Row) -> tuple[str, dict[str, Any]]:
+    """A text to complete; of a conversation its first user turn."""
+    key = next((key for key in PROMPT_KEYS if row.entry.get(key) is not None), None)
+    if key is None:
+        messages, rest = _conversation(row, "")
+        return next((message["content"] for message in messages if message["role"] == "user"), ""), rest
+    rest = {name: value for name, value in row.entry.items() if name not in (*ID_KEYS, *PROMPT_KEYS, "truncated")}
+    return check_text(row.entry[key], f"{row.where}: {key}"), rest
+
+
+def _said(source: object) -> list[str]:
+    if isinstance(source, str):
+        return [source]
+    return [message["content"] for message in source if not _is_answer(message)]  # type: ignore[attr-defined]
+
+
+def _is_answer(message: Mapping[str, Any]) -> bool:
+    """Whether a turn is to be said anew. Calls of tools stay: what the tools replied answers to them."""
+    return message["role"] == "assistant" and not message.get("tool_calls")
+
+
+class Finished:
+    """Which conversations an output already holds, and what they answered to.
+
+    Args:
+        file: of whole lines, as `Synthesis` writes them. `chat`: they are conversations, not texts.
+
+    Raises:
+        DataError: a line is not one of ours.
+    """
+
+    def __init__(self, file: Path, chat: bool) -> None:
+        self._file = file
+        self._known: dict[str, tuple[int, str]] = {}
+        for row in read_rows(file):
+            turns = _said(_conversation(row, "")[0] if chat else row.entry.get("prompt", []))
+            self._known[row_id(row)] = len(turns), _digest(turns)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._known
+
+    def holds(self, task: Task) -> bool:
+        """Whether the task is done.
+
+        Raises:
+            DataError: it was done with other turns under the same id.
+        """
+        if task.id not in self:
+            return False
+        count, digest = self._known[task.id]
+        if _digest(task.said[:count]) != digest:
+            raise DataError(
+                f"{self._file}: conversation {task.id} answers to other turns than the data now has; "
+                "go on with the data that it was begun with, or choose another output"
+            )
+        return True
+
+
+def _digest(turns: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(turns).encode()).hexdigest()[:16]
+
+
+@dataclass
+class Summary:
+    """What became of the conversations so far.
+
+    Attributes:
+        written: lines added. `truncated`: of these, cut by length. `empty`: without anything to answer.
+        failed: without a line, see the failures. `tokens`: of the answers.
+    """
+
+    written: int = 0
+    truncated: int = 0
+    empty: int = 0
+    failed: int = 0
+    tokens: int = 0
+
+
+class Outcome(NamedTuple):
+    """A conversation answered as far as possible: its line, or None; and why it is not whole, or None."""
+
+    entry: dict[str, Any] | None
+    tokens: int = 0
+    failure: NoAnswerError | None = None
+    turn: int = 0
+
+
+def given_questions(task: Task) -> Questions:
+    """The turns of a conversation that the task holds, up to each answer that is due."""
+    assert not isinstance(task.source, str)
+    groups = _before_answers(task.source)
+
+    async def following(history: Sequence[Message], turn: int) -> list[Message]:
+        return next(groups, [])
+
+    return following
+
+
+def _before_answers(source: list[Message]) -> Iterator[list[Message]]:
+    said: list[Message] = []
+    waiting = False
+    for message, following in pairwise([*source, None]):
+        assert message is not None
+        if not _is_answer(message):
+            said.append(message)
+            waiting = message["role"] in ("user", "tool") or (waiting and message["role"] == "system")
+        if waiting and (following is None or _is_answer(following)):
+            yield said
+            said, waiting = [], False
+
+
+async def converse(task: Task, questions: Questions, answers: Answerer, seed: int) -> Outcome:
+    """Answers the turns of a conversation one after the other, each with the new answers before it.
+
+    An answer cut by length ends it; turns without an answer are left off the end.
+    """
+    history: list[Message] = []
+    whole = turn = tokens = 0
+    truncated, failure = False, None
+    while not truncated:
+        turn += 1
+        try:
+            said = await questions(history, turn)
+            if not said:
+                break
+            history += said
+            answer = await answers.answer(Conversation(history), derived_seed(seed, task.id, turn))
+        except NoAnswerError as error:
+            failure = error
+            break
+        history.append(answer.message)
+        whole, tokens, truncated = len(history), tokens + answer.tokens, answer.truncated
+    if not whole or (failure is not None and not failure.lasting):
+        return Outcome(None, tokens, failure, turn)
+    cut = {"truncated": True} if truncated else {}
+    entry = {"conversation_id": task.id, "conversations": history[:whole], **cut, **task.rest}
+    return Outcome(entry, tokens, failure, turn)
+
+
+async def complete(task: Task, answers: Answerer, seed: int) -> Outcome:
+    """Completes a text; its line has the prompt, and prompt and completion as one text."""
+    assert isinstance(task.source, str)
+    if not task.source:
+        return Outcome(None)
+    try:
+        answer = await answers.answer(task.source, derived_seed(seed, task.id, 1))
+    except NoAnswerError as error:
+        return Outcome(None, failure=error, turn=1)
+    cut = {"truncated": True} if answer.truncated else {}
+    text = task.source + answer.message["content"]
+    return Outcome({"conversation_id": task.id, "prompt": task.source, "text": text, **cut, **task.rest}, answer.tokens)
+
+
+def derived_seed(*parts: int | str) -> int:
+    """A seed of 63 bits; an answer's is of nothing but the run's seed, the conversation's id and the turn."""
+    return int.from_bytes(hashlib.sha256("\n".join(map(str, parts)).encode()).digest()[:8]) >> 1
+
+
+Answering = Callable[[Task], Awaitable[Outcome]]
+
+
+def answering(answers: Answerer, seed: int, questions: Callable[[Task], Questions] = given_questions) -> Answering:
+    """How tasks are done.
+
+    Args:
+        seed: from which those of the answers are derived.
+        questions: who says what is not the assistant's.
+    """
+
+    async def do(task: Task) -> Outcome:
+        if isinstance(task.source, str):
+            return await complete(task, answers, seed)
+        return await converse(task, questions(task), answers, seed)
+
+    return do
+
+
+class Synthesis:
+    """Answers tasks, several at once, and writes each as it is done.
+
+    Args:
+        do: answers one, see `answering`.
+        lines: takes the conversations. `failures`: makes the file of those without an answer, when there is one.
+        log_empty: write the ids of conversations without anything to answer too, and a last line when none is missing.
+        progress: called after every task.
+    """
+
+    def __init__(
+        self,
+        do: Answering,
+        lines: Lines,
+        failures: Callable[[], Lines],
+        *,
+        log_empty: bool = False,
+        progress: Callable[[Summary], None] = lambda summary: None,
+    ) -> None:
+        self.summary = Summary()
+        self._do, self._lines, self._failures, self._log_empty = do, lines, failures, log_empty
+        self._progress, self._in_a_row = progress, 0
+
+    async def run(self, tasks: Iterable[Task], concurrency: int) -> Summary:
+        """Answers all tasks.
+
+        Raises:
+            SametokenError: going on has no use: the disk is full, the server refuses everything, a line is bad.
+        """
+        left = iter(tasks)
+
+        async def work() -> None:
+            for task in left:
+                self._note(task, await self._do(task))
+                self._progress(self.summary)
+
+        workers = [asyncio.create_task(work()) for _ in range(concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        if self._log_empty and not self.summary.failed:
+            self._lines.append(FINISHED)
+        return self.summary
+
+    def _note(self, task: Task, outcome: Outcome) -> None:
+        summary = self.summary
+        summary.tokens += outcome.tokens
+        if outcome.entry is not None:
+            self._lines.append(outcome.entry)
+            summary.written += 1
+            summary.truncated += bool(outcome.entry.get("truncated"))
+            self._in_a_row = 0
+        elif outcome.failure is None:
+            summary.empty += 1
+            if self._log_empty:
+                self._lines.append({"conversation_id": task.id})
+        if outcome.failure is not None:
+            self._note_failure(task, outcome, outcome.failure)
+
+    def _note_failure(self, task: Task, outcome: Outcome, failure: NoAnswerError) -> None:
+        kept = outcome.entry is not None
+        self._failures().append({"conversation_id": task.id, "turn": outcome.turn, "error": str(failure), "kept": kept})
+        if kept:
+            return
+        self.summary.failed += 1
+        # Prompts that are too long may stand together; before the first answer they rather show a wrong setting.
+        if not failure.lasting or not self.summary.written:
+            self._in_a_row += 1
+        if self._in_a_row >= HOPELESS:
+            raise SametokenError(
+                f"{HOPELESS} conversations in a row got no answer, the last because: {failure}; "
+                "what is written is whole: correct it and run the same command again"
+            )

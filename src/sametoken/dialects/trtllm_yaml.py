@@ -1,0 +1,106 @@
+"""Reads the YAML file of `trtllm-serve --extra_llm_api_options`, which is where that server's drafts are described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sametoken.dialects.rules import Group, Translation, apply, empty_group, translate
+from sametoken.dialects.trtllm import COMMON, KNOWN_TYPES, SPECULATIVE, TOP, plain_name
+from sametoken.errors import ConfigError
+
+DRAFTS = "speculative_config"
+TABLE = {**TOP, DRAFTS: Group(COMMON)}
+
+
+def read_file(path: str) -> tuple[Translation, Translation]:
+    """What a file says about drafts, and about everything else.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key or value is not possible here.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: {reason}; expected a YAML file of TensorRT-LLM's keys") from error
+    return translate_text(text, Path(path).name)
+
+
+def translate_text(text: str, name: str) -> tuple[Translation, Translation]:
+    """The same for the text of a file that is called `name`."""
+    try:
+        _check_once(yaml.compose(text, Loader=yaml.SafeLoader), name)
+        stated = yaml.safe_load(text)
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise ConfigError(f"{name} is not YAML: {error}") from error
+    if stated is None:
+        stated = {}
+    if not isinstance(stated, Mapping):
+        raise ConfigError(f"{name} is a {type(stated).__name__}, expected keys with values, as in max_batch_size: 1")
+    _check_indentation(stated, name)
+    rest = {key: value for key, value in stated.items() if key != DRAFTS}
+    if any(key not in TABLE for key in rest):
+        translate(rest, TABLE, f"{name}: ")  # names the first unknown key
+    drafts = _drafts(stated[DRAFTS], f"{name}: {DRAFTS}") if DRAFTS in stated else Translation()
+    return drafts, translate(rest, TOP, f"{name}: ")
+
+
+def _check_once(node: Any, name: str) -> None:
+    """Refuses a key that stands twice, of which YAML keeps the last. `node` is PyYAML's, or None for an empty text."""
+    groups, visited = [node], set()
+    for group in groups:
+        if id(group) in visited:  # an alias, perhaps of what it stands in
+            continue
+        visited.add(id(group))
+        seen: set[str] = set()
+        for key, value in group.value if isinstance(group, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise ConfigError(f"{name}: the key {key.value!r} stands twice, again in line {line}; remove one")
+                seen.add(key.value)
+            groups.append(value)
+
+
+def _check_indentation(stated: Mapping[str, Any], name: str) -> None:
+    """Refuses groups without keys whose keys stand at the top level."""
+    inner: dict[str, set[str]] = {key: set(rule.keys) for key, rule in TOP.items() if isinstance(rule, Group)}
+    inner[DRAFTS] = {key for table in SPECULATIVE.values() for key in table}
+    for group in (DRAFTS, *inner):
+        lost = [key for key in stated if key in inner[group] and key not in TABLE]
+        if group in stated and stated[group] is None and lost:
+            raise ConfigError(empty_group(f"{name}: {group}", lost))
+
+
+def _drafts(stated: Any, origin: str) -> Translation:
+    if stated is None:
+        raise ConfigError(empty_group(origin))
+    if not isinstance(stated, Mapping):
+        raise ConfigError(f"{origin} = {stated!r}: expected keys and values, decoding_type among them")
+    if "decoding_type" not in stated:
+        raise ConfigError(f"{origin} has no decoding_type; {KNOWN_TYPES}")
+    apply(COMMON["decoding_type"], stated["decoding_type"], f"{origin}.decoding_type")
+    kind = plain_name(str(stated["decoding_type"]))
+    company = {
+        key: f"is a key of decoding_type {other}, not of {stated['decoding_type']}"
+        for other, table in SPECULATIVE.items()
+        for key in table
+    }
+    result = translate(stated, SPECULATIVE[kind], f"{origin}.", company)
+    _check_tree(stated, origin)
+    return result
+
+
+def _check_tree(stated: Mapping[str, Any], origin: str) -> None:
+    tree, width = stated.get("use_dynamic_tree"), stated.get("dynamic_tree_max_topK")
+    if bool(tree) != (width is not None):
+        raise ConfigError(
+            f"{origin}: use_dynamic_tree is {tree!r} and dynamic_tree_max_topK {width!r}; "
+            "expected true and a number of branches, or neither"
+        )

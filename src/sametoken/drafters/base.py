@@ -1,0 +1,87 @@
+"""The protocol of whoever guesses. A drafter learns what became certain and proposes what may come next.
+
+It can only cost time, never a token: the target's draws do not depend on it (`speculation.verify`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from sametoken.drafters.automaton import SuffixAutomaton
+from sametoken.speculation.draft import Draft
+from sametoken.speculation.sampling import Sampling
+
+
+class Drafter(Protocol):
+    """Makes drafts for the rows of one engine. Subclasses that guess on the host need only the first four methods.
+
+    Attributes:
+        taps: target layers (output of block i, 0-based) whose hidden states it wants, in its order; () for none. With
+            taps and a half of the pages it cannot make up for tokens that it was not told of, so only prefix pages
+            that hold its half are reused, made with the token after them that follows now.
+        namespace: names its half of the shared cache pages, "" if it keeps nothing there.
+        runs_model: guessing takes forwards of a model, which cost time.
+        nodes: most draft tokens of one proposal, which sizes the lookahead of the cache.
+    """
+
+    taps: tuple[int, ...] = ()
+    namespace: str = ""
+    runs_model: bool = False
+    nodes: int
+
+    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+        """A sequence starts in `row`; the tokens `cached` lie in reused prefix pages and are not observed.
+
+        Args:
+            held: how many of the first of them have this drafter's half in those pages.
+        """
+
+    def expect(self, row: int, known: SuffixAutomaton) -> None:
+        """The caller of this row predicts its output; told after `admit` to those rows that have a prediction."""
+        return
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
+        """Told what became certain, in order: a prompt chunk, or the accepted path from the pending token on.
+
+        Told while the row decodes plainly too, so that it can draft again at any time; what it costs to keep up is
+        best paid by `propose` and `catch_up`.
+
+        Args:
+            rows: distinct rows.
+            tokens: one sequence of token ids per row, continuing what was admitted and observed before.
+            features: [sum of lengths, len(taps) * H] hidden states of these tokens, or None without taps.
+        """
+
+    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
+        """Guesses what follows the pending tokens; may not change what was observed.
+
+        Args:
+            pending: each row's emitted but not yet observed token, node 0 of its draft.
+            limits: most draft tokens on any path of each row.
+            sampling: the rows' sampling, whose noise a drafter ranks its scores under.
+
+        Returns:
+            [B, N] with 1 <= N <= 1 + slots(max(limits)); rows with fewer nodes are padded.
+        """
+        ...
+
+    def release(self, row: int) -> None:
+        """The row's sequence ended or lost its pages; its number will be used again."""
+
+    def slots(self, limit: int) -> int:
+        """Most cache slots past the pending token that a draft of a row with paths of at most `limit` tokens takes.
+
+        A promise: nodes beyond it would have no place in the cache.
+        """
+        return self.nodes if limit else 0
+
+    def held(self, row: int) -> int:
+        """How many of the row's leading tokens have this drafter's half in the pages."""
+        return 0
+
+    def catch_up(self, rows: Sequence[int]) -> None:
+        """These rows will probably be drafted soon: what is long to read may be read now."""
+        return

@@ -1,0 +1,44 @@
+"""Drafts the tokens that a request's form leaves no choice about: they cost nothing to guess and come true.
+
+Knows grammars, not texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from sametoken.drafters.base import Drafter
+from sametoken.drafters.padded import chain, padded
+from sametoken.speculation.draft import Draft
+from sametoken.speculation.sampling import Sampling
+
+
+class ForcedDrafter(Drafter):
+    """Chains of forced tokens.
+
+    Args:
+        max_draft_len: longest draft.
+    """
+
+    def __init__(self, max_draft_len: int) -> None:
+        self.nodes = max_draft_len
+
+    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+        """Nothing to remember: the state is the grammar's."""
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
+        """Nothing to remember."""
+
+    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
+        """[B, N] what each row's grammar forces after the pending token, at most `limits[i]` tokens."""
+        grammars = sampling.grammars or (None,) * len(rows)
+        forced = [[] if g is None else g.forced(limit) for g, limit in zip(grammars, limits, strict=True)]
+        return padded(pending, [chain(tokens) for tokens in forced])
+
+    def release(self, row: int) -> None:
+        """Nothing to forget."""
+
+    def slots(self, limit: int) -> int:
+        return min(self.nodes, limit)

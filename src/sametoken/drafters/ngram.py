@@ -1,0 +1,151 @@
+"""Prompt lookup: the draft is what followed an earlier occurrence of the row's last n tokens (Saxena 2023).
+
+Knows token ids only; the work of a step does not depend on how long the row's context is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from sametoken.drafters.base import Drafter
+from sametoken.drafters.padded import chain, padded
+from sametoken.errors import ConfigError
+from sametoken.speculation.draft import Draft
+
+Text = list[int]
+Place = tuple[Text, int]  # a text and the index of the token that follows the n-gram
+
+MAX_POOL_NGRAMS = 2**20  # a pool's memory: 100 to 250 bytes each, so a context of 32k tokens takes 10 to 25 MB
+
+
+class NgramPool:
+    """One place of every n-gram seen: the newest, or the oldest that is still kept.
+
+    Two generations bound the memory: when the young one is full it becomes the old one, whose n-grams are forgotten.
+    A dict that evicts its first key one by one would scan its own tombstones.
+
+    Args:
+        sizes: n-gram sizes, the longest first.
+        is_use_oldest: keep the first place of an n-gram rather than the last.
+        max_ngrams: n-grams kept, both generations together.
+    """
+
+    def __init__(self, sizes: range, is_use_oldest: bool, max_ngrams: int) -> None:
+        self._sizes = sizes
+        self._is_use_oldest = is_use_oldest
+        self._generation_size = max_ngrams // 2
+        self._young: dict[tuple[int, ...], Place] = {}
+        self._old: dict[tuple[int, ...], Place] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def note(self, text: Text) -> None:
+        """Index the n-grams that end with the last token of `text`; the pool keeps a reference to `text`."""
+        place = (text, len(text))
+        for size in self._sizes:
+            if size > len(text):
+                continue
+            key = tuple(text[-size:])
+            if not (self._is_use_oldest and (key in self._young or key in self._old)):
+                self._young[key] = place
+        if len(self._young) >= self._generation_size:
+            self._old, self._young = self._young, {}
+
+    def continuation(self, text: Text, pending: int, limit: int) -> list[int]:
+        """At most `limit` tokens that followed the longest n-gram known to end `text + [pending]`; [] if none did."""
+        for size in self._sizes:
+            if size > len(text) + 1:
+                continue
+            key = (*text[len(text) + 1 - size :], pending)
+            place = self._young.get(key) or self._old.get(key)
+            if place is None:
+                continue
+            source, end = place
+            found = source[end : end + limit]
+            if source is text:
+                # The copy may run over the end of the text into the pending token and then into itself:
+                # from there the text repeats with the distance of the two occurrences as its period.
+                period = len(text) + 1 - end
+                found = [*found, pending][:limit]
+                found.extend(found[i % period] for i in range(len(found), limit))
+            if found:
+                return found
+        return []
+
+
+class NgramDrafter(Drafter):
+    """Chains copied from an earlier occurrence of the longest matching n-gram, the most recent one by default.
+
+    Args:
+        max_draft_len: longest chain.
+        max_matching_ngram_size: longest n-gram looked up (vLLM: prompt_lookup_max).
+        min_matching_ngram_size: shortest n-gram looked up (vLLM: prompt_lookup_min).
+        is_use_oldest: copy from the oldest occurrence instead of the most recent.
+        is_public_pool: one pool for the texts of all rows, released rows included, instead of one per row. The time
+            a request takes then depends on what others wrote: not for tenants who must not learn of each other.
+
+    Raises:
+        ConfigError: a size is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_draft_len: int,
+        max_matching_ngram_size: int = 3,
+        min_matching_ngram_size: int = 1,
+        is_use_oldest: bool = False,
+        is_public_pool: bool = False,
+    ) -> None:
+        if max_draft_len < 0:
+            raise ConfigError(f"max_draft_len={max_draft_len}: expected 0 or more; 4 to 8 suits most texts")
+        if not 1 <= min_matching_ngram_size <= max_matching_ngram_size:
+            raise ConfigError(
+                f"min_matching_ngram_size={min_matching_ngram_size} and max_matching_ngram_size="
+                f"{max_matching_ngram_size}: expected 1 <= min <= max; set both, for example 1 and 3"
+            )
+        self.nodes = max_draft_len
+        self._sizes = range(max_matching_ngram_size, min_matching_ngram_size - 1, -1)
+        self._is_use_oldest = is_use_oldest
+        self._public = self._pool() if is_public_pool else None
+        self._rows: dict[int, tuple[Text, NgramPool]] = {}
+
+    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+        """Start `row` anew; `cached` is the beginning of its prompt that is never observed, possibly empty."""
+        self._rows[row] = ([], self._pool() if self._public is None else self._public)
+        self._extend(row, cached)
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
+        """Append what became certain to each row; there are no features to read."""
+        for row, certain in zip(rows, tokens, strict=True):
+            self._extend(row, certain)
+
+    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object) -> Draft:
+        """[B, N] chains of at most `limits[i]` and `nodes` draft tokens.
+
+        `sampling` is ignored: a copy has no scores to rank under its noise.
+        """
+        guesses = []
+        for row, root, limit in zip(rows, pending, limits, strict=True):
+            text, pool = self._rows[row]
+            guesses.append(chain(pool.continuation(text, root, min(limit, self.nodes))))
+        return padded(pending, guesses)
+
+    def release(self, row: int) -> None:
+        """Forget `row`; what it put into a public pool stays."""
+        self._rows.pop(row, None)
+
+    def slots(self, limit: int) -> int:
+        return min(limit, self.nodes)
+
+    def _pool(self) -> NgramPool:
+        return NgramPool(self._sizes, self._is_use_oldest, MAX_POOL_NGRAMS)
+
+    def _extend(self, row: int, tokens: Sequence[int]) -> None:
+        text, pool = self._rows[row]
+        for token in tokens:
+            text.append(token)
+            pool.note(text)

@@ -1,0 +1,99 @@
+"""Drafts from a text that the caller expects: the continuation of where the output stands in it.
+
+Knows token ids only. An output that departs from the prediction is found again in it by its last tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sametoken.drafters.automaton import NO_MATCH, Match, SuffixAutomaton
+from sametoken.drafters.base import Drafter
+from sametoken.drafters.padded import Guess, padded
+from sametoken.drafters.suffix import Bounds, grow
+from sametoken.speculation.draft import Draft
+
+BEGIN = -1  # stands before the first token of a prediction; no token has this id
+MAX_CONTEXT = 16  # tokens of the output that are looked for in the prediction
+SURE = 2  # tokens in common from which the whole draft length is used; after fewer only as many
+LEAST_SHARE = 0.2
+
+
+def index_prediction(tokens: Sequence[int]) -> SuffixAutomaton:
+    """A predicted text, ready to be searched; nothing changes it afterwards, so choices of a request share it."""
+    known = SuffixAutomaton(MAX_CONTEXT + 1)
+    for token in (BEGIN, *tokens):
+        known.extend(token)
+    return known
+
+
+@dataclass
+class _Row:
+    """One sequence: its prediction, its last tokens, and where it stands once its output has begun."""
+
+    known: SuffixAutomaton
+    recent: deque[int]
+    match: Match | None = None
+
+
+class PredictionDrafter(Drafter):
+    """Continues the prediction of each row that has one.
+
+    Args:
+        max_draft_len: longest draft.
+    """
+
+    def __init__(self, max_draft_len: int) -> None:
+        self.nodes = max_draft_len
+        self._rows: dict[int, _Row] = {}
+
+    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+        """Start `row` anew, without a prediction so far; what lies in reused pages is prompt."""
+        self._rows.pop(row, None)
+
+    def expect(self, row: int, known: SuffixAutomaton) -> None:
+        """What the caller of the row predicts; told right after `admit`."""
+        self._rows[row] = _Row(known, deque(maxlen=MAX_CONTEXT))
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
+        for row, certain in zip(rows, tokens, strict=True):
+            state = self._rows.get(row)
+            if state is None:
+                continue
+            state.recent.extend(certain)
+            if state.match is not None:
+                for token in certain:
+                    state.match = state.known.advance(state.match, token)
+
+    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object) -> Draft:
+        """[B, N] continuations of at most `limits[i]` tokens; `sampling` is ignored, a prediction has no scores."""
+        return padded(pending, [self._guess(*each) for each in zip(rows, pending, limits, strict=True)])
+
+    def release(self, row: int) -> None:
+        self._rows.pop(row, None)
+
+    def slots(self, limit: int) -> int:
+        return min(self.nodes, limit)
+
+    def _guess(self, row: int, pending: int, limit: int) -> Guess:
+        state = self._rows.get(row)
+        if state is None:
+            return Guess([], [])
+        if state.match is None:
+            state.match = self._place(state, pending)
+        match = state.known.advance(state.match, pending)
+        if match == NO_MATCH:
+            return Guess([], [])
+        nodes = limit if match.length >= SURE else match.length
+        return grow(state.known, match, Bounds(self.slots(nodes), limit, LEAST_SHARE))[0]
+
+    def _place(self, state: _Row, pending: int) -> Match:
+        """Where the output stands when it is first drafted: at the beginning, or for a preempted row further on."""
+        beginning = state.known.match([BEGIN])
+        if state.known.advance(beginning, pending).length > beginning.length:
+            return beginning
+        return state.known.match(state.recent)

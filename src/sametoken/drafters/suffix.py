@@ -1,0 +1,194 @@
+"""SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975): a tree of what followed the longest suffix seen before.
+
+Knows token ids only; the work of a step does not depend on how long the row's context is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from torch import Tensor
+
+from sametoken.drafters.automaton import Follower, Match, SuffixAutomaton
+from sametoken.drafters.base import Drafter
+from sametoken.drafters.padded import Guess, padded
+from sametoken.errors import ConfigError
+from sametoken.speculation.draft import Draft
+
+MAX_CACHED_TOKENS = 2**18  # what bounds the memory of the outputs remembered: about 400 bytes each, 100 MB
+
+
+class Bounds(NamedTuple):
+    """Where a tree stops growing: most nodes, most nodes on a path, least probability of a path."""
+
+    nodes: int
+    depth: int
+    probability: float
+
+
+def grow(automaton: SuffixAutomaton, match: Match, bounds: Bounds) -> tuple[Guess, float]:
+    """The most probable nodes after `match`, and how many of them are expected to be accepted on that estimate.
+
+    A node's probability is the product of the shares on its path, so a child never precedes its parent.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    depths = [0]
+    score = 0.0
+    serial = count()  # first come, first served among equals
+    frontier: list[tuple[float, int, int, Follower]] = []
+    node, probability = 0, 1.0
+    while len(tokens) < bounds.nodes:
+        if depths[node] < bounds.depth:
+            for follower in automaton.followers(match, bounds.probability / probability):
+                heappush(frontier, (-probability * follower.share, next(serial), node, follower))
+        if not frontier:
+            break
+        negated, _, parent, chosen = heappop(frontier)
+        tokens.append(chosen.token)
+        parents.append(parent)
+        depths.append(depths[parent] + 1)
+        node, probability, match = len(tokens), -negated, chosen.match
+        score += probability
+    return Guess(tokens, parents), score
+
+
+class OutputCache:
+    """The outputs of earlier requests, in two generations of half the cap each: a third one replaces the oldest.
+
+    An automaton cannot forget one of its texts, and building it anew would stall every row of the batch.
+    """
+
+    def __init__(self, max_tree_depth: int, max_requests: int, max_tokens: int) -> None:
+        self.generations: deque[SuffixAutomaton] = deque(maxlen=2)
+        self._max_tree_depth = max_tree_depth
+        self._half_requests = max_requests // 2
+        self._half_tokens = max_tokens // 2
+        self._requests = self._half_requests  # as if full: the first output opens the first generation
+        self._tokens = self._half_tokens
+
+    def add(self, output: Sequence[int]) -> None:
+        """Remember `output`, of a very long one the last `max_tokens // 2` tokens."""
+        kept = output[-self._half_tokens :]
+        if not kept or self._half_requests == 0:
+            return
+        if self._requests == self._half_requests or self._tokens + len(kept) > self._half_tokens:
+            self.generations.append(SuffixAutomaton(self._max_tree_depth))
+            self._requests = self._tokens = 0
+        young = self.generations[-1]
+        young.begin()
+        for token in kept:
+            young.extend(token)
+        self._requests += 1
+        self._tokens += len(kept)
+
+
+@dataclass
+class _Row:
+    """One sequence: the index of all its text, its last tokens, and its output once it has begun."""
+
+    local: SuffixAutomaton
+    recent: deque[int]
+    output: list[int] | None = None
+
+
+class SuffixDrafter(Drafter):
+    """Trees of what followed in the row's own text, or in the outputs of released rows, whichever promises more.
+
+    Only outputs are remembered across rows: prompts are longer, the model does not repeat other requests' prompts,
+    and its own prompt a row has anyway. A row's output begins with its first `propose`.
+
+    Args:
+        budget: most draft tokens of a proposal.
+        max_draft_len: the path length that takes the whole budget, a shorter one its share; None for any length.
+        max_tree_depth: tokens of the longest string that is counted: a context and the token after it.
+        max_cached_requests: outputs remembered, 0 for none; when they would exceed it (or 2**18 tokens), the older
+            half is forgotten. The time a request takes depends on them: 0 for tenants who must not learn of each other.
+        max_spec_factor: draft tokens per token of the match; a longer match is trusted further.
+        min_token_prob: estimated path probability below which a node is dropped.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget: int,
+        max_draft_len: int | None = None,
+        max_tree_depth: int = 24,
+        max_cached_requests: int = 10_000,
+        max_spec_factor: float = 1.0,
+        min_token_prob: float = 0.1,
+    ) -> None:
+        remembers = max_cached_requests == 0 or max_cached_requests >= 2
+        _require(budget >= 0, "budget", budget, "0 or more; 8 to 16 suits most texts")
+        _require(max_tree_depth >= 2, "max_tree_depth", max_tree_depth, "2 or more; the default is 24")
+        _require(remembers, "max_cached_requests", max_cached_requests, "0 for none, or 2 or more")
+        _require(max_spec_factor > 0, "max_spec_factor", max_spec_factor, "more than 0; the default is 1.0")
+        _require(0 <= min_token_prob <= 1, "min_token_prob", min_token_prob, "0 to 1; the default is 0.1")
+        self.nodes = budget
+        self._max_draft_len = max_draft_len or 1
+        self._max_tree_depth = max_tree_depth
+        self._max_spec_factor = max_spec_factor
+        self._min_token_prob = min_token_prob
+        self._cache = OutputCache(max_tree_depth, max_cached_requests, MAX_CACHED_TOKENS)
+        self._rows: dict[int, _Row] = {}
+
+    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+        """Start `row` anew; `cached` is the beginning of its prompt that is never observed, possibly empty."""
+        self._rows[row] = _Row(SuffixAutomaton(self._max_tree_depth), deque(maxlen=self._max_tree_depth - 2))
+        self._extend(row, cached)
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
+        """Append what became certain to each row; there are no features to read."""
+        for row, certain in zip(rows, tokens, strict=True):
+            self._extend(row, certain)
+
+    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object) -> Draft:
+        """[B, N] trees of at most `nodes` draft tokens, `limits[i]` of them on a path.
+
+        `sampling` is ignored: shares of what followed before are no scores to rank under its noise.
+        """
+        return padded(pending, [self._guess(*each) for each in zip(rows, pending, limits, strict=True)])
+
+    def release(self, row: int) -> None:
+        """Forget `row` but remember its output; a preempted row leaves the part that it had written."""
+        state = self._rows.pop(row, None)
+        if state is not None and state.output is not None:
+            self._cache.add(state.output)
+
+    def slots(self, limit: int) -> int:
+        return min(self.nodes, -(-self.nodes * limit // self._max_draft_len))
+
+    def _extend(self, row: int, tokens: Sequence[int]) -> None:
+        state = self._rows[row]
+        for token in tokens:
+            state.local.extend(token)
+        state.recent.extend(tokens)
+        if state.output is not None:
+            state.output.extend(tokens)
+
+    def _guess(self, row: int, pending: int, limit: int) -> Guess:
+        state = self._rows[row]
+        if state.output is None:
+            state.output = []
+        matches = [(state.local, state.local.advance(state.local.cursor, pending))]
+        # Matching the last tokens anew costs less than carrying a cursor per automaton through the whole prompt.
+        matches += [(past, past.match((*state.recent, pending))) for past in self._cache.generations]
+        grown = [grow(known, match, self._bounds(match, limit)) for known, match in matches]
+        return max(grown, key=lambda each: each[1])[0]
+
+    def _bounds(self, match: Match, limit: int) -> Bounds:
+        trusted = int(self._max_spec_factor * match.length + 1e-6)  # 0.29 * 100 is 28.99...
+        return Bounds(min(self.slots(limit), trusted), limit, self._min_token_prob)
+
+
+def _require(holds: bool, name: str, value: float, expected: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name}={value}: expected {expected}")

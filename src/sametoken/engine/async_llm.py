@@ -1,0 +1,218 @@
+"""`AsyncLLM`: many callers on an event loop, one engine thread that batches whatever is there.
+
+The engine is stepped by its own thread only; callers hand it requests and cancellations through a queue and get their
+chunks back on their own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sametoken.checkpoint.chat import Message
+from sametoken.engine.completion import Chunk, Completion
+from sametoken.engine.llm import LLM, Prompt
+from sametoken.engine.request import Request
+from sametoken.errors import EngineError, SametokenError
+from sametoken.speculation.params import SamplingParams
+
+LONGEST_HOLD = 0.05  # seconds that a token may wait for others to share its chunk: hardly seen by a reader
+
+
+class _Stream:
+    """Where the chunks of one call go: a queue on the loop that waits for them."""
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
+        self._timer = None
+        if timeout is not None:
+            over = TimeoutError(f"{timeout:g} s are over")
+            self._timer = self.loop.call_later(timeout, self._items.put_nowait, over)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def put(self, item: Chunk | Exception) -> None:
+        """Called on the loop."""
+        self._items.put_nowait(item)
+
+    async def get(self) -> Chunk:
+        item = await self._items.get()
+        if isinstance(item, Exception):
+            raise copy.copy(item)  # an error that many streams raise would collect the tracebacks of all
+        return item
+
+
+def _hand_out(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
+    """Called by the engine thread; a loop is woken once for all it gets, and one that is gone needs nothing."""
+    for loop in {stream.loop for stream, _ in items}:
+        own = [each for each in items if each[0].loop is loop]
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_put, own)
+
+
+def _put(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
+    for stream, item in items:
+        stream.put(item)
+
+
+class _Add(NamedTuple):
+    requests: Sequence[Request]
+    stream: _Stream
+
+
+class _Abort(NamedTuple):
+    requests: Sequence[Request]
+
+
+@dataclass(slots=True)
+class _Listener:
+    """Who hears of a request.
+
+    Attributes:
+        known: length of the request's tokens when the last chunk was handed out.
+        due: when the next may be, on the clock of `time.perf_counter`.
+    """
+
+    request: Request
+    stream: _Stream
+    known: int
+    due: float = 0.0
+
+    @property
+    def news(self) -> bool:
+        return len(self.request.tokens) > self.known or self.request.finish_reason is not None
+
+
+class AsyncLLM:
+    """An `LLM` for concurrent callers.
+
+    Args:
+        llm: the engine, which belongs to this object from now on.
+        max_chunks_per_second: most that all streams together get; what a request emits meanwhile joins its next chunk,
+            which is held for at most `LONGEST_HOLD`. First and last chunks never wait. None hands out every step's.
+
+    Attributes:
+        failure: what the engine ended with, None while it runs; an `EngineError` if it failed, as for every stream.
+        on_failure: called by the engine's thread when that happens.
+    """
+
+    def __init__(self, llm: LLM, max_chunks_per_second: float | None = None) -> None:
+        self.llm, self._pause = llm, 0.0 if max_chunks_per_second is None else 1 / max_chunks_per_second
+        self.failure: SametokenError | None = None
+        self.on_failure: Callable[[], object] = lambda: None
+        self._inbox: queue.SimpleQueue[_Add | _Abort | None] = queue.SimpleQueue()
+        self._listeners: dict[int, _Listener] = {}
+        self._thread = threading.Thread(target=self._serve, name="sametoken-engine", daemon=True)
+        self._thread.start()
+
+    async def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """As `LLM.generate`; cancelling the task cancels the requests."""
+        done = [c.completion async for c in self.run(self.llm.requests(prompts, params)) if c.completion]
+        return sorted(done, key=lambda completion: (completion.index, completion.choice))
+
+    async def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> list[Completion]:
+        """The assistant's next turn of one conversation."""
+        return await self.generate(self.llm.render_chat(messages), params)
+
+    def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> AsyncIterator[Chunk]:
+        """As `LLM.stream`; closing the iterator cancels what is not finished. Bad requests raise here, at once."""
+        return self.run(self.llm.requests(prompts, params))
+
+    async def run(self, requests: Sequence[Request], timeout: float | None = None) -> AsyncGenerator[Chunk, None]:
+        """Chunks of requests that `LLM.requests` made; closing the iterator cancels what is not finished.
+
+        Args:
+            timeout: seconds from now after which it ends with `TimeoutError`; None is never.
+        """
+        stream, left = _Stream(timeout), len(requests)
+        self._send(_Add(requests, stream))
+        try:
+            while left:
+                chunk = await stream.get()
+                left -= chunk.completion is not None
+                yield chunk
+        finally:
+            stream.close()
+            if left:
+                self._inbox.put(_Abort(requests))
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be served: the engine has neither failed nor been closed."""
+        return self.failure is None
+
+    def _send(self, message: _Add) -> None:
+        self._inbox.put(message)
+        # Looked at after the message is in: then either the engine thread finds it, or the failure is found here.
+        if self.failure is not None:
+            raise SametokenError(f"{self.failure}; start a new one")
+
+    async def close(self) -> None:
+        """Stops the engine after its current step; unfinished streams end with an error."""
+        self._inbox.put(None)
+        with ThreadPoolExecutor(1) as own:  # the loop's may have other work for a long time
+            await asyncio.get_running_loop().run_in_executor(own, self._thread.join)
+
+    def _serve(self) -> None:
+        """The engine thread: takes messages between steps, and waits for one when there is nothing to do."""
+        try:
+            while self._take_messages():
+                self.llm.engine.step()
+                _hand_out(list(self._news()))
+            self._fail(SametokenError("the engine has stopped"))
+        except BaseException as error:
+            self._fail(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+            self.on_failure()
+            raise
+
+    def _news(self) -> Iterable[tuple[_Stream, Chunk]]:
+        """Chunks that are due, and for whom."""
+        now, pause = time.perf_counter(), min(LONGEST_HOLD, len(self._listeners) * self._pause)
+        for each in [each for each in self._listeners.values() if each.news]:
+            request, emitted = each.request, len(each.request.tokens) - each.known
+            if request.finish_reason is not None:
+                del self._listeners[request.id]
+            elif now < each.due:
+                continue
+            each.known, each.due = len(request.tokens), now + pause
+            yield each.stream, self.llm.chunk(request, emitted)
+
+    def _fail(self, error: SametokenError) -> None:
+        self.failure = error
+        _hand_out([(stream, error) for stream in {each.stream for each in self._listeners.values()}])
+        for request_id in self._listeners:
+            self.llm.engine.abort(request_id)
+        self._listeners.clear()
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, _Add):
+                _hand_out([(message.stream, error)])
+
+    def _take_messages(self) -> bool:
+        """Applies what callers sent; False when it is time to stop."""
+        engine = self.llm.engine
+        while not (engine.busy and self._inbox.empty()):
+            message = self._inbox.get()
+            if message is None:
+                return False
+            for request in message.requests:
+                if isinstance(message, _Add):
+                    self._listeners[request.id] = _Listener(request, message.stream, len(request.tokens))
+                    engine.add(request)
+                else:
+                    self._listeners.pop(request.id, None)
+                    engine.abort(request.id)
+        return True

@@ -1,0 +1,247 @@
+"""From names and settings to a running engine: resolve, check, load, plan the memory, assemble."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from sametoken import embedded
+from sametoken.checkpoint.heads import is_head, read_head
+from sametoken.checkpoint.hub import read_config, resolve
+from sametoken.checkpoint.load import load_decoder
+from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
+from sametoken.config import MODEL_METHODS, EngineConfig, KVCacheConfig, SpeculativeConfig
+from sametoken.drafters.base import Drafter
+from sametoken.drafters.device import proposers
+from sametoken.drafters.factory import (
+    MODEL_FREE,
+    Model,
+    build_drafter,
+    build_model_free,
+    kept_shape,
+    method_of,
+    most_nodes,
+)
+from sametoken.engine.blocks import BlockManager
+from sametoken.engine.captured import CapturedSteps
+from sametoken.engine.drafting import Drafting
+from sametoken.engine.engine import NO_DRAFT, Engine
+from sametoken.engine.pace import Pace
+from sametoken.engine.runner import Runner
+from sametoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
+from sametoken.model.config import ModelConfig
+from sametoken.model.decoder import Decoder
+from sametoken.model.formats.names import FORMATS
+from sametoken.runtime.cache import KEY_BLOCK, KVCache, PageTable
+from sametoken.speculation.acceptance import Gate
+from sametoken.speculation.policy import Policy
+
+LOG = logging.getLogger("sametoken")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Loaded(NamedTuple):
+    """Models and tokenizer of an engine.
+
+    Attributes:
+        draft: what guesses beside what needs no weights: a smaller model, or a head of the target.
+        max_seq_len: prompt plus output, as asked for or as the target allows.
+    """
+
+    target: Decoder
+    draft: Model | None
+    tokenizer: Tokenizer
+    max_seq_len: int
+
+
+def load_models(
+    model: str, draft: str | None, revisions: tuple[str | None, str | None], config: EngineConfig
+) -> Loaded:
+    """Loads the target and, if there is one, a draft model or a head, which is checked against it first."""
+    directory = resolve(embedded.target(model), revisions[0])
+    stated = ModelConfig.from_hf(read_config(directory))
+    limit = config.max_seq_len or stated.max_position
+    if limit > stated.max_position:
+        raise ConfigError(
+            f"max_seq_len {limit} exceeds the {stated.max_position} positions that {model} was made for; lower it"
+        )
+    tokenizer = _tokenizer(directory, stated, config)
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, stated, device)
+    deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
+    if deterministic and device.type == "cpu" and dtype == torch.float16:
+        raise ConfigError(
+            "float16 kernels on the CPU give a token other bits in another batch; use dtype bfloat16 or float32, "
+            "or give up equal outputs with deterministic=False"
+        )
+    if device.type != "cpu" and (config.quantization, config.draft_quantization) != ("none", "none"):
+        raise ConfigError(f"quantization {config.quantization!r} is computed on the CPU only; leave it out on {device}")
+    guesser = None
+    if draft is not None:
+        place = resolve(embedded.draft(draft), revisions[1])
+        if not is_head(place):
+            check_same_tokenizer(tokenizer, load_tokenizer(place))
+            _check_vocabulary(stated, ModelConfig.from_hf(read_config(place)), place)
+        guesser = _load_draft(place, replace(stated, max_position=limit), dtype, device, config.draft_quantization)
+    target = load_decoder(directory, dtype, device, limit, config.quantization)
+    for decoder in (target, guesser):
+        if isinstance(decoder, Decoder):
+            decoder.set_deterministic(deterministic)
+    return Loaded(target, guesser, tokenizer, limit)
+
+
+def _tokenizer(directory: Path, target: ModelConfig, config: EngineConfig) -> Tokenizer:
+    """The target's tokenizer, or what the settings put in its place."""
+    place = directory if config.tokenizer is None else resolve(embedded.target(config.tokenizer), None)
+    tokenizer = load_tokenizer(place, directory)
+    if config.tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
+        raise ConfigError(
+            f"tokenizer {config.tokenizer} has {tokenizer.vocab_size} tokens and the target {target.vocab_size} rows; "
+            "expected a tokenizer that the target was made for"
+        )
+    return tokenizer if config.chat_template is None else tokenizer.with_chat_template(config.chat_template)
+
+
+def _load_draft(
+    directory: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device, quantization: str
+) -> Model:
+    """What guesses: the head or the draft model of a directory."""
+    if not is_head(directory):
+        return load_decoder(directory, dtype, device, target.max_position, quantization)
+    head = read_head(directory, target, dtype, device, pack=True, format=FORMATS.get(quantization))
+    for note in head.notes:
+        LOG.warning(f"{directory}: {note}")
+    return head.module
+
+
+def _check_vocabulary(target: ModelConfig, draft: ModelConfig, directory: Path) -> None:
+    if target.vocab_size != draft.vocab_size:
+        raise DraftMismatchError(
+            f"{directory} has {draft.vocab_size} output rows, the target {target.vocab_size}; they must be equal"
+        )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r}: expected 'auto', 'cpu' or 'cuda[:N]'") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r}: expected 'auto', 'cpu' or 'cuda[:N]'")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: this machine or this build of torch has no CUDA; use 'cpu'")
+    return device
+
+
+def _dtype(name: str, stated: ModelConfig, device: torch.device) -> torch.dtype:
+    dtype = DTYPES[stated.dtype if name == "auto" else name]
+    # float16 GEMMs of more than one row are five times slower than bfloat16 on CPU.
+    return torch.bfloat16 if name == "auto" and device.type == "cpu" and dtype == torch.float16 else dtype
+
+
+def build_engine(
+    loaded: Loaded, speculative: SpeculativeConfig, config: EngineConfig, cache: KVCacheConfig
+) -> tuple[Engine, int]:
+    """The engine and the longest sequence it can hold.
+
+    Raises:
+        MemoryPlanError: the pool cannot hold even one useful sequence.
+    """
+    target, draft = loaded.target, loaded.draft
+    device = target.embed.weight.device
+    page = cache.tokens_per_block
+    # What a draft may need past a row's last token, whichever drafter the request chooses.
+    lookahead = 2 + most_nodes(speculative, draft)
+    pages, max_seq_len = _plan_pages(loaded, config, cache, lookahead)
+    per_row = -(-(max_seq_len + lookahead + KEY_BLOCK) // page)
+    table = PageTable(config.max_batch_size, pages, per_row, page, device)
+
+    def cache_for(shape: ModelConfig, dtype: torch.dtype) -> KVCache:
+        return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, dtype, device)
+
+    drafters: dict[str, Drafter] = {method: build_model_free(method, speculative) for method in MODEL_FREE}
+    if draft is not None:
+        drafters[method_of(draft)] = build_drafter(speculative, draft, target, cache_for)
+    policy = Policy(
+        slots=lambda method, limit: drafters[method].slots(limit),
+        runs_model=lambda method: drafters[method].runs_model,
+        max_draft_len=speculative.max_draft_len,
+        schedule=speculative.schedule,
+        gate=Gate(speculative.acceptance_window, speculative.acceptance_length_threshold),
+    )
+    drafting = Drafting(drafters, policy, device)
+    runner = Runner(target, cache_for(target.config, target.dtype), drafting.taps)
+    engine = Engine(
+        runner,
+        table,
+        BlockManager(pages, page, reuse=cache.enable_block_reuse),
+        drafting,
+        max_batch_size=config.max_batch_size,
+        max_num_tokens=config.max_num_tokens,
+        pace=Pace(config.max_prefill_share, config.max_mixed_prefill_tokens),
+        captured=_captured(runner, drafting, config),
+    )
+    return engine, max_seq_len
+
+
+def _captured(runner: Runner, drafting: Drafting, config: EngineConfig) -> CapturedSteps | None:
+    if runner.device.type != "cuda" or not config.cuda_graphs:
+        return None
+    return CapturedSteps(runner, proposers(drafting.drafters, NO_DRAFT), config.max_num_tokens, drafting.unbounded)
+
+
+def default_method(speculative: SpeculativeConfig, draft: Model | None) -> str:
+    """The method of requests that name none.
+
+    Raises:
+        ConfigError: a method was asked for that the draft is not made for, or that lacks one.
+    """
+    asked, made_for = speculative.method, None if draft is None else method_of(draft)
+    if asked is None:
+        return made_for or NO_DRAFT
+    if asked in MODEL_METHODS and asked != made_for:
+        if made_for is None:
+            raise ConfigError(f"method {asked!r} needs {MODEL_METHODS[asked]}: give draft=PATH or --draft PATH")
+        raise ConfigError(
+            f"method {asked!r} needs {MODEL_METHODS[asked]}, and the draft is {MODEL_METHODS[made_for]}; "
+            f"use method {made_for!r} or another draft"
+        )
+    return asked
+
+
+def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int) -> tuple[int, int]:
+    """Pages of the pool, sink included, and the longest sequence they hold with its lookahead."""
+    page = cache.tokens_per_block
+    per_page = sum(
+        KVCache.bytes_per_page(shape.num_layers, shape.num_kv_heads, shape.head_dim, page, model.dtype)
+        for model in (loaded.target, loaded.draft)
+        if model is not None and (shape := kept_shape(model)) is not None
+    )
+    wanted = cache.max_tokens or config.max_batch_size * (loaded.max_seq_len + lookahead)
+    fits = int(_free_memory(loaded.target.embed.weight.device) * cache.free_memory_fraction) // per_page
+    pages = min(-(-wanted // page), fits)
+    longest = min(loaded.max_seq_len, pages * page - lookahead)
+    if longest < 2:
+        raise MemoryPlanError(
+            f"the cache would hold {pages * page} tokens ({pages} pages of {per_page / 2**20:.1f} MiB) of which drafts "
+            f"take {lookahead}; expected room for a sequence: raise max_tokens or free_memory_fraction"
+        )
+    if cache.max_tokens is not None and pages * page < cache.max_tokens:
+        raise MemoryPlanError(
+            f"max_tokens {cache.max_tokens} needs {cache.max_tokens // page * per_page / 2**30:.2f} GiB, free is room "
+            f"for {pages * page} tokens; lower max_tokens, max_batch_size or max_seq_len"
+        )
+    return pages + 1, longest
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

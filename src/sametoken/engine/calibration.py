@@ -1,0 +1,152 @@
+"""What steps and drafts cost on this machine, measured on the rows nobody uses, whose pages are the sink.
+
+Runs the real target and the real drafters for a fraction of a second; what it leaves behind nobody reads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from sametoken.drafters.base import Drafter
+from sametoken.engine.runner import Batch, Runner
+from sametoken.speculation.cost import Measured
+from sametoken.speculation.draft import Draft, chain_parents
+from sametoken.speculation.params import SamplingParams
+from sametoken.speculation.sampling import RowSampling, Sampling
+
+COUNTS = (1, 16, 64, 32, 2, 8, 4, 128, 256)  # tokens of a forward, the more telling ones first
+TELLING = 3  # of them are measured however long it takes
+SLOW = 0.03  # seconds of a plain step from which on a first, cold run is good enough
+BUDGET, STEPS = 0.25, 6  # seconds, or so many plain steps if those take longer
+ROUNDS = 4  # at most; the shortest time counts: the first run is cold, and nothing makes work faster than it is
+NEAR, FAR = 32, 480  # tokens of context that tell what context costs
+FED = 64  # tokens read to learn what reading costs
+
+Times = dict[tuple[object, ...], float]
+Work = tuple[tuple[object, ...], Callable[[], object]]
+
+
+class Calibration:
+    """One measurement.
+
+    Args:
+        rows: rows of the page table that no request has; at least one.
+        most: tokens of the largest forward of interest.
+        context: longest sequence.
+    """
+
+    def __init__(self, runner: Runner, rows: Sequence[int], most: int, context: int) -> None:
+        self.runner, self.rows, self.most = runner, list(rows), most
+        self.far = max(NEAR + 1, min(FAR, context - max(COUNTS)))
+        vocab = runner.decoder.config.vocab_size
+        self._sampling = RowSampling(SamplingParams(temperature=0), 0, [0], vocab, [], [], runner.device)
+
+    def measure(self, drafters: Mapping[str, Drafter], longest: int) -> Measured:
+        """Times forwards and drafts of up to `longest` tokens by the drafters that run a model, in turns."""
+        models = {method: drafter for method, drafter in drafters.items() if drafter.runs_model}
+        # By the wall: a thread's own time is short where other threads did its work while it was held up.
+        begin = time.perf_counter()
+        self._step(1, 1, NEAR)
+        plain = time.perf_counter() - begin
+        budget = max(BUDGET, STEPS * plain)
+        telling, rest = self._works(models, longest)
+        cold = 1 if plain > SLOW else 2  # rounds that are made however long they take
+        times: Times = {}
+        for lap in range(ROUNDS):
+            for key, work in telling if lap < cold else telling + rest:
+                start = time.perf_counter()
+                work()
+                seconds = time.perf_counter() - start
+                times[key] = min(seconds, times.get(key, seconds))
+                if time.perf_counter() - begin > budget and lap >= cold:
+                    return self._told(times, models, longest)
+        return self._told(times, models, longest)
+
+    def _works(self, models: Mapping[str, Drafter], longest: int) -> tuple[list[Work], list[Work]]:
+        """What tells most, forwards and drafts in turns as they will be made, and what is measured if there is time."""
+        least = self.runner.decoder.least_rows
+        counts = [max(count, least) for count in COUNTS if count <= max(self.most, COUNTS[1])]
+        counts = list(dict.fromkeys(counts))
+        steps: list[Work] = []
+        for count in counts:
+            rows = self._rows(count)
+            steps.append((("step", count), partial(self._step, rows, count // rows, NEAR)))
+        wide: Work = (("near",), partial(self._step, self._many, 1, NEAR))
+        drafts: list[Work] = []
+        for method, drafter in models.items():
+            for rows in sorted({1, len(self.rows)}):
+                for length in sorted({1, longest}):
+                    drafts.append(((method, rows, length), partial(self._propose, drafter, rows, length)))
+        turns = zip_longest([*steps[:TELLING], wide], drafts)
+        telling = [work for pair in turns for work in pair if work is not None]
+        rest: list[Work] = [(("feed", m), partial(self._read, drafter)) for m, drafter in models.items()]
+        rest.append((("far",), partial(self._step, self._many, 1, self.far)))
+        return telling, steps[TELLING:][:1] + rest + steps[TELLING:][1:]
+
+    def _rows(self, count: int) -> int:
+        """Rows among which `count` tokens of a forward are divided, four tokens each."""
+        return min(len(self.rows), max(1, count // 4))
+
+    @property
+    def _many(self) -> int:
+        """Rows of a plain step that tells what rows add: a count that was measured with fewer rows too."""
+        return max((count for count in COUNTS[:TELLING] if count <= len(self.rows)), default=1)
+
+    def _told(self, times: Times, models: Mapping[str, Drafter], longest: int) -> Measured:
+        """What the times say; what there was no time for is taken to cost nothing, until it is seen."""
+        first: dict[str, dict[int, float]] = {}
+        level: dict[str, dict[int, float]] = {}
+        feed: dict[str, float] = {}
+        for method in models:
+            first[method], level[method] = {}, {}
+            feed[method] = times.get(("feed", method), 0.0) / FED
+            for rows in {1, len(self.rows)}:
+                short, long = times[method, rows, 1], times[method, rows, longest]
+                level[method][rows] = max(0.0, long - short) / (longest - 1) if longest > 1 else short / 2
+                first[method][rows] = max(1e-9, short - level[method][rows])
+        whole = {int(str(key[1])): seconds for key, seconds in times.items() if key[0] == "step"}
+        fewer = self._rows(self._many)
+        row = max(0.0, times[("near",)] - whole.get(self._many, times[("near",)])) / max(1, self._many - fewer)
+        step = {count: max(1e-9, seconds - row * self._rows(count)) for count, seconds in whole.items()}
+        more = max(0.0, times[("far",)] - times[("near",)]) if ("far",) in times else 0.0
+        return Measured(step, row, more / (self._many * (self.far - NEAR)), first, level, feed)
+
+    def _together(self, rows: int) -> Sampling:
+        return Sampling.of([self._sampling] * rows)
+
+    def _step(self, rows: int, nodes: int, context: int) -> None:
+        """A forward of `rows` trees of `nodes` nodes each."""
+        tokens = torch.zeros(rows, nodes, dtype=torch.int64)
+        batch = Batch(self.rows[:rows], [context] * rows, Draft(tokens, chain_parents(rows, nodes)), [])
+        self.runner.run(batch, self._together(rows))
+
+    def _propose(self, drafter: Drafter, count: int, length: int) -> None:
+        """A draft for the first `count` rows."""
+        rows = self.rows[:count]
+        for row in rows:
+            drafter.admit(row, [])
+        if drafter.taps:  # it guesses from a feature
+            drafter.observe(rows, [[0]] * count, self._features(drafter, count))
+        drafter.propose(rows, [0] * count, [length] * count, self._together(count))
+        for row in rows:
+            drafter.release(row)
+
+    def _read(self, drafter: Drafter) -> None:
+        """A prompt of `FED` tokens."""
+        row = self.rows[0]
+        drafter.admit(row, [])
+        drafter.observe([row], [[0] * FED], self._features(drafter, FED))
+        drafter.catch_up([row])
+        drafter.release(row)
+
+    def _features(self, drafter: Drafter, count: int) -> Tensor | None:
+        """Hidden states of `count` tokens as a drafter is told them, all zero."""
+        width = len(drafter.taps) * self.runner.decoder.config.hidden_size
+        zeros = torch.zeros(count, width, dtype=self.runner.decoder.dtype, device=self.runner.device)
+        return zeros if drafter.taps else None

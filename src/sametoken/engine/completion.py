@@ -1,0 +1,115 @@
+"""What a user gets back: completions, and chunks of them while they stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sametoken.engine.request import FinishReason, Request, SpeculationStats, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished completion.
+
+    Attributes:
+        index: which prompt of the call. `choice`: which of its n completions.
+        token_ids: generated tokens, the one that ended the request included.
+        finish_reason: "stop", "length" or "abort".
+        stop_reason: the stop string or stop id that ended it, None for the model's own end.
+        origins: for every token, whether it was drafted (True) or the target's own draw.
+        rejected: for every token, guesses for its place that the target did not draw there.
+        logprobs, prompt_logprobs: if asked for; the first prompt token has none.
+        cached_tokens: prompt tokens whose keys and values were reused.
+        seconds: from arrival to the last token; `ttft`: to the first.
+    """
+
+    index: int
+    choice: int
+    prompt: str | None
+    prompt_token_ids: list[int]
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    origins: list[bool]
+    rejected: list[tuple[int, ...]]
+    logprobs: list[TokenLogprob] | None
+    prompt_logprobs: list[TokenLogprob | None] | None
+    cached_tokens: int
+    seconds: float
+    ttft: float
+    speculation: SpeculationStats
+
+    @property
+    def tokens_per_second(self) -> float:
+        return len(self.token_ids) / self.seconds if self.seconds else 0.0
+
+    @classmethod
+    def of(cls, request: Request) -> Completion:
+        """The completion of a request that ended."""
+        assert request.finish_reason is not None
+        assert request.finished is not None
+        first = request.first_token or request.finished
+        return cls(
+            index=request.index,
+            choice=request.choice,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_ids,
+            text=request.detokenizer.text,
+            token_ids=request.output_ids,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            origins=request.origins,
+            rejected=request.rejected,
+            logprobs=request.logprobs if request.params.logprobs is not None else None,
+            prompt_logprobs=request.prompt_logprobs if request.params.prompt_logprobs is not None else None,
+            cached_tokens=request.cached_tokens,
+            seconds=request.finished - request.arrived,
+            ttft=first - request.arrived,
+            speculation=request.stats,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented JSON object of `sametoken generate --json`."""
+        record: dict[str, Any] = {
+            "index": self.index,
+            "choice": self.choice,
+            "prompt": self.prompt,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "speculation": self.speculation.to_json(),
+        }
+        if self.logprobs is not None:
+            record["logprobs"] = [_logprob(item) for item in self.logprobs]
+        if self.prompt_logprobs is not None:
+            record["prompt_logprobs"] = [item and _logprob(item) for item in self.prompt_logprobs]
+        return record
+
+
+def _logprob(item: TokenLogprob) -> dict[str, Any]:
+    top = [{"token_id": token, "logprob": value} for token, value in item.top]
+    return {"token_id": item.token_id, "logprob": item.logprob, "rank": item.rank, "top_logprobs": top}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one step added to a streamed completion; the last chunk carries the whole `completion`.
+
+    Attributes:
+        text: characters that cannot change any more; may lag behind `token_ids`.
+        origins, rejected: as a completion has them.
+    """
+
+    index: int
+    choice: int
+    text: str
+    token_ids: list[int]
+    origins: list[bool]
+    rejected: list[tuple[int, ...]]
+    logprobs: list[TokenLogprob] | None
+    completion: Completion | None

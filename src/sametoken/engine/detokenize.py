@@ -1,0 +1,147 @@
+"""Token ids to text as they arrive: never half a character, never text past a stop string.
+
+Decoding a token alone loses spaces and byte sequences, so a window of earlier tokens is decoded with it and the
+difference is the new text. Text that may still change (an incomplete character, the beginning of a stop string) is
+held back from the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sametoken.speculation.params import SamplingParams
+
+INCOMPLETE = "\ufffd"
+CONTEXT = (6, 12, 24, 48)  # prompt tokens decoded before the output: more only if fewer begin within a character
+
+
+class Decodes(Protocol):
+    """What the detokenizer needs of a tokenizer."""
+
+    special_ids: frozenset[int]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+def _context(prompt_ids: Sequence[int], special_ids: frozenset[int], longest: int) -> list[int]:
+    """The end of the prompt, from its last special token on: text begins anew there, without a space before it."""
+    context: list[int] = []
+    for token in reversed(prompt_ids[-longest:]):
+        if token in special_ids:
+            break
+        context.append(token)
+    return context[::-1]
+
+
+class Detokenizer:
+    """Text of one request.
+
+    Args:
+        tokenizer: decodes ids.
+        prompt_ids: their last few give the first output token its context.
+        params: its stop strings, and whether they and special tokens appear in the text.
+    """
+
+    def __init__(self, tokenizer: Decodes, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self._tokenizer, self._skip_special = tokenizer, params.skip_special_tokens
+        for longest in CONTEXT:
+            self._ids = _context(prompt_ids, tokenizer.special_ids, longest)
+            if not self._decode(self._ids).startswith(INCOMPLETE):
+                break
+        self._start = 0  # the window's first token
+        self._read = len(self._ids)  # tokens whose text is out
+        self._tried = self._read  # tokens that were tried one by one and end within a character
+        self._stop, self._include_stop = tuple(params.stop or ()), params.include_stop_str_in_output
+        self._searched = 0
+        self._sent = 0
+        self._done = False
+        self.text = ""
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
+
+    def push(self, token: int) -> None:
+        """Adds a token; without stop strings the text is decoded later, when it is asked for."""
+        self._ids.append(token)
+        if self._stop:
+            self._decode_new()
+
+    def _decode_new(self) -> None:
+        """Takes the text of new tokens up to the last whole character.
+
+        The text is a function of the ids, however many arrive at once: with an invalid byte among them, what is
+        shown depends on where the text is cut, so then they are taken one by one.
+        """
+        end = len(self._ids)
+        if self._read == end:
+            return
+        text = self._new_text(end)
+        if INCOMPLETE not in text:
+            self._take(text, end)
+            return
+        for piece in range(max(self._tried, self._read) + 1, end + 1):
+            text = self._new_text(piece)
+            if not text.endswith(INCOMPLETE):
+                self._take(text, piece)
+        self._tried = end
+
+    def _new_text(self, end: int) -> str:
+        """What the tokens before `end` add to the text that is out."""
+        before = self._decode(self._ids[self._start : self._read])
+        after = self._decode(self._ids[self._start : end])
+        if after.startswith(before):
+            return after[len(before) :]
+        whole = before.rstrip(INCOMPLETE)
+        if whole != before and after.startswith(whole):  # the output completes the prompt's last character
+            return after[len(whole) :]
+        # Byte tokens are decoded as one run, and an invalid one turns the whole characters before it into marks.
+        return self._decode(self._ids[self._read : end])
+
+    def _take(self, text: str, end: int) -> None:
+        if text:  # tokens without text stay in the window: alone before a word they would cost it its space
+            self.text += text
+            self._start, self._read = self._read, end
+
+    def find_stop(self) -> str | None:
+        """The stop string that the text now contains, the earliest one, or None; cuts the text there."""
+        if not self._stop:
+            return None
+        begins = [(stop, max(0, self._searched - len(stop) + 1)) for stop in self._stop]
+        self._searched = len(self.text)
+        hits = [(at, stop) for stop, begin in begins if (at := self.text.find(stop, begin)) >= 0]
+        if not hits:
+            return None
+        at, stop = min(hits)
+        self.text = self.text[: at + len(stop) * self._include_stop]
+        self._done = True
+        return stop
+
+    def pass_stop(self) -> None:
+        """Stop strings that the text contains so far do not count."""
+        self._searched = len(self.text)
+
+    def finish(self) -> None:
+        """No more tokens: what is incomplete stays as replacement characters."""
+        if not self._done:
+            self._decode_new()
+            self._take(self._new_text(len(self._ids)), len(self._ids))
+        self._done = True
+
+    def delta(self) -> str:
+        """Text not handed out before that cannot change any more."""
+        if not self._done:
+            self._decode_new()
+        end = len(self.text) if self._done else len(self.text) - self._held()
+        text, self._sent = self.text[self._sent : end], max(self._sent, end)
+        return text
+
+    def _held(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for size in range(min(len(stop) - 1, len(self.text)), longest, -1):
+                if self.text.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest

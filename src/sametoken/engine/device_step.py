@@ -1,0 +1,59 @@
+"""One decoding step as a function of tensors that stay on the device: propose, forward, draw, verify, commit, advance.
+
+Nothing here waits for a value, so the whole of it can be captured. Legend: B lanes, K levels, N nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sametoken.drafters.device import Proposer
+from sametoken.engine.runner import Runner
+from sametoken.runtime.cache import Span
+from sametoken.runtime.lanes import Lanes
+from sametoken.speculation.draft import PADDING, Draft, chain_parents
+from sametoken.speculation.sampling import Sampling, sample
+from sametoken.speculation.verify import verify
+
+
+def nodes_of(batch: int, depth: int, least_rows: int) -> int:
+    """N: the pending token and its guesses, and a padding node where a forward needs more rows than that."""
+    return max(depth + 1, -(-least_rows // batch))
+
+
+def decode_step(runner: Runner, proposer: Proposer, lanes: Lanes, sampling: Sampling, keys: int) -> None:
+    """Advances every active lane by the tokens that one forward of the target grants it.
+
+    The accepted path of a chain is where it belongs already, so committing it is adding its length.
+
+    Args:
+        sampling: of the lanes; must not depend on history.
+        keys: bound of what lies in any row, this step's nodes included.
+    """
+    draft = _draft(lanes, proposer.guess(lanes, sampling, keys), runner.decoder.least_rows)
+    batch, nodes = draft.tokens.shape
+    reach = torch.ones(nodes, nodes, dtype=torch.bool, device=draft.tokens.device).tril().expand(batch, -1, -1)
+    view = runner.cache.view([Span(lanes.rows, (), lanes.lengths, reach, nodes, keys)])
+    hidden = runner.decoder(draft.tokens.flatten(), runner.cache, view)
+    logits = runner.decoder.logits(hidden.last).view(batch, nodes, -1)
+    drawn = sample(logits, draft, reach, lanes.lengths, sampling)
+    verdict = verify(draft, reach, drawn)
+
+    count = (verdict.length + 1) * lanes.active
+    lanes.emitted.copy_(torch.cat([count.unsqueeze(1), drawn], dim=1))
+    newest = draft.tokens.gather(1, verdict.length.unsqueeze(1)).squeeze(1)
+    moved = torch.stack([newest, verdict.bonus], dim=1)
+    lanes.last.copy_(torch.where(lanes.active.unsqueeze(1) > 0, moved, lanes.last))
+    lanes.lengths.add_(count)
+
+
+def _draft(lanes: Lanes, guesses: Tensor, least_rows: int) -> Draft:
+    """The pending token and its guesses as a chain of N nodes, cut at each lane's limit."""
+    batch, depth = guesses.shape
+    level = torch.arange(depth, device=guesses.device)
+    useful = guesses.masked_fill(level >= lanes.limits.unsqueeze(1), PADDING)
+    nodes = nodes_of(batch, depth, least_rows)
+    padding = torch.full((batch, nodes - depth - 1), PADDING, device=guesses.device)
+    tokens = torch.cat([lanes.last[:, 1:], useful, padding], dim=1)
+    return Draft(tokens, chain_parents(batch, nodes, guesses.device))

@@ -1,0 +1,305 @@
+"""`LLM`: prompts in, completions out. Checks requests, tokenises, and steps the engine for one caller at a time."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sametoken.checkpoint.chat import Message
+from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
+from sametoken.drafters.automaton import SuffixAutomaton
+from sametoken.drafters.factory import FORCED, PREDICTION
+from sametoken.drafters.prediction import index_prediction
+from sametoken.engine.build import build_engine, default_method, load_models
+from sametoken.engine.completion import Chunk, Completion
+from sametoken.engine.detokenize import Detokenizer
+from sametoken.engine.engine import AUTO, NO_DRAFT, Engine
+from sametoken.engine.grammar import Grammars, TokenGrammar
+from sametoken.engine.request import Request
+from sametoken.errors import PromptTooLongError, RequestError
+from sametoken.speculation.noise import choice_seed
+from sametoken.speculation.params import RequestSpeculation, SamplingParams
+from sametoken.speculation.sampling import RowSampling
+
+Prompt = str | Sequence[int]
+MOST_CHOICES = 1024
+MOST_PER_TOKEN = 32  # characters of a text per token, on average
+
+
+class _Brought(NamedTuple):
+    """What comes with parameters and costs time to read; prompts share it."""
+
+    form: TokenGrammar | None
+    prediction: SuffixAutomaton | None
+
+
+class LLM:
+    """A target model, optionally with a draft, ready to generate.
+
+    The output is a function of target, prompt, sampling parameters and seed alone: no draft, no batch and no chunking
+    of the prompt changes a token.
+
+    Args:
+        model: directory, Hub id, or "embedded" for the target that comes with the package.
+        draft: the same for a draft model, or for an EAGLE or Medusa head of the target; "embedded" is the embedded
+            target's draft, "embedded-eagle3" its head.
+        speculative: `SpeculativeConfig` or a mapping of its keys.
+        kv_cache: `KVCacheConfig` or a mapping of its keys.
+        revision, draft_revision: Hub revisions.
+        engine: keys of `EngineConfig`: dtype, device, max_batch_size, max_num_tokens, max_seq_len, ...
+
+    Raises:
+        SametokenError: the models cannot be loaded, do not fit each other or the memory.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        draft: str | None = None,
+        speculative: SpeculativeConfig | Mapping[str, Any] | None = None,
+        *,
+        kv_cache: KVCacheConfig | Mapping[str, Any] | None = None,
+        revision: str | None = None,
+        draft_revision: str | None = None,
+        **engine: Any,
+    ) -> None:
+        config = EngineConfig(**engine)
+        self.speculative = SpeculativeConfig.of(speculative)
+        loaded = load_models(model, draft, (revision, draft_revision), config)
+        self.method = default_method(self.speculative, loaded.draft)
+        self.tokenizer: Tokenizer = loaded.tokenizer
+        self.config = loaded.target.config
+        self.engine: Engine
+        self.engine, self.max_seq_len = build_engine(loaded, self.speculative, config, KVCacheConfig.of(kv_cache))
+        self._grammars = Grammars(self.tokenizer, self.config.vocab_size)
+        self._ids = itertools.count()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Completes prompts together; in order of the prompts, n completions each.
+
+        Args:
+            prompts: text or token ids, one or several.
+            params: for all prompts, or one for each.
+        """
+        requests = self.requests(prompts, params)
+        for _ in self._run(requests):
+            pass
+        return [Completion.of(request) for request in requests]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """The assistant's next turn of one conversation or several."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate([self.render_chat(chat) for chat in conversations], params)  # type: ignore[arg-type]
+
+    def render_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The prompt ids of a conversation, ready for the assistant's turn."""
+        return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
+
+    def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """The same as `generate`, step by step; closing the iterator cancels what is not finished."""
+        for request, tokens in self._run(self.requests(prompts, params)):
+            yield self.chunk(request, tokens)
+
+    def chunk(self, request: Request, tokens: int) -> Chunk:
+        """What the last `tokens` tokens of a request added to its stream."""
+        first = len(request.tokens) - tokens
+        return Chunk(
+            index=request.index,
+            choice=request.choice,
+            text=request.detokenizer.delta(),
+            token_ids=request.tokens[first:],
+            origins=request.origins[len(request.origins) - tokens :],
+            rejected=request.rejected[len(request.rejected) - tokens :],
+            logprobs=request.logprobs[len(request.logprobs) - tokens :] if request.logprobs else None,
+            completion=Completion.of(request) if request.finish_reason is not None else None,
+        )
+
+    def _run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, int]]:
+        """Steps the engine until these requests end; yields each that emitted, with how many tokens."""
+        going = {request.id: (request, len(request.tokens)) for request in requests}
+        for request in requests:
+            self.engine.add(request)
+        try:
+            while going:
+                self.engine.step()
+                # All of ours, not only what this step changed: another iterator may have stepped the engine too.
+                for request, known in list(going.values()):
+                    if len(request.tokens) > known or request.finish_reason is not None:
+                        going[request.id] = request, len(request.tokens)
+                        if request.finish_reason is not None:
+                            del going[request.id]
+                        yield request, len(request.tokens) - known
+        finally:
+            for request_id in going:
+                self.engine.abort(request_id)
+
+    def requests(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
+        """Checked requests in order of the prompts, n each; none is in the engine yet."""
+        prompts = _listed(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise RequestError(f"got {len(params)} sampling parameters for {len(prompts)} prompts; give one or as many")
+        known: dict[int, _Brought] = {}
+        pairs = enumerate(zip(prompts, params, strict=True))
+        return [made for index, pair in pairs for made in self.make_requests(*pair, index, known)]
+
+    def make_requests(
+        self, prompt: Prompt, params: SamplingParams, index: int = 0, known: dict[int, _Brought] | None = None
+    ) -> list[Request]:
+        """The n requests of one prompt, checked but not yet in the engine.
+
+        Args:
+            known: by id of parameters, what was read from them for other prompts; this prompt's is added.
+
+        Raises:
+            PromptTooLongError, RequestError: the prompt or a parameter cannot be served by this engine.
+        """
+        if not prompt:
+            raise RequestError("the prompt is empty; expected text or at least one token id")
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_prompt(ids)
+        self._check_sizes(params)
+        speculation = self._speculation(params)
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        ends = (token for token in self.tokenizer.eos_ids if token < self.config.vocab_size)
+        eos = frozenset() if params.ignore_eos else frozenset(ends)
+        stop_ids = eos | frozenset(params.stop_token_ids)
+        drafters = [self.engine.drafters[method] for method in speculation.methods]
+        bad_words = [ids for word in params.bad_words for ids in _spellings(self.tokenizer, word)]
+        form, prediction = self._brought(params, speculation.methods, {} if known is None else known)
+        vocab_size, device = self.config.vocab_size, self.engine.table.table.device
+
+        def request(choice: int) -> Request:
+            own_form = None if form is None else form.copy()
+            sampling = RowSampling(
+                params, choice_seed(seed, choice), ids, vocab_size, sorted(stop_ids), bad_words, device, own_form
+            )
+            return Request(
+                id=next(self._ids),
+                index=index,
+                choice=choice,
+                prompt=prompt if isinstance(prompt, str) else None,
+                prompt_ids=ids,
+                params=params,
+                sampling=sampling,
+                detokenizer=Detokenizer(self.tokenizer, ids, params),
+                stop_ids=stop_ids,
+                eos_ids=eos,
+                method=speculation.method,
+                methods=speculation.methods,
+                adaptive=speculation.adaptive,
+                half=next((drafter.namespace for drafter in drafters if drafter.namespace), ""),
+                whole=any(drafter.taps and drafter.namespace for drafter in drafters),
+                max_draft_len=speculation.max_draft_len,
+                max_seq_len=self.max_seq_len,
+                prediction=prediction,
+            )
+
+        return [request(choice) for choice in range(params.n)]
+
+    def _brought(self, params: SamplingParams, methods: Sequence[str], known: dict[int, _Brought]) -> _Brought:
+        """What comes with the parameters, read once for all prompts of a call."""
+        if id(params) not in known:
+            form = self._grammars.compile(params.structured_outputs) if params.structured_outputs is not None else None
+            known[id(params)] = _Brought(form, self._prediction(params) if PREDICTION in methods else None)
+        return known[id(params)]
+
+    def _check_prompt(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestError("the prompt is empty (no tokens); expected at least one token")
+        if len(ids) >= self.max_seq_len:
+            raise PromptTooLongError(
+                f"the prompt has {len(ids)} tokens, the context holds {self.max_seq_len} with at least one of output; "
+                "shorten the prompt or raise max_seq_len"
+            )
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.config.vocab_size:
+                raise RequestError(
+                    f"prompt token {token!r} is not a token id; expected integers 0 .. {self.config.vocab_size - 1}"
+                )
+
+    def _check_sizes(self, params: SamplingParams) -> None:
+        """Refuses what only this model's vocabulary and context make too large."""
+        for name, limit in (
+            ("logprobs", self.config.vocab_size),
+            ("prompt_logprobs", self.config.vocab_size),
+            ("min_tokens", self.max_seq_len),
+            ("n", MOST_CHOICES),
+        ):
+            value = getattr(params, name)
+            if value is not None and value > limit:
+                raise RequestError(f"{name} is {value}, expected at most {limit} for this model")
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The drafters that any request may choose; "prediction" and "forced" go with what a request brings."""
+        return tuple(method for method in self.engine.drafters if method not in (PREDICTION, FORCED))
+
+    def _prediction(self, params: SamplingParams) -> SuffixAutomaton:
+        """The predicted output of a request; what would not fit the context cannot come true."""
+        assert params.speculative is not None
+        text = params.speculative.prediction or ""
+        text = text[: MOST_PER_TOKEN * self.max_seq_len]  # what lies beyond the context is never reached
+        return index_prediction(self.tokenizer.encode(text, add_special_tokens=False)[: self.max_seq_len])
+
+    def _speculation(self, params: SamplingParams) -> _Speculation:
+        """How a request is drafted: the engine's way, unless it asks for its own."""
+        asked, longest = params.speculative or RequestSpeculation(), self.speculative.max_draft_len
+        usual = PREDICTION if asked.prediction else self.method
+        method = asked.method if asked.method is not None else usual
+        if (method == PREDICTION) != bool(asked.prediction):
+            raise RequestError(
+                f"speculative.method is {method!r} and there is {'a' if asked.prediction else 'no'} prediction; "
+                "a prediction is a method of its own: give it without a method, or leave it out"
+            )
+        known = (NO_DRAFT, AUTO, PREDICTION, *self.methods)
+        if method not in known:
+            raise RequestError(f"speculative.method {method!r}: this engine has {', '.join(known)}")
+        if asked.max_draft_len is not None and asked.max_draft_len > longest:
+            raise RequestError(
+                f"speculative.max_draft_len {asked.max_draft_len} exceeds the engine's max_draft_len {longest}"
+            )
+        formed = params.structured_outputs is not None and method != PREDICTION
+        if method == NO_DRAFT and asked.method is None and formed:
+            method = FORCED
+        if not asked.enabled or asked.max_draft_len == 0 or method == NO_DRAFT:
+            return _Speculation(NO_DRAFT, (), False, 0)
+        adaptive = self.speculative.adaptive if asked.adaptive is None else asked.adaptive
+        methods = self.methods if method == AUTO else (method,)
+        if formed:
+            methods = tuple(dict.fromkeys((FORCED, *methods)))
+        return _Speculation(method, methods, adaptive, asked.max_draft_len or longest)
+
+
+class _Speculation(NamedTuple):
+    """How one request is drafted; see the fields of `Request`."""
+
+    method: str
+    methods: tuple[str, ...]
+    adaptive: bool
+    max_draft_len: int
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt or several as several; a list of integers is one prompt."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def _spellings(tokenizer: Tokenizer, word: str) -> list[list[int]]:
+    """Token sequences of a bad word: at the beginning of a text and after a space."""
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (word, " " + word.lstrip())]
+    return [list(unique) for unique in dict.fromkeys(map(tuple, ids)) if unique]

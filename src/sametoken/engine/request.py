@@ -1,0 +1,285 @@
+"""One sequence from prompt to completion: its tokens, how far they are computed, when it stops, what it cost.
+
+A request knows no tensors of the model and no rows beside its own. Ids, text, log-probabilities and counters are
+trimmed together, at the token where the request stops, even in the middle of an accepted draft.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple
+
+from sametoken.drafters.automaton import SuffixAutomaton
+from sametoken.engine.detokenize import Detokenizer
+from sametoken.speculation.params import SamplingParams
+from sametoken.speculation.sampling import RowSampling
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class TokenLogprob(NamedTuple):
+    """Log-probability of one token under the model's raw distribution, its rank from 1, and the best alternatives."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """What speculation did for one request.
+
+    Attributes:
+        method: the drafter, or "none".
+        target_forwards: forwards of the target that emitted tokens of this request; `emitted` is how many tokens.
+        drafted: draft tokens proposed (nodes of trees).
+        accepted: draft tokens that became output.
+        accepted_lengths: `accepted_lengths[a]` forwards accepted a draft tokens.
+        emitted_lengths: `emitted_lengths[e]` forwards emitted e tokens: accepted and one more, unless the text ended.
+        drafted_lengths: `drafted_lengths[d]` forwards had a draft whose longest path was d tokens; 0 is plain.
+        tried: `tried[i]` forwards came to a guess at position i of a path: all before it had been accepted.
+        drafted_by: forwards with a draft, by the drafter that made it.
+        plain: forwards without one although the request may be drafted, by reason: "gain" (it would not have paid),
+            "silent" (the drafter had no guess), "room" (no pages or tokens left in the step), "end" (one token to go),
+            "recall" (to know what that costs), "batch" (above the schedule) or "threshold" (too little was accepted).
+        draft_s, verify_s, other_s: wall time of the steps this request took part in, by what they were doing.
+    """
+
+    method: str
+    target_forwards: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_lengths: list[int] = field(default_factory=list)
+    emitted_lengths: list[int] = field(default_factory=list)
+    drafted_lengths: list[int] = field(default_factory=list)
+    tried: list[int] = field(default_factory=list)
+    drafted_by: dict[str, int] = field(default_factory=dict)
+    plain: dict[str, int] = field(default_factory=dict)
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    other_s: float = 0.0
+
+    def count(self, emitted: int, drafted: int, accepted: int, longest: int) -> None:
+        """Adds one forward; `longest` is the longest path of its draft."""
+        self.target_forwards += 1
+        self.emitted += emitted
+        self.drafted += drafted
+        self.accepted += accepted
+        _tally(self.accepted_lengths, accepted)
+        _tally(self.emitted_lengths, emitted)
+        _tally(self.drafted_lengths, longest)
+        for position in range(min(accepted + 1, longest)):
+            _tally(self.tried, position)
+
+    def count_draft(self, drafter: str | None, reason: str) -> None:
+        """Adds who made the draft of a decoding forward, or why nobody did."""
+        counts, key = (self.plain, reason) if drafter is None else (self.drafted_by, drafter)
+        counts[key] = counts.get(key, 0) + 1
+
+    @property
+    def drafts(self) -> int:
+        """Forwards with a draft."""
+        return sum(self.drafted_lengths[1:])
+
+    def add(self, other: SpeculationStats) -> None:
+        """Adds what speculation did for another request; the method stays."""
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(mine, int | float):
+                setattr(self, each.name, mine + theirs)
+            elif isinstance(mine, list):
+                for index, count in enumerate(list(theirs)):
+                    _tally(mine, index, count)
+            elif isinstance(mine, dict):
+                for key, count in list(theirs.items()):
+                    mine[key] = mine.get(key, 0) + count
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented JSON object."""
+        return {
+            "method": self.method,
+            "target_forwards": self.target_forwards,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_length": self.acceptance_length,
+            "acceptance_rate": self.acceptance_rate,
+            "accepted_lengths": list(self.accepted_lengths),
+            "drafted_by": dict(self.drafted_by),
+            "plain": dict(self.plain),
+            "draft_s": self.draft_s,
+            "verify_s": self.verify_s,
+            "other_s": self.other_s,
+        }
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens emitted per target forward, bonus included; 1.0 means no help."""
+        return self.emitted / self.target_forwards if self.target_forwards else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted tokens."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+def _tally(counts: list[int], index: int, more: int = 1) -> None:
+    """Adds to the count at `index` of a list that grows as needed."""
+    counts.extend([0] * (index + 1 - len(counts)))
+    counts[index] += more
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A sequence in the engine.
+
+    Attributes:
+        id: unique number. `index` and `choice`: which prompt of a call, and which of its n choices.
+        arrived, seated, first_token, finished: when it was made, first had a row, emitted and ended, in seconds on the
+            clock of `time.perf_counter`; None until then.
+        tokens: prompt and output; the last one is pending (not in the cache) while the request decodes.
+        committed: leading tokens whose keys and values are in the target's cache.
+        row: place in the batch, None while waiting; `started` once it had one.
+        stop_ids: tokens that end the request; `eos_ids` among them end it without a stop reason.
+        method: how it is drafted, by name; `methods` are the drafters that this means, in order of preference.
+        max_draft_len: its longest path; `adaptive` when the engine chooses up to that length.
+        prediction: the output that the caller expects, if it said so.
+        origins: for every output token, whether it was drafted; `rejected`: guesses for its place that the target did
+            not draw there, none for a drafted token or where nobody guessed.
+        half: the drafter's half of the cache pages, "" for none; `whole` when only pages with that half are reused.
+    """
+
+    id: int
+    index: int
+    choice: int
+    prompt: str | None
+    prompt_ids: list[int]
+    params: SamplingParams
+    sampling: RowSampling
+    detokenizer: Detokenizer
+    stop_ids: frozenset[int]
+    eos_ids: frozenset[int]
+    method: str
+    methods: tuple[str, ...]
+    adaptive: bool
+    half: str
+    whole: bool
+    max_draft_len: int
+    max_seq_len: int
+    prediction: SuffixAutomaton | None = None
+    tokens: list[int] = field(default_factory=list)
+    committed: int = 0
+    cached_tokens: int = 0
+    row: int | None = None
+    started: bool = False
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    origins: list[bool] = field(default_factory=list)
+    rejected: list[tuple[int, ...]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    stats: SpeculationStats = field(init=False)
+    arrived: float = field(default_factory=time.perf_counter)
+    seated: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt_ids)
+        self.stats = SpeculationStats(self.method)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[len(self.prompt_ids) :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be computed."""
+        return len(self.tokens) - self.committed
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be emitted."""
+        context = self.max_seq_len - len(self.tokens)
+        if self.params.max_tokens is None:
+            return context
+        return min(context, self.params.max_tokens - (len(self.tokens) - len(self.prompt_ids)))
+
+    @property
+    def draft_limit(self) -> int:
+        """Longest useful draft: with the bonus token it fills what may still be emitted."""
+        return max(0, min(self.max_draft_len, self.room - 1))
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether pages may be reused: prompt log-probabilities need every prompt token computed."""
+        return self.params.prompt_logprobs is None
+
+    def emit(
+        self,
+        tokens: Sequence[int],
+        accepted: int,
+        drafted: Sequence[int],
+        logprobs: Sequence[TokenLogprob],
+        rejected: Sequence[int] = (),
+    ) -> int:
+        """Appends what one forward emitted, up to the token where the request stops.
+
+        Args:
+            tokens: accepted draft tokens and the target's own token after them.
+            accepted: how many of `tokens` came from the draft.
+            drafted: depth in the tree of each draft token that was verified; 1 follows the pending token.
+            logprobs: one per token, or empty.
+            rejected: guesses for the place of the target's own token; empty where a captured step does not tell.
+
+        Returns:
+            How many tokens were kept.
+        """
+        kept = 0
+        for i, token in enumerate(tokens):
+            self.tokens.append(token)
+            self.origins.append(i < accepted)
+            self.rejected.append(tuple(rejected) if i == accepted else ())
+            kept += 1
+            if self._stops_at(token):
+                break
+        self.logprobs.extend(logprobs[:kept])
+        self.stats.count(kept, len(drafted), min(accepted, kept), max(drafted, default=0))
+        if self.first_token is None:
+            self.first_token = time.perf_counter()
+        if self.finish_reason is None:
+            self.sampling.extend(tokens[:kept])
+        return kept
+
+    def _stops_at(self, token: int) -> bool:
+        """Adds the token to the text and decides whether the request ends here."""
+        ends = token in self.stop_ids
+        complete = self.sampling.accept(token)
+        full = self.room <= 0
+        self.detokenizer.push(token)
+        if ends or full or complete:
+            self.detokenizer.finish()  # text that was held back may complete a stop string
+        found = None
+        if len(self.tokens) - len(self.prompt_ids) >= self.params.min_tokens:
+            found = self.detokenizer.find_stop()
+        else:
+            self.detokenizer.pass_stop()
+        if found is not None:
+            self.stop("stop", found)
+        elif ends:
+            self.stop("stop", None if token in self.eos_ids else token)
+        elif complete:
+            failure = self.sampling.grammar.failure if self.sampling.grammar is not None else None
+            self.stop("stop" if failure is None else "abort", failure)
+        elif full:
+            self.stop("length", None)
+        return self.finish_reason is not None
+
+    def stop(self, reason: FinishReason, detail: int | str | None) -> None:
+        """Ends the request; its text is complete from here on."""
+        self.finish_reason, self.stop_reason = reason, detail
+        self.finished = time.perf_counter()
+        self.detokenizer.finish()

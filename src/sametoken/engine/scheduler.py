@@ -1,0 +1,265 @@
+"""Which rows run in the next step and how many tokens each: continuous batching, chunked prefill, preemption.
+
+Knows lengths and pages, not tensors. A sequence needs its tokens computed; with one token left it decodes, and may
+carry a draft, otherwise it prefills a chunk. There is no other state, so a preempted sequence simply prefills again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from sametoken.engine.blocks import BlockManager, Match
+from sametoken.engine.pace import Pace
+from sametoken.engine.request import Request
+from sametoken.speculation.policy import Wish
+
+
+class Decode(NamedTuple):
+    """One pending token of `row`, with at most `limit` draft tokens on a path, by the first of `methods` that has any.
+
+    `reason` says why the limit is 0, see `Wish`; "room" is the step's own: too few pages or tokens were left.
+    """
+
+    row: int
+    limit: int
+    methods: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Chunk(NamedTuple):
+    """Tokens [start, start + length) of `row`; `last` when they are all there is, so the next token is drawn."""
+
+    row: int
+    start: int
+    length: int
+    last: bool
+
+
+class Admission(NamedTuple):
+    """Request `id` takes `row`; `cached` leading tokens lie in reused pages, `held` of them with the drafter's half."""
+
+    row: int
+    id: int
+    cached: int
+    held: int
+
+
+class Plan(NamedTuple):
+    """One step as plain data: what a rank needs to replay it. Preemptions happen first, then admissions, then pages."""
+
+    preempted: tuple[int, ...]
+    admitted: tuple[Admission, ...]
+    pages: tuple[tuple[int, tuple[int, ...]], ...]
+    decode: tuple[Decode, ...]
+    prefill: tuple[Chunk, ...]
+
+
+class Drafts(Protocol):
+    """What the scheduler asks about drafts."""
+
+    def choose(self, pending: Sequence[Request], beside: int) -> Sequence[Wish]:
+        """One wish for each request that decodes in a step that also reads `beside` prompt tokens."""
+        ...
+
+    def slots(self, methods: Sequence[str], limit: int) -> int:
+        """Cache slots past the pending token that a draft takes, which are also its tokens at most."""
+        ...
+
+    def held(self, request: Request) -> int:
+        """Leading tokens of a running request for which its pages hold the drafter's half."""
+        ...
+
+
+class Scheduler:
+    """First come, first seated; the newest sequence is preempted when pages run out.
+
+    The oldest prompt is read first in every other step, in those between the shortest: a long prompt holds up nobody,
+    and many short ones at most double its time.
+
+    Args:
+        blocks: the page pool.
+        max_batch_size: rows.
+        max_num_tokens: tokens of one step over the batch.
+        pace: says how many prompt tokens a step may read that also decodes.
+        drafts: says who wants to draft how much, and what that takes.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        max_batch_size: int,
+        max_num_tokens: int,
+        pace: Pace,
+        drafts: Drafts,
+    ) -> None:
+        self.blocks = blocks
+        self.max_num_tokens, self._pace = max_num_tokens, pace
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # in order of admission
+        self._drafts = drafts
+        self._free_rows = list(range(max_batch_size - 1, -1, -1))
+        self._owned: dict[int, list[int]] = {}
+        self._oldest_last = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def may_admit(self) -> bool:
+        """Whether somebody waits and there is a row."""
+        return bool(self.waiting and self._free_rows)
+
+    def reserve(self, rows: Sequence[int], slots: Sequence[int]) -> tuple[bool, dict[int, list[int]]]:
+        """Takes pages for so many slots of each row, outside any plan; whether all could be had, and the new ones."""
+        grown: dict[int, list[int]] = {}
+        found = [self._grow(row, count, grown) for row, count in zip(rows, slots, strict=True)]
+        return all(found), grown
+
+    @property
+    def free_rows(self) -> list[int]:
+        """Rows without a request."""
+        return sorted(self._free_rows)
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def finish(self, request: Request) -> None:
+        """The request ends, wherever it stands; its full pages stay for their prefix."""
+        if request.row is None:
+            self.waiting.remove(request)
+        else:
+            self._vacate(request)
+
+    def _vacate(self, request: Request) -> None:
+        row = request.row
+        assert row is not None
+        pages = self._owned.pop(row)
+        if request.shares_prefix:
+            held = min(request.committed, self._drafts.held(request)) if request.half else 0
+            self.blocks.publish(request.tokens[: request.committed], pages, request.half, held)
+        self.blocks.free(pages)
+        self.running.remove(request)
+        self._free_rows.append(row)
+        request.row = None
+        request.committed = 0
+
+    def plan(self) -> Plan:
+        """Decides the next step and takes the pages for it."""
+        preempted: list[int] = []
+        grown: dict[int, list[int]] = {}
+        decode: list[Decode] = []
+        pending = [request for request in self.running if request.remaining == 1]
+        budget = self.max_num_tokens - len(pending)
+        # Drafts leave room for prompts, or busy streams would keep new ones out for as long as they run.
+        expected = len(pending) < len(self.running) or bool(self.waiting and self._free_rows)
+        mixed = self._pace.tokens()
+        reserved = min(mixed, self.max_num_tokens // 2) if expected else 0
+        for request, wish in zip(pending, self._drafts.choose(pending, reserved), strict=True):
+            if request.row is None or not self._make_room(request, preempted, grown):
+                continue
+            decode.append(self._decode(request, wish, budget - reserved, grown))
+            budget -= self._drafts.slots(decode[-1].methods, decode[-1].limit)
+        # A row that was preempted for a later one's sake must not decode.
+        rows = {request.row for request in self.running}
+        decode = [item for item in decode if item.row in rows]
+        admitted: list[Admission] = []
+        prefill: list[Chunk] = []
+        budget = min(budget, mixed) if decode else budget
+        # Whoever was just preempted must not come back in the same step.
+        self._read(budget, admitted, prefill, grown, admit=not preempted)
+        pages = tuple((row, tuple(new)) for row, new in grown.items() if new and row in self._owned)
+        return Plan(tuple(preempted), tuple(admitted), pages, tuple(decode), tuple(prefill))
+
+    def _read(
+        self, budget: int, admitted: list[Admission], prefill: list[Chunk], grown: dict[int, list[int]],
+        *, admit: bool,
+    ) -> None:  # fmt: skip
+        """Plans which prompts are read, and seats who waits."""
+        prompts = [request for request in self.running if request.remaining > 1]
+        oldest, others = prompts[:1], sorted(prompts[1:], key=lambda request: request.remaining)
+        # Steps are short while anybody waits for one.
+        piece = self._pace.most if others or self.may_admit else budget
+        if not self._oldest_last:
+            budget -= sum(self._chunk(request, min(piece, budget), prefill, grown) for request in oldest)
+        for request in others:
+            budget -= self._chunk(request, budget, prefill, grown)
+        if admit:
+            budget = self._admit(budget, admitted, prefill, grown)
+        if self._oldest_last:
+            budget -= sum(self._chunk(request, min(piece, budget), prefill, grown) for request in oldest)
+        self._oldest_last ^= bool(prefill)
+
+    def _grow(self, row: int, tokens: int, grown: dict[int, list[int]]) -> bool:
+        """Gives the row pages for `tokens` tokens; False, and nothing taken, if there are too few."""
+        owned = self._owned[row]
+        missing = self.blocks.pages_for(tokens) - len(owned)
+        if missing <= 0:
+            return True
+        new = self.blocks.allocate(missing, owned[-1] if owned else None)
+        if new is None:
+            return False
+        owned.extend(new)
+        grown.setdefault(row, []).extend(new)
+        return True
+
+    def _make_room(self, request: Request, preempted: list[int], grown: dict[int, list[int]]) -> bool:
+        """Room for the pending token, at the expense of the newest rows; False if the request itself had to go."""
+        while request.row is not None and not self._grow(request.row, len(request.tokens), grown):
+            victim = self.running[-1]
+            row = victim.row
+            assert row is not None
+            preempted.append(row)
+            grown.pop(row, None)
+            self._vacate(victim)
+            self.waiting.appendleft(victim)
+        return request.row is not None
+
+    def _decode(self, request: Request, wish: Wish, budget: int, grown: dict[int, list[int]]) -> Decode:
+        """As much of a wish as the step's tokens and the pages allow."""
+        row, limit = request.row, min(wish.limit, request.draft_limit)
+        assert row is not None
+        while limit:
+            slots = self._drafts.slots(wish.methods, limit)
+            if slots <= budget and self._grow(row, len(request.tokens) + slots, grown):
+                return Decode(row, limit, wish.methods)
+            limit -= 1
+        return Decode(row, 0, (), wish.reason or "room")
+
+    def _chunk(self, request: Request, budget: int, prefill: list[Chunk], grown: dict[int, list[int]]) -> int:
+        """Plans the next piece of a prompt; returns the tokens it takes."""
+        count = min(request.remaining, budget)
+        row = request.row
+        if row is None or count <= 0 or not self._grow(row, request.committed + count, grown):
+            return 0
+        prefill.append(Chunk(row, request.committed, count, count == request.remaining))
+        return count
+
+    def _admit(self, budget: int, admitted: list[Admission], prefill: list[Chunk], grown: dict[int, list[int]]) -> int:
+        while self.waiting and self._free_rows and budget > 0:
+            request = self.waiting[0]
+            pages, held = self._reused(request)
+            # The whole sequence and its lookahead must fit, or it would be preempted before it says a word.
+            slots = len(request.tokens) + 1 + max(1, self._drafts.slots(request.methods, request.draft_limit))
+            if self.blocks.pages_for(slots) - len(pages) > self.blocks.available:
+                self.blocks.free(pages)
+                break
+            self.waiting.popleft()
+            row = self._free_rows.pop()
+            request.row, request.committed = row, len(pages) * self.blocks.page_size
+            self._owned[row] = list(pages)
+            grown[row] = list(pages)
+            self.running.append(request)
+            admitted.append(Admission(row, request.id, request.committed, held * self.blocks.page_size))
+            self._grow(row, len(request.tokens) + 1, grown)
+            budget -= self._chunk(request, budget, prefill, grown)
+        return budget
+
+    def _reused(self, request: Request) -> Match:
+        """The shared pages that the request begins with."""
+        if not request.shares_prefix:
+            return Match([], 0)
+        return self.blocks.match(request.tokens, request.half, whole=request.whole)

@@ -1,0 +1,82 @@
+"""Every error a user can meet, as one tree. A message says what was got, what was expected and what to do.
+
+SametokenError
+├── ConfigError              an option or configuration key is unknown or has a bad value (also a ValueError)
+├── RequestError             a prompt or sampling parameter cannot be served (also a ValueError)
+│   └── PromptTooLongError   the prompt does not fit the context
+├── DataError                a file of conversations or prepared samples is unreadable or not what it should be
+├── HubError                 a model id could not be resolved or downloaded
+├── CheckpointError          files are missing, unreadable, incomplete or not what they claim to be
+│   └── UnsupportedModelError  the architecture, rotary variant or format is not one we implement
+├── DraftMismatchError       the draft does not fit the target (vocabulary, special tokens, shapes)
+├── EngineError              the engine met an error of its own under requests that it had taken
+├── MemoryPlanError          weights, cache and lookahead do not fit the memory that was given
+└── LosslessnessError        speculative and plain output differ: a bug, never bad luck
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SametokenError(Exception):
+    """Root of the tree; the command line turns it into one line and exit code 2."""
+
+
+class ConfigError(SametokenError, ValueError):
+    """An option or configuration key is unknown or has a bad value."""
+
+
+class RequestError(SametokenError, ValueError):
+    """A prompt or sampling parameter cannot be served."""
+
+
+class PromptTooLongError(RequestError):
+    """The prompt does not fit the context."""
+
+
+class DataError(SametokenError):
+    """A file of conversations or prepared samples is unreadable or not what it should be."""
+
+
+class HubError(SametokenError):
+    """A model id could not be resolved or downloaded."""
+
+
+class CheckpointError(SametokenError):
+    """Files are missing, unreadable, incomplete or not what they claim to be."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """The architecture, rotary variant or format is not implemented here."""
+
+
+class DraftMismatchError(SametokenError):
+    """The draft does not fit the target."""
+
+
+class EngineError(SametokenError):
+    """The engine met an error of its own under requests that it had taken."""
+
+
+class MemoryPlanError(SametokenError):
+    """Weights, cache and lookahead do not fit the memory that was given."""
+
+
+class LosslessnessError(SametokenError):
+    """Speculative and plain output differ."""
+
+
+def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
+    """Words for an unknown option, with the nearest valid name first.
+
+    Args:
+        kind: what was being named, for example "sampling parameter".
+        got: the name as the user wrote it.
+        known: all valid names.
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(got, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"unknown {kind} {got!r}: {hint}valid: {', '.join(names)}"

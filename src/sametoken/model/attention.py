@@ -1,0 +1,82 @@
+"""Attention of new tokens over a cache view: one function, the same numbers for a row whatever stands beside it.
+
+Query heads that share a key head are folded into query rows, so keys are read once (4-8 times faster than repeating
+them). A query's arithmetic must not depend on how many queries run beside it: spans run in tiles of equal height, the
+last one padded. The compiled kernels have an attention of their own (`model.native`); this one runs everywhere.
+Legend: T tokens, Hq query heads, Hk key heads, G = Hq / Hk, D head size, B rows, N nodes, L key length.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sametoken.runtime.cache import KVCache, Segment, View
+from sametoken.speculation.devices import fused
+
+TILE = 16
+# From 64 folded rows on the bfloat16 kernel may repack the keys, which changes its arithmetic.
+PACKED_ROWS = 64
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, cache: KVCache, view: View, layer: int, window: int | None
+) -> Tensor:
+    """Stores the new keys and values, then attends.
+
+    Args:
+        q: [T, Hq, D] rotated queries; k, v: [T, Hk, D] rotated keys, and values.
+        window: sliding window in positions (a token sees itself and window - 1 before it), or None.
+
+    Returns:
+        [T, Hq * D].
+    """
+    cache.write(layer, view.slots, k, v)
+    pieces = torch.split(q, [segment.tokens for segment in view.segments]) if len(view.segments) > 1 else (q,)
+    outs = [_segment(x, cache, s, layer, window) for x, s in zip(pieces, view.segments, strict=True)]
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None) -> Tensor:
+    if fused(q):
+        return _paged(q, cache, segment, layer, window)
+    keys, values = cache.read(layer, segment)
+    batch, nodes, key_heads = segment.batch, segment.nodes, keys.shape[1]
+    groups, size = q.shape[1] // key_heads, q.shape[2]
+    tile = TILE if q.is_cuda else _tile(groups, q.dtype)
+    tiles = -(-nodes // tile)
+
+    if segment.chains is not None:
+        q = q[segment.chains.source]
+    q = q.view(batch, nodes, key_heads, groups, size)
+    if tiles * tile > nodes:
+        q = F.pad(q, (0, 0, 0, 0, 0, 0, 0, tiles * tile - nodes))
+    q = q.view(batch * tiles, tile, key_heads, groups, size).permute(0, 2, 3, 1, 4)
+    q = q.reshape(batch * tiles, key_heads, groups * tile, size)
+    if tiles > 1:
+        keys, values = (_repeat(x, tiles) for x in (keys, values))
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=segment.mask(window, groups, tile))
+    out = out.view(batch * tiles, key_heads, groups, tile, size).permute(0, 3, 1, 2, 4)
+    out = out.reshape(batch, tiles * tile, -1)[:, :nodes].reshape(batch * nodes, -1)
+    return out if segment.chains is None else out[segment.chains.place]
+
+
+def _paged(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None) -> Tensor:
+    """On CUDA the kernel walks the page table itself and gives a tree's nodes the bits of plain decoding."""
+    from sametoken.model.triton_attention import Tree, paged_attention
+
+    group = q.shape[1] // cache.keys.shape[2]
+    if group not in segment.trees:
+        segment.trees[group] = Tree.of(segment.span, cache.table, segment.length, group)
+    return paged_attention(q, cache.keys[layer], cache.values[layer], segment.trees[group], window)
+
+
+def _repeat(x: Tensor, tiles: int) -> Tensor:
+    """[B * tiles, ...] from [B, ...]; one row is not copied."""
+    return x.repeat_interleave(tiles, 0) if x.shape[0] > 1 else x.expand(tiles, -1, -1, -1)
+
+
+def _tile(groups: int, dtype: torch.dtype) -> int:
+    """How many nodes are attended for together, padding nodes included."""
+    return TILE if dtype == torch.float32 else max(1, min(TILE, (PACKED_ROWS - 1) // groups))

@@ -1,0 +1,173 @@
+"""The one decoder of every family: embed, blocks, norm, head. It serves trees over a cache view and yields taps.
+
+A tap is the output of block i (0-based), before the final norm. Legend: T tokens of the whole batch, H hidden size,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sametoken.model.attention import attend
+from sametoken.model.config import ModelConfig
+from sametoken.model.formats.base import WeightFormat
+from sametoken.model.layers import ACTIVATIONS, RMSNorm, gated
+from sametoken.model.linear import Embedding, Linear
+from sametoken.model.native import NativeDecoder
+from sametoken.model.rotary import apply_rope, rope_tables
+from sametoken.runtime.cache import KVCache, View
+
+
+class Hidden(NamedTuple):
+    """Hidden states of one forward.
+
+    Attributes:
+        last: [T, H] output of the last block, before the final norm.
+        taps: one [T, H] per wanted tap, in the order asked for.
+    """
+
+    last: Tensor
+    taps: tuple[Tensor, ...]
+
+
+# q [T, Hq, D] and k [T, Hk, D], rotated, v [T, Hk, D], layer, window -> [T, Hq * D]; the caller knows where keys lie.
+Attend = Callable[[Tensor, Tensor, Tensor, int, int | None], Tensor]
+
+
+class Block(nn.Module):
+    """Pre-norm attention and gated MLP with residuals.
+
+    Args:
+        reads: width of what attention reads, the hidden size unless given.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layer: int, dtype: torch.dtype, format: WeightFormat | None, reads: int | None = None
+    ) -> None:
+        super().__init__()
+        heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
+        hidden, intermediate = config.hidden_size, config.intermediate_size
+        self.layer, self.heads, self.kv_heads, self.size = layer, heads, kv_heads, size
+        self.window = config.sliding_windows[layer]
+        self.activation = ACTIVATIONS[config.activation]
+        self.attention_norm: RMSNorm | None = RMSNorm(hidden, config.norm_eps, dtype)
+        self.qkv = Linear(reads or hidden, (heads + 2 * kv_heads) * size, config.qkv_bias, dtype, format)
+        self.q_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
+        self.k_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
+        self.out = Linear(heads * size, hidden, config.out_bias, dtype, format)
+        self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype)
+        self.gate_up = Linear(hidden, 2 * intermediate, config.mlp_bias, dtype, format)
+        self.down = Linear(intermediate, hidden, config.mlp_bias, dtype, format)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:  # [T, H] -> [T, H]
+        x = x + self.attention(x if self.attention_norm is None else self.attention_norm(x), rope, attend)
+        return x + self.feed_forward(x)
+
+    def attention(self, read: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:  # [T, reads] -> [T, H]
+        """What attention adds to the hidden state, from its normed input."""
+        qkv = self.qkv(read).view(read.shape[0], -1, self.size)
+        qk, v = torch.split_with_sizes(qkv, [self.heads + self.kv_heads, self.kv_heads], 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = torch.split_with_sizes(qk, [self.heads, self.kv_heads], 1)
+            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
+        q, k = torch.split_with_sizes(apply_rope(qk, *rope), [self.heads, self.kv_heads], 1)
+        mixed: Tensor = self.out(attend(q, k, v, self.layer, self.window))
+        return mixed
+
+    def feed_forward(self, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
+        """What the gated MLP adds."""
+        fed: Tensor = self.down(gated(self.activation, self.gate_up(self.mlp_norm(x))))
+        return fed
+
+
+def attend_in(cache: KVCache, view: View) -> Attend:
+    """Attention over a view of a cache, which takes the new keys and values."""
+
+    def attend_here(q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
+        return attend(q, k, v, cache=cache, view=view, layer=layer, window=window)
+
+    return attend_here
+
+
+class Decoder(nn.Module):
+    """A causal language model over a paged cache.
+
+    Args:
+        config: architecture facts; its `max_position` bounds the rotary tables.
+        dtype: of weights and activations.
+        format: what the linears are quantised to when they are packed, None for nothing.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, format: WeightFormat | None = None) -> None:
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        tied, hidden = config.tie_word_embeddings, config.hidden_size
+        self.embed = Embedding(config.vocab_size, hidden, dtype, tied=tied, format=format)
+        self.blocks = nn.ModuleList(Block(config, i, dtype, format) for i in range(config.num_layers))
+        self.norm = RMSNorm(hidden, config.norm_eps, dtype)
+        self.head = None if tied else Linear(hidden, config.vocab_size, False, dtype, format)
+        self._rope: tuple[Tensor, Tensor] | None = None
+
+    @cached_property
+    def native(self) -> NativeDecoder | None:
+        """The blocks as one call of the compiled kernels, where these can; ask when all weights are there."""
+        return NativeDecoder.of(self)
+
+    @property
+    def least_rows(self) -> int:
+        """Fewest tokens of a forward: torch computes a lone row with another kernel than two, see `model.linear`."""
+        return 1 if self.native is not None or self.embed.weight.is_cuda else 2
+
+    def set_deterministic(self, deterministic: bool) -> None:
+        """Whether a token's numbers may depend on what is computed beside it; they do not unless this is turned off."""
+        for module in self.modules():
+            if isinstance(module, Linear | Embedding):
+                module.deterministic = deterministic
+
+    def rope_tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos and sin [positions, 1, rotated size] in the activations' dtype."""
+        if self._rope is None:  # not in __init__, which may run on the meta device
+            cos, sin = rope_tables(self.config.rope, self.config.max_position, device, self.dtype)
+            self._rope = cos.unsqueeze(1), sin.unsqueeze(1)
+        return self._rope
+
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, 1, rotated size] at `positions` [T]."""
+        return rope_at(self.rope_tables(positions.device), positions)
+
+    def forward(self, tokens: Tensor, cache: KVCache, view: View, taps: tuple[int, ...] = ()) -> Hidden:
+        """Runs `tokens` [T] (padding is -1) at the places that `view` names; T >= `least_rows`."""
+        if self.native is not None:
+            return Hidden(*self.native(tokens, cache, view, taps))
+        x = self.embed(tokens.clamp(min=0))
+        rope, attend = self.rope(view.positions), attend_in(cache, view)
+        outputs = {}
+        for i, block in enumerate(self.blocks):
+            x = block(x, rope, attend)
+            if i in taps:
+                outputs[i] = x
+        return Hidden(x, tuple(outputs[i] for i in taps))
+
+    def logits(self, last: Tensor) -> Tensor:
+        """[R, V] from the rows `last` [R, H] of `Hidden.last`."""
+        if self.native is not None:
+            return self.native.logits(last)
+        count = last.shape[0]
+        return self.project(self.norm(last if count >= self.least_rows else last.expand(self.least_rows, -1)))[:count]
+
+    def project(self, normed: Tensor) -> Tensor:  # [R, H] -> [R, V]
+        """The output layer alone, for hidden states after the final norm."""
+        projected: Tensor = self.embed.project(normed) if self.head is None else self.head(normed)
+        return projected
+
+
+def rope_at(tables: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of rotary tables; padding nodes and lookahead may stand past the last one, nobody reads them."""
+    cos, sin = tables
+    at = positions.clamp(max=cos.shape[0] - 1)
+    return cos[at], sin[at]

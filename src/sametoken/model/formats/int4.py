@@ -1,0 +1,63 @@
+"""Four-bit weights with a bfloat16 scale for each group of inputs, multiplied by eight-bit rows (W4A8).
+
+A group's sum is an integer; groups are added in float32 in the order of the inputs, so every implementation agrees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sametoken.model.formats.base import Stored, signed_bytes
+from sametoken.model.formats.packing import WIDTH, nibbles, packed_weight, padded_outputs
+from sametoken.native.library import INT4, PackedWeight
+
+# Scales that are tried for a group, relative to the one that maps its greatest weight to -8: clipping the greatest a
+# little often costs less than rounding the rest more coarsely.
+TRIED = tuple(1.04 - step / 25 for step in range(7))
+
+
+@dataclass(frozen=True)
+class Int4:
+    """Values -8 .. 7 times the scale of `group` inputs, 32 or 128."""
+
+    name: str
+    group: int
+
+    def quantise(self, weight: Tensor) -> Stored:
+        wide = F.pad(weight.to(torch.float32), (0, -weight.shape[1] % WIDTH))
+        grouped = wide.view(weight.shape[0], -1, self.group)
+        greatest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
+        best = torch.full_like(greatest, float("inf"))
+        values, scale = torch.zeros_like(grouped, dtype=torch.int8), torch.zeros_like(greatest)
+        for factor in TRIED:
+            tried = (greatest / -8 * factor).to(torch.bfloat16).to(torch.float32)
+            rounded = (grouped / torch.where(tried == 0, 1.0, tried)).round_().clamp_(-8, 7)
+            error = (rounded * tried - grouped).square_().sum(2, keepdim=True)
+            better = error < best
+            best = torch.where(better, error, best)
+            values = torch.where(better, rounded.to(torch.int8), values)
+            scale = torch.where(better, tried, scale)
+        return Stored(values.flatten(1), scale.squeeze(2).to(torch.bfloat16))
+
+    def dequantize(self, stored: Stored, inputs: int) -> Tensor:
+        grouped = stored.values.to(torch.float32).view(*stored.scale.shape, self.group)
+        return (grouped * stored.scale.to(torch.float32).unsqueeze(2)).flatten(1)[:, :inputs]
+
+    def linear(self, x: Tensor, stored: Stored) -> Tensor:
+        rows, scale = signed_bytes(x)
+        # Sums of a group stay below 2^24: float32 products give the integers exactly, in any order.
+        wide = F.pad(rows.to(torch.float32), (0, stored.values.shape[1] - rows.shape[1]))
+        total = torch.zeros(x.shape[0], stored.values.shape[0])
+        parts = zip(torch.split(wide, self.group, 1), torch.split(stored.values, self.group, 1), strict=True)
+        for group, (part, values) in enumerate(parts):
+            total = total + F.linear(part, values.to(torch.float32)) * stored.scale[:, group].to(torch.float32)
+        return total * scale
+
+    def pack(self, stored: Stored, inputs: int, bias: Tensor | None) -> PackedWeight:
+        shape = stored.values.shape[0], inputs
+        scale = padded_outputs(stored.scale).t().contiguous()
+        return packed_weight(INT4, shape, nibbles(stored.values), scale=scale, bias=bias, group=self.group)

@@ -1,0 +1,44 @@
+"""Eight-bit weights with one scale an output: products with eight-bit rows (W8A8), or with bfloat16 rows.
+
+W8A8 quantises each row as it comes (dynamic, per token). Its sums are integers, so every implementation agrees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sametoken.model.formats.base import Stored, integer_product, signed_bytes
+from sametoken.model.formats.packing import packed_weight, padded_outputs, pairs, quads
+from sametoken.native.library import INT8, INT8_WEIGHT_ONLY, PackedWeight
+
+
+@dataclass(frozen=True)
+class Int8:
+    """Symmetric, per output; `dynamic` is W8A8, otherwise rows stay bfloat16."""
+
+    name: str
+    dynamic: bool
+
+    def quantise(self, weight: Tensor) -> Stored:
+        wide = weight.to(torch.float32)
+        scale = wide.abs().amax(1) / 127
+        divisor = torch.where(scale > 0, scale, 1.0).unsqueeze(1)
+        return Stored((wide / divisor).round().clamp(-127, 127).to(torch.int8), scale)
+
+    def dequantize(self, stored: Stored, inputs: int) -> Tensor:
+        return stored.values[:, :inputs].to(torch.float32) * stored.scale.unsqueeze(1)
+
+    def linear(self, x: Tensor, stored: Stored) -> Tensor:
+        if not self.dynamic:  # eight bits fit bfloat16 exactly, and its product keeps a row's bits apart from M
+            return torch.nn.functional.linear(x, stored.values.to(x.dtype)).to(torch.float32) * stored.scale
+        rows, scale = signed_bytes(x)
+        return integer_product(rows, stored.values) * scale * stored.scale
+
+    def pack(self, stored: Stored, inputs: int, bias: Tensor | None) -> PackedWeight:
+        kind, data = (INT8, quads(stored.values)) if self.dynamic else (INT8_WEIGHT_ONLY, pairs(stored.values))
+        return packed_weight(
+            kind, (stored.values.shape[0], inputs), data, scale=padded_outputs(stored.scale), bias=bias
+        )

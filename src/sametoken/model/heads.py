@@ -1,0 +1,237 @@
+"""The heads that guess from a target's hidden states: one module each, the same in training and in serving.
+
+What differs there is only where attention finds its keys, which the caller says (`Attend`), and whether the linears
+are packed. Legend: T tokens, H hidden size of the head, Ht of the target, V vocabulary, Vd draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sametoken.model.decoder import Attend, Block, rope_at
+from sametoken.model.formats.base import WeightFormat
+from sametoken.model.head_config import EagleConfig, MedusaConfig
+from sametoken.model.layers import RMSNorm
+from sametoken.model.linear import Embedding, Linear
+from sametoken.model.rotary import rope_tables
+
+STD = 0.02  # of random weights, as transformers initialises linears
+
+
+class FirstBlock(Block):
+    """EAGLE-3's first block: attention reads a normed token vector beside the normed hidden state, 2 H wide."""
+
+    def __init__(self, config: EagleConfig, dtype: torch.dtype, format: WeightFormat | None) -> None:
+        layers = config.layers
+        super().__init__(layers, 0, dtype, format, reads=2 * layers.hidden_size)
+        self.attention_norm = None
+        self.embed_norm = RMSNorm(layers.hidden_size, layers.norm_eps, dtype)
+        self.hidden_norm = RMSNorm(layers.hidden_size, layers.norm_eps, dtype)
+        self.norm_before_residual = config.norm_before_residual
+
+    def join(self, embedded: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """[T, H] from token vectors and hidden states [T, H]."""
+        normed = self.hidden_norm(hidden)
+        residual = normed if self.norm_before_residual else hidden
+        x = residual + self.attention(torch.cat([self.embed_norm(embedded), normed], dim=-1), rope, attend)
+        return x + self.feed_forward(x)
+
+
+class EagleHead(nn.Module):
+    """Guesses one token after the other from the target's features and from its own last output.
+
+    Slot i reads the token after position i and the feature of position i, and guesses the token after that; it stands
+    at position i. Architecture: SafeAILab/EAGLE `cnets1.py` (1, 2) and `cnets.py` (3).
+
+    Args:
+        dtype: of weights and activations.
+        format: what the linears are quantised to when they are packed, None for nothing.
+    """
+
+    d2t: Tensor
+
+    def __init__(self, config: EagleConfig, dtype: torch.dtype, format: WeightFormat | None = None) -> None:
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        layers, hidden, eps = config.layers, config.layers.hidden_size, config.layers.norm_eps
+        width, taps = config.target_hidden_size, len(config.taps)
+        self.embed = Embedding(layers.vocab_size, hidden, dtype, tied=False) if config.own_embed else None
+        self.fc = Linear(config.fused_size, hidden, config.fc_bias, dtype, format)
+        self.input_norm = RMSNorm(taps * width, eps, dtype) if config.norm_before_fc else None
+        self.fc_norms = nn.ModuleList(RMSNorm(width, eps, dtype) for _ in range(taps)) if config.fc_norm else None
+        blocks = [Block(layers, i, dtype, format) for i in range(1, layers.num_layers)]
+        self.blocks = nn.ModuleList([self._first(dtype, format), *blocks])
+        self.norm = RMSNorm(hidden, eps, dtype) if config.last_norm else None
+        self.head = Linear(hidden, config.draft_vocab_size, False, dtype, format) if config.own_head else None
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64, device="cpu"))
+        self._rope: tuple[Tensor, Tensor] | None = None
+
+    def _first(self, dtype: torch.dtype, format: WeightFormat | None) -> Block:
+        if self.config.version == 3:
+            return FirstBlock(self.config, dtype, format)
+        block = Block(self.config.layers, 0, dtype, format)
+        if not self.config.input_norm:
+            block.attention_norm = None
+        return block
+
+    @property
+    def draft_ids(self) -> Tensor:
+        """[Vd] the target's id of every token that it can guess."""
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """The first hidden states [T, H] from features [T, taps * Ht]; version 1 takes them as they are."""
+        if self.config.version == 1:
+            return features
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        if self.fc_norms is not None:
+            parts = torch.split(features, self.config.target_hidden_size, dim=-1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norms, parts, strict=True)], dim=-1)
+        fused: Tensor = self.fc(features)
+        return fused
+
+    def forward(self, embedded: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """One step for T slots.
+
+        Args:
+            embedded: [T, H] vectors of the tokens after the slots' positions.
+            hidden: [T, H] fused features, or what the step before recycled.
+            rope: of the slots' positions, from `rope`.
+            attend: stores the new keys and finds those that a slot sees.
+
+        Returns:
+            [T, H] output of the last block, for `logits` and `recycle`.
+        """
+        first, *rest = self.blocks
+        if isinstance(first, FirstBlock):
+            x = first.join(embedded, hidden, rope, attend)
+        else:
+            x = first(self.fc(torch.cat([embedded, hidden], dim=-1)), rope, attend)
+        for block in rest:
+            x = block(x, rope, attend)
+        return x
+
+    def recycle(self, output: Tensor) -> Tensor:  # [T, H] -> [T, H]
+        """What the next step reads in place of a feature."""
+        return self.normed(output) if self.recycles_normed else output
+
+    @property
+    def recycles_normed(self) -> bool:
+        """Whether the next step reads what an output head reads."""
+        return self.config.norm_output or self.config.version == 1
+
+    def normed(self, output: Tensor) -> Tensor:  # [T, H] -> [T, H]
+        """What an output head reads."""
+        return output if self.norm is None else self.norm(output)
+
+    def logits(self, output: Tensor) -> Tensor:  # [T, H] -> [T, Vd]
+        """Scores by the head's own output layer."""
+        assert self.head is not None, "a head without an output layer uses the target's"
+        scores: Tensor = self.head(self.normed(output))
+        return scores
+
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, 1, rotated size] at `positions` [T]."""
+        return rope_at(self.rope_tables(positions.device), positions)
+
+    def rope_tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos and sin [positions, 1, rotated size]."""
+        if self._rope is None or self._rope[0].device != device:  # not in __init__, which may run on the meta device
+            cos, sin = rope_tables(self.config.layers.rope, self.config.layers.max_position, device, self.dtype)
+            self._rope = cos.unsqueeze(1), sin.unsqueeze(1)
+        return self._rope
+
+
+class ResBlock(nn.Module):
+    """x + SiLU(linear(x))."""
+
+    def __init__(self, size: int, dtype: torch.dtype, format: WeightFormat | None) -> None:
+        super().__init__()
+        self.linear = Linear(size, size, True, dtype, format)
+
+    def forward(self, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
+        return x + F.silu(self.linear(x))
+
+
+class MedusaHead(nn.Module):
+    """Residual blocks and, where it has one, an output layer."""
+
+    def __init__(self, config: MedusaConfig, dtype: torch.dtype, format: WeightFormat | None) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.blocks = nn.ModuleList(ResBlock(size, dtype, format) for _ in range(config.num_layers))
+        self.head = Linear(size, config.vocab_size, False, dtype, format) if config.own_heads else None
+
+
+class MedusaHeads(nn.Module):
+    """Guesses several tokens at once, each head one place further, from the target's last normed hidden state.
+
+    Architecture: FasterDecoding/Medusa, with independent blocks.
+    """
+
+    def __init__(self, config: MedusaConfig, dtype: torch.dtype, format: WeightFormat | None = None) -> None:
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        self.heads = nn.ModuleList(MedusaHead(config, dtype, format) for _ in range(config.num_heads))
+
+    def states(self, hidden: Tensor) -> list[Tensor]:
+        """Per head [T, H] what its output layer reads; head i guesses the token i + 2 places after that of `hidden`."""
+        found = []
+        for head in self.each():
+            x = hidden
+            for block in head.blocks:
+                x = block(x)
+            found.append(x)
+        return found
+
+    def logits(self, hidden: Tensor) -> list[Tensor]:
+        """Per head [T, V] by the heads' own output layers."""
+        scores = []
+        for head, state in zip(self.each(), self.states(hidden), strict=True):
+            assert head.head is not None, "heads without output layers use the target's"
+            scores.append(head.head(state))
+        return scores
+
+    def each(self) -> list[MedusaHead]:
+        """The heads in order."""
+        return cast("list[MedusaHead]", list(self.heads))
+
+
+def pack(module: nn.Module) -> None:
+    """Packs every linear of a head that will only be served."""
+    for part in module.modules():
+        if isinstance(part, Linear | Embedding):
+            part.deterministic = False  # a guess may differ beside other rows; it changes no token
+            part.pack()
+
+
+def initialise(
+    module: EagleHead | MedusaHeads, target_head: Tensor, generator: torch.Generator, std: float = STD
+) -> None:
+    """Weights to begin training with, in place: random ones, output layers copied from the target's.
+
+    Medusa's residual blocks begin at zero, so that head i begins as the target's own guess.
+
+    Args:
+        target_head: [V, Ht] the target's output layer; used where the head is as wide as the target.
+        std: standard deviation of the random weights.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 1:
+            parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
+        elif isinstance(module, MedusaHeads) and ".blocks." in name:
+            parameter.data.zero_()
+        else:
+            parameter.data.normal_(0.0, std, generator=generator)
+    if isinstance(module, EagleHead):
+        if module.head is not None and target_head.shape[1] == module.config.layers.hidden_size:
+            module.head.weight.data.copy_(target_head[module.draft_ids.to(target_head.device)])
+        return
+    for part in module.modules():
+        if isinstance(part, MedusaHead) and part.head is not None:
+            part.head.weight.data.copy_(target_head)

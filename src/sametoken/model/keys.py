@@ -1,0 +1,82 @@
+"""Typed reads of a `config.json`: every wrong or missing value becomes an error that names its key.
+
+Knows no architecture; `config.py` says which keys there are and what an absent one means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sametoken.errors import CheckpointError, UnsupportedModelError
+
+
+class Keys:
+    """Typed reads from a mapping. `null` and an absent key both mean the default; without a default they are errors."""
+
+    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+        self.values = values
+        self.where = where
+
+    def _bad(self, key: str, expected: str) -> CheckpointError:
+        got = repr(self.values[key]) if key in self.values else "nothing"
+        return CheckpointError(f"{self.where} has {got} for {key!r}, expected {expected}: is this file complete?")
+
+    def architecture(self) -> str:
+        names = self.values.get("architectures")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            raise self._bad("architectures", 'a list with one name, for example ["LlamaForCausalLM"]')
+        return names[0]
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self._bad(key, "a positive number")
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        return None if self.values.get(key) is None else self.number(key)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or value < 1:
+            raise self._bad(key, "a positive integer")
+        return int(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise self._bad(key, "true or false")
+        return value
+
+    def choice(self, key: str, default: str, known: tuple[str, ...]) -> str:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value not in known:
+            raise UnsupportedModelError(f"{self.where} has {value!r} for {key!r}; supported: {', '.join(known)}")
+        return str(value)
+
+    def numbers(self, key: str, length: int) -> tuple[float, ...]:
+        value = self.values.get(key)
+        if not isinstance(value, list) or len(value) != length:
+            raise self._bad(key, f"a list of {length} numbers")
+        if any(isinstance(x, bool) or not isinstance(x, int | float) or x <= 0 for x in value):
+            raise self._bad(key, f"a list of {length} positive numbers")
+        return tuple(float(x) for x in value)
+
+    def token_ids(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """One id, a list of ids, or `null` for none; only an absent key means the default."""
+        value = self.values.get(key, list(default))
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(isinstance(x, bool) or not isinstance(x, int) for x in ids):
+            raise self._bad(key, "a token id, a list of token ids or null")
+        return tuple(ids)
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise self._bad(key, "an object or null")
+        return value or {}

@@ -1,0 +1,53 @@
+"""Norm and gated activation: the parts of a block that know neither attention nor caches.
+
+Legend: T tokens of the whole batch, I intermediate size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sametoken.speculation.devices import fused
+
+# Up to so many elements torch does not share an activation among threads, gelu being the first to be shared. Beyond,
+# a thread's share may end within a row, and the exponential of its last few elements is another function than that of
+# whole vectors.
+WHOLE_ROWS = 2**14
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., size] -> [..., size]
+        # Trained weights are float32 under narrower activations; torch has no fused norm of two dtypes.
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:  # [T, 2 I] -> [T, I]
+    """activation(gate) * up, for gate and up side by side."""
+    if activation is F.silu and fused(gate_up):
+        from sametoken.model.triton_pointwise import silu_gated
+
+        return silu_gated(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    if gate_up.requires_grad:
+        return activation(gate) * up
+    rows = max(1, WHOLE_ROWS // gate.shape[-1])
+    if gate.device.type != "cpu" or len(gate) <= rows:
+        return activation(gate).mul_(up)
+    return torch.cat([activation(part) for part in torch.split(gate, rows)]).mul_(up)

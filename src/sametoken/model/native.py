@@ -1,0 +1,286 @@
+"""The blocks of a decoder or a head as one call of the compiled kernels: facts and weights as the structures they read.
+
+Computes what `model.decoder.Block` and `model.heads` compute, in their order and with their roundings. Whatever stands
+beside a row never shows in its bits, without blocks of rows, padded keys or trees taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_int32, c_int64, pointer
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sametoken.model.linear import Embedding, Linear
+from sametoken.native.library import (
+    Draw,
+    Feed,
+    Join,
+    Layer,
+    Library,
+    Model,
+    Output,
+    PackedWeight,
+    Pages,
+    Span,
+    address,
+    library,
+    struct_of,
+)
+from sametoken.runtime.cache import KVCache, View
+from sametoken.runtime.cache import Span as CacheSpan
+from sametoken.speculation.rows import Sampling
+
+if TYPE_CHECKING:
+    from sametoken.model.config import ModelConfig
+    from sametoken.model.decoder import Block, Decoder
+    from sametoken.model.heads import EagleHead, FirstBlock
+    from sametoken.model.layers import RMSNorm
+
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
+LANES = 16  # numbers of a vector: rows and heads are whole vectors
+
+
+class Parts(NamedTuple):
+    """What a compiled model consists of.
+
+    Attributes:
+        config: facts of the blocks.
+        blocks: in order.
+        rope: makes cos and sin [positions, 1, rotated size] on a device.
+        embed: token vectors.
+        norm: before the output head, None for none.
+        head: output head, packed.
+        ids: [outputs] int64 the target's token of each output of the head.
+    """
+
+    config: ModelConfig
+    blocks: list[Block]
+    rope: Callable[[torch.device], tuple[Tensor, Tensor]]
+    embed: Embedding
+    norm: RMSNorm | None
+    head: Linear
+    ids: Tensor
+
+    def fit(self, *others: Linear) -> bool:
+        """Whether the kernels can compute them, and `others` that belong to them."""
+        config, linears = self.config, [*chain.from_iterable(map(_linears, self.blocks)), self.head, *others]
+        whole = all(linear.native is not None for linear in linears) and self.embed.weight.dtype == torch.bfloat16
+        widths = config.hidden_size, config.intermediate_size, config.head_dim
+        return library() is not None and whole and not any(width % LANES for width in widths)
+
+
+class Certain(NamedTuple):
+    """What rows of a cache read before they guess.
+
+    Attributes:
+        rows, starts: of the page table, and their lengths there, where the tokens go.
+        tokens: one or more for each row; guesses follow the last one.
+        features: [tokens of all rows, W] what a head reads beside them, rows one after the other; None for a decoder.
+    """
+
+    rows: Sequence[int]
+    starts: Sequence[int]
+    tokens: Sequence[Sequence[int]]
+    features: Tensor | None = None
+
+    def padded(self, width: int) -> Tensor | None:
+        """[B * width, W] features, each row's last one repeated."""
+        lengths = list(map(len, self.tokens))
+        if self.features is None or min(lengths) == width:
+            return self.features
+        begins = accumulate(lengths, initial=0)
+        at = [begin + min(i, length - 1) for begin, length in zip(begins, lengths, strict=False) for i in range(width)]
+        return self.features[torch.tensor(at)]
+
+
+class _Compiled:
+    """Blocks and output head on the CPU; what decoders and heads share.
+
+    Args:
+        recycled: a forward after a guess reads the state after the norm.
+        join: how a head enters its first block, None for a decoder.
+    """
+
+    ahead = 0  # from the index that a row's next token goes to, to the position of its first guess
+
+    def __init__(self, parts: Parts, kernels: Library, recycled: bool = False, join: Any = None) -> None:
+        config, embed, self._kernels = parts.config, parts.embed, kernels
+        cos, sin = (table.squeeze(1).contiguous() for table in parts.rope(torch.device("cpu")))
+        layers = (Layer * config.num_layers)(*(_layer(block) for block in parts.blocks))
+        self._head, self._norm = _packed(parts.head), parts.norm
+        self._model = struct_of(
+            Model, layers=config.num_layers, hidden=config.hidden_size, heads=config.num_heads,
+            kv_heads=config.num_kv_heads, head_size=config.head_dim, rotated=config.rope.dim,
+            intermediate=config.intermediate_size, activation=ACTIVATIONS[config.activation], eps=config.norm_eps,
+            embed_packed=embed.paired, embed=embed.weight.detach(), vocabulary=embed.count,
+            cos=cos, sin=sin, positions=cos.shape[0], layer=layers, join=join,
+        )  # fmt: skip
+        ids = F.pad(parts.ids.to(torch.int32), (0, -len(parts.ids) % LANES))
+        norm = None if parts.norm is None else parts.norm.weight.detach()
+        self._output = struct_of(Output, head=pointer(self._head.weight), norm=norm, ids=ids, recycled=recycled)
+        self._kept = (cos, sin, layers, ids, join, parts)  # what the structures point to
+        self._nbytes = sum(_packed(linear).nbytes for block in parts.blocks for linear in _linears(block))
+
+    def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
+        kept = [(span, span.reach.contiguous()) for span in view.spans]
+        spans = [_span(span, reach) for span, reach in kept]
+        self._kernels.forward(self._model, _pages(cache), spans, tokens.contiguous(), x, taps, self._nbytes)
+        return x
+
+    def guess(self, certain: Certain, cache: KVCache, levels: int, sampling: Sampling) -> Tensor:
+        """Reads what is certain and guesses on: each row's last token and its continuation, [B, 1 + levels] int64.
+
+        Args:
+            levels: tokens of a continuation, each drawn as the target would draw; the last one is not read.
+            sampling: of the same rows, not `edited`.
+        """
+        batch, lengths = len(certain.rows), [len(tokens) for tokens in certain.tokens]
+        width = max(lengths)
+        tokens = _longs([*chain.from_iterable([*row, *[0] * (width - len(row))] for row in certain.tokens)])
+        rows, starts, counts = _longs(certain.rows), _longs(certain.starts), (c_int32 * batch)(*lengths)
+        positions = _longs([start + n + self.ahead for start, n in zip(certain.starts, lengths, strict=True)])
+        features = certain.padded(width)
+        features = None if features is None else features.contiguous()
+        span = Span(batch, width, width, addressof(rows), addressof(starts))
+        feed = Feed(span, addressof(tokens), addressof(counts), address(features))
+        truncation = {} if sampling.truncation is None else sampling.truncation._asdict()
+        draw = struct_of(
+            Draw, seeds=sampling.seed, positions=addressof(positions), temperature=sampling.temperature,
+            loudness=sampling.loudness, **truncation,
+        )  # fmt: skip
+        nbytes = self._nbytes, self._head.nbytes
+        return self._kernels.guess(self._model, _pages(cache), feed, self._output, draw, levels, nbytes)
+
+    def logits(self, last: Tensor) -> Tensor:
+        """[R, outputs] float32 from rows of the last block's output [R, H]."""
+        norm = None if self._norm is None else (self._norm.weight, self._norm.eps)
+        return self._kernels.linear(self._head, last, torch.float32, norm)
+
+
+class NativeDecoder(_Compiled):
+    """Blocks and head of a decoder whose linears are packed for the kernels."""
+
+    @staticmethod
+    def of(decoder: Decoder) -> NativeDecoder | None:
+        """The compiled form of a decoder, None where the kernels are missing or cannot compute it."""
+        kernels, head = library(), _head(decoder)
+        if kernels is None or head is None or head.native is None:
+            return None
+        config, rope, ids = decoder.config, decoder.rope_tables, torch.arange(head.out_features)
+        parts = Parts(config, _blocks(decoder), rope, decoder.embed, decoder.norm, head, ids)
+        return NativeDecoder(parts, kernels) if parts.fit() else None
+
+    def __call__(
+        self, tokens: Tensor, cache: KVCache, view: View, taps: Sequence[int]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Runs `tokens` [T] at the places that `view` names: the last block's output and the taps, each [T, H]."""
+        shape = tokens.shape[0], self._model.hidden
+        found = {tap: torch.empty(shape, dtype=torch.bfloat16) for tap in taps}
+        outputs = [found.get(layer) for layer in range(self._model.layers)]
+        last = self._run(tokens, torch.empty(shape, dtype=torch.bfloat16), cache, view, outputs)
+        return last, tuple(found[tap] for tap in taps)
+
+
+class NativeEagle(_Compiled):
+    """An EAGLE head whose linears are packed for the kernels, with what it shares of its target."""
+
+    ahead = 1  # a slot reads the token after its position
+
+    def __init__(self, head: EagleHead, parts: Parts, kernels: Library) -> None:
+        config, first, self._fc = head.config, parts.blocks[0], _packed(head.fc)
+        each = cast("list[RMSNorm]", [] if head.fc_norms is None else list(head.fc_norms))
+        norms = {
+            "whole_norm": None if head.input_norm is None else head.input_norm.weight.detach(),
+            "part_norms": torch.cat([norm.weight.detach() for norm in each]) if each else None,
+        }
+        self._paired = config.version == 3
+        if self._paired:
+            joint = cast("FirstBlock", first)
+            norms["embed_norm"] = joint.embed_norm.weight.detach()
+            norms["hidden_norm"] = joint.hidden_norm.weight.detach()
+        self._norms = norms  # what the structure points to
+        join = struct_of(
+            Join, fc=pointer(self._fc.weight), paired=self._paired, parts=len(config.taps),
+            normed_residual=config.norm_before_residual, **norms,
+        )  # fmt: skip
+        super().__init__(parts, kernels, config.version == 1 or config.norm_output, pointer(join))
+
+    @staticmethod
+    def of(head: EagleHead, target: Decoder) -> NativeEagle | None:
+        """The compiled form of a head beside its target, None where the kernels are missing or cannot compute it."""
+        kernels, output = library(), _head(target) if head.head is None else head.head
+        if kernels is None or output is None:
+            return None
+        embed = target.embed if head.embed is None else head.embed
+        ids = torch.arange(output.out_features) if head.head is None else head.draft_ids
+        parts = Parts(head.config.layers, _blocks(head), head.rope_tables, embed, head.norm, output, ids)
+        features = target.dtype == torch.bfloat16 and head.config.target_hidden_size % LANES == 0
+        return NativeEagle(head, parts, kernels) if features and parts.fit(head.fc) else None
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """`EagleHead.fuse`."""
+        return self._kernels.fuse(self._model, features, self._fc.nbytes) if self._paired else features
+
+    def __call__(self, tokens: Tensor, hidden: Tensor, cache: KVCache, view: View) -> Tensor:
+        """One step for the slots that `view` names.
+
+        Args:
+            tokens: [T] after the slots' positions.
+            hidden: [T, H] fused features, or what the step before recycled; finite for padding too.
+
+        Returns:
+            [T, H] output of the last block.
+        """
+        none = [None] * self._model.layers
+        return self._run(tokens, hidden.clone(memory_format=torch.contiguous_format), cache, view, none)
+
+
+def _pages(cache: KVCache) -> Pages:
+    table = cache.table.table
+    found: Pages = struct_of(
+        Pages, keys=cache.keys, values=cache.values, layer_stride=cache.keys.stride(0),
+        page_size=cache.table.page_size, table_stride=table.stride(0), table=table,
+    )  # fmt: skip
+    return found
+
+
+def _span(span: CacheSpan, reach: Tensor) -> Span:
+    batch, total = reach.shape[:2]
+    found: Span = struct_of(
+        Span, batch=batch, nodes=span.nodes, total=total, rows=span.rows, starts=span.starts, reach=reach
+    )
+    return found
+
+
+def _longs(values: Sequence[int]) -> Any:
+    return (c_int64 * len(values))(*values)
+
+
+def _blocks(module: nn.Module) -> list[Block]:
+    return cast("list[Block]", list(cast("nn.ModuleList", module.blocks)))
+
+
+def _head(decoder: Decoder) -> Linear | None:
+    return decoder.embed.head if decoder.head is None else decoder.head
+
+
+def _linears(block: Block) -> tuple[Linear, ...]:
+    return block.qkv, block.out, block.gate_up, block.down
+
+
+def _packed(linear: Linear) -> PackedWeight:
+    assert linear.native is not None
+    return linear.native
+
+
+def _layer(block: Block) -> Layer:
+    norms = (block.attention_norm, block.q_norm, block.k_norm, block.mlp_norm)
+    names = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
+    pointers = {name: None if norm is None else address(norm.weight) for name, norm in zip(names, norms, strict=True)}
+    qkv, out, gate_up, down = (_packed(each).weight for each in _linears(block))
+    return Layer(**pointers, qkv=qkv, out=out, gate_up=gate_up, down=down, window=block.window or 0)

@@ -1,0 +1,226 @@
+// Attention over cache pages where they lie: the committed prefix of a row, then each node's own path.
+//
+// Keys are visited in the order of their positions, in blocks of 16 aligned to position 0, a tree node's path as if it
+// stood side by side. So a query's bits depend on its own keys alone: not on pages, tree shape, or other queries.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "simd.h"
+#include "team.h"
+
+namespace sametoken {
+
+struct Cache {               // of one layer
+  bf16 *keys, *values;       // [slots][kv heads][size]
+  const int64_t* table;      // [rows][pages of a row] page numbers
+  int64_t table_stride, page_size;
+};
+
+// Trees of `total` nodes in `batch` rows, of which the last `nodes` are computed; all arrays contiguous.
+struct Span {
+  int32_t batch, nodes, total;
+  const int64_t *rows, *starts;  // [batch] rows of the page table, and their committed lengths
+  const uint8_t* reach;          // [batch][total][total] whether a node lies on another's path; null: all are chains
+};
+
+struct Heads {
+  int32_t query, key, size;
+  int groups() const { return query / key; }
+};
+
+inline int64_t slot_of(const Cache& cache, int64_t row, int64_t index) {
+  return cache.table[row * cache.table_stride + index / cache.page_size] * cache.page_size + index % cache.page_size;
+}
+
+// The nodes that are computed, row by row: where each stands and what it sees past the committed prefix.
+struct Places {
+  std::vector<int64_t> position, slot;           // [tokens]
+  std::vector<std::vector<int32_t>> path;        // [tokens] nodes on the path, root first; empty in rows that are chains
+  std::vector<uint8_t> chain;                    // [rows of all spans]
+
+  Places(const Cache& cache, const Span* spans, int count) {
+    for (int s = 0; s < count; s++)
+      for (int b = 0; b < spans[s].batch; b++) add(cache, spans[s], b);
+  }
+
+ private:
+  void add(const Cache& cache, const Span& span, int b) {
+    const uint8_t* reach = span.reach + int64_t(b) * span.total * span.total;
+    bool straight = true;
+    for (int n = 0; span.reach != nullptr && n < span.total && straight; n++)
+      for (int m = 0; m <= n && straight; m++) straight = reach[n * span.total + m];
+    chain.push_back(straight);
+    for (int n = span.total - span.nodes; n < span.total; n++) {
+      std::vector<int32_t> nodes;
+      int64_t depth = n;
+      if (!straight) {
+        for (int m = 0; m <= n; m++)
+          if (reach[n * span.total + m]) nodes.push_back(m);
+        depth = int64_t(nodes.size()) - 1;
+      }
+      position.push_back(span.starts[b] + depth);
+      slot.push_back(slot_of(cache, span.rows[b], span.starts[b] + n));
+      path.push_back(std::move(nodes));
+    }
+  }
+};
+
+// Queries of one key head that are attended for together: some nodes of one row, all their query heads.
+struct Block {
+  const Span* span;
+  int row, token, nodes;  // row of the span; first of its tokens in the batch
+  bool chain;
+};
+
+// Blocks of all spans; a chain's are short enough to share keys in the first-level cache, a tree's are whole.
+inline std::vector<Block> blocks_of(const Span* spans, int count, const Places& places, int groups) {
+  std::vector<Block> blocks;
+  int token = 0, row = 0;
+  int height = groups >= 16 ? 1 : 16 / groups;
+  for (int s = 0; s < count; s++)
+    for (int b = 0; b < spans[s].batch; b++, row++)
+      for (int n = 0; n < spans[s].nodes; n += height) {
+        int nodes = spans[s].nodes - n < height ? spans[s].nodes - n : height;
+        blocks.push_back({&spans[s], b, token, nodes, places.chain[size_t(row)] != 0});
+        token += nodes;
+      }
+  return blocks;
+}
+
+class Attention {
+ public:
+  // q: [tokens][q_stride] rotated queries; out: [tokens][out_stride]; window: keys a query sees, 0 for all.
+  Attention(const Cache& cache, const Heads& heads, const Places& places, const bf16* q, int64_t q_stride, bf16* out,
+            int64_t out_stride, int64_t window)
+      : cache_(cache), heads_(heads), places_(places), q_(q), q_stride_(q_stride), out_(out), out_stride_(out_stride),
+        window_(window), words_(heads.size / 2), groups_(heads.groups()) {}
+
+  void operator()(const Block& block, int head, Scratch& memory) const {
+    int queries = block.nodes * groups_;
+    int64_t first = INT64_MAX, last = 0;  // keys that any query of the block sees
+    for (int n = 0; n < block.nodes; n++) {
+      first = std::min(first, begin_of(block.token + n));
+      last = std::max(last, end_of(block.token + n));
+    }
+    first = first / LANES * LANES;
+    int64_t width = (last - first + LANES - 1) / LANES * LANES;
+    size_t floats = size_t(queries) * size_t(width + heads_.size) + size_t(words_ + LANES) * LANES;
+    float* scores = reinterpret_cast<float*>(memory.reserve(floats * 4));
+    float* sums = scores + int64_t(queries) * width;
+    uint32_t* turned = reinterpret_cast<uint32_t*>(sums + int64_t(queries) * heads_.size);
+    std::fill(sums, sums + int64_t(queries) * heads_.size, 0.0f);
+
+    // Up to here all nodes of the block have the same keys; past it each tree node has its own.
+    int64_t shared = block.chain ? last : std::max(first, block.span->starts[block.row] / LANES * LANES);
+    const bf16* rows[LANES];
+    for (int64_t key = first; key < std::min(shared, last); key += LANES) {
+      locate(block, 0, key, block.chain ? last : shared, head, cache_.keys, rows);
+      score(block, 0, block.nodes, rows, head, turned, scores + (key - first), width);
+    }
+    for (int n = 0; n < block.nodes && !block.chain; n++)
+      for (int64_t key = shared; key < end_of(block.token + n); key += LANES) {
+        locate(block, n, key, end_of(block.token + n), head, cache_.keys, rows);
+        score(block, n, 1, rows, head, turned, scores + (key - first), width);
+      }
+    for (int q = 0; q < queries; q++) soften(block.token + q / groups_, first, scores + q * width, width);
+    for (int64_t key = first; key < std::min(shared, last); key += LANES) {
+      locate(block, 0, key, block.chain ? last : shared, head, cache_.values, rows);
+      gather(queries, rows, scores + (key - first), width, sums);
+    }
+    for (int n = 0; n < block.nodes && !block.chain; n++)
+      for (int64_t key = shared; key < end_of(block.token + n); key += LANES) {
+        locate(block, n, key, end_of(block.token + n), head, cache_.values, rows);
+        gather(groups_, rows, scores + n * groups_ * width + (key - first), width, sums + n * groups_ * heads_.size);
+      }
+    for (int q = 0; q < queries; q++) {
+      bf16* to = out_ + (block.token + q / groups_) * out_stride_ + (head * groups_ + q % groups_) * heads_.size;
+      for (int i = 0; i < heads_.size; i += LANES) store_bf16(to + i, load(sums + q * heads_.size + i));
+    }
+  }
+
+ private:
+  int64_t end_of(int token) const { return places_.position[size_t(token)] + 1; }
+  int64_t begin_of(int token) const { return window_ == 0 ? 0 : std::max(int64_t(0), end_of(token) - window_); }
+
+  // Where 16 keys from position `key` on lie; positions from `end` on repeat a key that is there, nobody sees them.
+  void locate(const Block& block, int node, int64_t key, int64_t end, int head, const bf16* stored, const bf16** rows) const {
+    const Span& span = *block.span;
+    int64_t start = span.starts[block.row];
+    const std::vector<int32_t>& path = places_.path[size_t(block.token + node)];
+    for (int i = 0; i < LANES; i++) {
+      int64_t position = std::min(key + i, end - 1);
+      int64_t index = block.chain || position < start ? position : start + path[size_t(position - start)];
+      rows[i] = stored + (slot_of(cache_, span.rows[block.row], index) * heads_.key + head) * heads_.size;
+    }
+  }
+
+  // Scores of 16 keys for all queries of some nodes.
+  void score(const Block& block, int node, int nodes, const bf16* const* keys, int head, uint32_t* turned, float* scores,
+             int64_t width) const {
+    for (int word = 0; word < words_; word += LANES) {
+      const uint32_t* at[LANES];
+      uint32_t rest[LANES][LANES];
+      for (int i = 0; i < LANES; i++) {
+        at[i] = reinterpret_cast<const uint32_t*>(keys[i]) + word;
+        if (word + LANES <= words_) continue;
+        std::copy(at[i], at[i] + (words_ - word), rest[i]);  // what follows a head may not be ours to read
+        at[i] = rest[i];
+      }
+      transpose16(at, turned + word * LANES);
+    }
+    Floats scale = spread(1.0f / std::sqrt(float(heads_.size)));
+    for (int q = node * groups_; q < (node + nodes) * groups_; q++) {
+      const bf16* query = q_ + (block.token + q / groups_) * q_stride_ + (head * groups_ + q % groups_) * heads_.size;
+      Floats even = zeros(), odd = zeros();
+      for (int word = 0; word < words_; word += 2) {
+        even = dot2(even, load_pairs(turned + word * LANES), spread_pair(dword(query + 2 * word)));
+        odd = dot2(odd, load_pairs(turned + (word + 1) * LANES), spread_pair(dword(query + 2 * word + 2)));
+      }
+      store(scores + q * width, mul(add(even, odd), scale));
+    }
+  }
+
+  // Scores into weights that sum to 1; those of keys that the token does not see become 0.
+  void soften(int token, int64_t first, float* scores, int64_t width) const {
+    int64_t begin = begin_of(token) - first, end = end_of(token) - first;
+    int64_t low = begin / LANES * LANES, high = (end + LANES - 1) / LANES * LANES;
+    std::fill(scores, scores + begin, 0.0f);
+    std::fill(scores + low, scores + begin, -INFINITY);
+    std::fill(scores + end, scores + high, -INFINITY);
+    Floats most = spread(-INFINITY), sum = zeros();
+    for (int64_t i = low; i < high; i += LANES) most = greater(most, load(scores + i));
+    Floats peak = spread(lane_max(most));
+    for (int64_t i = low; i < high; i += LANES) store(scores + i, exponential(sub(load(scores + i), peak)));
+    std::fill(scores + low, scores + begin, 0.0f);
+    std::fill(scores + end, scores + width, 0.0f);
+    for (int64_t i = low; i < high; i += LANES) sum = add(sum, load(scores + i));
+    Floats share = spread(1.0f / lane_sum(sum));
+    for (int64_t i = low; i < high; i += LANES) store(scores + i, mul(load(scores + i), share));
+  }
+
+  // Adds 16 weighted values to the sums of some queries, one key after the other.
+  void gather(int queries, const bf16* const* values, const float* weights, int64_t width, float* sums) const {
+    for (int i = 0; i < heads_.size; i += LANES) {
+      Floats value[LANES];
+      for (int k = 0; k < LANES; k++) value[k] = load_bf16(values[k] + i);
+      for (int q = 0; q < queries; q++) {
+        Floats sum = load(sums + q * heads_.size + i);
+        for (int k = 0; k < LANES; k++) sum = fma(spread(weights[q * width + k]), value[k], sum);
+        store(sums + q * heads_.size + i, sum);
+      }
+    }
+  }
+
+  const Cache& cache_;
+  const Heads& heads_;
+  const Places& places_;
+  const bf16* q_;
+  int64_t q_stride_;
+  bf16* out_;
+  int64_t out_stride_, window_;
+  int words_, groups_;
+};
+
+}  // namespace sametoken

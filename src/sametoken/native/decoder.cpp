@@ -1,0 +1,182 @@
+// The functions that Python calls: one linear, the fusion of a head's features, one forward, and guesses.
+//
+// Return values: 0, or -1 when memory ran out.
+#include "draw.h"
+#include "forward.h"
+
+using namespace sametoken;
+
+extern "C" {
+
+// What makes guesses of a last hidden state.
+struct Output {
+  const Weight* head;
+  const bf16* norm;    // before the head, null for none
+  const int32_t* ids;  // [head->out, padded to whole vectors] the target's token of each output
+  int32_t recycled;    // whether the next forward reads the normed state beside the guess
+};
+
+// What rows read before they guess: chains of certain tokens.
+struct Feed {
+  Span span;               // all nodes of chains, `reach` null
+  const int64_t* tokens;   // [batch][nodes]
+  const int32_t* lengths;  // [batch] tokens of each row, what follows is padding
+  const bf16* features;    // [batch][nodes][width] where the model joins: what `sametoken_fuse` reads; finite in padding too
+};
+
+}  // extern "C"
+
+namespace {
+
+// read(x) W^T + bias for `count` rows, handed to a sink; read(from, to) writes what the product reads of a row, and
+// after(row), where every row is done, is a phase of its own.
+template <class Read, class Sink, class After>
+void product(const Weight& weight, const bf16* x, int count, int threads, Read read, Sink sink, After after) {
+  thread_local Scratch scratch;
+  char* memory = scratch.reserve(Input::bytes(count, weight.in));
+  Input input(memory, count, weight.in);
+  Pool::instance().run(threads, 3, [&](Worker& worker) {
+    worker.each(count, [&](int t) {
+      read(x + int64_t(t) * weight.in, input.row(t));
+      input.finish(t, weight);
+    });
+    linear(worker, weight, input.rows(), sink);
+    worker.each(count, after);
+  });
+}
+
+constexpr auto nothing = [](int) {};
+
+// A read that norms a row of `size` numbers, or takes it as it is where `norm` is null.
+auto normed(const bf16* norm, int size, float eps) {
+  return [=](const bf16* from, bf16* to) {
+    if (norm != nullptr) rms_norm(from, norm, to, size, eps);
+    else std::copy(from, from + size, to);
+  };
+}
+
+// A sink that stores float32 rows of `size` numbers.
+auto into_floats(float* y, int64_t stride, int size) {
+  return [=](int row, int at, Floats value) {
+    float* to = y + row * stride + at;
+    if (at + LANES <= size) return store(to, value);
+    float lanes[LANES];
+    store(lanes, value);
+    std::copy(lanes, lanes + (size - at), to);
+  };
+}
+
+void forward(const Model& model, const Pages& pages, const Span* spans, int span_count, const int64_t* tokens, int count,
+             bf16* x, bf16* const* taps, int threads) {
+  Forward forward(model, pages, spans, span_count, tokens, count, x, taps);
+  Pool::instance().run(threads, forward.phases(), [&](Worker& worker) { forward.run(worker); });
+}
+
+// Hidden states x [count][hidden] that a head reads, of the target's features.
+void fuse(const Model& model, const bf16* features, int count, bf16* x, int threads) {
+  const Join& join = *model.join;
+  if (!join.paired) {
+    std::copy(features, features + int64_t(count) * model.hidden, x);
+    return;
+  }
+  int in = join.fc->in, size = in / join.parts;
+  auto whole = normed(join.whole_norm, in, model.eps);
+  auto read = [&](const bf16* from, bf16* to) {
+    whole(from, to);
+    for (int at = 0; at < in && join.part_norms != nullptr; at += size)
+      rms_norm(to + at, join.part_norms + at, to + at, size, model.eps);
+  };
+  product(*join.fc, features, count, threads, read, into(x, model.hidden, model.hidden), nothing);
+}
+
+// Reads a feed; states [batch][hidden] becomes the last block's output for each row's last token.
+void read(const Model& model, const Pages& pages, const Feed& feed, bf16* states, bf16* const* taps, int threads) {
+  int count = feed.span.batch * feed.span.nodes, hidden = model.hidden;
+  std::vector<bf16> x(size_t(count) * size_t(hidden));
+  if (model.join != nullptr) fuse(model, feed.features, count, x.data(), threads);
+  forward(model, pages, &feed.span, 1, feed.tokens, count, x.data(), taps, threads);
+  for (int b = 0; b < feed.span.batch; b++) {
+    const bf16* last = x.data() + int64_t(b * feed.span.nodes + feed.lengths[b] - 1) * hidden;
+    std::copy(last, last + hidden, states + int64_t(b) * hidden);
+  }
+}
+
+// Runs `work`; memory that ran out becomes a return value, since no exception may leave the library.
+template <class Work>
+int32_t guarded(Work work) {
+  try {
+    work();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Which structures and calls these are; library.py takes no other.
+int32_t sametoken_interface() { return 3; }
+
+// All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
+// taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.
+int32_t sametoken_forward(const Model* model, const Pages* pages, const Span* spans, int32_t span_count,
+                          const int64_t* tokens, int32_t count, bf16* x, bf16* const* taps, int32_t threads) {
+  return guarded([&] { forward(*model, *pages, spans, span_count, tokens, count, x, taps, threads); });
+}
+
+// y [count][out] = norm(x [count][in]) W^T + bias, in float32 (`wide`) or bfloat16; without norm where `norm` is null.
+int32_t sametoken_linear(const Weight* weight, const bf16* x, int32_t count, const bf16* norm, float eps, void* y,
+                         int32_t wide, int32_t threads) {
+  return guarded([&] {
+    int out = weight->out;
+    auto read = normed(norm, weight->in, eps);
+    if (wide) product(*weight, x, count, threads, read, into_floats(static_cast<float*>(y), out, out), nothing);
+    else product(*weight, x, count, threads, read, into(static_cast<bf16*>(y), out, out), nothing);
+  });
+}
+
+// x [count][hidden], the hidden states that a head reads, of the target's features: [count][in] of the fusion (EAGLE-3)
+// or [count][hidden] as they are (EAGLE-1).
+int32_t sametoken_fuse(const Model* model, const bf16* features, int32_t count, bf16* x, int32_t threads) {
+  return guarded([&] { fuse(*model, features, count, x, threads); });
+}
+
+// Reads what became certain and guesses on: guesses [batch][1 + levels] are each row's last token and its continuation,
+// drawn one token at a time; the last one is not read.
+int32_t sametoken_guess(const Model* model, const Pages* pages, const Feed* feed, const Output* output, const Draw* draw,
+                        int64_t* guesses, int32_t levels, int32_t threads, int32_t head_threads) {
+  return guarded([&] {
+    const Weight& head = *output->head;
+    int batch = feed->span.batch, hidden = model->hidden;
+    int64_t stride = padded(head.out, LANES);
+    std::vector<bf16> states(size_t(batch) * size_t(hidden));
+    std::vector<bf16*> taps(size_t(model->layers), nullptr);
+    std::vector<float> logits(size_t(batch * stride));
+    std::vector<int64_t> tokens, starts;
+    for (int b = 0; b < batch; b++) {
+      tokens.push_back(feed->tokens[b * feed->span.nodes + feed->lengths[b] - 1]);
+      starts.push_back(feed->span.starts[b] + feed->lengths[b]);
+      guesses[b * (1 + levels)] = tokens.back();
+    }
+    Span next{batch, 1, 1, feed->span.rows, starts.data(), nullptr};
+    read(*model, *pages, *feed, states.data(), taps.data(), threads);
+    for (int level = 0; level < levels; level++) {
+      if (level > 0) {
+        forward(*model, *pages, &next, 1, tokens.data(), batch, states.data(), taps.data(), threads);
+        for (int64_t& start : starts) start++;
+      }
+      auto guess = [&](int b) {
+        bf16* state = states.data() + int64_t(b) * hidden;
+        if (output->recycled && output->norm != nullptr) rms_norm(state, output->norm, state, hidden, model->eps);
+        tokens[b] = output->ids[drawn(&logits[size_t(b * stride)], output->ids, head.out, *draw, b, level)];
+        guesses[b * (1 + levels) + 1 + level] = tokens[b];
+      };
+      auto read = normed(output->norm, hidden, model->eps);
+      product(head, states.data(), batch, head_threads, read, into_floats(logits.data(), stride, head.out), guess);
+    }
+  });
+}
+
+}  // extern "C"

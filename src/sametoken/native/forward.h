@@ -1,0 +1,258 @@
+// One forward of a decoder, or of a head that reads hidden states beside tokens, as one team walking through all layers.
+//
+// Source of the architecture: `sametoken.model.decoder` and `sametoken.model.heads`, whose order of operations and
+// rounding this follows.
+#pragma once
+#include <type_traits>
+
+#include "attention.h"
+#include "linear.h"
+#include "pointwise.h"
+
+namespace sametoken {
+
+struct Layer {
+  const bf16 *attention_norm, *q_norm, *k_norm, *mlp_norm;  // all but the last null where there are none
+  Weight qkv, out, gate_up, down;
+  int64_t window;  // keys that a query sees, 0 for all
+};
+
+// How a head that reads hidden states beside tokens enters its first layer. EAGLE-3 (`paired`): `fc` mixes the target's
+// features to a hidden state, and attention reads it beside a token vector, each normed. EAGLE-1: the features are
+// hidden states, and `fc` makes one of each and a token vector.
+struct Join {
+  const Weight* fc;
+  int32_t paired, normed_residual;        // whether the residual starts from the normed hidden state
+  const bf16 *embed_norm, *hidden_norm;   // of the pair
+  const bf16 *whole_norm, *part_norms;    // of features before `fc`: over a row, over each of its parts; null for none
+  int32_t parts;
+};
+
+struct Model {
+  int32_t layers, hidden, heads, kv_heads, head_size, rotated, intermediate, activation;
+  float eps;
+  int32_t embed_packed;  // whether the table lies in BF16 tiles, so that a tied head reads it too
+  int64_t vocabulary;
+  const bf16 *embed, *cos, *sin;  // [vocabulary][hidden]; [positions][rotated]
+  int64_t positions;
+  const Layer* layer;
+  const Join* join;  // null for a decoder, which reads tokens alone
+};
+
+struct Pages {
+  bf16 *keys, *values;  // [layers][slots][kv heads][head size]
+  int64_t layer_stride, page_size, table_stride;
+  const int64_t* table;
+};
+
+// The rows that a linear reads: plain while they are being written, then in the form that the linear wants.
+class Input {
+ public:
+  static size_t bytes(int64_t count, int64_t width) {
+    int64_t wide = padded(width, 128);
+    return size_t(count * (wide * 2 + wide + wide * 2 + wide / 8 + 8)) + 6 * 64;
+  }
+
+  Input(char*& memory, int64_t count, int64_t width)
+      : rows_{Blocks(int(count)), padded(width, 128), nullptr, nullptr, nullptr, nullptr} {
+    auto take = [&](auto*& to, int64_t size) {
+      to = reinterpret_cast<std::decay_t<decltype(to)>>(memory);
+      memory += padded(size, 64);
+    };
+    take(plain_, count * rows_.width * 2);
+    take(bytes_, count * rows_.width);
+    take(rows_.words, count * rows_.width * 2);
+    take(rows_.sums, count * rows_.width / 32 * 4);
+    take(rows_.scale, count * 4);
+    take(rows_.totals, count * 4);
+    for (int64_t i = 0; i < count; i++) std::fill(row(i) + width, row(i) + rows_.width, bf16(0));
+  }
+
+  bf16* row(int64_t i) const { return plain_ + i * rows_.width; }
+  int64_t stride() const { return rows_.width; }
+  const Rows& rows() const { return rows_; }
+  void finish(int i, const Weight& reader) const { rows_.set(i, row(i), reader, bytes_ + i * rows_.width); }
+
+ private:
+  Rows rows_;
+  bf16* plain_ = nullptr;
+  int8_t* bytes_ = nullptr;
+};
+
+inline void copy_cut(bf16* row, int at, Floats y, int size) {
+  bf16 lanes[LANES];
+  store_bf16(lanes, y);
+  std::copy(lanes, lanes + std::min(LANES, size - at), row + at);
+}
+
+// A sink that stores bfloat16 rows of `size` numbers.
+inline auto into(bf16* y, int64_t stride, int size) {
+  return [=](int row, int at, Floats value) {
+    if (at + LANES <= size) store_bf16(y + row * stride + at, value);
+    else copy_cut(y + row * stride, at, value, size);
+  };
+}
+
+// A sink that adds to bfloat16 rows; the product is rounded before the sum is, as separate operations would.
+inline auto onto(bf16* x, int64_t stride) {
+  return [=](int row, int at, Floats value) {
+    bf16* to = x + row * stride + at;
+    bf16 rounded[LANES];
+    store_bf16(rounded, value);
+    store_bf16(to, add(load_bf16(to), load_bf16(rounded)));
+  };
+}
+
+inline void embed(const Model& model, int64_t token, bf16* x) {
+  if (!model.embed_packed) {
+    std::copy(model.embed + token * model.hidden, model.embed + (token + 1) * model.hidden, x);
+    return;
+  }
+  int64_t steps = padded(model.hidden, 128) / 2;
+  const bf16* tile = model.embed + token / LANES * steps * 2 * LANES + token % LANES * 2;
+  for (int64_t k = 0; k < model.hidden / 2; k++) std::memcpy(x + 2 * k, tile + k * 2 * LANES, 4);
+}
+
+// One forward over all layers; every thread of the team runs `run`.
+class Forward {
+ public:
+  Forward(const Model& model, const Pages& pages, const Span* spans, int span_count, const int64_t* tokens, int count,
+          bf16* x, bf16* const* taps)
+      : model_(model), pages_(pages), spans_(spans), span_count_(span_count), tokens_(tokens), count_(count), x_(x),
+        taps_(taps), heads_{model.heads, model.kv_heads, model.head_size}, places_(cache(0), spans, span_count),
+        blocks_(blocks_of(spans, span_count, places_, heads_.groups())),
+        qkv_width_((model.heads + 2 * model.kv_heads) * model.head_size), memory_(workspace()),
+        joined_(memory_, count, joined_width()), normed_(memory_, count, model.hidden),
+        mixed_(memory_, count, model.heads * model.head_size), gated_(memory_, count, model.intermediate) {
+    qkv_ = reinterpret_cast<bf16*>(memory_);
+    gate_up_ = qkv_ + padded(int64_t(count) * qkv_width_, 64);
+  }
+
+  int phases() const { return 2 + 11 * model_.layers; }
+
+  void run(Worker& worker) const {
+    int hidden = model_.hidden;
+    enter(worker);
+    for (int i = 0; i < model_.layers; i++) {
+      const Layer& layer = model_.layer[i];
+      attend(worker, layer, i);
+      feed_forward(worker, layer);
+      if (taps_[i] != nullptr)
+        worker.each(count_, [&](int t) { std::copy(state(t), state(t + 1), taps_[i] + int64_t(t) * hidden); });
+    }
+  }
+
+ private:
+  bf16* state(int t) const { return x_ + int64_t(t) * model_.hidden; }
+  int64_t joined_width() const { return model_.join == nullptr ? 0 : 2 * int64_t(model_.hidden); }
+  void embed_into(int t, bf16* row) const { embed(model_, std::clamp(tokens_[t], int64_t(0), model_.vocabulary - 1), row); }
+
+  Cache cache(int layer) const {
+    int64_t offset = layer * pages_.layer_stride;
+    return {pages_.keys + offset, pages_.values + offset, pages_.table, pages_.table_stride, pages_.page_size};
+  }
+
+  char* workspace() const {
+    thread_local Scratch scratch;
+    int64_t wide = qkv_width_ + 2 * int64_t(model_.intermediate);
+    return scratch.reserve(Input::bytes(count_, joined_width()) + Input::bytes(count_, model_.hidden) + Input::bytes(count_, model_.heads * model_.head_size) +
+                           Input::bytes(count_, model_.intermediate) + size_t(count_ * wide * 2) + 1024);
+  }
+
+  // The first hidden states: of tokens, or of what is given in x and tokens.
+  void enter(Worker& worker) const {
+    int hidden = model_.hidden;
+    const Join* join = model_.join;
+    if (join == nullptr) return worker.each(count_, [&](int t) { embed_into(t, state(t)); });
+    if (join->paired) return;
+    worker.each(count_, [&](int t) {
+      embed_into(t, joined_.row(t));
+      std::copy(state(t), state(t) + hidden, joined_.row(t) + hidden);
+      joined_.finish(t, *join->fc);
+    });
+    linear(worker, *join->fc, joined_.rows(), into(x_, hidden, hidden));
+  }
+
+  // What the first layer's attention reads where it reads tokens too.
+  void pair(Worker& worker, const Join& join, const Weight& reader) const {
+    int hidden = model_.hidden;
+    worker.each(count_, [&](int t) {
+      bf16 *token = joined_.row(t), *normed = token + hidden;
+      embed_into(t, token);
+      rms_norm(token, join.embed_norm, token, hidden, model_.eps);
+      rms_norm(state(t), join.hidden_norm, normed, hidden, model_.eps);
+      if (join.normed_residual) std::copy(normed, normed + hidden, state(t));
+      joined_.finish(t, reader);
+    });
+  }
+
+  void norm(Worker& worker, const bf16* weight, const Weight& reader) const {
+    worker.each(count_, [&](int t) {
+      if (weight != nullptr) rms_norm(state(t), weight, normed_.row(t), model_.hidden, model_.eps);
+      else std::copy(state(t), state(t) + model_.hidden, normed_.row(t));
+      normed_.finish(t, reader);
+    });
+  }
+
+  void attend(Worker& worker, const Layer& layer, int index) const {
+    Cache cache = this->cache(index);
+    bool paired = index == 0 && model_.join != nullptr && model_.join->paired;
+    if (paired) pair(worker, *model_.join, layer.qkv);
+    else norm(worker, layer.attention_norm, layer.qkv);
+    linear(worker, layer.qkv, (paired ? joined_ : normed_).rows(), into(qkv_, qkv_width_, qkv_width_));
+    worker.each(count_, [&](int t) { place(layer, cache, t); });
+    Attention attention(cache, heads_, places_, qkv_, qkv_width_, mixed_.row(0), mixed_.stride(), layer.window);
+    worker.each(int(blocks_.size()) * model_.kv_heads, [&](int task) {
+      thread_local Scratch scratch;
+      attention(blocks_[size_t(task / model_.kv_heads)], task % model_.kv_heads, scratch);
+    });
+    worker.each(count_, [&](int t) { mixed_.finish(t, layer.out); });
+    linear(worker, layer.out, mixed_.rows(), onto(x_, model_.hidden));
+  }
+
+  // Norms and rotates the queries and keys of a token, and stores its keys and values.
+  void place(const Layer& layer, const Cache& cache, int t) const {
+    int size = model_.head_size;
+    bf16* heads = qkv_ + int64_t(t) * qkv_width_;
+    int64_t at = std::min(places_.position[size_t(t)], model_.positions - 1) * model_.rotated;
+    for (int h = 0; h < model_.heads + model_.kv_heads; h++) {
+      const bf16* weight = h < model_.heads ? layer.q_norm : layer.k_norm;
+      if (weight != nullptr) rms_norm(heads + h * size, weight, heads + h * size, size, model_.eps);
+      rotate(heads + h * size, model_.cos + at, model_.sin + at, model_.rotated);
+    }
+    int64_t width = int64_t(model_.kv_heads) * size, to = places_.slot[size_t(t)] * width;
+    const bf16* keys = heads + model_.heads * size;
+    std::copy(keys, keys + width, cache.keys + to);
+    std::copy(keys + width, keys + 2 * width, cache.values + to);
+  }
+
+  void feed_forward(Worker& worker, const Layer& layer) const {
+    int64_t width = 2 * int64_t(model_.intermediate);
+    norm(worker, layer.mlp_norm, layer.gate_up);
+    linear(worker, layer.gate_up, normed_.rows(), into(gate_up_, width, int(width)));
+    worker.each(count_, [&](int t) {
+      const bf16* gate = gate_up_ + t * width;
+      gate_row(gate, gate + model_.intermediate, gated_.row(t), model_.intermediate, model_.activation);
+      gated_.finish(t, layer.down);
+    });
+    linear(worker, layer.down, gated_.rows(), onto(x_, model_.hidden));
+  }
+
+  const Model& model_;
+  const Pages& pages_;
+  const Span* spans_;
+  int span_count_;
+  const int64_t* tokens_;
+  int count_;
+  bf16* x_;
+  bf16* const* taps_;
+  Heads heads_;
+  Places places_;
+  std::vector<Block> blocks_;
+  int qkv_width_;
+  char* memory_;
+  Input joined_, normed_, mixed_, gated_;
+  bf16 *qkv_, *gate_up_;
+};
+
+}  // namespace sametoken

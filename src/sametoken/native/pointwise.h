@@ -1,0 +1,56 @@
+// What a decoder does to single rows between its products: norm, rotation and gated activation, in float32 inside.
+#pragma once
+#include <cmath>
+
+#include "simd.h"
+
+namespace sametoken {
+
+enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2 };
+
+// y = x / rms(x) * weight over `size` numbers, a multiple of 16; y may be x.
+inline void rms_norm(const bf16* x, const bf16* weight, bf16* y, int size, float eps) {
+  Floats squares = zeros();
+  for (int i = 0; i < size; i += LANES) {
+    Floats v = load_bf16(x + i);
+    squares = fma(v, v, squares);
+  }
+  Floats factor = spread(1.0f / std::sqrt(lane_sum(squares) / float(size) + eps));
+  for (int i = 0; i < size; i += LANES) store_bf16(y + i, mul(mul(load_bf16(x + i), factor), load_bf16(weight + i)));
+}
+
+// Rotates the first `dim` numbers of a head in place. cos and sin are [dim], sin's first half negated.
+inline void rotate(bf16* head, const bf16* cos, const bf16* sin, int dim) {
+  int half = dim / 2, whole = half / LANES * LANES;
+  for (int i = whole; i < half; i++) {
+    float a = to_float(head[i]), b = to_float(head[half + i]);
+    head[i] = to_bf16(std::fma(a, to_float(cos[i]), b * to_float(sin[i])));
+    head[half + i] = to_bf16(std::fma(b, to_float(cos[half + i]), a * to_float(sin[half + i])));
+  }
+  for (int i = 0; i < whole; i += LANES) {
+    Floats a = load_bf16(head + i), b = load_bf16(head + half + i);
+    store_bf16(head + i, fma(a, load_bf16(cos + i), mul(b, load_bf16(sin + i))));
+    store_bf16(head + half + i, fma(b, load_bf16(cos + half + i), mul(a, load_bf16(sin + half + i))));
+  }
+}
+
+inline Floats sigmoid(Floats x) { return divide(spread(1.0f), add(spread(1.0f), exponential(sub(zeros(), x)))); }
+
+inline Floats activate(Floats x, int32_t kind) {
+  if (kind == SILU) return mul(x, sigmoid(x));
+  if (kind == GELU_TANH) {  // tanh(u) = 2 sigmoid(2 u) - 1
+    Floats u = mul(spread(0.7978845608f), fma(mul(mul(x, x), x), spread(0.044715f), x));
+    return mul(x, sigmoid(mul(spread(2.0f), u)));
+  }
+  float lanes[LANES];
+  store(lanes, x);
+  for (float& v : lanes) v = 0.5f * v * (1.0f + std::erf(v * 0.70710678f));
+  return load(lanes);
+}
+
+// y = activation(gate) * up over `size` numbers, a multiple of 16.
+inline void gate_row(const bf16* gate, const bf16* up, bf16* y, int size, int32_t kind) {
+  for (int i = 0; i < size; i += LANES) store_bf16(y + i, mul(activate(load_bf16(gate + i), kind), load_bf16(up + i)));
+}
+
+}  // namespace sametoken

@@ -1,0 +1,255 @@
+"""The paged key-value cache: trees are written past a row's committed length; `commit` moves the accepted path up.
+
+One address rule: `slot(row, i) = table[row, i // P] * P + i % P`. Node n of a tree is written at index `start + n`,
+has position `start + depth[n]`, and sees the indexes `[0, start)` and its own ancestors. What was never committed
+was never there. Legend: B rows, N nodes, T = sum of B N over spans, L key length, P page size, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.runtime.chains import Chains, chains, is_chain
+from sametoken.runtime.transfer import upload
+from sametoken.speculation.draft import chain_reach, depth
+
+# Where torch attends, key lengths are padded to whole blocks, or the sum over keys would be split differently as a row
+# grows. 512 is the length at which its kernel cuts them itself; shorter blocks change bits on some processors.
+KEY_BLOCK = 512
+SINK_PAGE = 0
+
+
+class PageTable:
+    """Which pages each row owns, shared by every cache of an engine (target and draft use the same page numbers).
+
+    Page 0 is a sink that nobody owns: unassigned entries point there. Row `spare`, the last, owns nothing for good:
+    what pads a batch writes there.
+    """
+
+    def __init__(self, rows: int, pages: int, pages_per_row: int, page_size: int, device: torch.device | str) -> None:
+        self.pages, self.page_size, self.spare = pages, page_size, rows
+        self.table = torch.zeros(rows + 1, pages_per_row, dtype=torch.int64, device=device)
+        self._owned: list[list[int]] = [[] for _ in range(rows + 1)]
+        self._contiguous = [True] * (rows + 1)
+
+    def extend(self, row: int, pages: Sequence[int]) -> None:
+        """Appends pages to a row."""
+        owned = self._owned[row]
+        if pages:
+            self.table[row, len(owned) : len(owned) + len(pages)] = upload(pages, self.table.device)
+        owned.extend(pages)
+        self._contiguous[row] = all(b == a + 1 for a, b in pairwise(owned))
+
+    def clear(self, row: int) -> list[int]:
+        """Takes a row's pages away and returns them."""
+        owned, self._owned[row] = self._owned[row], []
+        self.table[row] = SINK_PAGE
+        self._contiguous[row] = True
+        return owned
+
+    def owned(self, row: int) -> Sequence[int]:
+        return self._owned[row]
+
+    def first_slot(self, row: int, length: int) -> int | None:
+        """Where `length` slots of this row lie side by side, or None when they do not."""
+        owned = self._owned[row]
+        if not owned or not self._contiguous[row] or owned[0] * self.page_size + length > self.pages * self.page_size:
+            return None
+        return owned[0] * self.page_size
+
+    def slots(self, rows: Tensor, index: Tensor) -> Tensor:
+        """[B, K] slots of the row indexes `index` [B, K]; indexes past the table go to the sink."""
+        page = self.table[rows].gather(1, (index // self.page_size).clamp(max=self.table.shape[1] - 1))
+        return page * self.page_size + index % self.page_size
+
+
+class Span(NamedTuple):
+    """A rectangle of new tokens in one forward: the last N of the M nodes of B trees.
+
+    Attributes:
+        rows: [B] rows of the page table; `host_rows` the same as Python ints, or () where the host must not know.
+        starts: [B] committed length of each row, where node 0 of its tree lies.
+        reach: [B, M, M] `ancestors` of each tree, earlier forwards' nodes included.
+        nodes: N, how many of the tree's last nodes this forward computes.
+        longest: upper bound of `starts + M`, known to the host, that sizes the keys.
+    """
+
+    rows: Tensor
+    host_rows: Sequence[int]
+    starts: Tensor
+    reach: Tensor
+    nodes: int
+    longest: int
+
+
+def _index(span: Span) -> Tensor:
+    """[B, M] where the nodes of a span's trees lie in their rows."""
+    return span.starts.unsqueeze(1) + torch.arange(span.reach.shape[1], device=span.starts.device)
+
+
+class Segment:
+    """One span as attention sees it: B' rows of N' queries, where their keys are and who sees which.
+
+    On the host a branching tree is attended for as the chains it consists of, see `runtime.chains`; otherwise B' and
+    N' are the span's own.
+
+    Attributes:
+        batch, nodes: B' and N'. `tokens`: B N of the span.
+        length: L, the keys of a row.
+        chains: how queries are taken from the span's tokens and put back, None for the identity.
+        span: as attended for. `trees`: what a kernel made of it for all layers, by query heads per key head.
+        slots, positions: [B, N] of the span's tokens.
+    """
+
+    def __init__(self, span: Span, table: PageTable, dtype: torch.dtype) -> None:
+        self.tokens = span.reach.shape[0] * span.nodes
+        self.length = -(-span.longest // KEY_BLOCK) * KEY_BLOCK
+        self.dtype = dtype
+        index = _index(span)
+        self.positions = (span.starts.unsqueeze(1) + depth(span.reach))[:, -span.nodes :]
+        self.slots = table.slots(span.rows, index[:, -span.nodes :]).flatten()
+        self._masks: dict[tuple[int | None, int, int], Tensor] = {}
+        self.chains = None
+        self.key_slots: Tensor | None = None
+        if span.starts.device.type == "cpu" and span.nodes == span.reach.shape[1] and not is_chain(span.reach):
+            self.chains = chains(span.reach)
+            span = self._straightened(span, table, self.chains)
+        self.batch, self.nodes = span.reach.shape[0], span.nodes
+        self.first_slot = None
+        if self.batch == 1 and self.chains is None and span.host_rows:
+            self.first_slot = table.first_slot(span.host_rows[0], self.length)
+        self.page_index = table.table[span.rows][:, : -(-self.length // table.page_size)]
+        self.span = span
+        self.trees: dict[int, Any] = {}
+
+    def _straightened(self, span: Span, table: PageTable, parts: Chains) -> Span:
+        """The chains as a span of their own, whose keys are found by `key_slots` [C, L]."""
+        rows, starts = span.rows[parts.rows], span.starts[parts.rows].unsqueeze(1)
+        count, nodes = parts.path.shape
+        self.key_slots = table.slots(rows, torch.arange(self.length).expand(count, -1))
+        self.key_slots.scatter_(1, starts + torch.arange(nodes), table.slots(rows, starts + parts.path))
+        reach = chain_reach(count, nodes)
+        return Span(rows, (), starts.squeeze(1), reach, nodes, span.longest)
+
+    def mask(self, window: int | None, groups: int, tile: int) -> Tensor:
+        """[B * tiles, 1, groups * tile, L] additive mask, the nodes padded to whole tiles, groups outermost."""
+        key = (window, groups, tile)
+        if key not in self._masks:
+            self._masks[key] = self._build(window, groups, tile)
+        return self._masks[key]
+
+    def _build(self, window: int | None, groups: int, tile: int) -> Tensor:
+        span = self.span
+        index = torch.arange(self.length, device=span.starts.device)
+        visible = (index < span.starts.view(-1, 1, 1)).expand(-1, self.nodes, -1).contiguous()
+        columns = _index(span)
+        visible.scatter_(2, columns.unsqueeze(1).expand(-1, self.nodes, -1), span.reach[:, -self.nodes :])
+        if window is not None:
+            positions = span.starts.unsqueeze(1) + depth(span.reach)
+            at = index.expand(self.batch, -1).scatter(1, columns, positions)
+            visible &= positions[:, -self.nodes :].unsqueeze(2) - at.unsqueeze(1) < window
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=index.device)
+        mask.masked_fill_(~visible, float("-inf"))
+        tiles = -(-self.nodes // tile)
+        if tiles * tile > self.nodes:  # padding queries repeat the last node's view: softmax needs one visible key
+            mask = torch.cat([mask, mask[:, -1:].expand(-1, tiles * tile - self.nodes, -1)], dim=1)
+        mask = mask.view(self.batch * tiles, 1, 1, tile, self.length)
+        return mask.expand(-1, 1, groups, -1, -1).reshape(self.batch * tiles, 1, groups * tile, self.length)
+
+
+class View:
+    """All spans of one forward, tokens concatenated span by span; what torch needs of them is made when asked for.
+
+    Attributes:
+        spans: the spans in order.
+        table: the pages that they live in.
+    """
+
+    def __init__(self, spans: Sequence[Span], table: PageTable, dtype: torch.dtype) -> None:
+        self.spans, self.table, self._dtype = tuple(spans), table, dtype
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The spans as attention sees them."""
+        return tuple(Segment(span, self.table, self._dtype) for span in self.spans)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[T] rotary positions."""
+        return torch.cat([segment.positions.flatten() for segment in self.segments])
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """[T] where the new keys and values go."""
+        return torch.cat([segment.slots for segment in self.segments])
+
+
+class KVCache:
+    """Keys and values of every layer, [layers, slots, kv heads, D], addressed through a shared `PageTable`."""
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        table: PageTable,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        shape = (layers, table.pages * table.page_size, kv_heads, head_dim)
+        # Zeros, not empty: a masked key still enters the sum as 0 * value, which garbage NaN would poison.
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.table = table
+
+    @staticmethod
+    def bytes_per_page(layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> int:
+        return 2 * layers * kv_heads * head_dim * page_size * dtype.itemsize
+
+    def view(self, spans: Sequence[Span]) -> View:
+        """How one forward reads and writes this cache."""
+        return View(spans, self.table, self.keys.dtype)
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Stores [T, kv heads, D] keys and values."""
+        self.keys[layer].index_copy_(0, slots, keys)
+        self.values[layer].index_copy_(0, slots, values)
+
+    def read(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, kv heads, L, D] of a segment: a view when the row's pages lie side by side."""
+        keys, values = self.keys[layer], self.values[layer]
+        if segment.first_slot is not None:
+            part = slice(segment.first_slot, segment.first_slot + segment.length)
+            return keys[part].transpose(0, 1).unsqueeze(0), values[part].transpose(0, 1).unsqueeze(0)
+        return self._gather(keys, segment), self._gather(values, segment)
+
+    def _gather(self, stored: Tensor, segment: Segment) -> Tensor:
+        heads, size = stored.shape[1:]
+        if segment.key_slots is not None:
+            return stored[segment.key_slots].transpose(1, 2)
+        pages = stored.view(-1, self.table.page_size, heads, size)[segment.page_index]
+        rows = pages.reshape(segment.batch, -1, heads, size)
+        missing = segment.length - rows.shape[1]
+        if missing > 0:  # the table ends before the padded key length; masked keys may be anything finite
+            rows = torch.cat([rows, rows.new_zeros(segment.batch, missing, heads, size)], dim=1)
+        return rows[:, : segment.length].transpose(1, 2)
+
+    def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
+        """Moves the nodes of `path` [B, K] to the indexes `start, start + 1, ...` of their rows.
+
+        A chain's accepted path is in place already; then nothing moves. Repeated nodes at the end of a path are
+        padding and land past the row's new length.
+        """
+        front = torch.arange(path.shape[1], device=path.device).expand_as(path)
+        if torch.equal(path, front.minimum(path[:, -1:])):
+            return
+        source = self.table.slots(rows, starts.unsqueeze(1) + path).flatten()
+        target = self.table.slots(rows, starts.unsqueeze(1) + front).flatten()
+        for stored in (self.keys, self.values):
+            stored.index_copy_(1, target, stored.index_select(1, source))

@@ -1,0 +1,82 @@
+"""The form of /v1/chat/completions: messages with text and calls of functions, whole or in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sametoken.engine.completion import Chunk, Completion
+from sametoken.engine.request import Request
+from sametoken.server.answers import Head, Written, count, end
+from sametoken.server.chat_schema import ChatRequest
+from sametoken.server.replies import Spells, chat_logprobs, prompt_logprobs, report, total_usage
+
+
+class ChatAnswer:
+    """/v1/chat/completions."""
+
+    def __init__(self, body: ChatRequest, head: Head, requests: Sequence[Request], tokenizer: Spells) -> None:
+        self._body, self._head, self._tokenizer, self._requests = body, head, tokenizer, requests
+        self._written = Written()
+        self._reader = body.reader()
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        for index in range(len(self._requests)):
+            yield self._event({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+
+    def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
+        event = {**self._head.of("chat.completion.chunk"), "choices": [choice]}
+        if self._body.counted.include_usage:
+            event["usage"] = None
+        return event
+
+    def events(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        body, request = self._body, self._requests[chunk.choice]
+        delta = self._delta(chunk)
+        choice: dict[str, Any] = {"index": chunk.choice, "delta": delta}
+        choice["logprobs"] = chat_logprobs(self._tokenizer, chunk.logprobs or []) if body.logprobs else None
+        if body.reports:
+            choice["speculative"] = report(self._tokenizer, chunk, chunk.completion)
+        end(choice, chunk.completion)
+        if "tool_calls" in delta:
+            choice["finish_reason"] = "tool_calls"
+        event = self._event(choice)
+        if body.prompt_logprobs is not None and chunk.choice == 0 and 0 not in self._written.tokens:
+            event["prompt_logprobs"] = prompt_logprobs(self._tokenizer, request.prompt_logprobs, body.prompt_logprobs)
+        count(event, body, self._written, chunk.choice, chunk, [len(request.prompt_ids)])
+        yield event
+
+    def _delta(self, chunk: Chunk) -> dict[str, Any]:
+        """What a chunk adds to the message."""
+        content, calls = self._reader.feed(chunk.choice, chunk.text, chunk.completion is not None)
+        delta: dict[str, Any] = {"content": content} if content else {}
+        if calls:
+            delta["tool_calls"] = [{"index": i, **call.to_json()} for i, call in enumerate(calls)]
+        return delta
+
+    def closing(self, completions: Sequence[Completion]) -> Iterator[dict[str, Any]]:
+        if self._body.counted.include_usage:
+            yield {**self._head.of("chat.completion.chunk"), "choices": [], "usage": total_usage(completions)}
+
+    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        choices = [self._whole_choice(completion) for completion in completions]
+        reply = {**self._head.of("chat.completion"), "choices": choices, "usage": total_usage(completions)}
+        if self._body.prompt_logprobs is not None:
+            items = completions[0].prompt_logprobs or []
+            reply["prompt_logprobs"] = prompt_logprobs(self._tokenizer, items, self._body.prompt_logprobs)
+        return reply
+
+    def _whole_choice(self, completion: Completion) -> dict[str, Any]:
+        content, calls = self._reader.read(completion.text)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message |= {"content": content or None, "tool_calls": [call.to_json() for call in calls]}
+        choice: dict[str, Any] = {"index": completion.choice, "message": message}
+        scored = self._body.logprobs
+        choice["logprobs"] = chat_logprobs(self._tokenizer, completion.logprobs or []) if scored else None
+        if self._body.reports:
+            choice["speculative"] = report(self._tokenizer, completion, completion)
+        end(choice, completion)
+        if calls:
+            choice["finish_reason"] = "tool_calls"
+        return choice

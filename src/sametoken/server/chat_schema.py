@@ -1,0 +1,273 @@
+"""Bodies of requests that hold conversations: messages, tools, and what /v1/chat/completions takes besides."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic.config import JsonDict
+
+from sametoken.server.fields import Body, Logprobs, Off, Spoken
+from sametoken.server.schema import Generation
+from sametoken.server.tools import Reader, call_grammar
+from sametoken.speculation.params import SamplingParams
+
+MOST_TOOLS = 128
+_RENDERED = {"messages", "tools", "documents", "add_generation_prompt"}  # what the server tells templates itself
+
+
+def _own(options: dict[str, Any]) -> dict[str, Any]:
+    if clash := _RENDERED & options.keys():
+        raise ValueError(f"expected no {', '.join(sorted(clash))}, which the server sets")
+    return options
+
+
+TemplateOptions = Annotated[
+    dict[str, Any],
+    AfterValidator(_own),
+    WithJsonSchema({"type": "object", "propertyNames": {"not": {"enum": sorted(_RENDERED)}}}),
+]
+FunctionTitle = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class FunctionCall(Body):
+    """What was called.
+
+    Attributes:
+        name: of the function.
+        arguments: JSON as text.
+    """
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A call that the assistant made earlier in the conversation.
+
+    Attributes:
+        id: which a message of role `tool` answers to.
+        type: always this.
+        function: what was called.
+    """
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+_SAYS_SOMETHING: JsonDict = {
+    "anyOf": [
+        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+        {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+    ]
+}
+_ONE_TEXT: JsonDict = {
+    "oneOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("prompt", "messages")]
+}
+
+
+class ChatMessage(Body):
+    """One turn.
+
+    Attributes:
+        role: who speaks; `developer` is `system` to the template.
+        content: text, or parts of type `text`; null only beside `tool_calls`.
+        name: of the speaker, where the template has a place for it.
+        tool_calls: what the assistant called.
+        tool_call_id: the call that a message of role `tool` answers.
+    """
+
+    model_config = ConfigDict(json_schema_extra=_SAYS_SOMETHING)
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Spoken | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError(f"a message of {self.role} has no content; expected text")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it: arguments as objects, `developer` (OpenAI's newer word) as `system`."""
+        role = "system" if self.role == "developer" else self.role
+        said = {**self.model_dump(exclude_none=True), "role": role}
+        for call in said.get("tool_calls", ()):
+            call["function"]["arguments"] = _object(call["function"]["arguments"])
+        return said
+
+
+def _object(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+class Function(Body):
+    """A function that the model may call.
+
+    Attributes:
+        name: letters, digits, `_`, `.` and `-`, at most 64.
+        description: what it does, for the model.
+        parameters: JSON schema of its arguments.
+        strict: nothing follows from it: a call that is asked for keeps its schema.
+    """
+
+    name: FunctionTitle
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A function, in OpenAI's wrapping.
+
+    Attributes:
+        type: always this.
+        function: the function.
+    """
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    """One of the functions.
+
+    Attributes:
+        name: the one that must be called.
+    """
+
+    name: str
+
+
+class NamedTool(Body):
+    """A function by name.
+
+    Attributes:
+        type: always this.
+        function: the function.
+    """
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatRequest(Generation):
+    """The body of POST /v1/chat/completions.
+
+    Attributes:
+        messages: the conversation so far, put as the model's chat template has it.
+        max_tokens: tokens to emit at most; left out or more, up to the end of the context.
+        max_completion_tokens: the same by its newer name.
+        logprobs: have log-probabilities of the reply's tokens.
+        top_logprobs: alternatives per token; only for `logprobs`.
+        chat_template_kwargs: values for the chat template, such as `enable_thinking`.
+        tools: functions that the model may call.
+        tool_choice: `auto` if left out; `none`; `required` or a function by name keep the reply to one call.
+        parallel_tool_calls: false returns the first call only.
+        modalities: only text.
+        store: only false; nothing is stored.
+        service_tier: nothing follows from it.
+    """
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    store: Off | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only for logprobs: true; leave it out or set both")
+        most, older = self.max_completion_tokens, self.max_tokens
+        if most is not None and older is not None and most != older:
+            raise ValueError(f"max_completion_tokens {most} and max_tokens {older} differ; leave one of them out")
+        if self.tools is None and (self.tool_choice not in (None, "none") or self.parallel_tool_calls is not None):
+            raise ValueError("tool_choice and parallel_tool_calls are only for a request with tools")
+        if isinstance(self.tool_choice, NamedTool) and not self.required:
+            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
+        if self.required and Generation.form(self) is not None:
+            raise ValueError("a reply that must be a call has a form already; leave response_format out")
+        return self
+
+    @property
+    def offered(self) -> list[Function]:
+        """The functions that the model is told of."""
+        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or ()]
+
+    @property
+    def required(self) -> list[Function]:
+        """The functions of which one must be called."""
+        if isinstance(self.tool_choice, NamedTool):
+            return [function for function in self.offered if function.name == self.tool_choice.function.name]
+        return self.offered if self.tool_choice == "required" else []
+
+    def reader(self) -> Reader:
+        """What reads the calls in the replies to this request."""
+        return Reader({function.name for function in self.offered}, self.parallel_tool_calls is not False)
+
+    def to_sampling(self, tagged_calls: bool) -> SamplingParams:
+        """The sampling parameters; a call that must be made is written between tags or as bare JSON."""
+        form = self.form()
+        if self.required:
+            form = {"grammar": call_grammar([each.model_dump() for each in self.required], tagged_calls)}
+        return self.sampling(
+            structured_outputs=form,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+
+
+class TokenizeRequest(Body):
+    """The body of POST /tokenize: a prompt, or messages as /v1/chat/completions would render them.
+
+    Attributes:
+        model: a name that `/v1/models` lists; left out, the one that is served.
+        prompt: text.
+        messages: a conversation, instead of `prompt`.
+        add_special_tokens: to a prompt; true if left out.
+        add_generation_prompt: end a conversation with the beginning of the reply.
+        return_token_strs: say the text of every token too.
+        chat_template_kwargs: values for the chat template.
+    """
+
+    model_config = ConfigDict(json_schema_extra=_ONE_TEXT)
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    chat_template_kwargs: TemplateOptions | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("expected either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """The body of POST /detokenize.
+
+    Attributes:
+        model: a name that `/v1/models` lists; left out, the one that is served.
+        tokens: ids.
+    """
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]

@@ -1,0 +1,146 @@
+"""Refusals as HTTP: a status, and OpenAI's error envelope that says what was got, what was expected and what to do.
+
+{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}; an error in an open stream is the same object.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from typing_extensions import TypedDict
+
+from sametoken.errors import EngineError, PromptTooLongError, RequestError, SametokenError, unknown_name
+
+LOG = logging.getLogger("sametoken.server")
+_SHOWN = 120  # characters of a value or name that a message repeats
+
+
+class ErrorBody(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(TypedDict):
+    """What every answer above 399 is."""
+
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        status: of HTTP.
+        message: for the caller.
+        kind: OpenAI's `type`.
+        param: the field at fault. `code`: a word for programs.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, dict(headers or {})
+        self.body: ErrorReply = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def refused(error: RequestError, fields: Mapping[str, str]) -> ApiError:
+    """A prompt or parameter that the engine refuses; its message begins with the name of a field, if it has one.
+
+    Args:
+        fields: what the caller called each field that the engine may name.
+    """
+    code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+    named = str(error).partition(":")[0].split(".")[0].split("[")[0].split(" ")[0]
+    words = str(error).replace(named, fields.get(named, named), 1)
+    return ApiError(400, shorten(words), param=fields.get(named), code=code)
+
+
+def timed_out(seconds: float | None) -> ApiError:
+    """A request that took longer than the server allows; asking again would take as long."""
+    message = f"the request was not done within {seconds:g} s (request_timeout); ask for fewer tokens"
+    return ApiError(408, message, "timeout_error", code="timeout", headers={"x-should-retry": "false"})
+
+
+def stopped(error: SametokenError) -> ApiError:
+    """The engine ended under an accepted request."""
+    message = f"the server stopped before this request was done ({error}); send it again"
+    return ApiError(503, message, "server_error", code="server_stopped", headers={"Retry-After": "1"})
+
+
+def stopping() -> ApiError:
+    """The server takes nothing new."""
+    message = "the server is shutting down; send the request to another one, or again later"
+    return ApiError(503, message, "server_error", code="server_stopping", headers={"Retry-After": "5"})
+
+
+def broken(error: EngineError) -> ApiError:
+    """The engine failed under an accepted request, which may be why: it is not to be sent again at once."""
+    message = f"{error}; the server ends, its log has the details"
+    return ApiError(500, message, "server_error", code="engine_failed", headers={"x-should-retry": "false"})
+
+
+def failed(error: Exception) -> ApiError:
+    """An error of the server's own; what it was is for the log, not for the caller."""
+    LOG.error("a request failed", exc_info=error)
+    return ApiError(500, "the server met an error of its own; its log has the details", "server_error")
+
+
+def invalid(error: ValidationError, known: Iterable[str]) -> ApiError:
+    """What pydantic found wrong with a body, as one sentence about the first problem.
+
+    Args:
+        known: the fields of the body, to name the nearest to an unknown one.
+    """
+    problem = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(shorten(str(part)) for part in problem["loc"])
+    match problem["type"]:
+        case "json_invalid":
+            return ApiError(400, f"the body is not valid JSON: {shorten(problem['msg'])}; send one JSON object")
+        case "extra_forbidden" if len(problem["loc"]) == 1:
+            return ApiError(400, unknown_name("field", where, known), param=where, code="unknown_parameter")
+        case "extra_forbidden":
+            return ApiError(400, f"unknown field {where!r}; leave it out", param=where, code="unknown_parameter")
+        case "missing":
+            return ApiError(
+                400, f"{where} is missing; expected a value", param=where, code="missing_required_parameter"
+            )
+        case "model_type" | "model_attributes_type" if not where:
+            return ApiError(400, f"the body is {_value(problem['input'])}, expected a JSON object")
+        case _:
+            said = problem["msg"].removeprefix("Value error, ")
+            if not where:  # about several fields together, which it names
+                return ApiError(400, shorten(said))
+            return ApiError(400, f"{where}: got {_value(problem['input'])}, {shorten(_lower(said))}", param=where)
+
+
+def shorten(text: str) -> str:
+    """A text of the caller's that fits into a message."""
+    return text if len(text) <= 4 * _SHOWN else f"{text[: 4 * _SHOWN]}..."
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _value(value: Any) -> str:
+    # A large value is named by its size: to spell it takes time and helps nobody.
+    if isinstance(value, list | dict) and len(value) > 8:
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "an integer of more than 30 digits"
+    shown = repr(value[:_SHOWN] if isinstance(value, str) else value)
+    return shown if len(shown) <= _SHOWN + 2 else f"{shown[:_SHOWN]}..."

@@ -1,0 +1,155 @@
+"""What bodies of requests are made of: a base that refuses what it does not know, and fields that check themselves.
+
+null is the same as leaving a field out. What docstrings say of fields is in the OpenAPI document too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import GetJsonSchemaHandler as Handler
+
+from sametoken.notes import attribute_notes, purpose
+
+MOST_LOGPROBS = 20
+MOST_STOPS = 64
+MOST_STOP_CHARACTERS = 1024
+MOST_BIASES = 1024
+MOST_PROMPTS = 1024
+PARTS = ("text", "input_text", "output_text")
+
+
+class Body(BaseModel):
+    """Base of every body and of the objects in it.
+
+    Attributes:
+        same_as: the class whose notes hold for fields of the same name.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    same_as: ClassVar[type | None] = None
+
+    @classmethod
+    def notes(cls) -> dict[str, str]:
+        """What each field means."""
+        owners = [owner for owner in reversed(cls.__mro__) if issubclass(owner, Body) and owner is not Body]
+        found = attribute_notes(cls.same_as) if cls.same_as is not None else {}
+        for owner in owners:
+            found |= attribute_notes(owner)
+        return {name: found[name] for name in cls.model_fields if name in found}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Handler) -> dict[str, Any]:
+        made = handler(schema)
+        described = handler.resolve_ref_schema(made)
+        described["description"] = purpose(cls)
+        for name, note in cls.notes().items():
+            described["properties"][cls.model_fields[name].alias or name]["description"] = note
+        return made
+
+
+def _texts(name: str, most: int, longest: int) -> BeforeValidator:
+    def check(given: object) -> object:
+        texts = [given] if isinstance(given, str) else given
+        if texts is None:
+            return None
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"expected a string or a list of strings for {name}")
+        if len(texts) > most or any(len(text) > longest for text in texts):
+            raise ValueError(f"expected at most {most} strings of at most {longest} characters for {name}")
+        return texts
+
+    return BeforeValidator(check)
+
+
+def _spoken(given: object) -> object:
+    """Text from a string, or from parts of type text; anything else is for the type to refuse."""
+    if not isinstance(given, list):
+        return given
+    texts = []
+    for part in given:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in PARTS or not isinstance(part.get("text"), str):
+            raise ValueError(f'expected text or parts of {{"type": "text", "text": ...}}, not a part of type {kind!r}')
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _off(given: bool) -> bool:
+    if given:
+        raise ValueError("expected false; leave it out")
+    return given
+
+
+def _prompts(given: object) -> object:
+    """One text, texts, token ids or lists of token ids as a list of prompts."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if _are_ids(given):
+            return [given]
+        if len(given) > MOST_PROMPTS:
+            raise ValueError(f"expected at most {MOST_PROMPTS} prompts")
+        if all(isinstance(prompt, str) or _are_ids(prompt) for prompt in given):
+            return given
+    raise ValueError("expected text, a list of texts, a list of token ids or a list of such lists")
+
+
+def _are_ids(given: object) -> bool:
+    return isinstance(given, list) and bool(given) and all(type(token) is int for token in given)
+
+
+_TEXT = {"type": "string", "minLength": 1}
+_SHORT = {**_TEXT, "maxLength": MOST_STOP_CHARACTERS}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXTS = {"anyOf": [_SHORT, {"type": "array", "items": _SHORT, "maxItems": MOST_STOPS}, {"type": "null"}]}
+_PARTS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"type": {"enum": list(PARTS)}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+    },
+}
+_BIASES = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]+$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MOST_BIASES,
+}
+_FORMS = {
+    "type": "object",
+    "properties": {
+        "json": {"type": ["object", "boolean"]},
+        "json_object": {"type": "boolean"},
+        "regex": {"type": "string"},
+        "choice": {"type": "array", "items": _TEXT, "minItems": 1},
+        "grammar": {"type": "string"},
+    },
+    "additionalProperties": False,
+    "minProperties": 1,
+}
+_MANY = {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS}
+Stops = Annotated[
+    list[str] | None, _texts("stop", MOST_STOPS, MOST_STOP_CHARACTERS), WithJsonSchema(_TEXTS), Field(default=None)
+]
+Prompts = Annotated[
+    list[Any],
+    BeforeValidator(_prompts),
+    WithJsonSchema({"anyOf": [_TEXT, {**_MANY, "items": {"anyOf": [_TEXT, _IDS]}}, _IDS]}),
+]
+Spoken = Annotated[str, BeforeValidator(_spoken), WithJsonSchema({"anyOf": [{"type": "string"}, _PARTS]})]
+# Literal[False] would take 0 for it.
+Off = Annotated[bool, AfterValidator(_off), WithJsonSchema({"const": False})]
+Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
+Biases = Annotated[dict[str, float], Field(max_length=MOST_BIASES), WithJsonSchema(_BIASES)]
+Words = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_STOPS)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_BIASES)]
+Forms = Annotated[dict[str, Any], WithJsonSchema(_FORMS)]
+
+
+def field_names(body: type[Body]) -> Iterable[str]:
+    """What a body may hold."""
+    return body.model_fields

@@ -1,0 +1,203 @@
+"""HTTP details: bodies with a limit, keys, streams of events, and clients that go away. Knows nothing of models."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sametoken.server.errors import ApiError, invalid, stopping
+from sametoken.server.fields import Body, field_names
+
+DONE = b"data: [DONE]\n\n"
+OPEN_PATHS = ("/", "/health", "/live", "/version", "/docs", "/openapi.json")
+OPEN_FOLDERS = ("/playground/", "/docs/")  # the files of pages, which ask for a key themselves
+CLIENT_GONE = 499  # nginx's number; nobody receives it
+B = TypeVar("B", bound=Body)
+T = TypeVar("T")
+
+
+async def read(request: Request, body: type[B], most: int) -> B:
+    """The body of a request as checked fields.
+
+    Args:
+        most: bytes; a longer body is refused without being kept.
+
+    Raises:
+        ApiError: it is too large, compressed, no JSON, or not what `body` says.
+    """
+    if (packed := request.headers.get("content-encoding", "identity").lower()) not in ("", "identity"):
+        message = f"the body is said to be compressed (Content-Encoding: {packed[:40]}); send it as it is"
+        raise ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "identity"})
+    stated = request.headers.get("content-length", "")
+    if stated.isascii() and stated.isdigit() and int(stated[:20]) > most:
+        raise _too_large(f"{stated[:20]} bytes", most)
+    received = bytearray()
+    try:
+        async for piece in request.stream():
+            received += piece
+            if len(received) > most:
+                raise _too_large("more than that", most)
+    except ClientDisconnect as error:
+        raise ApiError(CLIENT_GONE, "the client went away within its request", code="client_gone") from error
+    try:
+        return body.model_validate_json(bytes(received))
+    except ValidationError as error:
+        raise invalid(error, field_names(body)) from error
+
+
+def _too_large(got: str, most: int) -> ApiError:
+    message = f"the body has {got}, this server takes at most {most} bytes (max_body); send less"
+    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, which is cancelled when the client goes away: then None."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for each in (task, gone):
+            if not each.done():
+                each.cancel()
+                with suppress(asyncio.CancelledError):
+                    await each
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    """One server-sent event, named where its content has a type."""
+    name = f"event: {content['type']}\n".encode() if "type" in content else b""
+    return name + b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events; a client that goes away ends the generator at once.
+
+    Args:
+        events: what to send; its errors end the stream with an error event, since the status is out.
+        failed: words an error, and counts it.
+        ended: called once whichever way it ends, even if it never began.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        failed: Callable[[Exception], ApiError],
+        ended: Callable[[], None],
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._failed, self._ended = events, failed, ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pump = asyncio.ensure_future(self._pump(send))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (pump, gone):
+                each.cancel()
+                with suppress(asyncio.CancelledError, OSError):
+                    await each
+            self._ended()
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async with aclosing(self._events) as events:
+                async for data in events:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+        except OSError:
+            raise  # the connection, not the engine
+        except Exception as error:
+            data = event(self._failed(error).body)
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+
+class Keys:
+    """Lets requests with a known bearer key pass; without keys it lets all pass.
+
+    Args:
+        app: what lies behind.
+        keys: valid ones.
+        refused: told of every refusal.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], refused: Callable[[ApiError], None]) -> None:
+        self._app, self._refused = app, refused
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _is_open(scope["path"]) or self._known(scope):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            401,
+            "the API key is missing or wrong; send the header 'Authorization: Bearer KEY' with a key of this server",
+            "authentication_error",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        self._refused(error)
+        await reply(error)(scope, receive, send)
+
+    def _known(self, scope: Scope) -> bool:
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        scheme, _, key = given.partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        # All keys, always, and digests of one length: the time says nothing about which key or how much of it.
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return not self._digests or (scheme.lower() == b"bearer" and any(matches))
+
+
+class LastWords:
+    """Answers requests that are cancelled, as the server does when it ends, while they have no answer yet.
+
+    Args:
+        app: what lies behind.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except asyncio.CancelledError:
+            if not begun:
+                await reply(stopping())(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDERS)
+
+
+def reply(error: ApiError) -> JSONResponse:
+    """An error as an answer."""
+    return JSONResponse(error.body, error.status, error.headers)

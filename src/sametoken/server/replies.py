@@ -1,0 +1,205 @@
+"""What every reply for text shares: usage, log-probabilities, and what speculation did. Wording only, no engine.
+
+TypedDicts, so that what is sent is checked against what is documented without a cost per chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NotRequired, Protocol
+
+from typing_extensions import TypedDict
+
+from sametoken.engine.completion import Chunk, Completion
+from sametoken.engine.request import TokenLogprob
+
+PREDICTION = "prediction"  # the method of requests that bring their own guess
+
+LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's word for "never"
+
+
+class Spells(Protocol):
+    """What wording needs of a tokenizer."""
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+
+class PromptDetails(TypedDict):
+    cached_tokens: int
+
+
+class CompletionDetails(TypedDict):
+    """Tokens of a prediction that became output, and those that were tried and did not; none of these are billed."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(TypedDict):
+    """Tokens of all prompts, each counted once, and of all that was generated, chosen or not."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: NotRequired[PromptDetails]
+    completion_tokens_details: NotRequired[CompletionDetails]
+
+
+class TokenReport(TypedDict):
+    """The tokens that a choice or a chunk of it consists of, where each came from ("drafted" or "target"), and the
+    guesses for its place that the target did not draw there."""
+
+    token_ids: list[int]
+    tokens: list[str]
+    origins: list[str]
+    rejected: list[list[str]]
+
+
+class SpeculationReport(TokenReport):
+    """A whole choice, or the last chunk of one: `stats` is the object that `sametoken generate --json` documents."""
+
+    stats: NotRequired[dict[str, Any]]
+
+
+class TopLogprob(TypedDict):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class ChatLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChatLogprob]
+
+
+class TextLogprobs(TypedDict):
+    """The older form of /v1/completions: four lists of the same length."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached: int | None = None) -> Usage:
+    counted: Usage = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+    if cached is not None:
+        counted["prompt_tokens_details"] = {"cached_tokens": cached}
+    return counted
+
+
+def total_usage(completions: Iterable[Completion]) -> Usage:
+    """Of all completions of a request."""
+    done = list(completions)
+    first = [completion for completion in done if completion.choice == 0]
+    counted = usage(
+        sum(len(completion.prompt_token_ids) for completion in first),
+        sum(len(completion.token_ids) for completion in done),
+        sum(completion.cached_tokens for completion in first),
+    )
+    predicted = [completion.speculation for completion in done if completion.speculation.method == PREDICTION]
+    accepted = sum(stats.accepted for stats in predicted)
+    counted["completion_tokens_details"] = {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": sum(stats.drafted for stats in predicted) - accepted,
+    }
+    return counted
+
+
+def report(tokenizer: Spells, emitted: Chunk | Completion, completion: Completion | None) -> SpeculationReport:
+    """Tokens and their origins, with the statistics of a completion that is done."""
+    said: SpeculationReport = {
+        "token_ids": list(emitted.token_ids),
+        "tokens": [spelled(tokenizer, token) for token in emitted.token_ids],
+        "origins": ["drafted" if drafted else "target" for drafted in emitted.origins],
+        "rejected": [[spelled(tokenizer, token) for token in guesses] for guesses in emitted.rejected],
+    }
+    if completion is not None:
+        said["stats"] = completion.speculation.to_json()
+    return said
+
+
+def spelled(tokenizer: Spells, token: int) -> str:
+    """A token as text; a part of a character as "bytes:\\xe2\\x82", so that different tokens differ."""
+    raw = tokenizer.token_bytes(token)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def chat_logprobs(tokenizer: Spells, items: Sequence[TokenLogprob]) -> ChatLogprobs:
+    return {
+        "content": [
+            {
+                **_top(tokenizer, item.token_id, item.logprob),
+                "top_logprobs": [_top(tokenizer, token, logprob) for token, logprob in item.top],
+            }
+            for item in items
+        ]
+    }
+
+
+def _top(tokenizer: Spells, token: int, logprob: float) -> TopLogprob:
+    return {
+        "token": spelled(tokenizer, token),
+        "bytes": list(tokenizer.token_bytes(token)),
+        "logprob": _finite(logprob),
+    }
+
+
+def text_logprobs(
+    tokenizer: Spells, tokens: Sequence[int], items: Sequence[TokenLogprob | None], top: int, offset: int
+) -> TextLogprobs:
+    """Log-probabilities of consecutive tokens; the first of a prompt has none.
+
+    Args:
+        tokens, items: of the same length.
+        top: alternatives to show, which an item may have more of.
+        offset: character at which their text begins.
+    """
+    said: TextLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token, item in zip(tokens, items, strict=True):
+        text = spelled(tokenizer, token)
+        said["tokens"].append(text)
+        said["text_offset"].append(offset)
+        said["token_logprobs"].append(None if item is None else _finite(item.logprob))
+        said["top_logprobs"].append(None if item is None else _alternatives(tokenizer, item, text, top))
+        offset += len(text)
+    return said
+
+
+def _alternatives(tokenizer: Spells, item: TokenLogprob, text: str, top: int) -> dict[str, float]:
+    """By text, best first; the token itself too where it is not among the best."""
+    best = {spelled(tokenizer, token): _finite(logprob) for token, logprob in item.top[:top]}
+    return {**best, text: _finite(item.logprob)}
+
+
+def prompt_logprobs(
+    tokenizer: Spells, items: Sequence[TokenLogprob | None], top: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's form: for each prompt token, by token id, its log-probability, rank and text."""
+    said: list[dict[str, dict[str, Any]] | None] = []
+    for item in items:
+        if item is None:
+            said.append(None)
+            continue
+        ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(item.top[:top], start=1)]
+        said.append(
+            {
+                str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": spelled(tokenizer, token)}
+                for token, logprob, rank in [*ranked, (item.token_id, item.logprob, item.rank)]
+            }
+        )
+    return said
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)

@@ -1,0 +1,211 @@
+"""What whole replies look like, for the OpenAPI document; the parts that they share are in `replies`.
+
+The answers word them key by key; tests hold every reply against these types, unknown keys included.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from sametoken.server.replies import ChatLogprob, ChatLogprobs, SpeculationReport, TextLogprobs, Usage
+
+FinishReason = Literal["stop", "length", "abort"]
+PromptLogprobs = list[dict[str, "PromptLogprob"] | None]
+
+
+class PromptLogprob(TypedDict):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class CompletionChoice(TypedDict):
+    """`stop_reason` is the stop string or token id that ended it, or why it was aborted."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    speculative: NotRequired[SpeculationReport]
+
+
+class CompletionReply(TypedDict):
+    """The reply of POST /v1/completions; choices by prompt, then by number."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CalledFunction(TypedDict):
+    """`arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class MadeCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: NotRequired[list[MadeCall]]
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | Literal["tool_calls"]
+    stop_reason: str | int | None
+    speculative: NotRequired[SpeculationReport]
+
+
+class ChatReply(TypedDict):
+    """The reply of POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class OutputText(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[ChatLogprob]
+
+
+class OutputMessage(TypedDict):
+    type: Literal["message"]
+    id: str
+    role: Literal["assistant"]
+    status: Literal["completed", "incomplete"]
+    content: list[OutputText]
+
+
+class OutputCall(TypedDict):
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    status: Literal["completed"]
+    name: str
+    arguments: str
+
+
+class InputTokensDetails(TypedDict):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(TypedDict):
+    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponsesReply(TypedDict):
+    """The reply of POST /v1/responses, with the settings of the request."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    error: None
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[OutputMessage | OutputCall]
+    parallel_tool_calls: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str] | None
+    top_logprobs: int | None
+    user: str | None
+    speculative: NotRequired[SpeculationReport]
+
+
+class TokenizeReply(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeReply(TypedDict):
+    prompt: str
+
+
+class ModelReply(TypedDict):
+    """A name of the model; `created` is when the server started, in Unix seconds."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelsReply(TypedDict):
+    object: Literal["list"]
+    data: list[ModelReply]
+
+
+class StatusReply(TypedDict):
+    status: Literal["ok", "stopping"]
+
+
+class VersionReply(TypedDict):
+    version: str
+
+
+class Offers(TypedDict):
+    """What requests may choose."""
+
+    method: str
+    methods: list[str]
+    max_draft_len: int
+    max_seq_len: int
+    chat: bool
+
+
+class ServerInfoReply(TypedDict):
+    """The resolved configuration, which has more keys than these, and the load."""
+
+    model: str
+    offers: Offers
+    load: dict[str, float]

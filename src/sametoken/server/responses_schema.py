@@ -1,0 +1,241 @@
+"""The body of POST /v1/responses, as a conversation: the newer form of the same requests.
+
+Nothing is stored here, so what refers to stored responses is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from sametoken.server.chat_schema import MOST_TOOLS, ChatMessage, ChatRequest, FunctionName, FunctionTitle
+from sametoken.server.fields import MOST_LOGPROBS, Body, Off, Spoken
+from sametoken.server.schema import Generation
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class InputMessage(Body):
+    """One turn of the conversation; what an earlier response returned may be sent back as it came.
+
+    Attributes:
+        type: may be left out.
+        role: who speaks.
+        content: text, or parts of type `input_text` or `output_text`.
+        id, status: as an earlier response had them; nothing follows from them.
+    """
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Spoken
+    id: str | None = None
+    status: Literal["completed", "incomplete", "in_progress"] | None = None
+
+    def turn(self) -> dict[str, Any]:
+        return {"role": self.role, "content": self.content}
+
+
+class InputCall(Body):
+    """A call that an earlier response made.
+
+    Attributes:
+        type: always this.
+        call_id: which its output answers to.
+        name: of the function.
+        arguments: JSON as text.
+        id, status: as an earlier response had them; nothing follows from them.
+    """
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Literal["completed", "incomplete", "in_progress"] | None = None
+
+    def turn(self) -> dict[str, Any]:
+        call = {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+class InputOutput(Body):
+    """What a call returned.
+
+    Attributes:
+        type: always this.
+        call_id: the call.
+        output: text.
+        id, status: as an earlier response had them; nothing follows from them.
+    """
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Spoken
+    id: str | None = None
+    status: Literal["completed", "incomplete", "in_progress"] | None = None
+
+    def turn(self) -> dict[str, Any]:
+        return {"role": "tool", "content": self.output, "tool_call_id": self.call_id}
+
+
+def _items(given: object) -> object:
+    """One text as the user's turn; an item without a type is a message."""
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    if isinstance(given, list):
+        return [{"type": "message", **item} if isinstance(item, dict) else item for item in given]
+    raise ValueError("expected text or a list of items")
+
+
+Item = Annotated[InputMessage | InputCall | InputOutput, Field(discriminator="type")]
+Items = Annotated[
+    list[Item],
+    Field(min_length=1),
+    BeforeValidator(_items),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}),
+]
+
+
+class TextFormat(Body):
+    """The form of the reply; a schema stands beside its name here.
+
+    Attributes:
+        type: which form.
+        name, description: for people.
+        schema_: the JSON schema; left out, any JSON.
+        strict: nothing follows from it: a form is always kept.
+    """
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(alias="schema", default=None)
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    """What the reply's text is.
+
+    Attributes:
+        format: its form.
+    """
+
+    format: TextFormat | None = None
+
+
+class FlatTool(Body):
+    """A function that the model may call, whose fields stand beside the type here.
+
+    Attributes:
+        type: always this.
+        name: letters, digits, `_`, `.` and `-`, at most 64.
+        description: what it does, for the model.
+        parameters: JSON schema of its arguments.
+        strict: nothing follows from it: a call that is asked for keeps its schema.
+    """
+
+    type: Literal["function"]
+    name: FunctionTitle
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FlatNamedTool(FunctionName):
+    """A function by name.
+
+    Attributes:
+        type: always this.
+    """
+
+    type: Literal["function"]
+
+
+class ResponsesRequest(Generation):
+    """The body of POST /v1/responses.
+
+    Attributes:
+        input: text of the user, or items: messages, calls and their outputs.
+        n, prompt_logprobs, stream_options, response_format: only null; this form has no place for it.
+        previous_response_id, conversation: only null; nothing is stored, so send all of the conversation as `input`.
+        reasoning: only null; thinking is not told from the rest.
+        instructions: the system's text, before the input.
+        max_output_tokens: tokens to emit at most; left out, up to the context.
+        text: the form of the reply.
+        tools: functions that the model may call.
+        tool_choice: `auto` if left out; `none`; `required` or a function by name keep the reply to one call.
+        parallel_tool_calls: false returns the first call only.
+        include: what else to have: log-probabilities of the reply's tokens.
+        top_logprobs: alternatives per token.
+        metadata: nothing follows from it; the response repeats it.
+        truncation: only `disabled`: an input that is too long is an error.
+        store: only false; nothing is stored.
+        background: only false; a response is waited for.
+        service_tier: nothing follows from it.
+    """
+
+    input: Items
+    n: None = None
+    prompt_logprobs: None = None
+    stream_options: None = None
+    response_format: None = None
+    previous_response_id: None = None
+    conversation: None = None
+    reasoning: None = None
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    metadata: dict[str, str] | None = None
+    truncation: Literal["disabled"] | None = None
+    store: Off | None = None
+    background: Off | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+    @property
+    def scored(self) -> bool:
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    def to_chat(self) -> ChatRequest:
+        """The same request to /v1/chat/completions.
+
+        Raises:
+            pydantic.ValidationError: together the fields make no sense.
+        """
+        own = ResponsesRequest.model_fields.keys() - Generation.model_fields.keys()
+        same = {name: value for name, value in self.model_dump(by_alias=True).items() if name not in own}
+        turns = [item.turn() for item in self.input]
+        if self.instructions is not None:
+            turns.insert(0, {"role": "system", "content": self.instructions})
+        chosen = self.tool_choice if self.tools or self.tool_choice != "auto" else None
+        given = {
+            "messages": [ChatMessage.model_validate(turn) for turn in turns],
+            "max_tokens": self.max_output_tokens,
+            "logprobs": self.scored or None,
+            "top_logprobs": (self.top_logprobs or 0) if self.scored else None,
+            "response_format": self._format(),
+            "tools": [_nested(tool) for tool in self.tools] if self.tools else None,
+            "tool_choice": _nested(chosen) if isinstance(chosen, FlatNamedTool) else chosen,
+            "parallel_tool_calls": self.parallel_tool_calls if self.tools else None,
+        }
+        return ChatRequest.model_validate({**same, **given})
+
+    def _format(self) -> dict[str, Any] | None:
+        form = self.text.format if self.text is not None else None
+        if form is None:
+            return None
+        if form.type != "json_schema":
+            return {"type": form.type}
+        schema = {"name": form.name or "reply", "schema": form.schema_ or {}}
+        return {"type": "json_schema", "json_schema": schema}
+
+
+def _nested(tool: FlatTool | FlatNamedTool) -> dict[str, Any]:
+    """A function as /v1/chat/completions has it."""
+    said = tool.model_dump(exclude_none=True)
+    return {"type": said.pop("type"), "function": said}

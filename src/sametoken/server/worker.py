@@ -1,0 +1,204 @@
+"""Between HTTP and the engine: who is let in, how long it may take, what is counted, and how it ends.
+
+Everything here runs on the event loop; the engine has a thread of its own behind `AsyncLLM`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+
+from sametoken.checkpoint.tokenizer import LONG_TEXT
+from sametoken.config import ServerConfig
+from sametoken.engine.async_llm import AsyncLLM
+from sametoken.engine.completion import Chunk
+from sametoken.engine.engine import EngineLoad
+from sametoken.engine.llm import LLM, Prompt
+from sametoken.engine.request import Request, SpeculationStats
+from sametoken.errors import EngineError, RequestError, SametokenError
+from sametoken.server.errors import ApiError, broken, failed, refused, stopped, stopping, timed_out
+from sametoken.server.metrics import Metrics, Totals
+from sametoken.speculation.params import SamplingParams
+
+_RECENT = 0.9  # weight of the past in the average time of a request
+
+
+class Worker:
+    """The engine as the endpoints see it.
+
+    Args:
+        engine: serves requests.
+        config: limits.
+        metrics: is told what happens.
+    """
+
+    def __init__(self, engine: AsyncLLM, config: ServerConfig, metrics: Metrics) -> None:
+        self.engine, self.config, self.metrics = engine, config, metrics
+        self.draining = False
+        self._jobs: set[Job] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._done = Totals(SpeculationStats(""), 0, 0, 0)
+        self._seconds = 1.0  # of a request, on average
+        metrics.watch(self)
+
+    @property
+    def llm(self) -> LLM:
+        return self.engine.llm
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests are taken."""
+        return self.engine.alive and not self.draining
+
+    @property
+    def capacity(self) -> int:
+        """Sequences that may run and wait."""
+        return self.llm.engine.max_batch_size + self.config.max_queue
+
+    async def submit(self, prompts: Sequence[Prompt], params: SamplingParams, fields: Mapping[str, str]) -> Job:
+        """Takes a request in.
+
+        Args:
+            prompts: texts or token ids; each is completed `params.n` times.
+            fields: what the caller calls what an error may blame.
+
+        Raises:
+            ApiError: it cannot be served, or not now.
+        """
+        self._admit(len(prompts) * params.n)
+        try:
+            if params.structured_outputs is not None or _characters(prompts, params) > LONG_TEXT:
+                requests = await asyncio.to_thread(self.llm.requests, prompts, params)
+            else:
+                requests = self.llm.requests(prompts, params)
+        except RequestError as error:
+            raise refused(error, fields) from error
+        self._admit(len(requests))  # others may have come in the meantime
+        job = Job(self, requests)
+        self._jobs.add(job)
+        self._idle.clear()
+        return job
+
+    def _admit(self, sequences: int) -> None:
+        if not self.ready:
+            raise stopping()
+        if sequences > self.capacity:
+            raise ApiError(
+                400,
+                f"the request asks for {sequences} sequences (prompts times n or best_of), the server holds "
+                f"{self.capacity}; ask for fewer",
+                param="n",
+            )
+        present = sum(job.left for job in self._jobs)
+        if present + sequences > self.capacity:
+            waiting = present - self.llm.engine.max_batch_size
+            seconds = math.ceil(self._seconds * max(1, waiting) / self.llm.engine.max_batch_size)
+            raise ApiError(
+                429,
+                f"{present} sequences are being served or waiting, {sequences} more would exceed {self.capacity}; "
+                "try again later",
+                "rate_limit_error",
+                code="queue_full",
+                headers={"Retry-After": str(min(max(1, seconds), 60))},
+            )
+
+    def finish(self, job: Job) -> None:
+        """The job is over, one way or another."""
+        if job not in self._jobs:
+            return
+        self._jobs.remove(job)
+        self._done = _sum(self._done, job.requests)
+        for request in job.requests:
+            self.metrics.saw_end(request)
+        self._seconds = _RECENT * self._seconds + (1 - _RECENT) * (time.perf_counter() - job.requests[0].arrived)
+        if not self._jobs:
+            self._idle.set()
+
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Takes nothing new and lets open requests end; after the deadline, or in a hurry, they end with an error."""
+        self.draining = True
+        waits = {asyncio.ensure_future(event.wait()) for event in (self._idle, hurry)}
+        _, pending = await asyncio.wait(waits, timeout=self.config.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+        for wait in pending:
+            wait.cancel()
+        await self.engine.close()
+
+    def totals(self) -> Totals:
+        return _sum(self._done, [request for job in self._jobs for request in job.requests])
+
+    def load(self) -> EngineLoad:
+        return self.llm.engine.load
+
+
+class Job:
+    """One request of a client: the sequences it needs, until they end or it is closed.
+
+    Attributes:
+        requests: by prompt, then by choice.
+        left: sequences that still run.
+    """
+
+    def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
+        self._worker, self.requests, self.left = worker, requests, len(requests)
+        self._choices = requests[0].params.n
+        self._emitted: dict[int, float] = {}
+
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """What the engine emits, to the end of the last sequence; leaving early cancels within a step.
+
+        Raises:
+            ApiError: it took too long, the server stopped, or the engine failed.
+        """
+        timeout = self._worker.config.request_timeout
+        try:
+            async with aclosing(self._worker.engine.run(self.requests, timeout)) as chunks:
+                async for chunk in chunks:
+                    self._count(chunk)
+                    yield chunk
+        except TimeoutError as error:
+            raise timed_out(timeout) from error
+        except EngineError as error:
+            raise broken(error) from error
+        except SametokenError as error:
+            raise stopped(error) from error
+        except Exception as error:  # ours: the connection is still good
+            raise failed(error) from error
+        finally:
+            self.close()
+
+    def _count(self, chunk: Chunk) -> None:
+        place, now = chunk.index * self._choices + chunk.choice, time.perf_counter()
+        if chunk.token_ids:
+            if place in self._emitted:
+                self._worker.metrics.saw_emission(now - self._emitted[place], len(chunk.token_ids))
+            else:
+                self._worker.metrics.saw_first(self.requests[place])
+            self._emitted[place] = now
+        self.left -= chunk.completion is not None
+
+    def close(self) -> None:
+        """Lets the worker know that nobody waits for this any more."""
+        self._worker.finish(self)
+
+
+def _characters(prompts: Sequence[Prompt], params: SamplingParams) -> int:
+    """Of everything that is to be tokenised."""
+    predicted = params.speculative.prediction if params.speculative is not None else None
+    return sum(len(text) for text in (*prompts, predicted) if isinstance(text, str))
+
+
+def _sum(done: Totals, requests: Sequence[Request]) -> Totals:
+    """Totals with these requests added; nothing is changed."""
+    stats = SpeculationStats("")
+    for each in (done.speculation, *(request.stats for request in requests)):
+        stats.add(each)
+    return Totals(
+        stats,
+        done.prompt_tokens + sum(len(request.prompt_ids) for request in requests if request.choice == 0),
+        done.cached_tokens + sum(request.cached_tokens for request in requests if request.choice == 0),
+        done.generated + sum(len(request.tokens) - len(request.prompt_ids) for request in requests),
+    )

@@ -1,0 +1,171 @@
+"""The target's draw after every node, and what a drafter proposes under the same noise.
+
+The draw is `argmax(p / E)`: p is the processed distribution on the node's own path, E the noise of its position.
+A row's draws are the same bits whatever other rows are in the batch. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.speculation.devices import fused
+from sametoken.speculation.draft import PADDING, Draft, depth
+from sametoken.speculation.noise import noise
+from sametoken.speculation.processors import (
+    add_bias,
+    ban_ends,
+    ban_words,
+    gaps,
+    log_mass,
+    mass,
+    penalise,
+    smallest,
+    truncate,
+)
+from sametoken.speculation.rows import RowSampling, Sampling
+from sametoken.speculation.structure import confine
+
+__all__ = ["RowSampling", "Sampling", "TokenLogprobs", "rank", "sample", "token_logprobs"]
+
+
+class TokenLogprobs(NamedTuple):
+    """The model's own log-probabilities, before any processor; R tokens.
+
+    Attributes:
+        chosen: [R] float32, of the given token.
+        rank: [R] int64, 1 for the most probable; lower ids first among equals.
+        top_values: [R, top] float32, descending.
+        top_tokens: [R, top] int64.
+    """
+
+    chosen: Tensor
+    rank: Tensor
+    top_values: Tensor
+    top_tokens: Tensor
+
+
+def sample(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
+    """The target's draw after every node.
+
+    Args:
+        logits: [B, N, V], any floating type.
+        draft: the tree; what is drawn after padding nodes means nothing.
+        reach: [B, N, N] `ancestors(draft.parents)`.
+        position: [B] int64, absolute position of node 0.
+        sampling: of the same B rows, their histories ending with node 0.
+
+    Returns:
+        [B, N] int64.
+    """
+    if fused(logits) and sampling.truncation is None:
+        return _fused(logits, draft, reach, position, sampling)
+    if sampling.greedy:
+        # max names the first of equals, like every other path here; float32 because bfloat16 reductions are slow.
+        return logits.to(torch.float32).max(-1).indices
+    at = position.unsqueeze(1) + depth(reach) + 1
+    total, ids = _race(_confined(logits, draft, reach, at, sampling), at, sampling, sampling.candidates)
+    if sampling.candidates == 0:
+        return total.min(-1).indices
+    behind = total > total.amin(-1, keepdim=True)
+    return ids.masked_fill(behind, logits.shape[-1]).amin(-1)
+
+
+def _fused(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
+    """The same draw by a kernel that hashes the noise on the spot instead of writing it down."""
+    from sametoken.speculation.triton_draw import draw
+
+    at = position.unsqueeze(1) + depth(reach) + 1
+    plain = not sampling.edited and sampling.grammars is None
+    scores = logits if plain else _confined(logits, draft, reach, at, sampling)
+    return draw(scores, at, sampling.seed, sampling.temperature, sampling.loudness)
+
+
+def rank(logits: Tensor, position: Tensor, sampling: Sampling, k: int) -> tuple[Tensor, Tensor]:
+    """What a drafter proposes: the k tokens it expects the target to draw, judged under the target's own noise.
+
+    Args:
+        logits: [B, V] or [B, F, V] the drafter's scores after one or F nodes of each row, any floating type.
+        position: [B] int64, absolute position of the tokens to be guessed.
+        sampling: of the same B rows; penalties and bad words see the history, not the draft's path.
+        k: how many, at most V.
+
+    Returns:
+        tokens int64 and scores float32, shaped like logits with k for V, best first: log-softmax over the vocabulary
+        of log p - log E, so that sums along a path rank the nodes of a tree. Greedy rows: log p. Where fewer than k
+        tokens survive truncation and bans, the rest are padding that scores -inf.
+    """
+    rows = position.shape[0]
+    at = position.unsqueeze(1)
+    root = torch.zeros_like(at)
+    frontier = logits.reshape(rows, -1, logits.shape[-1])
+    scores = _edit(frontier, Draft(root, root - 1), root.unsqueeze(2) == 0, at, sampling)
+    # A greedy row is normalised over its whole vocabulary, which the candidates alone cannot give.
+    candidates = max(sampling.candidates, k) if sampling.candidates and sampling.loudness is None else 0
+    total, ids = _race(scores, at.expand(scores.shape[:2]), sampling, candidates)
+    total = gaps(-total)
+    values, tokens = smallest(total, ids, k)
+    found = (*logits.shape[:-1], k)
+    tokens = tokens.masked_fill(values == torch.inf, PADDING)
+    return tokens.view(found), (-values - log_mass(mass(total))).view(found)
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> TokenLogprobs:
+    """Log-probabilities of `tokens` [R] and of the `top` best under `logits` [R, V]."""
+    gap = gaps(logits.to(torch.float32))
+    ids = torch.arange(gap.shape[-1], device=gap.device)
+    total = log_mass(mass(gap))
+    own = gap.gather(1, tokens.unsqueeze(1))
+    ahead = (gap < own) | ((gap == own) & (ids < tokens.unsqueeze(1)))
+    values, best = smallest(gap, ids, top)
+    return TokenLogprobs((-own - total).squeeze(1), ahead.sum(-1) + 1, -values - total, best)
+
+
+def _confined(logits: Tensor, draft: Draft, reach: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
+    """Edited scores, confined to the rows' grammars; not for drafters, whose trees are not made when they rank."""
+    scores = _edit(logits, draft, reach, at, sampling)
+    if sampling.grammars is not None:
+        scores = scores.clone()  # it may be the logits themselves, which log-probabilities are read from
+        confine(scores, draft.tokens, draft.parents, sampling.grammars)
+    return scores
+
+
+def _edit(logits: Tensor, draft: Draft, reach: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
+    """[B, N, V] float32 scores after bias, bans and penalties; `at` [B, N] is the position of each draw.
+
+    A draft and positions of one node stand for all N: scores that share their history.
+    """
+    scores = logits.to(torch.float32, copy=sampling.edited)
+    if sampling.bias is not None:
+        add_bias(scores, sampling.bias)
+    if sampling.words is not None:
+        ban_words(scores, draft.tokens, draft.parents, sampling.words)
+    if sampling.ends is not None:
+        ban_ends(scores, at, sampling.ends)
+    if sampling.penalties is not None:
+        penalise(scores, draft.tokens, reach, sampling.penalties)
+    return scores
+
+
+def _race(scores: Tensor, at: Tensor, sampling: Sampling, candidates: int) -> tuple[Tensor, Tensor]:
+    """log E - log p up to a constant, the least of which is drawn, and the token ids it belongs to.
+
+    With `candidates` = 0 both span the vocabulary; otherwise only that many best tokens, sorted, noise included:
+    the same numbers for the same tokens either way.
+    """
+    gap = gaps(scores)
+    ids = torch.arange(gap.shape[-1], device=gap.device)
+    if candidates:
+        gap, ids = smallest(gap, ids, candidates)
+    cost = gap if sampling.temperature is None else gap / sampling.temperature
+    if sampling.truncation is not None:
+        cost = truncate(gap, cost, sampling.truncation, ordered=candidates > 0)
+    if sampling.seed is None:
+        return cost, ids
+    seeds = sampling.seed.unsqueeze(1).expand_as(at).reshape(-1)
+    luck = noise(seeds, at.reshape(-1), ids.flatten(0, -2) if candidates else ids).log_().view_as(cost)
+    if sampling.loudness is not None:
+        luck *= sampling.loudness
+    return luck.add_(cost), ids

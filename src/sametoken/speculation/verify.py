@@ -1,0 +1,70 @@
+"""The losslessness theorem as code: a node is accepted if and only if it is the token the target draws there.
+
+The target's draws do not depend on the draft, so neither does the output (Daliri, Musco, Suresh, arXiv 2408.07978).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.speculation.draft import Draft
+
+
+class Verdict(NamedTuple):
+    """What the target says of a draft; B rows, N nodes.
+
+    Attributes:
+        path: [B, N] accepted nodes, root first, the last one repeated as padding.
+        length: [B] accepted draft tokens, 0 .. N - 1; the root is not a draft token.
+        bonus: [B] the target's own draw after the path: the next pending token.
+    """
+
+    path: Tensor
+    length: Tensor
+    bonus: Tensor
+
+
+def verify(draft: Draft, reach: Tensor, drawn: Tensor) -> Verdict:
+    """The longest path on which every node equals the target's draw at its parent.
+
+    Args:
+        draft: the tree; padding nodes carry token -1, which no draw equals.
+        reach: [B, N, N] `ancestors(draft.parents)`.
+        drawn: [B, N] the target's draw after each node.
+    """
+    if drawn.device.type == "cpu":
+        return _walk(draft, drawn)
+    return _search(draft, reach, drawn)
+
+
+def _walk(draft: Draft, drawn: Tensor) -> Verdict:
+    """Node by node on the host, where that is ten times cheaper."""
+    paths, lengths, bonuses = [], [], []
+    for tokens, parents, draws in zip(draft.tokens.tolist(), draft.parents.tolist(), drawn.tolist(), strict=True):
+        best, accepted = [0], {0: [0]}
+        for node in range(1, len(tokens)):  # parents come before their children
+            above = accepted.get(parents[node])
+            if above is not None and tokens[node] == draws[parents[node]]:
+                accepted[node] = [*above, node]
+                best = max(best, accepted[node], key=len)  # the first of equals
+        lengths.append(len(best) - 1)
+        bonuses.append(draws[best[-1]])
+        paths.append(best + best[-1:] * (len(tokens) - len(best)))
+    return Verdict(torch.tensor(paths), torch.tensor(lengths), torch.tensor(bonuses))
+
+
+def _search(draft: Draft, reach: Tensor, drawn: Tensor) -> Verdict:
+    """The same for all nodes at once, without a look at any value: inside a captured step."""
+    nodes = draft.tokens.shape[1]
+    index = torch.arange(nodes, device=drawn.device)
+    wrong = draft.tokens != drawn.gather(1, draft.parents.clamp(min=0))
+    wrong[:, 0] = False
+    accepted = ~(reach & wrong.unsqueeze(1)).any(-1)
+    # Accepted nodes form one path unless siblings repeat a token; argmax takes the first of equals, so they agree.
+    length, last = torch.where(accepted, reach.sum(-1) - 1, -1).max(dim=1)
+    on_path = reach.gather(1, last.view(-1, 1, 1).expand(-1, 1, nodes)).squeeze(1)
+    path = torch.where(on_path, index, nodes).sort(dim=1).values.minimum(last.unsqueeze(1))
+    return Verdict(path, length, drawn.gather(1, last.unsqueeze(1)).squeeze(1))

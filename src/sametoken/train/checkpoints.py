@@ -1,0 +1,121 @@
+"""Checkpoints of a run: whole or not there, verified when read, the last few and never fewer than one.
+
+A checkpoint is a directory `checkpoint-STEP` with weights and optimiser state in float32 by parameter name, whatever
+the number of processes, and a manifest that says what the files must be. It appears under its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from sametoken.data.files import Stamp, make_directory, read_object, read_tensors, write_json, write_tensors
+from sametoken.errors import CheckpointError, DataError
+
+FORMAT = 1
+MANIFEST, WEIGHTS, OPTIMISER = "manifest.json", "model.safetensors", "optimizer.safetensors"
+PROGRESS = {"step": (int,), "best": (float, int, NoneType), "judged": (int,), "stale": (int,), "ended": (bool,)}
+NAME = re.compile(r"checkpoint-(\d{1,18})")
+
+
+class Saved(NamedTuple):
+    """What a run needs to go on.
+
+    Attributes:
+        weights: parameters and buffers by name. `optimiser`: moments by "parameter/kind".
+        progress: plain values: step, place in the data, best judgement and the like.
+        settings: what decides the course of a run; another run must have the same to go on from here.
+    """
+
+    weights: Mapping[str, Tensor]
+    optimiser: Mapping[str, Tensor]
+    progress: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
+def save(directory: Path, step: int, saved: Saved, keep: int) -> Path:
+    """Writes `checkpoint-STEP` and removes the oldest beyond `keep`.
+
+    Raises:
+        CheckpointError: the disk is full or not writable; earlier checkpoints are as they were.
+    """
+    final, part = directory / f"checkpoint-{step}", directory / f".checkpoint-{step}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        make_directory(part)
+        stamps = {
+            WEIGHTS: write_tensors(part / WEIGHTS, dict(saved.weights)),
+            OPTIMISER: write_tensors(part / OPTIMISER, dict(saved.optimiser)),
+        }
+        files = {name: stamp._asdict() for name, stamp in stamps.items()}
+        content = {"format": FORMAT, "files": files, "progress": saved.progress, "settings": saved.settings}
+        write_json(part / MANIFEST, content)
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(part, final)
+    except (OSError, DataError) as error:
+        raise CheckpointError(f"{final} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    for old in all_checkpoints(directory)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def all_checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    if not directory.is_dir():
+        return []
+    found = {int(name[1]): path for path in directory.iterdir() if (name := NAME.fullmatch(path.name))}
+    return [found[step] for step in sorted(found)]
+
+
+def load(checkpoint: Path, settings: Mapping[str, Any]) -> Saved:
+    """A checkpoint, every byte of it as it was written.
+
+    Args:
+        settings: of the run that wants to go on.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the settings differ; names the first that does.
+    """
+    file = checkpoint / MANIFEST
+    try:
+        content = read_object(file)
+        if content.get("format") != FORMAT:
+            raise CheckpointError(f"{file}: format {content.get('format')!r}, expected {FORMAT}; start anew elsewhere")
+        stamps = {name: Stamp(**content["files"][name]) for name in (WEIGHTS, OPTIMISER)}
+        weights, optimiser = (read_tensors(checkpoint / name, stamp) for name, stamp in stamps.items())
+        found, progress = dict(content["settings"]), _progress(content["progress"], checkpoint)
+    except DataError as error:
+        raise CheckpointError(f"{_without_advice(error)}; delete {checkpoint} to go on from the one before") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: not the manifest of a checkpoint ({error!r}); delete {checkpoint}") from error
+    for name in sorted({*found, *settings}):
+        if found.get(name) != settings.get(name):
+            raise CheckpointError(
+                f"{checkpoint}: trained with {name} = {found.get(name)!r}, expected {settings.get(name)!r}; go on with "
+                "what it was trained with, choose another --output-dir, or delete the checkpoints to start anew"
+            )
+    return Saved(weights, optimiser, progress, found)
+
+
+def _progress(found: Any, checkpoint: Path) -> dict[str, Any]:
+    """What a manifest says of the progress, if it can be true."""
+    for name, kinds in PROGRESS.items():
+        if type(found[name]) not in kinds:
+            raise TypeError(f"{name} is {found[name]!r}")
+    if checkpoint.name != f"checkpoint-{found['step']}":
+        raise ValueError(f"step is {found['step']}")
+    return dict(found)
+
+
+def _without_advice(error: DataError) -> str:
+    return str(error).partition(";")[0]

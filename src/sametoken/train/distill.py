@@ -1,0 +1,178 @@
+"""A draft model of its own that learns a target's distributions: a small Llama, or a model that is there already.
+
+It minimises the divergence from the target on the target's text. On policy (DistillSpec, arXiv 2310.08461) it writes
+part of the answers itself, and the target judges those. Legend: N tokens of a batch, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from sametoken import embedded
+from sametoken.checkpoint.hub import read_config, resolve
+from sametoken.checkpoint.load import load_parameters, read_tensors
+from sametoken.checkpoint.mapping import rules_for
+from sametoken.checkpoint.write import write_model
+from sametoken.data.hidden_states import Features
+from sametoken.errors import ConfigError, DraftMismatchError, unknown_name
+from sametoken.model.config import ModelConfig
+from sametoken.model.decoder import Decoder
+from sametoken.model.heads import STD
+from sametoken.train.attention import UnrolledAttention
+from sametoken.train.batch import Batch
+from sametoken.train.loss import Judge, Report, Teacher, judge
+from sametoken.train.on_policy import rewrite
+from sametoken.train.settings import HeadSettings, LossSettings, read_keys
+from sametoken.train.targets import Ends
+from sametoken.train.trainee import Student, computing_in
+
+# Keys of a draft's sizes, in the names of a Llama's config.json.
+SIZES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "hidden_act", "rms_norm_eps", "rope_theta", "rope_scaling", "tie_word_embeddings", "attention_bias", "mlp_bias",
+)  # fmt: skip
+
+
+class Draft(NamedTuple):
+    """A draft to train.
+
+    Attributes:
+        decoder: in float32, its linears not packed.
+        config: its config.json, but for the dtype.
+        tokenizer: directory of the target, whose tokenizer is its own.
+    """
+
+    decoder: Decoder
+    config: Mapping[str, Any]
+    tokenizer: Path
+
+
+def new_draft(settings: HeadSettings, target: ModelConfig, directory: Path, device: torch.device, seed: int) -> Draft:
+    """A draft with random weights, or with those of the model that `init_from` names.
+
+    Args:
+        target: facts of the target in `directory`.
+
+    Raises:
+        ConfigError: a size is unknown, or no file is where `draft_config` says.
+        CheckpointError: the sizes contradict each other, or the model to start from cannot be read.
+        DraftMismatchError: that model has another vocabulary than the target.
+    """
+    if settings.init_from is not None:
+        return _started(settings, target, directory, device)
+    config = {**_plain(target), **_sizes(settings.draft_config)}
+    with torch.device(device):
+        decoder = Decoder(ModelConfig.from_hf(config), torch.float32)
+    dice = torch.Generator(device).manual_seed(seed)
+    for name, parameter in decoder.named_parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0.0, STD, generator=dice)
+        else:
+            parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
+    return Draft(decoder, config, directory)
+
+
+def _plain(target: ModelConfig) -> dict[str, Any]:
+    """A Llama of half the target's width and an eighth of its blocks, with its vocabulary and context."""
+    kv_heads = max(1, target.num_kv_heads // 2)
+    heads = kv_heads * max(1, target.num_heads // (2 * kv_heads))
+    hidden = max(32, target.hidden_size // 2)
+    eos = list(target.eos_token_ids)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": target.vocab_size,
+        "max_position_embeddings": target.max_position, "hidden_size": hidden, "intermediate_size": 3 * hidden,
+        "num_hidden_layers": max(1, target.num_layers // 8), "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": target.head_dim, "hidden_act": "silu",
+        "rms_norm_eps": target.norm_eps, "rope_theta": target.rope.theta, "tie_word_embeddings": True,
+        "attention_bias": False, "mlp_bias": False, "bos_token_id": target.bos_token_id,
+        "eos_token_id": eos if len(eos) != 1 else eos[0],
+    }  # fmt: skip
+    return config if eos else {**config, "eos_token_id": None}
+
+
+def _sizes(file: str | None) -> dict[str, Any]:
+    """Sizes from a JSON file."""
+    found = read_keys("--draft-config", file)
+    if unknown := [key for key in found if key not in SIZES]:
+        raise ConfigError(f"--draft-config {file}: {unknown_name('key', unknown[0], SIZES)}")
+    return found
+
+
+def _started(settings: HeadSettings, target: ModelConfig, directory: Path, device: torch.device) -> Draft:
+    place = resolve(embedded.draft(str(settings.init_from)))
+    stated = read_config(place)
+    config = ModelConfig.from_hf(stated)
+    if config.vocab_size != target.vocab_size:
+        raise DraftMismatchError(
+            f"--init-from {place} has {config.vocab_size} tokens, expected the target's {target.vocab_size}"
+        )
+    with torch.device("meta"):
+        decoder = Decoder(config, torch.float32)
+    load_parameters(decoder, read_tensors(place), rules_for(config), torch.float32, device, pack=False)
+    return Draft(decoder, stated, directory)
+
+
+class Distilled(Student):
+    """A draft in training.
+
+    Args:
+        draft: what is trained.
+        ends: of the target; none of its tensors is a parameter or a buffer here.
+        settings: of the loss.
+        dtype: what is computed in.
+        recompute: compute activations again for the gradient instead of keeping them.
+    """
+
+    name = "draft"
+    steps = 1
+
+    def __init__(
+        self, draft: Draft, ends: Ends, settings: LossSettings, dtype: torch.dtype, *, recompute: bool = False
+    ) -> None:
+        super().__init__()
+        self.decoder, self.dtype, self.recompute = draft.decoder, dtype, recompute
+        self._draft, self._ends, self._share = draft, ends, settings.on_policy
+        self._rule = Judge(settings.loss, settings.mix, settings.skip_outside)
+        for parameter in self.decoder.parameters():
+            parameter.requires_grad_(True)
+
+    def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, Report]:
+        ids = torch.arange(len(self._ends.head), device=self._ends.head.device)
+        teacher = Teacher(features.last, self._ends.head, batch.ahead(1), ids)
+        decoder = self.decoder
+        with computing_in(self.dtype, self._ends.head.device):
+            states = self._states(batch)
+            head = decoder.embed.weight if decoder.head is None else decoder.head.weight
+            # The loss has slot j - 1 guess about place j; a model that reads token j itself does so at place j.
+            return judge(states.roll(-1, 0).unsqueeze(0), [head], teacher, weights, self._rule)
+
+    def _states(self, batch: Batch) -> Tensor:  # -> [N, H] after the final norm
+        attend, decoder = UnrolledAttention(batch.lengths), self.decoder
+        x = F.embedding(batch.tokens, decoder.embed.weight).to(self.dtype)
+        cos, sin = (part.to(x.dtype) for part in decoder.rope(batch.positions))
+        for block in decoder.blocks:
+            if self.recompute:
+                x = checkpoint(block, x, (cos, sin), attend, use_reentrant=False)
+            else:
+                x = block(x, (cos, sin), attend)
+        normed: Tensor = decoder.norm(x)
+        return normed
+
+    def rewritten(self, batch: Batch, dice: torch.Generator) -> Batch:
+        if not self._share:
+            return batch
+        stops = self._ends.config.eos_token_ids
+        return rewrite(self.decoder, batch, self._share, stops, dice)
+
+    def write(self, place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
+        whole = Decoder(self.decoder.config, torch.float32)
+        whole.load_state_dict({name.removeprefix("decoder."): value for name, value in weights.items()})
+        narrow = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+        write_model(whole, place, self._draft.config, self._draft.tokenizer, dtype or narrow)

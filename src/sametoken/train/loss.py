@@ -1,0 +1,253 @@
+"""How guesses are judged against the target's distribution, in chunks of places and with gradients in closed form.
+
+The target's scores of a chunk are computed once and serve all steps; no tensor of places by vocabulary outlives its
+chunk. Losses: forward KL and total variation as usual, LK from arXiv 2602.23881. Legend: K steps, N places, C places of
+a chunk, H hidden size of the head, Ht of the target, V vocabulary, Vd draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sametoken.train.batch import source
+
+CHUNK_SCORES = 2**23  # scores of a chunk over all steps: what bounds memory
+
+
+class Teacher(NamedTuple):
+    """Where the target's distribution comes from.
+
+    Attributes:
+        last: [N, Ht] its last hidden states after the final norm.
+        head: [V, Ht] its output layer.
+        following: int64 [N] the token after each place, as the data have it.
+        draft_ids: int64 [Vd] ids that the head can guess, ascending.
+    """
+
+    last: Tensor
+    head: Tensor
+    following: Tensor
+    draft_ids: Tensor
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What is minimised per guess.
+
+    Attributes:
+        kind: "kl" forward KL to the target's distribution over the draft vocabulary; "tv" total variation, one minus
+            the probability that a draw from the guess is accepted; "lk" a mix; "hard" the data's own token.
+        mix: for "lk": "alpha" is -log of the acceptance, "adaptive" is share * KL + (1 - share) * TV with
+            share = exp(-3 * acceptance) per guess, a number is a constant share.
+        skip_outside: guesses about places where the target's best token is outside the draft vocabulary do not count.
+    """
+
+    kind: str = "kl"
+    mix: str | float = "adaptive"
+    skip_outside: bool = True
+
+    LK_DECAY = 3.0
+
+    def gradient(self, p: Tensor, q: Tensor, acceptance: Tensor) -> Tensor:
+        """[..., Vd] derivative of a guess's loss by its scores, from distributions p, q [..., Vd]; may take q's place.
+
+        Args:
+            acceptance: [..., 1] sum of min(p, q).
+        """
+        if self.kind in ("kl", "hard"):
+            return q.sub_(p)
+        above = (q > p).to(q.dtype)
+        rejected = (q * above).sum(-1, keepdim=True)
+        varied = above.sub_(rejected).mul_(q)
+        if self.kind == "tv":
+            return varied
+        if self.mix == "alpha":
+            return varied.div_(acceptance.clamp(min=torch.finfo(q.dtype).tiny))
+        share = self._share(acceptance)
+        return varied.mul_(1 - share).add_(q.sub_(p).mul_(share))
+
+    def value(self, divergence: Tensor, acceptance: Tensor) -> Tensor:
+        """A guess's loss from its cross-entropy or KL and its acceptance, each [...]."""
+        if self.kind in ("kl", "hard"):
+            return divergence
+        if self.kind == "tv":
+            return 1 - acceptance
+        if self.mix == "alpha":
+            return -acceptance.clamp(min=torch.finfo(acceptance.dtype).tiny).log()
+        share = self._share(acceptance)
+        return share * divergence + (1 - share) * (1 - acceptance)
+
+    def _share(self, acceptance: Tensor) -> Tensor:
+        """The share of KL; a constant for the gradient."""
+        if self.mix == "adaptive":
+            return torch.exp(-self.LK_DECAY * acceptance)
+        return torch.full_like(acceptance, float(self.mix))
+
+
+class Report(NamedTuple):
+    """Sums over the guesses that counted, each float64 [K]; add up over batches.
+
+    Attributes:
+        counted: guesses. `loss`: their losses. `acceptance`: their sums of min(p, q).
+        correct: how often the best guess was the target's best token.
+        reached: guesses whose path was correct before them. `path`: and including them.
+    """
+
+    counted: Tensor
+    loss: Tensor
+    acceptance: Tensor
+    correct: Tensor
+    reached: Tensor
+    path: Tensor
+
+    def __add__(self, other: Report) -> Report:  # type: ignore[override]
+        return Report(*(a + b for a, b in zip(self, other, strict=True)))
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per forward that greedy chains of K guesses would yield, bonus included."""
+        rates = self.path / self.reached.clamp(min=1)
+        return float(1 + rates.cumprod(0).sum())
+
+
+def judge(
+    states: Tensor, heads: Sequence[Tensor], teacher: Teacher, weights: Tensor, rule: Judge
+) -> tuple[Tensor, Report]:
+    """The weighted loss of all guesses, and what to say of them.
+
+    Args:
+        states: [K, N, H] what the output layers read, by slot.
+        heads: [Vd, H] output layers: one for all steps, or one per step.
+        weights: [K, N] by place, from `batch.goals`.
+
+    Returns:
+        A scalar whose gradient reaches `states` and every head that needs it, and sums that have none.
+    """
+    report: list[Report] = []
+    loss: Tensor = _Judged.apply(states, teacher, weights, rule, report.append, *heads)  # type: ignore[no-untyped-call]
+    return loss, report[0]
+
+
+class _Judged(torch.autograd.Function):
+    """Computes gradients along with the loss, chunk by chunk, so that nothing as wide as the vocabulary is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, teacher: Teacher, weights: Tensor, rule: Judge, tell: Callable[[Report], None],
+        *heads: Tensor,
+    ) -> Tensor:  # fmt: skip
+        wide = torch.promote_types(states.dtype, torch.float32)
+        with torch.autocast(states.device.type, enabled=False):
+            work = _Work(states, teacher, weights.to(wide), rule, heads, ctx.needs_input_grad)
+            places = weights.any(0).nonzero().squeeze(1)
+            for chunk in torch.split(places, max(1, CHUNK_SCORES // (len(states) * len(teacher.draft_ids)))):
+                work.chunk(chunk)
+        tell(work.report())
+        ctx.save_for_backward(work.d_states, *work.d_heads)
+        return work.loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        above = gradients[0]
+        d_states, *d_heads = ctx.saved_tensors
+        scaled = [part * above.to(part.dtype) if part.numel() else None for part in d_heads]
+        return d_states * above.to(d_states.dtype), None, None, None, None, *scaled
+
+
+class _Work:
+    """Running sums of one call."""
+
+    def __init__(
+        self, states: Tensor, teacher: Teacher, weights: Tensor, rule: Judge, heads: Sequence[Tensor],
+        needed: Sequence[bool],
+    ) -> None:  # fmt: skip
+        steps, places = weights.shape
+        self.states, self.teacher, self.weights, self.rule = states, teacher, weights, rule
+        self.heads = [head.detach().to(states.dtype) for head in heads]
+        self.d_states = torch.zeros_like(states)
+        trained = [head.shape if needs else (0,) for head, needs in zip(heads, needed[5:], strict=True)]
+        self.d_heads = [torch.zeros(shape, dtype=weights.dtype, device=states.device) for shape in trained]
+        self.loss = weights.new_zeros(())
+        # By step and place: counted, loss, acceptance, correct.
+        self.told = torch.zeros(4, steps, places, dtype=weights.dtype, device=states.device)
+        self.all_ids = len(teacher.draft_ids) == len(teacher.head)
+
+    def chunk(self, places: Tensor) -> None:
+        """Judges the guesses of all steps about `places` [C]."""
+        p, best, inside = self._target(places)
+        slots = source(len(self.states), places)
+        weights = self.weights[:, places] * (slots >= 0)
+        if self.rule.skip_outside:
+            weights = weights * inside
+        count = len(self.states)
+        groups = [range(count)] if len(self.heads) == 1 else [range(k, k + 1) for k in range(count)]
+        for steps, head, d_head in zip(groups, self.heads, self.d_heads, strict=True):
+            part = slice(steps.start, steps.stop)
+            read = torch.stack([self.states[k][slots[k].clamp(min=0)] for k in steps])
+            scores = F.linear(read, head).to(p.dtype)
+            told, gradient = _judged(scores, p, best, self.rule)
+            gradient.mul_(weights[part].unsqueeze(-1))
+            counted = weights[part] > 0
+            self.told[:, part, places] = torch.stack([counted, *(counted * each for each in told)]).to(p.dtype)
+            self.loss += (weights[part] * told[0]).sum()
+            gradient = gradient.to(read.dtype)
+            for k, d_read in zip(steps, gradient @ head, strict=True):
+                self.d_states[k].index_add_(0, slots[k].clamp(min=0), d_read)
+            if d_head.numel():
+                d_head += gradient.flatten(0, 1).T @ read.flatten(0, 1)
+
+    def _target(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """p [C, Vd], the index of the target's best token in it [C], and whether that is in the vocabulary [C]."""
+        teacher = self.teacher
+        full = F.linear(teacher.last[places].to(teacher.head.dtype), teacher.head).to(self.weights.dtype)
+        scores = full if self.all_ids else full[:, teacher.draft_ids]
+        if self.rule.kind == "hard":
+            wanted = teacher.following[places]
+            index = torch.searchsorted(teacher.draft_ids, wanted).clamp_(max=len(teacher.draft_ids) - 1)
+            inside = teacher.draft_ids[index] == wanted
+            return torch.zeros_like(scores).scatter_(1, index.unsqueeze(1), 1.0), index, inside
+        top, best = scores.max(-1)
+        inside = top >= full.amax(-1)
+        return torch.softmax(scores, -1), best, inside
+
+    def report(self) -> Report:
+        """Sums by step; a path is followed from place to place."""
+        counted, loss, acceptance, correct = self.told.to(torch.float64)
+        path, reached = [], []
+        before = torch.ones_like(counted[0])
+        for k in range(len(counted)):
+            reached.append(counted[k] * before)
+            path.append(reached[k] * correct[k])
+            before = torch.zeros_like(before)
+            before[1:] = path[k][:-1]
+        sums = (each.sum(-1) for each in (counted, loss, acceptance, correct, torch.stack(reached), torch.stack(path)))
+        return Report(*sums)
+
+
+def _judged(scores: Tensor, p: Tensor, best: Tensor, rule: Judge) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """Loss, acceptance and correctness [K, C] of guesses with `scores` [K, C, Vd], and the derivative by the scores."""
+    top = scores.amax(-1)
+    correct = scores.gather(-1, best.expand(top.shape).unsqueeze(-1)).squeeze(-1) >= top
+    agreement = (p * scores).sum(-1)
+    q = torch.softmax(scores, -1)
+    acceptance = torch.minimum(p, q).sum(-1, keepdim=True)
+    # The largest probability is exp(top - logsumexp), which cannot vanish.
+    divergence = top - q.amax(-1).log() - agreement - torch.special.entr(p).sum(-1)
+    value = rule.value(divergence, acceptance.squeeze(-1))
+    return (value, acceptance.squeeze(-1), correct), rule.gradient(p, q, acceptance)
+
+
+def feature_loss(recycled: Tensor, last: Tensor, weights: Tensor) -> Tensor:
+    """SmoothL1 between the features that steps put out [K, N, H] and the target's [N, H], weighted as the guesses."""
+    places = weights.any(0).nonzero().squeeze(1)
+    slots = source(len(recycled), places)
+    guessed = torch.stack([recycled[k][slots[k].clamp(min=0)] for k in range(len(recycled))]).float()
+    wanted = last[places].float().expand_as(guessed)
+    errors = F.smooth_l1_loss(guessed, wanted, reduction="none").mean(-1)
+    return (weights[:, places] * (slots >= 0) * errors).sum()

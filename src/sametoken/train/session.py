@@ -1,0 +1,139 @@
+"""From names and settings to a run: the target's ends, prepared samples, a student, the trainer for all of them.
+
+In the main process first what writes files, in the others afterwards what reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from sametoken import embedded
+from sametoken.checkpoint.hub import read_config, resolve
+from sametoken.checkpoint.identity import model_digest
+from sametoken.checkpoint.paths import user_path
+from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.data.files import alone_in
+from sametoken.data.preparation import data_digest, prepare
+from sametoken.data.prepared import MANIFEST, Origin, Prepared
+from sametoken.errors import ConfigError
+from sametoken.model.config import ModelConfig
+from sametoken.model.head_config import EagleConfig
+from sametoken.train.distill import Distilled, new_draft
+from sametoken.train.heads import new_head
+from sametoken.train.parallel import Parallel
+from sametoken.train.settings import LOSS_ONLY_FOR, DataSettings
+from sametoken.train.targets import Ends, open_source, read_ends
+from sametoken.train.trainee import Student, Trainee, steps_of
+from sametoken.train.trainer import Judge, Material, Outcome, Plan, Trainer
+
+PREPARED = "data"  # samples made from files of conversations, within the output directory
+
+
+def train(
+    target: str, plan: Plan, data: DataSettings, *, judge: Judge | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Outcome:  # fmt: skip
+    """Trains a head for a target.
+
+    Args:
+        target: directory, Hub id or "embedded".
+        judge: judges a head in a directory on held-out prompts.
+        tell: called with a line for the user now and then, in the main process.
+
+    Raises:
+        SametokenError: a setting, the data, the target or a checkpoint is not what it must be; nothing was overwritten.
+    """
+    _check(plan)
+    parallel = Parallel(plan.run.device, plan.run.fsdp)
+    directory = resolve(embedded.target(target))
+    samples = _samples(target, directory, plan, data, parallel)
+    with alone_in(user_path(plan.keep.output_dir)) if parallel.main else nullcontext():
+        material = _material(target, directory, plan, samples, parallel)
+        trainer = Trainer(plan, material, parallel, judge, tell if parallel.main else lambda line: None)
+        outcome = trainer.run()
+    parallel.close()
+    return outcome
+
+
+def _samples(target: str, directory: Path, plan: Plan, data: DataSettings, parallel: Parallel) -> Prepared:
+    """Prepared samples: those of a directory, or made from conversations by the main process."""
+    if data.data is None:
+        raise ConfigError("got no --data; expected a file of conversations, or a directory of `sametoken prepare`")
+    if (user_path(data.data) / MANIFEST).exists():
+        chosen = [name for name, field in DataSettings.model_fields.items() if getattr(data, name) != field.default]
+        if unused := [name for name in chosen if name != "data"]:
+            raise ConfigError(
+                f"--{unused[0].replace('_', '-')} has no use: {data.data} is prepared already; leave it out, or "
+                "prepare the data with it"
+            )
+        return Prepared.open(data.data)
+    place = user_path(plan.keep.output_dir) / PREPARED
+    if parallel.main:
+        _prepare(target, directory, plan, data, place)
+    parallel.agreed(None)
+    return Prepared.open(place)
+
+
+def _prepare(target: str, directory: Path, plan: Plan, data: DataSettings, place: Path) -> None:
+    config, tokenizer = ModelConfig.from_hf(read_config(directory)), load_tokenizer(directory)
+    files = [str(data.data)]
+    origin = Origin(
+        target=target, target_digest=model_digest(directory), tokenizer_digest=tokenizer.digest(),
+        data_sha256=data_digest(files), vocab_size=config.vocab_size,
+        max_len=min(plan.run.training_seq_len, config.max_position), end_of_turn=data.end_of_turn,
+        all_tokens=data.all_tokens, draft_vocab_size=data.draft_vocab_size, fill_vocabulary=data.fill_vocabulary,
+    )  # fmt: skip
+    prepare(files, place, tokenizer, origin)
+
+
+def _material(target: str, directory: Path, plan: Plan, samples: Prepared, parallel: Parallel) -> Material:
+    device = parallel.device
+    stated = getattr(torch, ModelConfig.from_hf(read_config(directory)).dtype)
+    if device.type == "cpu" and stated == torch.float16:
+        stated = torch.bfloat16  # as the engine serves it there
+    computed = stated if plan.run.dtype == "auto" else getattr(torch, plan.run.dtype)
+    ends = read_ends(directory, stated, device)
+    student, taps = _student(target, directory, plan, samples, ends, computed)
+    if plan.loss.on_policy and samples.hidden_states is not None:
+        raise ConfigError(
+            f"--on-policy needs the target, but {samples.directory} holds its hidden states; prepare the data without, "
+            "or leave it out"
+        )
+    return Material(student, open_source(directory, taps, samples, stated, device), samples, computed)
+
+
+def _student(
+    target: str, directory: Path, plan: Plan, samples: Prepared, ends: Ends, computed: torch.dtype
+) -> tuple[Student, tuple[int, ...]]:
+    """What is trained, and the target's blocks that it reads besides the last."""
+    vocabulary, recompute, device = samples.draft_vocabulary, plan.run.gradient_checkpointing, ends.head.device
+    ids = None if vocabulary is None else vocabulary.ids
+    if plan.head.method == "draft":
+        if ids is not None:
+            raise ConfigError("a draft vocabulary is for eagle3 heads; leave --draft-vocab-size out for draft")
+        draft = new_draft(plan.head, ends.config, directory, device, plan.run.seed)
+        return Distilled(draft, ends, plan.loss, computed, recompute=recompute), ()
+    head = new_head(plan.head, ends.config, ends.head, ids, plan.run.seed)
+    steps = steps_of(plan.head, plan.loss)
+    student = Trainee(head, ends, plan.loss, steps, computed, recompute=recompute, target_name=target)
+    taps = head.config.taps if isinstance(head.config, EagleConfig) and head.config.version == 3 else ()
+    return student, taps
+
+
+def _check(plan: Plan) -> None:
+    """Settings that contradict each other."""
+    loss = plan.loss
+    for name, modes in LOSS_ONLY_FOR.items():
+        if plan.head.method not in modes and getattr(loss, name) != type(loss).model_fields[name].default:
+            spoken = " or ".join(modes)
+            raise ConfigError(f"--{name.replace('_', '-')} is for --mode {spoken}; leave it out for {plan.head.mode}")
+    if not loss.on_policy:
+        return
+    if loss.loss == "hard":
+        raise ConfigError("--on-policy with --loss hard would teach the draft its own words; use kl, tv or lk")
+    if plan.run.fsdp:
+        raise ConfigError("--on-policy needs the whole draft in each process; leave --fsdp out")

@@ -1,0 +1,127 @@
+"""What a frozen target gives to training: hidden states of a document, token vectors and the output layer.
+
+Either the target runs in the process, or its hidden states are on disk and its blocks are never loaded.
+Legend: S tokens of a document, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sametoken.checkpoint.hub import read_config
+from sametoken.checkpoint.load import Stored, load_decoder, load_parameters, read_tensors
+from sametoken.checkpoint.mapping import rules_for
+from sametoken.data.extraction import Reader, features
+from sametoken.data.hidden_states import Features, HiddenSpec
+from sametoken.data.prepared import Prepared
+from sametoken.errors import DataError
+from sametoken.model.config import ModelConfig
+from sametoken.model.linear import Embedding, Linear
+
+Source = Callable[[int, Tensor], Features]  # features of a sample by its number and its tokens [S]
+
+
+class Ends(NamedTuple):
+    """What stands before and behind a target's blocks.
+
+    Attributes:
+        config: its architecture.
+        vectors: [V, H] of its tokens. `head`: [V, H] its output layer.
+    """
+
+    config: ModelConfig
+    vectors: Tensor
+    head: Tensor
+
+
+class _Stored(Protocol):
+    @property
+    def spec(self) -> HiddenSpec: ...
+    def __getitem__(self, sample: int) -> Features: ...
+
+
+def open_source(
+    directory: Path, taps: tuple[int, ...], data: Prepared, dtype: torch.dtype, device: torch.device
+) -> Source:
+    """Hidden states of prepared samples: from disk where they are there, otherwise by running the target.
+
+    Args:
+        directory: the target's checkpoint.
+        taps: blocks whose outputs are wanted.
+
+    Raises:
+        DataError: the samples or the hidden states on disk are of another model, or of other blocks.
+        CheckpointError: the target cannot be loaded.
+    """
+    data.check_target(directory)
+    longest = max(data.lengths())
+    limit = ModelConfig.from_hf(read_config(directory)).max_position
+    if longest > limit:
+        raise DataError(
+            f"{data.directory}: a sample has {longest} tokens, the target {directory} was made for {limit}; prepare "
+            f"the data with --max-len {limit}"
+        )
+    stored = data.hidden_states
+    if stored is None:
+        return run(directory, taps, longest, dtype, device)
+    if taps and stored.spec.taps != taps:
+        raise DataError(
+            f"{data.directory}: found hidden states of blocks {stored.spec.taps}, expected {taps}; extract them with "
+            f"--taps {','.join(map(str, taps))}, or train with --taps {','.join(map(str, stored.spec.taps))}"
+        )
+    return from_disk(stored, dtype, device)
+
+
+def run(directory: Path, taps: tuple[int, ...], longest: int, dtype: torch.dtype, device: torch.device) -> Source:
+    """Hidden states by running the target, one document at a time, in pieces."""
+    reader = Reader(load_decoder(directory, dtype, device), taps, longest)
+
+    def read(sample: int, tokens: Tensor) -> Features:
+        return features(reader(tokens))
+
+    return read
+
+
+def from_disk(stored: _Stored, dtype: torch.dtype, device: torch.device) -> Source:
+    """Hidden states as they were extracted."""
+
+    def read(sample: int, tokens: Tensor) -> Features:
+        found = stored[sample]
+        if len(found.last) != len(tokens):
+            raise DataError(f"sample {sample} has {len(tokens)} tokens, its hidden states {len(found.last)}")
+        return Features(*(part.to(device, dtype) for part in found))
+
+    return read
+
+
+class _Ends(nn.Module):
+    """The parameters of a decoder outside its blocks."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embed = Embedding(config.vocab_size, config.hidden_size, dtype, tied=config.tie_word_embeddings)
+        self.head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, False, dtype)
+
+
+def read_ends(directory: Path, dtype: torch.dtype, device: torch.device) -> Ends:
+    """Token vectors and output layer of a checkpoint, without its blocks."""
+    config = ModelConfig.from_hf(read_config(directory))
+    with torch.device("meta"):
+        ends = _Ends(config, dtype)
+    rules = rules_for(config)
+    wanted = {name for name, _ in ends.named_parameters()}
+
+    def stored() -> Iterator[Stored]:
+        for item in read_tensors(directory):
+            place = rules.place(item.name)
+            if place is not None and place.parameter in wanted:
+                yield item
+
+    load_parameters(ends, stored(), rules, dtype, device, pack=False)
+    vectors = ends.embed.weight.detach()
+    return Ends(config, vectors, vectors if ends.head is None else ends.head.weight.detach())

@@ -1,0 +1,310 @@
+"""Training: steps over packed documents, judged on held-out acceptance, resumable bit for bit.
+
+Which rows a step reads and at which rate follows from its number (`schedule`), so a run that goes on from a checkpoint
+computes what it would have computed without the interruption.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from sametoken.checkpoint.paths import user_path
+from sametoken.data.files import make_directory
+from sametoken.data.hidden_states import Features
+from sametoken.data.prepared import SAMPLES, Prepared
+from sametoken.errors import SametokenError
+from sametoken.train import checkpoints
+from sametoken.train.batch import Batch, goals
+from sametoken.train.checkpoints import Saved
+from sametoken.train.journal import Journal
+from sametoken.train.loss import Report
+from sametoken.train.optimisers import optimisers
+from sametoken.train.parallel import Parallel, restore, whole_states
+from sametoken.train.schedule import Course, Step
+from sametoken.train.settings import HeadSettings, KeepSettings, LossSettings, RunSettings
+from sametoken.train.targets import Source
+from sametoken.train.trainee import Student, with_noise
+
+# Do not change what is computed, or change it only as far as sums in another order do.
+FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_transformer_layer_cls_to_wrap", "device",
+        "threads", "gradient_checkpointing")  # fmt: skip
+
+Judge = Callable[[Path], float]  # acceptance length of a draft in a directory, on held-out prompts
+
+
+class Plan(NamedTuple):
+    """The settings of a run by their groups."""
+
+    head: HeadSettings
+    loss: LossSettings
+    run: RunSettings
+    keep: KeepSettings
+
+
+class Material(NamedTuple):
+    """What a run works on.
+
+    Attributes:
+        student: what is trained.
+        source: of the target.
+        data: prepared samples.
+        dtype: what is computed in.
+    """
+
+    student: Student
+    source: Source
+    data: Prepared
+    dtype: torch.dtype
+
+
+class Outcome(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        head: directory of what to serve.
+        steps: of the optimiser, earlier runs included.
+        best: its held-out acceptance length, None if nothing was judged.
+        stopped_early: training ended because judgements got no better.
+        tokens_per_second: of this run, documents' tokens, without judging.
+    """
+
+    head: Path
+    steps: int
+    best: float | None
+    stopped_early: bool
+    tokens_per_second: float
+
+
+class Trainer:
+    """One run.
+
+    Args:
+        judge: judges a head on held-out prompts, None for none; called in the main process.
+        tell: called with a line for the user now and then.
+
+    Raises:
+        CheckpointError: the checkpoint to go on from is damaged or was made with other settings.
+        DataError: the data are too few.
+    """
+
+    def __init__(
+        self, plan: Plan, material: Material, parallel: Parallel, judge: Judge | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:  # fmt: skip
+        self.plan, self.material, self.parallel, self._judge, self._tell = plan, material, parallel, judge, tell
+        self.directory = user_path(plan.keep.output_dir)
+        make_directory(self.directory)
+        self._lengths = material.data.lengths()
+        self.course = Course(self._lengths, plan.run, parallel.count)
+        self.trainee = material.student
+        self._best = self.directory / self.trainee.name
+        self.model = parallel.wrap(self.trainee)
+        self.optimisers = optimisers(self.model, plan.run.optim, plan.run.weight_decay)
+        self.progress: dict[str, Any] = {"step": 0, "best": None, "judged": 0, "stale": 0, "ended": False}
+        self._resume()
+
+    def run(self) -> Outcome:
+        """Trains to the end of the course, or until judgements got no better for long enough."""
+        keep, journal = self.plan.keep, None
+        if self.parallel.main:
+            journal = Journal(self.directory, self.progress["step"])
+        window = _Window()
+        try:
+            for step in self.course.steps(self.progress["step"]):
+                if self.progress["ended"]:
+                    break
+                window.add(self._step(step), sum(self._lengths[sample] for row in step.rows for sample in row))
+                self.progress["step"] = done = step.number + 1
+                last = done == self.course.total
+                if done % keep.logging_steps == 0 or last:
+                    self._log(journal, step, window)
+                if self._judge_due(done, last):
+                    self._judge_head(journal)
+                if done % keep.save_steps == 0 or last or self.progress["ended"]:
+                    self._save()
+                window.go_on()
+        finally:
+            if journal is not None:
+                journal.close()
+        return self._finish(window)
+
+    def _step(self, step: Step) -> Report:
+        """One step of the optimiser; this process's share of its figures."""
+        run, parallel = self.plan.run, self.parallel
+        mine = step.rows[parallel.rank :: parallel.count]
+        forwards = [mine[i : i + run.train_bs] for i in range(0, len(mine), run.train_bs)]
+        batches = [self._batch(rows, step.number) for rows in forwards]
+        rule = self.plan.loss
+        by_document = rule.loss_mean == "document"
+        weighed = [goals(each, self.trainee.steps, rule.loss_decay, per_document=by_document) for each, _ in batches]
+        total = parallel.sum(torch.stack([each.total for each in weighed]).sum()).clamp(min=1)
+        self.model.zero_grad(set_to_none=True)
+        reports: list[Report] = []
+        for i, ((batch, samples), goal) in enumerate(zip(batches, weighed, strict=True)):
+            features = self._features(batch, samples, step.number)
+            with parallel.waiting(self.model, i + 1 < len(batches)):
+                # Data parallelism averages over the processes; the weights already are shares of the whole step.
+                loss, report = self.model(batch, features, goal.weights * (parallel.count / total))
+                loss.backward()
+            reports.append(report)
+        self._norm = parallel.clip(self.model, run.max_grad_norm)
+        self._check_norm(step)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = self.course.rate(step.number)
+            optimiser.step()
+        return reduce(Report.__add__, reports)
+
+    def _check_norm(self, step: Step) -> None:
+        if not math.isfinite(self._norm):
+            raise SametokenError(
+                f"step {step.number + 1}: the norm of the gradients is {self._norm}, expected a finite number; "
+                f"{self.directory} keeps what was saved before: start anew in another --output-dir with an --lr below "
+                f"{self.plan.run.lr}"
+            )
+
+    def _batch(self, rows: Sequence[Sequence[int]], step: int) -> tuple[Batch, list[int]]:
+        samples = [sample for row in rows for sample in row]
+        documents = [self.material.data[sample] for sample in samples]
+        batch = Batch.of([(each.tokens, each.mask) for each in documents], self.parallel.device)
+        return self.trainee.rewritten(batch, self._dice(step, samples)), samples
+
+    def _dice(self, step: int, samples: Sequence[int]) -> torch.Generator:
+        """Randomness that depends on nothing but the seed, the step and what it reads."""
+        seed = hash((self.plan.run.seed, step, *samples)) & (2**63 - 1)
+        return torch.Generator(self.parallel.device).manual_seed(seed)
+
+    def _features(self, batch: Batch, samples: Sequence[int], step: int) -> Features:
+        parts = torch.split(batch.tokens, list(batch.lengths))
+        found = [self.material.source(sample, tokens) for sample, tokens in zip(samples, parts, strict=True)]
+        taps, last = (torch.cat(each) for each in zip(*found, strict=True))
+        if self.plan.head.method == "eagle1":
+            return Features(with_noise(last, batch, self.plan.loss.noise, self._dice(step, samples)), last)
+        return Features(taps, last)
+
+    def _log(self, journal: Journal | None, step: Step, window: _Window) -> None:
+        report = Report(*self.parallel.sum(torch.stack(window.take())))
+        if journal is None:
+            return
+        counted = report.counted.clamp(min=1)
+        values = {
+            "epoch": step.epoch,
+            "loss": float((report.loss / counted).mean()),
+            "losses": (report.loss / counted).tolist(),
+            "accuracy": (report.path / report.reached.clamp(min=1)).tolist(),
+            "acceptance": (report.acceptance / counted).tolist(),
+            "acceptance_length": report.acceptance_length,
+            "learning_rate": self.course.rate(step.number),
+            "gradient_norm": self._norm,
+            "tokens_per_second": window.rate,
+        }
+        done = step.number + 1
+        journal.write(done, values)
+        self._tell(
+            f"step {done}/{self.course.total}  loss {values['loss']:.3f}  acceptance length about "
+            f"{values['acceptance_length']:.2f}  {window.rate:.0f} tokens/s"
+        )
+
+    def _judge_due(self, done: int, last: bool) -> bool:
+        keep = self.plan.keep
+        if keep.eval_data is None:
+            return False
+        return done % keep.eval_steps == 0 or (last and keep.do_eval)
+
+    def _judge_head(self, journal: Journal | None) -> None:
+        """Judges the head on held-out prompts, keeps it if it is the best, and decides whether to go on."""
+        weights, _ = whole_states(self.trainee, self.optimisers)
+        found = None
+        if journal is not None and self._judge is not None:
+            with tempfile.TemporaryDirectory(dir=self.directory, prefix=".judged-") as place:
+                self.trainee.write(Path(place) / self.trainee.name, weights)
+                found = self._judge(Path(place) / self.trainee.name)
+            journal.write(self.progress["step"], {"eval_acceptance_length": found})
+            self._tell(f"step {self.progress['step']}  held-out acceptance length {found:.3f}")
+        found = self.parallel.agreed(found)
+        best, patience = self.progress["best"], self.plan.keep.patience
+        if found is not None and (best is None or found > best):
+            self.progress |= {"best": found, "stale": 0}
+            if journal is not None:
+                self.trainee.write(self._best, weights)
+        else:
+            self.progress["stale"] += 1
+        self.progress["ended"] = patience is not None and self.progress["stale"] >= patience
+
+    def _save(self) -> None:
+        weights, moments = whole_states(self.trainee, self.optimisers)
+        if self.parallel.main:
+            saved = Saved(weights, moments, self.progress, self._settings())
+            checkpoints.save(self.directory, self.progress["step"], saved, self.plan.keep.save_total_limit)
+            if self.progress["best"] is None:
+                self.trainee.write(self._best, weights)
+        self.parallel.agreed(None)
+
+    def _settings(self) -> dict[str, Any]:
+        """What decides the course of the run, as JSON holds it."""
+        plan, data = self.plan, self.material.data.manifest
+        chosen = {**plan.head.model_dump(mode="json"), **plan.loss.model_dump(mode="json")}
+        chosen |= {name: value for name, value in plan.run.model_dump(mode="json").items() if name not in FREE}
+        return chosen | {
+            "rows_per_step": self.course.rows_per_step,
+            "samples": data.files[SAMPLES].sha256,
+            "target": data.origin.target_digest,
+            "computed_in": str(self.material.dtype).removeprefix("torch."),
+        }
+
+    def _resume(self) -> None:
+        found = checkpoints.all_checkpoints(self.directory)
+        if not found:
+            return
+        if not self.plan.keep.resume:
+            raise SametokenError(
+                f"{self.directory} holds checkpoints of an earlier run; choose another --output-dir, delete them, or "
+                "go on with --resume"
+            )
+        saved = checkpoints.load(found[-1], self._settings())
+        restore(self.trainee, self.optimisers, saved.weights, saved.optimiser)
+        self.progress = dict(saved.progress)
+        self._tell(f"going on from {found[-1]}")
+
+    def _finish(self, window: _Window) -> Outcome:
+        best = self.progress["best"]
+        return Outcome(self._best, self.progress["step"], best, self.progress["ended"], window.overall)
+
+
+class _Window:
+    """Figures since the last line of the log, and the time of training alone."""
+
+    def __init__(self) -> None:
+        self._report: Report | None = None
+        self._tokens = self._all = 0
+        self._since = self._busy = 0.0
+        self.rate = 0.0
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Training goes on; what was done since the last `add` is not part of it."""
+        self._mark = time.perf_counter()
+
+    def add(self, report: Report, tokens: int) -> None:
+        passed = time.perf_counter() - self._mark
+        self._since, self._busy = self._since + passed, self._busy + passed
+        self._report = report if self._report is None else self._report + report
+        self._tokens, self._all = self._tokens + tokens, self._all + tokens
+
+    def take(self) -> Report:
+        assert self._report is not None
+        found, self.rate = self._report, self._tokens / max(self._since, 1e-9)
+        self._report, self._tokens, self._since = None, 0, 0.0
+        return found
+
+    @property
+    def overall(self) -> float:
+        return self._all / max(self._busy, 1e-9)

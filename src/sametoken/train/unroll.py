@@ -1,0 +1,61 @@
+"""A head run over whole documents as a draft runs it: step after step on its own outputs, tokens given.
+
+This is training-time test as SafeAILab/EAGLE describes it (form A): hidden states stay in their slots, tokens and
+positions move on by one each step. Legend: N slots, Ht hidden size of the target, H of the head.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from sametoken.model.heads import EagleHead
+from sametoken.train.attention import UnrolledAttention
+from sametoken.train.batch import Batch
+
+
+class Unrolled(NamedTuple):
+    """Outputs of every step, for every slot.
+
+    Attributes:
+        normed: [K, N, H] what an output head reads.
+        recycled: [K, N, H] what the next step would read.
+    """
+
+    normed: Tensor
+    recycled: Tensor
+
+
+def unroll(
+    head: EagleHead, vectors: Tensor, features: Tensor, batch: Batch, steps: int, *, recompute: bool = False
+) -> Unrolled:
+    """Runs `steps` steps of a head.
+
+    Args:
+        vectors: [V, H] token vectors: the head's own, or the target's.
+        features: [N, taps * Ht] of the target; for version 1 its last hidden state after the final norm.
+        recompute: keep no activations within a step but run it again for the gradient.
+    """
+    attend = UnrolledAttention(batch.lengths)
+    table = vectors if head.embed is None else head.embed.weight
+    hidden = head.fuse(features)
+    normed, recycled = [], []
+
+    def step(index: int, hidden: Tensor) -> Tensor:
+        attend.step = index
+        rope = tuple(part.to(hidden.dtype) for part in head.rope(batch.positions + index))
+        embedded = F.embedding(batch.ahead(1 + index), table).to(hidden.dtype)
+        output: Tensor = head(embedded, hidden, (rope[0], rope[1]), attend)
+        return output
+
+    for index in range(steps):
+        output = checkpoint(step, index, hidden, use_reentrant=False) if recompute else step(index, hidden)
+        normed.append(head.normed(output))
+        # One norm serves both where the next step reads the normed output.
+        hidden = normed[-1] if head.recycles_normed else output
+        recycled.append(hidden)
+    return Unrolled(torch.stack(normed), torch.stack(recycled))
