@@ -23,8 +23,9 @@ from torch import Tensor
 
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16
-from sametoken.native.library import VARIANTS, Library, PackedWeight
+from sametoken.native.library import Library, PackedWeight, file_of
 from sametoken.native.memory import settled
+from sametoken.native.processor import VARIANTS, features
 
 OUTPUTS, INPUTS = 8192, 2048
 BYTES = 3 * 2**28  # of weights that one pass reads
@@ -110,9 +111,8 @@ def foreign() -> float:
 def passes() -> dict[str, tuple[Pass, int]]:
     found: dict[str, tuple[Pass, int]] = {}
     for variant in VARIANTS:
-        file = next((Path(__file__).parents[1] / "src/sametoken/native").glob(f"_{variant}.*"), None)
-        flags = Path("/proc/cpuinfo").read_text().split()
-        if file is not None and VARIANTS[variant] <= set(flags):
+        file = file_of(variant)
+        if file is not None and VARIANTS[variant] <= features():
             kernels = Library(variant, file)
             names = ["bfloat16", *FORMATS] if variant == "avx512" else ["bfloat16", "int8", "int4"]
             found |= {f"{variant} {name}": ours(kernels, name) for name in names}

@@ -20,14 +20,10 @@ import torch
 from torch import Tensor
 
 from sametoken.errors import ConfigError
+from sametoken.native.processor import VARIANTS, features, rebuild, unsupported
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-# What a CPU must have, as /proc/cpuinfo spells it, best variant first.
-VARIANTS = {
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "fma"},
-    "avx2": {"avx2", "fma"},
-}
 INTERFACE = 3  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4 = range(4)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
@@ -225,7 +221,22 @@ def address(tensor: Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
-@cache
+class KernelStatus(NamedTuple):
+    """Which kernels this process computes with.
+
+    Attributes:
+        variant: name of the loaded variant; None where torch computes alone, which is slower.
+        features: what this processor has of what any variant asks for, sorted.
+        reason: why there is no variant; None where there is one.
+        advice: what mends that, with the command; None where nothing does or nothing is wrong.
+    """
+
+    variant: str | None
+    features: tuple[str, ...]
+    reason: str | None = None
+    advice: str | None = None
+
+
 def library() -> Library | None:
     """The best variant that was built and that this machine runs; None where there is none.
 
@@ -235,30 +246,49 @@ def library() -> Library | None:
     Raises:
         ConfigError: the environment asks for a variant that is not there.
     """
+    return _chosen()[0]
+
+
+def status() -> KernelStatus:
+    """What `library` chose, and why and what to do where it found nothing.
+
+    Raises:
+        ConfigError: as `library`.
+    """
+    return _chosen()[1]
+
+
+def choose() -> tuple[Library | None, KernelStatus]:
+    """What `library` and `status` remember, looked up anew."""
     wanted = os.environ.get(SWITCH, "auto")
     if wanted not in ("auto", "off", *VARIANTS):
-        raise ConfigError(f"{SWITCH}={wanted!r}: expected auto, off, {' or '.join(VARIANTS)}")
-    names = [] if wanted == "off" else list(VARIANTS) if wanted == "auto" else [wanted]
+        raise ConfigError(f"{SWITCH}={wanted!r}: expected auto, off, {', '.join(VARIANTS)}")
+    found = tuple(sorted(features()))
+    if wanted == "off":
+        return None, KernelStatus(None, found, f"{SWITCH}=off leaves them out", f"unset {SWITCH}")
+    names = [name for name in VARIANTS if wanted in ("auto", name) and VARIANTS[name] <= features()]
+    reason = "none were built when this package was installed" if names else unsupported()
     for name in names:
-        file = next(Path(__file__).parent.glob(f"_kernels_{name}.*"), None)
-        if file is not None and VARIANTS[name] <= _cpu_flags():
+        file = file_of(name)
+        if file is not None:
             try:
-                return Library(name, file)
+                return Library(name, file), KernelStatus(name, found)
             except OSError as error:
                 LOG.warning("the compiled kernels are left out and torch is slower: %s", error)
+                reason = f"they cannot be loaded: {error}"
     if wanted in VARIANTS:
         raise ConfigError(
             f"{SWITCH}={wanted!r}: not built from these sources, or this CPU lacks its instructions; use auto"
         )
-    return None
+    return None, KernelStatus(None, found, reason, rebuild() if names else None)
 
 
-def _cpu_flags() -> set[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return set()
-    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+_chosen = cache(choose)
+
+
+def file_of(variant: str) -> Path | None:
+    """Where a variant lies that was built, None where it was not."""
+    return next(Path(__file__).parent.glob(f"_kernels_{variant}.*"), None)
 
 
 class _Team(threading.local):
