@@ -17,6 +17,7 @@ SametokenError
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 
@@ -80,3 +81,12 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(got, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"unknown {kind} {got!r}: {hint}valid: {', '.join(names)}"
+
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxlevel, _SHOWN.maxlist, _SHOWN.maxdict, _SHOWN.maxstring, _SHOWN.maxlong, _SHOWN.maxother = 3, 6, 6, 80, 40, 80
+
+
+def shown(value: object) -> str:
+    """A value of a file or a caller in an error: its repr, of which large and deep parts are left out."""
+    return _SHOWN.repr(value)

@@ -16,7 +16,7 @@ from sametoken.checkpoint.head_names import INSIDE, medusa_place, plain_name
 from sametoken.checkpoint.head_taps import Taps, read_taps
 from sametoken.checkpoint.medusa_config import describe_medusa
 from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError, UnsupportedModelError
-from sametoken.model.config import ModelConfig
+from sametoken.model.config import ModelConfig, check_layer_types
 from sametoken.model.head_config import EagleConfig, MedusaConfig
 from sametoken.model.keys import Keys
 
@@ -323,8 +323,5 @@ def _windows(stated: Mapping[str, Any], count: int, where: Path) -> tuple[int | 
     types = stated.get("layer_types")
     default = "sliding_attention" if keys.flag("use_sliding_window", False) else "full_attention"
     kinds = [default] * count if types is None else types
-    if not isinstance(kinds, list) or len(kinds) != count:
-        raise CheckpointError(f"{where}: config.json has {types!r} for 'layer_types', expected one name per layer")
-    if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
-        raise UnsupportedModelError(f"{where}: layer_types {sorted(map(str, unknown))} are not supported")
+    check_layer_types(kinds, count, f"{where}: config.json")
     return tuple(keys.integer("sliding_window") if kind == "sliding_attention" else None for kind in kinds)

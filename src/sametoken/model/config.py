@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
-from sametoken.model.keys import Keys
+from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError, shown
+from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, Keys
+from sametoken.model.unsupported import refused_architecture, refused_format
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -97,6 +98,16 @@ class ModelConfig:
         """Width of all key heads together, and of all value heads."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def parameters(self) -> int:
+        """Numbers in the weights."""
+        hidden, width, norms = self.hidden_size, self.intermediate_size, 2 * self.head_dim if self.qk_norm else 0
+        projections = hidden * (2 * self.q_size + 2 * self.kv_size + 3 * width) + 2 * hidden + norms
+        biases = self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.out_bias * hidden
+        biases += self.mlp_bias * (2 * width + hidden)
+        ends = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2) + hidden
+        return self.num_layers * (projections + biases) + ends
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], max_seq_len: int | None = None) -> ModelConfig:
         """Read a Hugging Face `config.json`, in transformers 4's or 5's spelling.
@@ -114,22 +125,19 @@ class ModelConfig:
             raise ConfigError(f"max_seq_len is {max_seq_len}, expected at least 1")
         keys = Keys(config)
         architecture = keys.architecture()
-        if architecture not in FAMILIES:
-            raise UnsupportedModelError(
-                f"architecture {architecture!r} is not supported; supported: {', '.join(FAMILIES)}"
-            )
-        for key in ("quantization_config", "compression_config"):
-            if config.get(key) is not None:
-                raise UnsupportedModelError(
-                    f"config.json has {key!r}: quantised weights are not supported; use the unquantised checkpoint"
-                )
+        if reason := refused_architecture(config, FAMILIES) or refused_format(config):
+            raise UnsupportedModelError(reason)
         model = FAMILIES[architecture](keys)
         return model if max_seq_len is None else replace(model, max_position=max_seq_len)
 
 
 @dataclass(frozen=True)
 class _Defaults:
-    """What a family's transformers config class says for absent keys; None means "as many as query heads" and so on."""
+    """What a family's transformers code has where files leave a choice.
+
+    Most are the values of absent keys, where None means "as many as query heads" and so on. `rope_names` are the rotary
+    kinds by their names in files; `partial_rotation` says whether the code reads `partial_rotary_factor`.
+    """
 
     family: str
     max_position: int
@@ -140,6 +148,7 @@ class _Defaults:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_ids: tuple[int, ...] = ()
     rope_names: Mapping[str, str] = field(default_factory=lambda: {kind: kind for kind in ROPE_KINDS})
+    partial_rotation: bool = False
 
 
 def _rope(keys: Keys, head_dim: int, defaults: _Defaults) -> RopeConfig:
@@ -152,21 +161,17 @@ def _rope(keys: Keys, head_dim: int, defaults: _Defaults) -> RopeConfig:
         )
     rope = Keys(values, f"{name!r} of config.json")
     named = values.get("rope_type", values.get("type", "default"))
-    if named not in defaults.rope_names:
+    if not isinstance(named, str) or named not in defaults.rope_names:
         raise UnsupportedModelError(
-            f"rotary kind {named!r} is not supported for {defaults.family}; supported: {', '.join(defaults.rope_names)}"
+            f"rotary kind {shown(named)} is not supported for {defaults.family}; "
+            f"supported: {', '.join(defaults.rope_names)}"
         )
     kind = defaults.rope_names[named]
-    partial = rope.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
-    dim = int(head_dim * partial)
-    if dim % 2 or not 0 < dim <= head_dim:
-        raise CheckpointError(
-            f"{dim} of the {head_dim} dimensions of a head are rotated ('partial_rotary_factor' {partial}), "
-            "expected an even number up to the head's own: is config.json complete?"
-        )
-    max_position = keys.integer("max_position_embeddings", defaults.max_position)
-    inner = rope.integer("original_max_position_embeddings", max_position)
-    original = keys.integer("original_max_position_embeddings", defaults.original_max_position or inner)
+    dim = _rotated(keys, rope, head_dim, kind, defaults)
+    max_position = keys.integer("max_position_embeddings", defaults.max_position, MOST_POSITIONS)
+    stretched = "original_max_position_embeddings"
+    inner = rope.integer(stretched, max_position, MOST_POSITIONS)
+    original = keys.integer(stretched, defaults.original_max_position or inner, MOST_POSITIONS)
     plain = RopeConfig(
         kind=kind,
         theta=rope.number("rope_theta", keys.number("rope_theta", 10000.0)),
@@ -175,6 +180,29 @@ def _rope(keys: Keys, head_dim: int, defaults: _Defaults) -> RopeConfig:
         original_max_position=original,
     )
     return _scaled(plain, rope)
+
+
+def _rotated(keys: Keys, rope: Keys, head_dim: int, kind: str, defaults: _Defaults) -> int:
+    """How many dimensions of a head are rotated.
+
+    Only Phi-3's code reads `partial_rotary_factor`. The other families' plain rotation ignores it, and with a scaled
+    one transformers itself cannot run such a file.
+    """
+    partial = rope.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
+    if not defaults.partial_rotation:
+        if kind != "default" and partial != 1:
+            raise UnsupportedModelError(
+                f"config.json has 'partial_rotary_factor' {partial} with rotary kind {kind!r}, which models of family "
+                f"{defaults.family} cannot have; expected 1, or no such key"
+            )
+        partial = 1.0
+    dim = int(head_dim * partial)
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise CheckpointError(
+            f"{dim} of the {head_dim} dimensions of a head are rotated ('partial_rotary_factor' {partial}), "
+            "expected an even number up to the head's own: is config.json complete?"
+        )
+    return dim
 
 
 def _scaled(plain: RopeConfig, rope: Keys) -> RopeConfig:
@@ -214,11 +242,11 @@ def _scaled(plain: RopeConfig, rope: Keys) -> RopeConfig:
 
 def _plain(keys: Keys, defaults: _Defaults) -> ModelConfig:
     """A decoder with full attention and without biases; the family's function replaces what differs."""
-    hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
-    layers = keys.integer("num_hidden_layers")
+    hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads", most=MOST_HEADS)
+    layers = keys.integer("num_hidden_layers", most=MOST_LAYERS)
     absent_kv = defaults.num_kv_heads if "num_key_value_heads" not in keys.values else None
-    kv_heads = keys.integer("num_key_value_heads", absent_kv or heads)
-    head_dim = keys.integer("head_dim", defaults.head_dim or hidden // heads)
+    kv_heads = keys.integer("num_key_value_heads", absent_kv or heads, MOST_HEADS)
+    head_dim = keys.integer("head_dim", defaults.head_dim or hidden // heads, MOST_HEADS)
     if heads % kv_heads:
         raise CheckpointError(
             f"config.json has {heads} 'num_attention_heads' and {kv_heads} 'num_key_value_heads', "
@@ -251,26 +279,40 @@ def _plain(keys: Keys, defaults: _Defaults) -> ModelConfig:
 def _every_layer(plain: ModelConfig, keys: Keys, absent: int | None) -> tuple[int | None, ...]:
     """One `sliding_window` for all layers; `null` is full attention and an absent key means `absent`."""
     window = keys.values.get("sliding_window", absent)
-    return (None if window is None else keys.integer("sliding_window", absent),) * plain.num_layers
+    return (None if window is None else keys.integer("sliding_window", absent, MOST_POSITIONS),) * plain.num_layers
 
 
 def _chosen_layers(plain: ModelConfig, keys: Keys) -> tuple[int | None, ...]:
     """Qwen: `layer_types` where written, else the layers from `max_window_layers` on, if windows are used at all."""
     used = keys.flag("use_sliding_window", False) and keys.values.get("sliding_window", 4096) is not None
-    window = keys.integer("sliding_window", 4096) if used else None
+    window = keys.integer("sliding_window", 4096, MOST_POSITIONS) if used else None
     first = keys.values.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int):
-        raise CheckpointError(f"config.json has {first!r} for 'max_window_layers', expected an integer")
+        raise CheckpointError(f"config.json has {shown(first)} for 'max_window_layers', expected an integer")
     by_depth = ["sliding_attention" if used and i >= first else "full_attention" for i in range(plain.num_layers)]
     types = keys.values.get("layer_types") or by_depth
-    if not isinstance(types, list) or len(types) != plain.num_layers:
-        raise CheckpointError(f"config.json has {types!r} for 'layer_types', expected one name per layer")
-    unknown = set(types) - {"sliding_attention", "full_attention"}
-    if unknown:
-        raise UnsupportedModelError(
-            f"'layer_types' of config.json names {sorted(unknown)}; supported: sliding_attention, full_attention"
+    check_layer_types(types, plain.num_layers, "config.json")
+    if not used and "sliding_attention" in types:
+        raise CheckpointError(
+            "config.json has 'sliding_attention' in 'layer_types' but no window ('use_sliding_window' is false, or "
+            "'sliding_window' is null), expected both or neither: is this file complete?"
         )
     return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def check_layer_types(types: Any, layers: int, where: str) -> None:
+    """Refuses `layer_types` that are not one known kind of attention per layer.
+
+    Raises:
+        CheckpointError: they are not a list of so many names.
+        UnsupportedModelError: a name is not known.
+    """
+    if not isinstance(types, list) or len(types) != layers or not all(isinstance(kind, str) for kind in types):
+        raise CheckpointError(f"{where} has {shown(types)} for 'layer_types', expected one name per layer")
+    if unknown := set(types) - {"sliding_attention", "full_attention"}:
+        raise UnsupportedModelError(
+            f"'layer_types' of {where} names {sorted(unknown)}; supported: sliding_attention, full_attention"
+        )
 
 
 def _llama(keys: Keys) -> ModelConfig:
@@ -291,6 +333,7 @@ def _phi3(keys: Keys) -> ModelConfig:
         max_position=4096,
         original_max_position=4096,
         norm_eps=1e-5,
+        partial_rotation=True,
         eos_token_ids=(32000,),
         bos_token_ids=(1,),
         # "su" and "yarn" are what early Phi-3 files called longrope.

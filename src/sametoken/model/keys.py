@@ -6,9 +6,16 @@ Knows no architecture; `config.py` says which keys there are and what an absent 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
-from sametoken.errors import CheckpointError, UnsupportedModelError
+from sametoken.errors import CheckpointError, UnsupportedModelError, shown
+
+# Beyond these a file is damaged or hostile. No product of such sizes overflows.
+MOST_WIDE = 1 << 24  # rows and columns of a weight
+MOST_HEADS = 1 << 16  # heads of a layer, and dimensions of a head
+MOST_LAYERS = 1024
+MOST_POSITIONS = (1 << 31) - 1
+MOST_NUMBER = 1e30
 
 
 class Keys:
@@ -19,7 +26,7 @@ class Keys:
         self.where = where
 
     def _bad(self, key: str, expected: str) -> CheckpointError:
-        got = repr(self.values[key]) if key in self.values else "nothing"
+        got = shown(self.values[key]) if key in self.values else "nothing"
         return CheckpointError(f"{self.where} has {got} for {key!r}, expected {expected}: is this file complete?")
 
     def architecture(self) -> str:
@@ -31,18 +38,20 @@ class Keys:
     def number(self, key: str, default: float | None = None) -> float:
         value = self.values.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if not _is_positive(value):
             raise self._bad(key, "a positive number")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
         return None if self.values.get(key) is None else self.number(key)
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, most: int = MOST_WIDE) -> int:
         value = self.values.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or value < 1:
+        if not _is_positive(value) or value != value // 1:
             raise self._bad(key, "a positive integer")
+        if value > most:
+            raise self._bad(key, f"at most {most}")
         return int(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -56,27 +65,32 @@ class Keys:
         value = self.values.get(key)
         value = default if value is None else value
         if value not in known:
-            raise UnsupportedModelError(f"{self.where} has {value!r} for {key!r}; supported: {', '.join(known)}")
+            raise UnsupportedModelError(f"{self.where} has {shown(value)} for {key!r}; supported: {', '.join(known)}")
         return str(value)
 
     def numbers(self, key: str, length: int) -> tuple[float, ...]:
         value = self.values.get(key)
         if not isinstance(value, list) or len(value) != length:
             raise self._bad(key, f"a list of {length} numbers")
-        if any(isinstance(x, bool) or not isinstance(x, int | float) or x <= 0 for x in value):
+        if not all(map(_is_positive, value)):
             raise self._bad(key, f"a list of {length} positive numbers")
         return tuple(float(x) for x in value)
 
     def token_ids(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        """One id, a list of ids, or `null` for none; only an absent key means the default."""
+        """One id, a list of ids, or `null` or a negative one for none; only an absent key means the default."""
         value = self.values.get(key, list(default))
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(isinstance(x, bool) or not isinstance(x, int) for x in ids):
             raise self._bad(key, "a token id, a list of token ids or null")
-        return tuple(ids)
+        return tuple(x for x in ids if x >= 0)
 
     def mapping(self, key: str) -> Mapping[str, Any]:
         value = self.values.get(key)
         if value is not None and not isinstance(value, Mapping):
             raise self._bad(key, "an object or null")
         return value or {}
+
+
+def _is_positive(value: Any) -> TypeGuard[int | float]:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value <= MOST_NUMBER

@@ -1,0 +1,145 @@
+"""What a config.json may describe that is not supported (yet): tables, and the lookup that turns a row into a sentence.
+
+A line leaves its table when the code can load what it names. Names are those of transformers' model and quantiser code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from sametoken.errors import shown
+
+
+class Kind(NamedTuple):
+    """What a group of models is, after "is", and what to use instead."""
+
+    what: str
+    instead: str
+
+
+DENSE = "use a dense model of the supported families, for example Qwen/Qwen3-8B"
+EXPERTS = Kind("a mixture of experts, which is not supported yet", DENSE)
+LATENT = Kind("a mixture of experts with latent attention (MLA), which is not supported yet", DENSE)
+SEES = "a model that reads images or sound beside text, which is not supported"
+TEXT_ONLY = "use a text-only model of the supported families"
+GEMMA = Kind(
+    "a Gemma decoder (norms around each layer, scaled token vectors), which is not supported yet",
+    "use a model of the supported families, for example Qwen/Qwen3-4B",
+)
+RECURRENT = Kind("a model with recurrent (state space or linear attention) layers, which is not supported", DENSE)
+ENCODER = Kind("an encoder, which writes no text", "use a causal language model (a name that ends in ForCausalLM)")
+BOTH = Kind(
+    "an encoder-decoder, which is not supported", "use a causal language model (a name that ends in ForCausalLM)"
+)
+OTHER = Kind("a decoder of another family, which is not supported", "use a model of the supported families")
+
+# Names as config.json's `architectures` has them.
+ARCHITECTURES: dict[str, Kind] = {
+    **dict.fromkeys(
+        ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM", "Llama4ForCausalLM",
+         "OlmoeForCausalLM", "PhimoeForCausalLM", "PhiMoEForCausalLM", "Glm4MoeForCausalLM", "DbrxForCausalLM",
+         "MiniMaxM2ForCausalLM", "GraniteMoeForCausalLM", "Grok1ForCausalLM"), EXPERTS),
+    **dict.fromkeys(
+        ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "KimiK2ForCausalLM"), LATENT),
+    "Llama4ForConditionalGeneration": Kind(
+        "Llama 4, a mixture of experts that also reads images, which is not supported yet",
+        "use Llama 3.1 to 3.3, for example meta-llama/Llama-3.3-70B-Instruct",
+    ),
+    **dict.fromkeys(("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"), GEMMA),
+    **dict.fromkeys(
+        ("Gemma3ForConditionalGeneration", "Gemma3nForConditionalGeneration"),
+        Kind("Gemma 3, a model that reads images beside text, which is not supported", GEMMA.instead)),
+    "Mistral3ForConditionalGeneration": Kind(
+        "Mistral Small 3.1 or later, a Mistral decoder inside a model that reads images, which is not supported yet",
+        "use a text-only Mistral (MistralForCausalLM), for example mistralai/Mistral-Small-24B-Instruct-2501",
+    ),
+    "Ministral3ForCausalLM": OTHER,
+    "Phi3VForCausalLM": Kind(SEES, "use the text-only Phi-3 or Phi-4-mini"),
+    "Phi4MMForCausalLM": Kind(SEES, "use the text-only microsoft/Phi-4-mini-instruct"),
+    **dict.fromkeys(
+        ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"),
+        Kind(SEES, "use the text-only Qwen2.5 or Qwen3 of that size")),
+    "MllamaForConditionalGeneration": Kind(SEES, "use the text-only Llama 3.1 to 3.3"),
+    **dict.fromkeys(
+        ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "BambaForCausalLM",
+         "Qwen3NextForCausalLM", "RwkvForCausalLM", "NemotronHForCausalLM"), RECURRENT),
+}  # fmt: skip
+
+# Endings of names that no table lists, in the order in which they are tried.
+ENDINGS: dict[str, Kind] = {
+    "MoeForCausalLM": EXPERTS,
+    **dict.fromkeys(("CausalLM", "LMHeadModel"), OTHER),
+    "ForConditionalGeneration": Kind(SEES, TEXT_ONLY),
+    **dict.fromkeys(
+        ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForPreTraining",
+         "ForMultipleChoice", "ForTextEncoding", "Model"), ENCODER),
+}  # fmt: skip
+UNKNOWN = Kind("no causal language model that is known here", TEXT_ONLY)
+EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+# Formats of stored weights by `quant_method`, or by the algorithm that Model-Optimizer states.
+FORMATS: dict[str, str] = {
+    "awq": "AWQ (4-bit integers)",
+    "gptq": "GPTQ (packed integers)",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8",
+    "mxfp4": "MXFP4 (4-bit floats)",
+    "nvfp4": "NVFP4 (4-bit floats)",
+    "modelopt": "Model-Optimizer",
+    "compressed-tensors": "compressed-tensors",
+    "bitsandbytes": "bitsandbytes",
+    "auto-round": "AutoRound",
+    "quark": "Quark",
+    "torchao": "torchao",
+    "hqq": "HQQ",
+    "aqlm": "AQLM",
+    "eetq": "EETQ",
+    "exl2": "ExLlamaV2",
+    "bitnet": "BitNet",
+}
+UNQUANTISED = "use the unquantised checkpoint, and --quantization int8 or int4 to store its weights small"
+
+
+def refused_architecture(config: Mapping[str, Any], supported: Iterable[str]) -> str | None:
+    """Why the architecture of a config.json cannot be served, None if it can.
+
+    Args:
+        config: the file's content; `architectures` is a list of names.
+        supported: the names that can be loaded.
+    """
+    names = config["architectures"]
+    if names[0] in supported:
+        return None
+    kind = _kind(names[0], config)
+    listed = ", ".join(supported)
+    return f"the architecture {shown(names[0])} is {kind.what}; {kind.instead} (supported: {listed})"
+
+
+def _kind(name: str, config: Mapping[str, Any]) -> Kind:
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    if config.get("is_encoder_decoder") is True:
+        return BOTH
+    if any(config.get(key) for key in EXPERT_KEYS):
+        return EXPERTS
+    if isinstance(config.get("vision_config"), Mapping) or isinstance(config.get("audio_config"), Mapping):
+        return Kind(SEES, TEXT_ONLY)
+    return next((kind for ending, kind in ENDINGS.items() if name.endswith(ending)), UNKNOWN)
+
+
+def refused_format(config: Mapping[str, Any]) -> str | None:
+    """Why the stored weights of a config.json cannot be read, None if they can."""
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key) is not None:
+            return f"config.json has {key!r}: {quantised(config[key])}"
+    return None
+
+
+def quantised(stated: Any) -> str:
+    """The sentence about weights that an object describes as quantised: their format, and what to use instead."""
+    stated = stated if isinstance(stated, Mapping) else {}
+    method, algorithm = (stated.get(key) for key in ("quant_method", "quant_algo"))
+    names = [FORMATS.get(str(name).lower(), shown(name)) for name in (method, algorithm) if name is not None]
+    format = " ".join(dict.fromkeys(names)) or "a format that it does not name"
+    return f"the weights are quantised ({format}), which is not supported yet; {UNQUANTISED}"
