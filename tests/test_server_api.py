@@ -284,6 +284,8 @@ def test_the_server_says_how_it_is(served: Running) -> None:
     assert served.client.head("/health").status_code == 200  # as load balancers ask
     assert served.get("/health/").status_code == 404  # a redirection would name the host that the client named
     assert served.get("/live").status_code == 200
+    assert served.get("/ping").json() == served.post("/ping", None).json() == {"status": "ok"}  # as SageMaker asks
+    assert served.get("/load").json() == {"server_load": 0}
     assert served.get("/version").json()["version"]
     assert served.get("/server_info").json()["model"] == MODEL
     document = served.get("/openapi.json").json()

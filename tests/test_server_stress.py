@@ -84,6 +84,16 @@ def test_a_client_that_leaves_is_noticed_without_a_step_and_cancelled_before_the
         assert worker.totals().generated <= 3
 
 
+def test_load_counts_the_requests_that_are_open(llm: LLM) -> None:
+    with running(llm) as server:
+        gate = Gate(llm)
+        asking = [Asking(server, LONG) for _ in range(3)]
+        wait_until(lambda: server.get("/load").json() == {"server_load": 3})
+        gate.open()
+        assert [each.result().status_code for each in asking] == [200] * 3
+        assert server.get("/load").json() == {"server_load": 0}
+
+
 def test_a_full_queue_is_a_429_that_says_when_to_come_back(llm: LLM) -> None:
     with running(llm, max_queue=1) as server:
         gate = Gate(llm)

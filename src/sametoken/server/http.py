@@ -19,7 +19,7 @@ from sametoken.server.errors import ApiError, invalid, stopping
 from sametoken.server.fields import Body, field_names
 
 DONE = b"data: [DONE]\n\n"
-OPEN_PATHS = ("/", "/health", "/live", "/version", "/docs", "/openapi.json")
+OPEN_PATHS = ("/", "/health", "/ping", "/live", "/version", "/docs", "/openapi.json")
 OPEN_FOLDERS = ("/playground/", "/docs/")  # the files of pages, which ask for a key themselves
 CLIENT_GONE = 499  # nginx's number; nobody receives it
 B = TypeVar("B", bound=Body)

@@ -70,6 +70,8 @@ OPERATIONS = {
     "/v1/models": Operation(replies.ModelsReply),
     "/v1/models/{name}": Operation(replies.ModelReply, (401, 404)),
     "/health": Operation(replies.StatusReply, (), unready=True),
+    "/ping": Operation(replies.StatusReply, (), unready=True),
+    "/load": Operation(replies.LoadReply),
     "/live": Operation(replies.StatusReply, ()),
     "/version": Operation(replies.VersionReply, ()),
     "/server_info": Operation(replies.ServerInfoReply),

@@ -189,6 +189,10 @@ class StatusReply(TypedDict):
     status: Literal["ok", "stopping"]
 
 
+class LoadReply(TypedDict):
+    server_load: int
+
+
 class VersionReply(TypedDict):
     version: str
 

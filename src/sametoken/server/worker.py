@@ -133,6 +133,15 @@ class Worker:
     def load(self) -> EngineLoad:
         return self.llm.engine.load
 
+    @property
+    def open_requests(self) -> int:
+        """Requests of clients that are being served or wait for it."""
+        return len(self._jobs)
+
+    def count(self, error: ApiError) -> None:
+        """Tells the metrics of an error."""
+        self.metrics.saw_error(error.status, error.body["error"]["code"])
+
 
 class Job:
     """One request of a client: the sequences it needs, until they end or it is closed.

@@ -1,0 +1,81 @@
+"""Endpoints about the server itself: models, health, configuration, metrics, and the pages for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sametoken import __version__
+from sametoken.server import playground
+from sametoken.server.api import Api
+from sametoken.server.worker import Worker
+
+
+class AboutApi(Api):
+    """What can be known about the server.
+
+    Args:
+        worker, names: see `Api`.
+        info: the resolved configuration, for /server_info.
+    """
+
+    def __init__(self, worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> None:
+        super().__init__(worker, names)
+        self._info, self._created = dict(info), int(time.time())
+
+    async def models(self) -> Response:
+        """The names of the model."""
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self._names]})
+
+    async def model(self, name: str) -> Response:
+        """One name of the model."""
+        self._head("", name)
+        return JSONResponse(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        about = {"id": name, "object": "model", "created": self._created, "owned_by": "sametoken"}
+        return {**about, "max_model_len": self._worker.llm.max_seq_len}
+
+    async def health(self) -> Response:
+        """200 while requests are taken, 503 while the server stops or if the engine failed."""
+        return JSONResponse({"status": "ok" if self._worker.ready else "stopping"}, 200 if self._worker.ready else 503)
+
+    async def ping(self) -> Response:
+        """The same as /health, where SageMaker asks for it."""
+        return await self.health()
+
+    async def load(self) -> Response:
+        """How many requests are being served or wait, as vLLM says it."""
+        return JSONResponse({"server_load": self._worker.open_requests})
+
+    async def live(self) -> Response:
+        """200 while the process answers."""
+        return JSONResponse({"status": "ok"})
+
+    async def version(self) -> Response:
+        """The version of sametoken."""
+        return JSONResponse({"version": __version__})
+
+    async def server_info(self) -> Response:
+        """The resolved configuration, what requests may choose, and how busy the engine is."""
+        llm = self._worker.llm
+        offers = {
+            "method": llm.method,
+            "methods": list(llm.methods),
+            "max_draft_len": llm.speculative.max_draft_len,
+            "max_seq_len": llm.max_seq_len,
+            "chat": self._tokenizer.has_chat_template,
+        }
+        return JSONResponse({**self._info, "offers": offers, "load": self._worker.load()._asdict()})
+
+    async def page(self, request: Request) -> Response:
+        """A file of a page for people."""
+        return playground.file_reply(request.url.path)
+
+    async def metrics(self) -> Response:
+        """Metrics in Prometheus' text format."""
+        return Response(self._worker.metrics.text(), media_type="text/plain; version=0.0.4")

@@ -1,0 +1,123 @@
+"""Endpoints that answer with text: completions, chat completions and responses, whole or as a stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sametoken.engine.completion import Completion
+from sametoken.engine.llm import Prompt
+from sametoken.errors import RequestError
+from sametoken.server.answers import Answer, CompletionAnswer
+from sametoken.server.api import Api
+from sametoken.server.chat_answer import ChatAnswer
+from sametoken.server.chat_schema import ChatRequest
+from sametoken.server.errors import ApiError, failed, invalid, refused
+from sametoken.server.fields import field_names
+from sametoken.server.http import CLIENT_GONE, EventStream, event, read, unless_gone
+from sametoken.server.responses_answer import ResponsesAnswer
+from sametoken.server.responses_schema import ResponsesRequest
+from sametoken.server.schema import CompletionRequest, Generation
+from sametoken.server.worker import Job
+from sametoken.speculation.params import SamplingParams
+
+LOG = logging.getLogger("sametoken.server")
+
+
+class TextApi(Api):
+    """What continues a prompt or a conversation."""
+
+    async def completions(self, request: Request) -> Response:
+        """Continue a prompt."""
+        body = await read(request, CompletionRequest, self._most)
+        head = self._head("cmpl", body.model)
+        job = await self._submit(body, body.prompt, body.to_sampling)
+        answer = CompletionAnswer(body, head, job.requests, self._tokenizer)
+        return await self._answer(request, body, job, answer)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Continue a conversation."""
+        body = await read(request, ChatRequest, self._most)
+        head = self._head("chatcmpl", body.model)
+        job = await self._submit(
+            body, [await self._prompt(body)], lambda: body.to_sampling(self._tokenizer.tags_tool_calls)
+        )
+        return await self._answer(request, body, job, ChatAnswer(body, head, job.requests, self._tokenizer))
+
+    async def responses(self, request: Request) -> Response:
+        """Continue a conversation, in the newer form."""
+        body = await read(request, ResponsesRequest, self._most)
+        head = self._head("resp", body.model)
+        try:
+            chat = body.to_chat()
+        except ValidationError as error:
+            raise invalid(error, field_names(ResponsesRequest)) from error
+        job = await self._submit(
+            chat, [await self._prompt(chat)], lambda: chat.to_sampling(self._tokenizer.tags_tool_calls)
+        )
+        answer = ResponsesAnswer(body, head, self._tokenizer, chat.reader())
+        return await self._answer(request, body, job, answer)
+
+    async def _prompt(self, body: ChatRequest) -> list[int]:
+        """The conversation of a request as its template puts it, with the functions that it offers."""
+        options = dict(body.chat_template_kwargs or {})
+        if body.offered:
+            if not self._tokenizer.renders_tools:
+                words = "tools: the chat template of this model has no place for them; expected a request without"
+                raise ApiError(400, words, param="tools")
+            tools = [{"type": "function", "function": each.model_dump(exclude_none=True)} for each in body.offered]
+            options["tools"] = tools
+        return await self._rendered(body.messages, True, options)
+
+    async def _submit(
+        self, body: CompletionRequest | ChatRequest, prompts: Sequence[Prompt], sampling: Callable[[], SamplingParams]
+    ) -> Job:
+        fields = {name: name for name in field_names(type(body))}
+        if body.response_format is not None:
+            fields["structured_outputs"] = "response_format"
+        try:
+            params = sampling()
+        except RequestError as error:
+            raise refused(error, fields) from error
+        job = await self._worker.submit(prompts, params, fields)
+        LOG.debug("%s: %d sequences, user %s", type(body).__name__, len(job.requests), body.user)
+        return job
+
+    async def _answer(self, request: Request, body: Generation, job: Job, answer: Answer) -> Response:
+        if body.stream:
+            return EventStream(_events(job, answer), self._failed, job.close)
+        try:
+            done = await unless_gone(request, _completions(job))
+        finally:
+            job.close()
+        return Response(status_code=CLIENT_GONE) if done is None else JSONResponse(answer.whole(done))
+
+    def _failed(self, error: Exception) -> ApiError:
+        """An error in an open stream."""
+        told = error if isinstance(error, ApiError) else failed(error)
+        self._worker.count(told)
+        return told
+
+
+async def _completions(job: Job) -> list[Completion]:
+    """All completions of a job, in order of prompt and choice."""
+    done = [chunk.completion async for chunk in job.chunks() if chunk.completion is not None]
+    return sorted(done, key=lambda completion: (completion.index, completion.choice))
+
+
+async def _events(job: Job, answer: Answer) -> AsyncGenerator[bytes, None]:
+    """The events of a stream up to the closing mark, which the stream itself sends."""
+    for opening in answer.opening():
+        yield event(opening)
+    done: list[Completion] = []
+    async for chunk in job.chunks():
+        for said in answer.events(chunk):
+            yield event(said)
+        if chunk.completion is not None:
+            done.append(chunk.completion)
+    for closing in answer.closing(done):
+        yield event(closing)

@@ -1,0 +1,45 @@
+"""Endpoints that turn text into tokens and back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sametoken.errors import RequestError
+from sametoken.server.api import Api
+from sametoken.server.chat_schema import DetokenizeRequest, TokenizeRequest
+from sametoken.server.errors import ApiError, refused
+from sametoken.server.http import read
+
+
+class TokenApi(Api):
+    """What the tokenizer does."""
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a prompt or of a conversation."""
+        body = await read(request, TokenizeRequest, self._most)
+        self._head("", body.model)
+        if body.messages is not None:
+            ids = await self._rendered(body.messages, body.add_generation_prompt, body.chat_template_kwargs or {})
+        else:
+            try:
+                special = body.add_special_tokens is not False
+                ids = await asyncio.to_thread(self._tokenizer.encode, body.prompt or "", special)
+            except RequestError as error:
+                raise refused(RequestError(f"prompt: {error}"), {"prompt": "prompt"}) from error
+        strings = [self._tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+        return JSONResponse(
+            {"count": len(ids), "max_model_len": self._worker.llm.max_seq_len, "tokens": ids, "token_strs": strings}
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of token ids, marks included."""
+        body = await read(request, DetokenizeRequest, self._most)
+        self._head("", body.model)
+        size = self._worker.llm.config.vocab_size
+        if wrong := [token for token in body.tokens if token >= size]:
+            raise ApiError(400, f"tokens: got {wrong[0]}, expected token ids 0 .. {size - 1}", param="tokens")
+        text = await asyncio.to_thread(self._tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return JSONResponse({"prompt": text})
