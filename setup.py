@@ -1,16 +1,28 @@
-"""Builds the compiled CPU kernels where there is a compiler for them; the package installs and works without one."""
+"""Builds the compiled CPU kernels where there is a compiler for them; the package installs and works without one.
 
+SAMETOKEN_BUILD_KERNELS says which: `auto` (default) those that this compiler can build, `off` none, which gives a wheel
+for every machine, `required` all of this machine's, or the build fails.
+"""
+
+import os
 import platform
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
 FOLDER = "src/sametoken/native/"
 HEADERS = [f"{name}.h" for name in ("attention", "draw", "forward", "linear", "pointwise", "simd", "team")]
-COMMON = ["-std=c++17", "-O3", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-uninitialized"]
+COMMON = ["-std=c++17", "-O3", "-g0", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-uninitialized"]
+# The compiler's flags by system, machine and variant; native/library.py says what a processor must have for each.
 VARIANTS = {
-    "avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")] + ["-mfma"],
-    "avx2": ["-mavx2", "-mfma"],
+    ("Linux", "x86_64"): {
+        "avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")] + ["-mfma"],
+        "avx2": ["-mavx2", "-mfma"],
+    },
 }
+WANTED = os.environ.get("SAMETOKEN_BUILD_KERNELS", "auto")
 
 
 def extension(name: str, flags: list[str]) -> Extension:
@@ -21,9 +33,37 @@ def extension(name: str, flags: list[str]) -> Extension:
         depends=[FOLDER + header for header in HEADERS],
         extra_compile_args=COMMON + flags,
         language="c++",
-        optional=True,
+        optional=WANTED == "auto",
     )
 
 
-x86 = platform.system() == "Linux" and platform.machine() == "x86_64"
-setup(ext_modules=[extension(*variant) for variant in VARIANTS.items()] if x86 else [])
+class BuildKernels(build_ext):
+    """Files that ctypes loads: they know nothing of Python, so no version of it is in their names."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split("."))) + ".so"
+
+
+class Wheel(bdist_wheel):
+    """A wheel for any Python: of this platform with the kernels that were built, of every platform without any."""
+
+    def run(self) -> None:
+        self.run_command("build")
+        kernels = self.get_finalized_command("build_ext").get_outputs() if self.distribution.ext_modules else []
+        self.root_is_pure = not any(Path(file).exists() for file in kernels)
+        super().run()
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", "any" if self.root_is_pure else super().get_tag()[2])
+
+
+if WANTED not in ("auto", "off", "required"):
+    raise SystemExit(f"SAMETOKEN_BUILD_KERNELS={WANTED!r}: expected auto, off or required")
+here = (platform.system(), platform.machine())
+variants = {} if WANTED == "off" else VARIANTS.get(here, {})
+if WANTED == "required" and not variants:
+    raise SystemExit(f"SAMETOKEN_BUILD_KERNELS=required: there are no kernels for {' '.join(here)}; use auto or off")
+setup(
+    ext_modules=[extension(*variant) for variant in variants.items()],
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
+)

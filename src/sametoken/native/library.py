@@ -288,7 +288,8 @@ _chosen = cache(choose)
 
 def file_of(variant: str) -> Path | None:
     """Where a variant lies that was built, None where it was not."""
-    return next(Path(__file__).parent.glob(f"_kernels_{variant}.*"), None)
+    file = Path(__file__).parent / f"_kernels_{variant}.so"
+    return file if file.exists() else None
 
 
 class _Team(threading.local):

@@ -4,6 +4,7 @@
 // process keeps from its core is late for some phases, which the others do meanwhile, and walks through them empty-handed.
 #pragma once
 #include <immintrin.h>
+#include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -89,8 +90,8 @@ class Pool {
   // the helpers; another that is made meanwhile does without.
   template <class Work>
   void run(int threads, int phases, Work work) {
-    std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
-    if (!turn.owns_lock()) threads = 1;
+    Turn turn(taken_);
+    if (!turn.got) threads = 1;
     Team team(threads, phases);
     if (threads > 1) {
       grow(threads - 1);
@@ -113,6 +114,16 @@ class Pool {
     Team* team;
     void* what;
     void (*run)(void*, Worker&);
+  };
+
+  // No mutex: pthread_mutex_trylock asks for glibc 2.34.
+  struct Turn {
+    explicit Turn(std::atomic<bool>& taken) : taken(taken), got(!taken.exchange(true, std::memory_order_acquire)) {}
+    ~Turn() {
+      if (got) taken.store(false, std::memory_order_release);
+    }
+    std::atomic<bool>& taken;
+    const bool got;
   };
 
   void grow(int helpers) {
@@ -148,13 +159,15 @@ class Pool {
       if (std::chrono::steady_clock::now() < end) continue;
       std::unique_lock<std::mutex> lock(sleep_);
       asleep_.fetch_add(1);
-      wake_.wait(lock, [&] { return calls_.load() != seen; });
+      // wake_.wait(lock) by its handles: in C++ it is a symbol that asks for GCC 12's library.
+      while (calls_.load() == seen) pthread_cond_wait(wake_.native_handle(), sleep_.native_handle());
       asleep_.fetch_sub(1);
     }
   }
 
   const pid_t process_ = getpid();
-  std::mutex turn_, sleep_;
+  std::atomic<bool> taken_{false};
+  std::mutex sleep_;
   std::condition_variable wake_;
   std::atomic<uint64_t> calls_{0};
   std::atomic<Job*> current_{nullptr};
