@@ -11,7 +11,7 @@ import pytest
 import chat_templates
 from chat_templates import STOCK
 from sametoken import LLM, SamplingParams
-from sametoken.data.self_prompts import MOST_TURNS, open_turn
+from sametoken.data.self_prompts import MOST_TURNS, open_turn, plain_text
 from sametoken.data.synthesize import HOPELESS, derived_seed
 from sametoken.errors import RequestError
 from test_masks import speaker, turns
@@ -174,6 +174,41 @@ def test_turns_that_never_end_end_the_run(place: Place) -> None:
     assert "8 attempts at a user's turn were empty or longer than 1 tokens; raise --prompt-max-tokens" in done.err
 
 
+def test_held_out_conversations_begin_with_nothing_that_was_said_before(place: Place, tmp_path: Path) -> None:
+    """Other seeds alone do not keep two sets apart: what a narrow model asks repeats."""
+    some = ("--self-prompts", "150", "--turns", "1", "--prompt-temperature", "0.7")
+    assert place(*some).code == 0
+    trained = place.out.rename(tmp_path / "trained.jsonl")
+    said = {
+        plain_text(talk[0]["content"])
+        for talk in (json.loads(x)["conversations"] for x in trained.read_text().splitlines())
+    }
+    held_out = ("--self-prompts", "40", *some[2:], "--seed", "1")
+
+    def first_turns() -> list[str]:
+        return [plain_text(talk[0]["content"]) for _, talk in sorted(place.rows().items())]
+
+    assert place(*held_out).code == 0
+    with_overlap = first_turns()
+    assert said & set(with_overlap)
+    place.out.unlink()
+    place.out.with_name("out.jsonl.run.json").unlink()
+    assert place(*held_out, "--exclude", str(trained)).code == 0
+    assert not said & set(first_turns())
+    kept = [(a, b) for a, b in zip(with_overlap, first_turns(), strict=True) if a not in said]
+    assert all(a == b for a, b in kept)  # only what was excluded is drawn again
+    trained.write_text(trained.read_text() + "\n")
+    assert "exclude = " in place(*held_out, "--exclude", str(trained)).err
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("Hi there!", "hi  there"), ("I'd like it.", "i'd like it"), ("?!", " ?! "), ("Café?", "CAFÉ")]
+)
+def test_the_same_words_are_the_same_turn(one: str, other: str) -> None:
+    assert plain_text(one) == plain_text(other)
+    assert plain_text(one) != plain_text(one + " too")
+
+
 def speaking(pair: Any, directory: Path, template: str) -> str:
     """The tiny target, whose tokens are letters, with another template."""
     directory.mkdir()
@@ -210,12 +245,15 @@ def test_a_template_without_a_place_for_the_user_is_said_at_once(place: Place, p
         (("--self_prompts", "2", "--prompt_max_tokens", "0"), "--prompt-max-tokens 0"),
         (("--self_prompts", "2", "--prompt_temperature", "nan"), "--prompt-temperature nan"),
         (("--self_prompts", "2", "--prompt_top_p", "1.5"), "--prompt-top-p 1.5"),
+        (("--self_prompts", "2", "--exclude", "absent.jsonl"), "--exclude absent.jsonl is no file"),
+        (("--self_prompts", "2", "--exclude", "{out}"), "is the output"),
+        (("--data", "x", "--exclude", "y"), "--exclude is for conversations without data"),
         (("--data", "x", "--turns", "2"), "--turns is for conversations without data: give --self-prompts"),
         ((), "or --self-prompts COUNT to do without"),
     ],
 )
 def test_what_has_no_meaning_is_refused(place: Place, options: tuple[str, ...], words: str) -> None:
-    done = place(*options)
+    done = place(*(option.format(out=place.out) for option in options))
     assert done.code == 2
     assert words in done.err
     assert not place.out.exists()

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sametoken import embedded
 from sametoken.checkpoint.paths import user_path
@@ -57,6 +57,7 @@ SELF = (
     Option("prompt_temperature", float, 1.0, "temperature of users' turns."),
     Option("prompt_top_p", float, 0.95, "top_p of users' turns."),
     Option("prompt_max_tokens", int, 200, "tokens of a user's turn at most; a longer one is left out."),
+    Option("exclude", str, None, "conversations none of whose users' turns begins a new one: held-out data.", "FILE"),
 )
 REMOTE = (
     Option("url", str, None, "ask this OpenAI-compatible server instead of an engine in this process."),
@@ -85,10 +86,20 @@ def command(model: str | None, values: Values) -> int:
         **({key: values[key] for key in TEXT_KEYS} if values["url"] is None else {}),
         **{key: values[key] for key in ("temperature", "top_p", "max_tokens", "seed", "chat")},
         "system_prompt": system,
-        **({} if data is not None else {"data": "self", **{option.name: values[option.name] for option in SELF}}),
+        **({} if data is not None else _self_settings(values)),
     }
     with closing(take_up(output, settings)) as lines:
         return _go_on(Job(name, values, data, lines, Finished(output, values["chat"])))
+
+
+def _self_settings(values: Values) -> dict[str, Any]:
+    """What decides the users' turns that the model writes."""
+    from sametoken.data.files import stamp
+
+    chosen = {option.name: values[option.name] for option in SELF if option.name != "exclude"}
+    # Left out without one: outputs of before this option go on.
+    excluded = {"exclude": stamp(user_path(values["exclude"])).sha256} if values["exclude"] is not None else {}
+    return {"data": "self", **chosen, **excluded}
 
 
 def _check(values: Values) -> tuple[Path | None, Path]:
@@ -132,6 +143,8 @@ def _check_data(values: Values, output: Path) -> Path | None:
             )
         if not values["chat"]:
             raise ConfigError("--self-prompts makes conversations; leave out --no-chat")
+        if values["exclude"] is not None:
+            _check_excluded(user_path(values["exclude"]), output)
         return None
     refuse_given(SELF, values, "conversations without data: give --self-prompts too")
     if values["data"] is None:
@@ -142,6 +155,13 @@ def _check_data(values: Values, output: Path) -> Path | None:
     if not data.is_file():
         raise ConfigError(f"--data {data} is no file; expected conversations, .jsonl or .json")
     return data
+
+
+def _check_excluded(file: Path, output: Path) -> None:
+    if file.resolve() == output.resolve():
+        raise ConfigError(f"--exclude {file} is the output; expected other conversations, as those to train on")
+    if not file.is_file():
+        raise ConfigError(f"--exclude {file} is no file; expected conversations, .jsonl or .json")
 
 
 def _name(model: str | None, values: Values) -> str:
@@ -280,11 +300,12 @@ async def _engine(job: Job) -> AsyncIterator[Answering]:
 
 
 def _drawn_questions(engine: AsyncLLM, values: Values) -> Callable[[Task], Questions]:
-    from sametoken.data.self_prompts import SelfPrompts, lead, open_turn
+    from sametoken.data.self_prompts import SelfPrompts, lead, open_turn, user_turns
 
     # A template that does not fit is found now rather than by one conversation after the other.
     open_turn(engine.llm.tokenizer, lead(values["system_prompt"] or ""))
-    return SelfPrompts(engine, _sampling(values, "prompt_"), values["seed"], values["turns"]).questions
+    excluded = frozenset() if values["exclude"] is None else user_turns(values["exclude"])
+    return SelfPrompts(engine, _sampling(values, "prompt_"), values["seed"], values["turns"], excluded).questions
 
 
 def _sampling(values: Values, whose: str = "") -> Sampling:

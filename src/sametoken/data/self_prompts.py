@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sametoken.checkpoint.chat import unused_signs
 from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.data.answers import NoAnswerError, Sampling
+from sametoken.data.conversations import read_records
 from sametoken.data.synthesize import Message, Questions, Task, derived_seed
 from sametoken.errors import RequestError
 from sametoken.speculation.params import SamplingParams
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_TURNS = 4  # of a conversation whose number of turns is drawn
 ATTEMPTS = 8  # at a first turn that is neither empty nor cut
+EXCLUDING = 64  # attempts where some turns are excluded: a narrow model says them often
 
 
 def self_tasks(count: int, system: str = "") -> Iterator[Task]:
@@ -79,6 +82,23 @@ def open_turn(tokenizer: Tokenizer, history: Sequence[Message]) -> Opening:
     return Opening(prompt, line.group().rstrip())
 
 
+def plain_text(text: str) -> str:
+    """What two turns have in common that say the same: their words, without case, punctuation and spacing."""
+    return " ".join(re.findall(r"\w+", text.casefold())) or text.strip()
+
+
+def user_turns(file: str | Path) -> frozenset[str]:
+    """`plain_text` of every user's turn in a file of conversations.
+
+    Raises:
+        DataError: the file cannot be read, or a line is no conversation.
+    """
+    records = read_records(file)
+    return frozenset(
+        plain_text(message["content"]) for each in records for message in each.messages if message["role"] == "user"
+    )
+
+
 class SelfPrompts:
     """Draws users' turns.
 
@@ -87,10 +107,15 @@ class SelfPrompts:
         sampling: of users' turns.
         seed: from which those of the turns are derived, with the conversation's id and the turn.
         turns: users' turns of every conversation; None draws 1 to `MOST_TURNS` for each.
+        excluded: from `user_turns`: what no conversation begins with.
     """
 
-    def __init__(self, engine: AsyncLLM, sampling: Sampling, seed: int, turns: int | None = None) -> None:
+    def __init__(
+        self, engine: AsyncLLM, sampling: Sampling, seed: int, turns: int | None = None,
+        excluded: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
         self._engine, self._sampling, self._seed, self._turns = engine, sampling, seed, turns
+        self._excluded = excluded
         tokenizer, vocab_size = engine.llm.tokenizer, engine.llm.config.vocab_size
         # No user's text has a special token, whichever the template ends a turn with.
         self._ends = tuple(sorted(token for token in tokenizer.special_ids if token < vocab_size))
@@ -98,7 +123,8 @@ class SelfPrompts:
     def questions(self, task: Task) -> Questions:
         """The user's turns of a conversation, each drawn after the answers before it.
 
-        An empty or cut one ends the conversation; where it would be the first, another one is drawn.
+        An empty or cut one ends the conversation; where it, or one that is excluded, would be the first, another one is
+        drawn.
         """
         turns = self._turns or 1 + derived_seed(self._seed, task.id, "turns") % MOST_TURNS
 
@@ -108,13 +134,15 @@ class SelfPrompts:
             if turn > 1:
                 return _user(await self._say(history, derived_seed(self._seed, task.id, turn, "user", 1)))
             assert not isinstance(task.source, str)
-            for attempt in range(1, ATTEMPTS + 1):
-                seed = derived_seed(self._seed, task.id, turn, "user", attempt)
-                if said := _user(await self._say(task.source, seed)):
-                    return [*task.source, *said]
+            attempts = EXCLUDING if self._excluded else ATTEMPTS
+            for attempt in range(1, attempts + 1):
+                text = await self._say(task.source, derived_seed(self._seed, task.id, turn, "user", attempt))
+                if text and plain_text(text) not in self._excluded:
+                    return [*task.source, *_user(text)]
+            excluded = ", or are in the file of --exclude" if self._excluded else ""
             raise NoAnswerError(
-                f"{ATTEMPTS} attempts at a user's turn were empty or longer than {self._sampling.max_tokens} tokens; "
-                "raise --prompt-max-tokens or change --prompt-temperature",
+                f"{attempts} attempts at a user's turn were empty or longer than {self._sampling.max_tokens} tokens"
+                f"{excluded}; raise --prompt-max-tokens or change --prompt-temperature",
                 lasting=True,
             )
 
