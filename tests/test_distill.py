@@ -173,14 +173,14 @@ def test_answers_are_drawn_as_transformers_would(tmp_path):
     model.save_pretrained(tmp_path)
     prompts = [tokens for tokens, _ in documents(5, 40, 12)]
     counts = [7, 3, 40]
-    found = sample(plain_decoder(tmp_path), prompts, counts, (), torch.Generator().manual_seed(0))
+    found = sample(plain_decoder(tmp_path), prompts, counts, (), torch.arange(3))
     for prompt, count, answer in zip(prompts, counts, found, strict=True):
         expected = model.generate(
             prompt.unsqueeze(0), do_sample=False, max_new_tokens=count, use_cache=False, pad_token_id=0
         )
         assert answer.tolist() == expected[0, len(prompt) :].tolist()
     stop = found[2][4].item()
-    shorter = sample(plain_decoder(tmp_path), prompts, counts, (stop,), torch.Generator().manual_seed(0))
+    shorter = sample(plain_decoder(tmp_path), prompts, counts, (stop,), torch.arange(3))
     first = found[2].tolist().index(stop)
     assert shorter[2].tolist() == found[2][: first + 1].tolist()
 
@@ -189,7 +189,7 @@ def test_draws_follow_the_models_distribution(tmp_path):
     save("llama-2", tmp_path)
     decoder = plain_decoder(tmp_path)
     prompt = torch.arange(6)
-    drawn = sample(decoder, [prompt] * 1000, [1] * 1000, (), torch.Generator().manual_seed(0))
+    drawn = sample(decoder, [prompt] * 1000, [1] * 1000, (), torch.arange(1000))
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.no_grad():
         chances = model(prompt.unsqueeze(0)).logits[0, -1].softmax(-1)
@@ -205,15 +205,18 @@ def test_rewriting_keeps_what_stands_before_the_last_answer(tmp_path):
     two[[4, 5, 6, 12, 13, 14, 15]] = True  # two answers and a tail
     all_of_it = torch.ones(9, dtype=torch.bool)
     batch = Batch.of([(long, two), (short, all_of_it), (silent, torch.zeros(6, dtype=torch.bool))])
-    new = rewrite(decoder, batch, 1.0, (), torch.Generator().manual_seed(0))
+    seeds = torch.arange(3)
+    new = rewrite(decoder, batch, 1.0, (), seeds)
     assert new.lengths == (16, 9, 6)
     assert torch.equal(new.tokens[:12], long[:12])
     assert not torch.equal(new.tokens[12:16], long[12:16])
     assert torch.equal(new.mask[:16], two[:16])
     assert torch.equal(new.tokens[16:], torch.cat([short, silent]))  # nothing to go on from, nothing to answer
-    assert rewrite(decoder, batch, 0.0, (), torch.Generator().manual_seed(0)) is batch
+    assert rewrite(decoder, batch, 0.0, (), seeds) is batch
     every = range(VOCAB)
-    ended = rewrite(decoder, batch, 1.0, every, torch.Generator().manual_seed(0))
+    alone = rewrite(decoder, Batch.of([(long, two)]), 1.0, (), seeds[:1])
+    assert torch.equal(alone.tokens, new.tokens[:16])  # whatever is beside it
+    ended = rewrite(decoder, batch, 1.0, every, seeds)
     assert ended.lengths == (13, 9, 6)
     assert torch.equal(ended.tokens[:13], new.tokens[:13])
 

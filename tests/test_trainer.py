@@ -87,6 +87,30 @@ def test_noise_disturbs_what_eagle1_reads(pair, data, tmp_path):
     assert abs(losses[2] - losses[0]) > abs(losses[1] - losses[0]) > 0
 
 
+DRAWING = {
+    "eagle1": ("--mode", "eagle1", "--noise", "2", "--ttt-steps", "3"),
+    "draft": ("--mode", "draft", "--on-policy", "0.7", "--loss", "lk"),
+}
+
+
+@pytest.mark.parametrize("mode", DRAWING)
+def test_draws_do_not_depend_on_how_a_step_is_cut(pair, data, tmp_path, run, mode):
+    """One process with four rows, two with two each, and four forwards of one row train the same."""
+    common = ["train", pair.target, "--data", str(data), *DRAWING[mode], "--lr", "3e-3", "--optim", "adamw",
+              "--training-seq-len", "64", "--max-steps", "4", "--num-epochs", "5", "--loss-decay", "0.8"]  # fmt: skip
+    cuts = {
+        "rows": ("--train-bs", "4", "--threads", "1"),
+        "processes": ("--train-bs", "2", "--num-gpu", "2"),
+        "forwards": ("--train-bs", "1", "--gradient-accumulation-steps", "4", "--threads", "1"),
+    }
+    for name, cut in cuts.items():
+        done = run(*common, *cut, "--output-dir", str(tmp_path / name))
+        assert done.code == 0, done.err
+    whole, *others = ([entry["loss"] for entry in log_of(tmp_path / name)] for name in cuts)
+    for each in others:
+        assert each == pytest.approx(whole, rel=1e-4)
+
+
 def test_gradient_accumulation_and_checkpointing_change_no_more_than_rounding(pair, data, tmp_path):
     one = train_tiny(pair.target, data, tmp_path / "one", train_bs=2, num_epochs=5)
     two = train_tiny(

@@ -40,10 +40,14 @@ def noise(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
     Returns:
         [R, K] float32 in [2**-33, 16.7]. Resolution is finest near 0, where the winners of `argmax(p / E)` are.
     """
-    uniform = _hash(seed, position, tokens).to(torch.float32).mul_(2.0**-32).add_(2.0**-33)
+    return uniform(seed, position, tokens).neg_().log1p_().neg_()
+
+
+def uniform(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
+    """Variates of [2**-33, 1) from the same bits; arguments as for `noise`."""
+    drawn = _hash(seed, position, tokens).to(torch.float32).mul_(2.0**-32).add_(2.0**-33)
     # The hash is signed: negative values stand for the upper half of [0, 1). Without the clamp, E could be infinite.
-    uniform.sub_(uniform.floor()).clamp_(max=_BELOW_ONE)
-    return uniform.neg_().log1p_().neg_()
+    return drawn.sub_(drawn.floor()).clamp_(max=_BELOW_ONE)
 
 
 def _hash(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:

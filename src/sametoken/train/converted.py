@@ -330,9 +330,9 @@ def _read_by_head(features: Features, batch: Batch, plan: Plan, training: bool) 
         return features
     if not training or not width:
         return Features(features.last, features.last)
-    seed = int(torch.randint(2**31, ()))  # of the states that transformers.Trainer saves and restores
-    dice = torch.Generator(features.last.device).manual_seed(seed)
-    return Features(with_noise(features.last, batch, width, dice), features.last)
+    # Of the states that transformers.Trainer saves and restores; it does not say which sample a document is.
+    seeds = torch.randint(2**63 - 1, (len(batch.lengths),))
+    return Features(with_noise(features.last, batch, width, seeds), features.last)
 
 
 def _figures(report: Report) -> dict[str, Tensor]:

@@ -165,11 +165,11 @@ class Distilled(Student):
         normed: Tensor = decoder.norm(x)
         return normed
 
-    def rewritten(self, batch: Batch, dice: torch.Generator) -> Batch:
+    def rewritten(self, batch: Batch, seeds: Tensor) -> Batch:
         if not self._share:
             return batch
         stops = self._ends.config.eos_token_ids
-        return rewrite(self.decoder, batch, self._share, stops, dice)
+        return rewrite(self.decoder, batch, self._share, stops, seeds)
 
     def write(self, place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
         whole = Decoder(self.decoder.config, torch.float32)

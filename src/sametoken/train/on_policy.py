@@ -1,7 +1,8 @@
 """Answers that a draft in training writes itself, in the place of those of the data: what it will be judged on.
 
 Documents keep everything before their last answer. The draft writes as many tokens as stood there, or fewer if it ends
-earlier. Legend: B documents that are rewritten, N tokens of a batch.
+earlier. A draw depends on its document's seed and its place, not on the documents beside it. Legend: B documents that
+are rewritten, N tokens of a batch.
 """
 
 from __future__ import annotations
@@ -14,28 +15,31 @@ from torch import Tensor
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable, Span
 from sametoken.speculation.draft import chain_reach
+from sametoken.speculation.noise import noise, uniform
 from sametoken.train.batch import Batch
 
 PAGE = 32
 
 
-def rewrite(decoder: Decoder, batch: Batch, share: float, stops: Sequence[int], dice: torch.Generator) -> Batch:
+def rewrite(decoder: Decoder, batch: Batch, share: float, stops: Sequence[int], seeds: Tensor) -> Batch:
     """A batch with the last answers of some documents in the draft's words.
 
     Args:
         decoder: the draft, its linears not packed.
         share: of the documents, by chance.
         stops: ids that end an answer; they are part of it.
-        dice: what all chance comes from.
+        seeds: int64 of each document.
     """
+    seeds = seeds.to(batch.tokens.device)
     documents = list(zip(*(torch.split(x, list(batch.lengths)) for x in (batch.tokens, batch.mask)), strict=True))
-    drawn = torch.rand(len(documents), generator=dice, device=batch.tokens.device) < share
+    before = torch.full_like(seeds, -1)  # no token's place
+    drawn = uniform(seeds, before, seeds.new_zeros(1)).squeeze(1) < share
     starts = {i: _answer(documents[i][1]) for i, chosen in enumerate(drawn.tolist()) if chosen}
     starts = {i: place for i, place in starts.items() if place[0] > 0}
     if not starts:
         return batch
     prompts = [documents[i][0][:first] for i, (first, _) in starts.items()]
-    answers = sample(decoder, prompts, [end - first for first, end in starts.values()], stops, dice)
+    answers = sample(decoder, prompts, [end - first for first, end in starts.values()], stops, seeds[list(starts)])
     for (i, (first, _)), prompt, answer in zip(starts.items(), prompts, answers, strict=True):
         mask = torch.cat([documents[i][1][:first], torch.ones_like(answer, dtype=torch.bool)])
         documents[i] = (torch.cat([prompt, answer]), mask)
@@ -54,12 +58,13 @@ def _answer(mask: Tensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def sample(
-    decoder: Decoder, prompts: Sequence[Tensor], counts: Sequence[int], stops: Sequence[int], dice: torch.Generator
+    decoder: Decoder, prompts: Sequence[Tensor], counts: Sequence[int], stops: Sequence[int], seeds: Tensor
 ) -> list[Tensor]:
     """Continuations of prompts, drawn from the model's own distributions.
 
     Args:
         counts: tokens of each, at most and at least one.
+        seeds: int64 of each.
     """
     device = decoder.embed.weight.device
     cache = _cache(decoder, len(prompts), max(len(p) + n for p, n in zip(prompts, counts, strict=True)), device)
@@ -76,9 +81,10 @@ def sample(
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     wanted = torch.tensor(counts, device=device)
     ends = torch.tensor(list(stops), dtype=torch.int64, device=device)
+    ids = torch.arange(decoder.config.vocab_size, device=device)
     for step in range(max(counts)):
         chances = torch.softmax(decoder.logits(last).float(), -1)
-        token = torch.multinomial(chances, 1, generator=dice).squeeze(1)
+        token = (chances / noise(seeds, lengths + step, ids)).argmax(-1)  # as the engine draws
         written.append(torch.where(ended, -1, token))
         ended |= torch.isin(token, ends) | (step + 1 >= wanted)
         if bool(ended.all()):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sametoken.checkpoint.heads import write_head
 from sametoken.data.hidden_states import Features
 from sametoken.model.heads import EagleHead, MedusaHeads
+from sametoken.speculation.noise import uniform
 from sametoken.train.batch import Batch
 from sametoken.train.heads import empty_head
 from sametoken.train.loss import Judge, Report, Teacher, feature_loss, judge
@@ -47,8 +48,12 @@ class Student(nn.Module, ABC):
             weights: [K, N] from `batch.goals`, over the total.
         """
 
-    def rewritten(self, batch: Batch, dice: torch.Generator) -> Batch:
-        """The batch that is trained on in place of one from the data."""
+    def rewritten(self, batch: Batch, seeds: Tensor) -> Batch:
+        """The batch that is trained on in place of one from the data.
+
+        Args:
+            seeds: int64 of each document, what its draws come from.
+        """
         return batch
 
     @abstractmethod
@@ -137,11 +142,15 @@ class Trainee(Student):
         write_head(whole, place, self.ends.config, target_name=self._target_name, dtype=dtype or narrow)
 
 
-def with_noise(features: Tensor, batch: Batch, width: float, generator: torch.Generator) -> Tensor:
+def with_noise(features: Tensor, batch: Batch, width: float, seeds: Tensor) -> Tensor:
     """Features [N, Ht] with uniform noise, less in documents of over 512 tokens, as SafeAILab/EAGLE trains EAGLE-1.
 
     There, shorter documents get more, which for a few dozen tokens is more than the features themselves.
+
+    Args:
+        seeds: int64 of each document; with a place in the document, all that its noise depends on.
     """
-    random = torch.rand(features.shape, generator=generator, device=features.device)
+    channels = torch.arange(features.shape[1], device=features.device)
+    random = uniform(seeds.to(features.device)[batch.documents], batch.positions, channels)
     scale = torch.tensor([width * 512 / max(length, 512) for length in batch.lengths], device=features.device)
     return features + ((random - 0.5) * scale[batch.documents].unsqueeze(1)).to(features.dtype)

@@ -20,6 +20,7 @@ from sametoken.checkpoint.paths import user_path
 from sametoken.data.files import make_directory
 from sametoken.data.hidden_states import Features
 from sametoken.data.prepared import SAMPLES, Prepared
+from sametoken.data.synthesize import derived_seed
 from sametoken.errors import SametokenError
 from sametoken.train import checkpoints
 from sametoken.train.batch import Batch, goals
@@ -141,7 +142,7 @@ class Trainer:
         run, parallel = self.plan.run, self.parallel
         mine = step.rows[parallel.rank :: parallel.count]
         forwards = [mine[i : i + run.train_bs] for i in range(0, len(mine), run.train_bs)]
-        batches = [self._batch(rows, step.number) for rows in forwards]
+        batches = [self._batch(rows, step.epoch) for rows in forwards]
         rule = self.plan.loss
         by_document = rule.loss_mean == "document"
         weighed = [goals(each, self.trainee.steps, rule.loss_decay, per_document=by_document) for each, _ in batches]
@@ -149,7 +150,7 @@ class Trainer:
         self.model.zero_grad(set_to_none=True)
         reports: list[Report] = []
         for i, ((batch, samples), goal) in enumerate(zip(batches, weighed, strict=True)):
-            features = self._features(batch, samples, step.number)
+            features = self._features(batch, samples, step.epoch)
             with parallel.waiting(self.model, i + 1 < len(batches)):
                 # Data parallelism averages over the processes; the weights already are shares of the whole step.
                 loss, report = self.model(batch, features, goal.weights * (parallel.count / total))
@@ -171,23 +172,22 @@ class Trainer:
                 f"{self.plan.run.lr}"
             )
 
-    def _batch(self, rows: Sequence[Sequence[int]], step: int) -> tuple[Batch, list[int]]:
+    def _batch(self, rows: Sequence[Sequence[int]], epoch: int) -> tuple[Batch, list[int]]:
         samples = [sample for row in rows for sample in row]
         documents = [self.material.data[sample] for sample in samples]
         batch = Batch.of([(each.tokens, each.mask) for each in documents], self.parallel.device)
-        return self.trainee.rewritten(batch, self._dice(step, samples)), samples
+        return self.trainee.rewritten(batch, self._seeds(epoch, samples)), samples
 
-    def _dice(self, step: int, samples: Sequence[int]) -> torch.Generator:
-        """Randomness that depends on nothing but the seed, the step and what it reads."""
-        seed = hash((self.plan.run.seed, step, *samples)) & (2**63 - 1)
-        return torch.Generator(self.parallel.device).manual_seed(seed)
+    def _seeds(self, epoch: int, samples: Sequence[int]) -> torch.Tensor:
+        """Of each sample's draws: they depend on the run's seed, the epoch and the sample, not on what is beside it."""
+        return torch.tensor([derived_seed(self.plan.run.seed, epoch, sample) for sample in samples])
 
-    def _features(self, batch: Batch, samples: Sequence[int], step: int) -> Features:
+    def _features(self, batch: Batch, samples: Sequence[int], epoch: int) -> Features:
         parts = torch.split(batch.tokens, list(batch.lengths))
         found = [self.material.source(sample, tokens) for sample, tokens in zip(samples, parts, strict=True)]
         taps, last = (torch.cat(each) for each in zip(*found, strict=True))
         if self.plan.head.method == "eagle1":
-            return Features(with_noise(last, batch, self.plan.loss.noise, self._dice(step, samples)), last)
+            return Features(with_noise(last, batch, self.plan.loss.noise, self._seeds(epoch, samples)), last)
         return Features(taps, last)
 
     def _log(self, journal: Journal | None, step: Step, window: _Window) -> None:
