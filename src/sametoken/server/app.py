@@ -10,6 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from sametoken import __version__
 from sametoken.server import playground
@@ -21,7 +23,7 @@ from sametoken.server.text_api import TextApi
 from sametoken.server.token_api import TokenApi
 from sametoken.server.worker import Worker
 
-Route = tuple[str, str, Callable[..., Any]]  # method, path, endpoint
+Endpoint = tuple[str, str, Callable[..., Any]]  # method, path, what answers
 
 
 def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> FastAPI:
@@ -51,7 +53,7 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     return app
 
 
-def _routes(text: TextApi, tokens: TokenApi, about: AboutApi) -> Iterator[Route]:
+def _routes(text: TextApi, tokens: TokenApi, about: AboutApi) -> Iterator[Endpoint]:
     yield "POST", "/v1/completions", text.completions
     yield "POST", "/v1/chat/completions", text.chat_completions
     yield "POST", "/v1/responses", text.responses
@@ -69,6 +71,12 @@ def _routes(text: TextApi, tokens: TokenApi, about: AboutApi) -> Iterator[Route]
     yield "GET", "/metrics", about.metrics
 
 
+def _allowed(app: FastAPI, scope: Scope) -> str:
+    """The methods of all routes of a path; Starlette names those of the first."""
+    routes = [route for route in app.routes if isinstance(route, Route) and route.matches(scope)[0] != Match.NONE]
+    return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
+
+
 def _word_errors(app: FastAPI, worker: Worker) -> None:
     """Has every error answered with the envelope, and counted."""
 
@@ -80,7 +88,8 @@ def _word_errors(app: FastAPI, worker: Worker) -> None:
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         known = f"{request.method} {request.url.path[:100]}: {error.detail}; GET /docs lists the paths"
-        return await api_error(request, ApiError(error.status_code, known, headers=error.headers))
+        headers = {"Allow": _allowed(app, request.scope)} if error.status_code == 405 else error.headers
+        return await api_error(request, ApiError(error.status_code, known, headers=headers))
 
     async def own_error(request: Request, error: Exception) -> Response:
         return await api_error(request, failed(error))
