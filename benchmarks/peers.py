@@ -30,7 +30,8 @@ from peers_engines.report import Report
 
 from sametoken.checkpoint.hub import read_config, resolve
 from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
-from sametoken.data.prompts import BUILT_IN, Conversation, Source, as_turn, read_prompts
+from sametoken.data.prompt_files import read_items
+from sametoken.data.prompts import BUILT_IN, Conversation, Source, as_turn
 from sametoken.embedded import draft, target
 from sametoken.errors import ConfigError, SametokenError
 
@@ -74,7 +75,8 @@ def chosen(engines: str | None, patterns: str) -> list[Cell]:
 
 def prompt_ids(file: str | None, tokenizer: Tokenizer) -> list[list[int]]:
     """Token ids of the prompts, which every engine gets."""
-    sources: Sequence[Source] = read_prompts(file) if file else [as_turn(turn) for turn in BUILT_IN[:6]]
+    given = [item.source for item in read_items(file, "--prompts")] if file else None
+    sources: Sequence[Source] = given or [as_turn(turn) for turn in BUILT_IN[:6]]
 
     def ids(source: Source) -> list[int]:
         if not isinstance(source, Conversation):

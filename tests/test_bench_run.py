@@ -16,7 +16,8 @@ from sametoken.bench import run as bench_run
 from sametoken.bench.drive import Job, Take, drive
 from sametoken.bench.record import Run, read_runs
 from sametoken.bench.run import Grid, prepare, run
-from sametoken.bench.workloads import Item, Workload, spell_turn
+from sametoken.bench.workloads import Workload, spell_turn
+from sametoken.data.prompt_files import Item
 from sametoken.data.prompts import Conversation, as_turn
 from sametoken.errors import PromptTooLongError
 from sametoken.speculation.params import RequestSpeculation

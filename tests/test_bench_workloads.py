@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sametoken import SametokenError
 from sametoken.bench.workloads import fit, read_workload
+from sametoken.commands.prompts import given_prompts
 from sametoken.data.prompts import BUILT_IN, Conversation
 
 SPEC_BENCH = [
@@ -53,6 +54,16 @@ def test_a_format_is_recognised_by_its_keys(tmp_path: Path, entries: list[Any], 
     assert tuple(found.items[0]) == first
 
 
+def test_what_generate_takes_bench_takes_and_the_other_way_round(tmp_path: Path, capsys: Any) -> None:
+    """One file with every form, in the words of `generate --prompts` and of `bench --workload`."""
+    entries = [*SPEC_BENCH, *HUMAN_EVAL, *GSM8K, *OWN, *CHATS, {"turns": ["No category."]}]
+    file = written(tmp_path, entries)
+    found = read_workload(file)
+    assert found.format == "spec-bench, humaneval, gsm8k, prompts, conversations"
+    assert given_prompts((), file, chat=False) == [item.source for item in found.items]
+    assert "1 of 9 prompts have more than one turn; only the first is asked" in capsys.readouterr().err
+
+
 def test_the_built_in_prompts_have_categories() -> None:
     found = read_workload("builtin")
     assert len(found.items) == len(BUILT_IN)
@@ -70,7 +81,8 @@ def test_limits_categories_and_turns(tmp_path: Path) -> None:
 BAD = [
     ([{"text": "a", "id": 3}], "line 1: unknown format with the keys id, text; known formats"),
     ([{}], "(none)"),
-    ([*SPEC_BENCH, {"prompt": "a"}], "line 4: no 'category', which every line of the format spec-bench has"),
+    ([*SPEC_BENCH, {"text": "a"}], "line 4: unknown format with the keys text"),
+    ([{"prompt": "a", "messages": []}], "either prompt or messages"),
     ([{"category": "a", "turns": []}], "line 1: turns is '[]'"),
     ([{"category": "a", "turns": [3]}], "line 1: turn 1 is 3"),
     ([{"category": 1, "turns": ["a"]}], "category is 1"),

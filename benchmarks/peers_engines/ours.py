@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 import sametoken
+from peers_engines.protocol import Clock, serve
 from sametoken import LLM, SamplingParams
 from sametoken.native.library import library
 from sametoken.speculation.params import RequestSpeculation
-from peers_engines.protocol import Clock, serve
 
 MODES = {
     "plain": RequestSpeculation(enabled=False),

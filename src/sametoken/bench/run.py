@@ -10,7 +10,8 @@ from statistics import fmean
 from sametoken.bench.drive import Job, Take, drive
 from sametoken.bench.measure import acceptance, context_costs, per_token, ratio_interval, spread, step_costs
 from sametoken.bench.record import Category, Cell, Mismatch, TimeShares, Variant
-from sametoken.bench.workloads import Item, Workload, fit, spell_turn
+from sametoken.bench.workloads import Workload, fit, spell_turn
+from sametoken.data.prompt_files import Item
 from sametoken.data.prompts import Conversation
 from sametoken.engine.llm import LLM
 from sametoken.errors import PromptTooLongError

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from sametoken.bench.client import NO_USAGE, Answer, ask
 from sametoken.bench.measure import per_token, ratio_interval, spread
 from sametoken.bench.record import Load
-from sametoken.bench.workloads import Item, Workload
+from sametoken.bench.workloads import Workload
+from sametoken.data.prompt_files import Item
 from sametoken.data.prompts import Conversation
 from sametoken.data.remote import first_model, open_client
 from sametoken.errors import SametokenError

@@ -1,25 +1,14 @@
-"""Workloads: prompts by category, built in, from files in the formats of published benchmarks, or from the Hub.
-
-A format is recognised by the keys of its first entry; all entries must have them.
-"""
+"""Workloads: prompts by category, built in, from files of prompts, or from a dataset of the Hub."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sametoken.data.prompts import (
-    CATEGORISED,
-    Conversation,
-    Source,
-    as_turn,
-    check_text,
-    parse_prompt,
-    read_entries,
-    spell,
-)
+from sametoken.data.prompt_files import Entry, Item, parse_items, read_entries
+from sametoken.data.prompts import CATEGORISED, Conversation, Source, as_turn, check_text, spell
 from sametoken.errors import ConfigError, HubError, RequestError, unknown_name
 
 if TYPE_CHECKING:
@@ -27,21 +16,6 @@ if TYPE_CHECKING:
 
 BUILTIN = "builtin"
 HUB = "hf:"
-Entry = tuple[str, dict[str, Any]]  # where it stands, and the object
-
-
-class Item(NamedTuple):
-    """One prompt of a workload.
-
-    Attributes:
-        category: what its results are reported under.
-        source: the prompt. A conversation of one turn is its text where the model has no chat template.
-        later: what the user says in the turns after the first.
-    """
-
-    category: str
-    source: Source
-    later: tuple[str, ...] = ()
 
 
 class Workload(NamedTuple):
@@ -54,44 +28,6 @@ class Workload(NamedTuple):
     name: str
     format: str
     items: tuple[Item, ...]
-
-
-def _turns(entry: dict[str, Any], where: str) -> Item:
-    turns = entry["turns"]
-    if not isinstance(turns, list) or not turns:
-        raise RequestError(f"{where}: turns is {str(turns)[:80]!r}, expected a list of at least one text")
-    texts = [check_text(turn, f"{where}: turn {number}") for number, turn in enumerate(turns, 1)]
-    return Item(check_text(entry["category"], f"{where}: category"), as_turn(texts[0]), tuple(texts[1:]))
-
-
-def _human_eval(entry: dict[str, Any], where: str) -> Item:
-    return Item("code", check_text(entry["prompt"], f"{where}: prompt"))
-
-
-def _gsm8k(entry: dict[str, Any], where: str) -> Item:
-    return Item("math", as_turn(check_text(entry["question"], f"{where}: question")))
-
-
-def _prompt(entry: dict[str, Any], where: str) -> Item:
-    rest = {key: value for key, value in entry.items() if key != "category"}
-    return Item(check_text(entry.get("category", "all"), f"{where}: category"), parse_prompt(rest, where))
-
-
-class Format(NamedTuple):
-    """How entries with these keys are read."""
-
-    keys: tuple[str, ...]
-    read: Callable[[dict[str, Any], str], Item]
-
-
-# The first whose keys are all there counts, so the narrower ones come first.
-FORMATS: Mapping[str, Format] = {
-    "spec-bench": Format(("category", "turns"), _turns),  # MT-bench too
-    "humaneval": Format(("task_id", "prompt", "entry_point"), _human_eval),
-    "gsm8k": Format(("question", "answer"), _gsm8k),
-    "prompts": Format(("prompt",), _prompt),
-    "conversations": Format(("messages",), _prompt),
-}
 
 
 def read_workload(name: str, limit: int | None = None, categories: Sequence[str] = (), turns: int = 1) -> Workload:
@@ -128,19 +64,8 @@ def _recognise(name: str, entries: Sequence[Entry], column: str | None) -> Workl
                 raise RequestError(f"{where}: {unknown_name('column', column, entry)}")
         items = tuple(Item("all", as_turn(check_text(entry[column], where))) for where, entry in entries)
         return Workload(name, f"column {column}", items)
-    first = entries[0][1]
-    found = next((each for each in FORMATS.items() if set(each[1].keys) <= first.keys()), None)
-    if found is None:
-        known = "; ".join(f"{name}: {', '.join(format.keys)}" for name, format in FORMATS.items())
-        raise RequestError(
-            f"{entries[0][0]}: unknown format with the keys {', '.join(sorted(first)) or '(none)'}; known formats and "
-            f"the keys they need: {known}"
-        )
-    label, format = found
-    for where, entry in entries:
-        if missing := [key for key in format.keys if key not in entry]:
-            raise RequestError(f"{where}: no {missing[0]!r}, which every line of the format {label} has")
-    return Workload(name, label, tuple(format.read(entry, where) for where, entry in entries))
+    labels, found = parse_items(entries)
+    return Workload(name, ", ".join(labels), tuple(found))
 
 
 def _spread(items: Sequence[Item], limit: int | None) -> list[Item]:

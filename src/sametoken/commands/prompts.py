@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from sametoken.data.prompts import STDIN, Source, as_turn, check_text, read_prompts
+from sametoken.data.prompt_files import read_items
+from sametoken.data.prompts import STDIN, Source, as_turn, check_text
 from sametoken.errors import ConfigError
 
 
@@ -14,7 +15,7 @@ def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[So
 
     Args:
         texts: `--prompt`, each a prompt; "-" is all of standard input as one.
-        file: `--prompts`, see `read_prompts`.
+        file: `--prompts`, see `first_turns`.
         chat: take texts as the user's turn of a conversation.
 
     Raises:
@@ -28,7 +29,20 @@ def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[So
     if file is not None:
         if chat:
             raise ConfigError("--chat goes with --prompt; in a file, write messages instead of prompt")
-        return read_prompts(file)
+        return first_turns(file)
     for text in (found := [sys.stdin.read() if text == STDIN else text for text in texts]):
         check_text(text, "the prompt")
     return [as_turn(text) if chat else text for text in found]
+
+
+def first_turns(file: str) -> list[Source]:
+    """The prompts of `--prompts`; what the user says in later turns is not asked, and standard error says so.
+
+    Raises:
+        ConfigError: the file cannot be read or is empty. RequestError: a line is not a prompt, with its number.
+    """
+    items = read_items(file, "--prompts")
+    if longer := sum(bool(item.later) for item in items):
+        print(f"{file}: {longer} of {len(items)} prompts have more than one turn; only the first is asked",
+              file=sys.stderr)
+    return [item.source for item in items]

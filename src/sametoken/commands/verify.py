@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import Option, Values, engine_options
+from sametoken.commands.prompts import first_turns
 from sametoken.config import METHODS, MODEL_METHODS
-from sametoken.data.prompts import BUILT_IN, Source, Spelled, as_turn, read_prompts, spell
+from sametoken.data.prompts import BUILT_IN, Source, Spelled, as_turn, spell
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.speculation.params import SamplingParams
 
@@ -39,7 +40,7 @@ def command(model: str | None, values: Values) -> int:
             raise ConfigError(unknown_name("method", method, METHODS))
     if values["num_prompts"] is not None and values["num_prompts"] < 1:
         raise ConfigError(f"--num-prompts {values['num_prompts']}: expected at least 1")
-    sources = read_prompts(values["prompts"]) if values["prompts"] else None
+    sources = first_turns(values["prompts"]) if values["prompts"] else None
     params = SamplingParams(max_tokens=values["max_tokens"], seed=values["seed"])
     chosen = {key: value for key, value in values.items() if key != "method"}
     llm = open_llm(model, chosen)

@@ -1,23 +1,19 @@
-"""Prompts: texts and conversations, from files of JSON lines or built in, and as the token ids that a model reads.
+"""Prompts: texts and conversations, built in or given, and as the token ids that a model reads.
 
 A conversation becomes a text through the model's chat template.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sametoken.checkpoint.paths import user_path
-from sametoken.errors import ConfigError, RequestError, unknown_name
+from sametoken.errors import RequestError
 
 if TYPE_CHECKING:
     from sametoken.engine.llm import LLM
 
 STDIN = "-"
-KEYS = ("messages", "prompt")
 
 # Category and text: what drafters find easy, hard and hopeless.
 CATEGORISED = (
@@ -76,65 +72,6 @@ def spell(llm: LLM, source: Source) -> Spelled:
 def as_turn(text: str) -> Conversation:
     """A text as the user's first turn."""
     return Conversation([{"role": "user", "content": text}])
-
-
-def read_prompts(file: str) -> list[Source]:
-    """The prompts of a file of JSON lines, each with `prompt` or `messages`; "-" is standard input.
-
-    Raises:
-        ConfigError: the file cannot be read or is empty. RequestError: a line is not a prompt, with its number.
-    """
-    return [parse_prompt(entry, where) for where, entry in read_entries(file, "--prompts")]
-
-
-def read_entries(file: str, option: str) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a file of JSON lines, each after the words that say where it stands; "-" is standard input.
-
-    Args:
-        option: which named the file, for messages.
-
-    Raises:
-        ConfigError: the file cannot be read or is empty. RequestError: a line is not a JSON object, with its number.
-    """
-    try:
-        content = sys.stdin.read() if file == STDIN else user_path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{option} {file}: {error.strerror}; expected a readable file of JSON lines") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{option} {file}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-    # Not splitlines: a JSON string may hold U+2028, which that would cut at.
-    lines = [(f"{file}, line {number}", line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
-    if not lines:
-        raise ConfigError(f"{option} {file} is empty; expected one JSON object per line with prompt or messages")
-    return [(where, _parse_object(line, where)) for where, line in lines]
-
-
-def _parse_object(line: str, where: str) -> dict[str, Any]:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where} is not JSON ({error}); expected an object with prompt or messages") from error
-    if not isinstance(entry, dict):
-        raise RequestError(f"{where}: got {line.strip()[:80]}, expected an object with either prompt or messages")
-    return entry
-
-
-def parse_prompt(entry: dict[str, Any], where: str) -> Source:
-    """The prompt of an object with `prompt` or `messages`.
-
-    Raises:
-        RequestError: it has neither, both or other keys, or the value is no prompt.
-    """
-    if len(entry.keys() & set(KEYS)) != 1:
-        raise RequestError(f"{where}: got {str(entry)[:80]}, expected an object with either prompt or messages")
-    if unknown := sorted(entry.keys() - set(KEYS)):
-        raise RequestError(f"{where}: {unknown_name('key', unknown[0], KEYS)}")
-    if "prompt" in entry:
-        return check_text(entry["prompt"], f"{where}: prompt")
-    messages = entry["messages"]
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise RequestError(f"{where}: messages must be a list of at least one object with role and content")
-    return Conversation(messages)
 
 
 def check_text(text: object, name: str) -> str:

@@ -1,0 +1,142 @@
+"""Prompts from files of JSON lines: our own form and those of published benchmarks, recognised line by line.
+
+Every command that reads prompts reads them here, so a file that one command takes, all take.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from sametoken.checkpoint.paths import user_path
+from sametoken.data.prompts import STDIN, Conversation, Source, as_turn, check_text
+from sametoken.errors import ConfigError, RequestError, unknown_name
+
+KEYS = ("messages", "prompt", "category")
+Entry = tuple[str, dict[str, Any]]  # where it stands, and the object
+
+
+class Item(NamedTuple):
+    """One prompt.
+
+    Attributes:
+        category: what its results are reported under.
+        source: the prompt. A conversation of one turn is its text where the model has no chat template.
+        later: what the user says in the turns after the first.
+    """
+
+    category: str
+    source: Source
+    later: tuple[str, ...] = ()
+
+
+def read_items(file: str, option: str) -> list[Item]:
+    """The prompts of a file of JSON lines; "-" is standard input.
+
+    Args:
+        option: the option that named the file, for messages.
+
+    Raises:
+        ConfigError: the file cannot be read or is empty. RequestError: a line is not a prompt, with its number.
+    """
+    return parse_items(read_entries(file, option))[1]
+
+
+def read_entries(file: str, option: str) -> list[Entry]:
+    """The objects of a file of JSON lines, each after the words that say where it stands; "-" is standard input.
+
+    Raises:
+        ConfigError: the file cannot be read or is empty. RequestError: a line is not a JSON object, with its number.
+    """
+    try:
+        content = sys.stdin.read() if file == STDIN else user_path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{option} {file}: {error.strerror}; expected a readable file of JSON lines") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{option} {file}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+    # Not splitlines: a JSON string may hold U+2028, which that would cut at.
+    lines = [(f"{file}, line {number}", line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise ConfigError(f"{option} {file} is empty; expected one JSON object per line with prompt or messages")
+    return [(where, _parse_object(line, where)) for where, line in lines]
+
+
+def parse_items(entries: Iterable[Entry]) -> tuple[list[str], list[Item]]:
+    """The forms that occur among the entries, in the order of their first line, and the prompts.
+
+    Raises:
+        RequestError: an entry has no known form, or one of its values is wrong; names its place.
+    """
+    labels, items = [], []
+    for where, entry in entries:
+        label, read = _form(where, entry)
+        labels.append(label)
+        items.append(read(entry, where))
+    return list(dict.fromkeys(labels)), items
+
+
+def _form(where: str, entry: Mapping[str, Any]) -> tuple[str, Reader]:
+    for label, (keys, read) in FORMS.items():
+        if set(keys) <= entry.keys():
+            return label, read
+    known = "; ".join(f"{label}: {', '.join(keys)}" for label, (keys, _) in FORMS.items())
+    raise RequestError(
+        f"{where}: unknown format with the keys {', '.join(sorted(entry)) or '(none)'}; known formats and the keys "
+        f"they need: {known}"
+    )
+
+
+def _parse_object(line: str, where: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where} is not JSON ({error}); expected an object with prompt or messages") from error
+    if not isinstance(entry, dict):
+        raise RequestError(f"{where}: got {line.strip()[:80]}, expected an object with either prompt or messages")
+    return entry
+
+
+def _turns(entry: dict[str, Any], where: str) -> Item:
+    turns = entry["turns"]
+    if not isinstance(turns, list) or not turns:
+        raise RequestError(f"{where}: turns is {str(turns)[:80]!r}, expected a list of at least one text")
+    texts = [check_text(turn, f"{where}: turn {number}") for number, turn in enumerate(turns, 1)]
+    return Item(_category(entry, where), as_turn(texts[0]), tuple(texts[1:]))
+
+
+def _human_eval(entry: dict[str, Any], where: str) -> Item:
+    return Item("code", check_text(entry["prompt"], f"{where}: prompt"))
+
+
+def _gsm8k(entry: dict[str, Any], where: str) -> Item:
+    return Item("math", as_turn(check_text(entry["question"], f"{where}: question")))
+
+
+def _prompt(entry: dict[str, Any], where: str) -> Item:
+    if "prompt" in entry and "messages" in entry:
+        raise RequestError(f"{where}: got both, expected either prompt or messages")
+    if unknown := sorted(entry.keys() - set(KEYS)):
+        raise RequestError(f"{where}: {unknown_name('key', unknown[0], KEYS)}")
+    if "prompt" in entry:
+        return Item(_category(entry, where), check_text(entry["prompt"], f"{where}: prompt"))
+    messages = entry["messages"]
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise RequestError(f"{where}: messages must be a list of at least one object with role and content")
+    return Item(_category(entry, where), Conversation(messages))
+
+
+def _category(entry: Mapping[str, Any], where: str) -> str:
+    return check_text(entry.get("category", "all"), f"{where}: category")
+
+
+Reader = Callable[[dict[str, Any], str], Item]
+# The first form whose keys are all there counts, so the narrower ones come first.
+FORMS: Mapping[str, tuple[tuple[str, ...], Reader]] = {
+    "spec-bench": (("turns",), _turns),  # MT-bench too
+    "humaneval": (("task_id", "prompt", "entry_point"), _human_eval),
+    "gsm8k": (("question", "answer"), _gsm8k),
+    "prompts": (("prompt",), _prompt),
+    "conversations": (("messages",), _prompt),
+}
