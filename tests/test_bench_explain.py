@@ -108,7 +108,18 @@ def test_the_position_from_which_guesses_do_not_pay() -> None:
     accepted = [0.9, 0.9, 0.05, 0.05]
     text = explain(run_of(cell([4], accepted, linear)))
     assert "Acceptance too low at position 3: 4% of forwards accept that guess (5% of those that get there)" in text
-    assert "draft at most 2" in text
+    assert "Recommended: measure --max-draft-len 2, estimated at" in text
+
+
+def test_a_measured_gain_outweighs_the_model_of_a_guess() -> None:
+    """Noise in the cost of drafting says that the first guess does not pay; the measured speed-up says that it does."""
+    made = cell([4], HALF, lambda length: (0.008 + 0.001 * length, PLAIN_S))
+    made = changed(made, 1, speed_up=Interval(1.89, 1.8, 1.98))
+    text = explain(run_of(made))
+    assert "at position" not in text
+    assert "draft at most" not in text
+    assert text.count("Recommended") == 1
+    assert "4, measured at 1.89x" in text
 
 
 def test_a_batch_that_fills_the_machine() -> None:
@@ -163,7 +174,10 @@ def test_an_interval_around_one_is_no_verdict() -> None:
 def test_other_work_on_the_machine_is_named() -> None:
     run = run_of(cell([2], GOOD))
     busy = replace(run, environment=replace(run.environment, load_after=3.2))
-    assert "The machine was busy (load average 3.2, threads 1)" in explain(busy)
+    assert "No conclusion: the machine was busy (load average 3.2, threads 1)" in explain(busy)
+    assert "Recommended" not in explain(busy)
+    assert not causes(explain(busy))
+    assert "The fastest measured is" in explain(busy)
     assert "busy" not in explain(run)
 
 

@@ -67,7 +67,9 @@ def explain(run: Run) -> str:
     """
     if run.kind == "server":
         return _explain_loads(run.loads)
-    parts = [*_busy(run.environment), *(_explain_cell(cell, run.cells) for cell in run.cells)]
+    busy = _busy(run.environment)
+    cells = [_verdict_of(cell) if busy else _explain_cell(cell, run.cells) for cell in run.cells]
+    parts = [*cells, *busy]
     if run.mismatches:
         parts.insert(
             0,
@@ -77,16 +79,28 @@ def explain(run: Run) -> str:
 
 
 def _busy(made: Environment) -> list[str]:
-    """A warning where others were at work on the machine."""
+    """Why there is no conclusion, where other processes were at work on the machine."""
     load = max(made.load_before, made.load_after)
     if made.threads is None or load <= made.threads + FOREIGN_LOAD:
         return []
-    return [f"The machine was busy (load average {load:.1f}, threads {made.threads}): mistrust wide intervals."]
+    return [
+        f"No conclusion: the machine was busy (load average {load:.1f}, threads {made.threads}), so the times above "
+        "include other processes' work. Measure again on an idle machine."
+    ]
+
+
+def _fastest(cell: Cell) -> Variant:
+    return max(cell.speculative, key=lambda variant: variant.speed_up.value)
+
+
+def _verdict_of(cell: Cell) -> str:
+    """The label of a cell and what was measured there."""
+    return f"{cell.label}:\n  {_verdict(cell, _fastest(cell))}"
 
 
 def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:
-    best = max(cell.speculative, key=lambda variant: variant.speed_up.value)
-    lines = [f"{cell.label}:", f"  {_verdict(cell, best)}"]
+    best = _fastest(cell)
+    lines = [_verdict_of(cell)]
     outlook = Outlook.of(cell)
     if outlook is None or best.max_draft_len not in outlook.costs:
         return "\n".join([*lines, "  The outputs are too short to say more: raise --output-len."])
@@ -153,21 +167,27 @@ def _dear_draft(case: Case) -> str | None:
     return (
         f"Draft too expensive: drafting takes {share:.0%} of a step, each guess "
         f"{case.step.draft_s / length / case.plain.seconds:.2f} of a plain step. Even if all guesses were accepted, "
-        f"decoding could not exceed {most:.2f}x: a smaller draft, or fewer guesses."
+        f"decoding could not exceed {most:.2f}x; a smaller draft costs less."
     )
 
 
 def _low_position(case: Case) -> str | None:
-    """The first position whose guess, on average, costs more time than the tokens it adds are worth."""
+    """The first position whose guess, on average, costs more time than the tokens it adds are worth.
+
+    Only if shorter drafts are then expected to be faster than what was measured: a measurement outweighs the model.
+    """
     for shorter, longer in pairwise([Prediction(0, 1.0, case.plain.seconds, 0.0, 1.0, "measured"), *_costed(case)]):
         cost, gain = longer.step_s - shorter.step_s, longer.tokens_per_row - shorter.tokens_per_row
         worth = gain * shorter.step_s / shorter.tokens_per_row
         if cost > DEAR_GUESS * worth:
             place = longer.draft_len
+            enough = WORTH_CHANGING * case.best.speed_up.value
+            if place == 1 or case.outlook.predict(place - 1).speed_up <= enough:
+                return None
             conditional = case.longest.acceptance.positions[place - 1].conditional or 0.0
             return (
                 f"Acceptance too low at position {place}: {gain:.0%} of forwards accept that guess ({conditional:.0%} "
-                f"of those that get there). It costs {_ms(cost)} and saves {_ms(worth)}: draft at most {place - 1}."
+                f"of those that get there). It costs {_ms(cost)} and saves {_ms(worth)}."
             )
     return None
 
@@ -189,8 +209,7 @@ def _dear_verify(case: Case) -> str | None:
     compared = f" (it is {', '.join(smaller)})" if smaller else ""
     reason = "Batch too large to verify for free" if rows > 1 else "Verification is not free"
     return (
-        f"{reason}: the forward over {tokens} tokens costs {factor:.2f} of the plain one over {rows}{compared}. "
-        "Shorter drafts, or none from this load on, cost less."
+        f"{reason}: the forward over {tokens} tokens costs {factor:.2f} of the plain one over {rows}{compared}."
     )
 
 
