@@ -154,10 +154,10 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(**settings: Any) -> Iterator[tuple[str, Behaviour]]:
+def serving(port: int = 0, **settings: Any) -> Iterator[tuple[str, Behaviour]]:
     """A running server: its URL and how it behaves."""
     state = Behaviour(**settings)
-    server = Server(("127.0.0.1", 0), type("Canned", (Handler,), {"behaviour": state}))
+    server = Server(("127.0.0.1", port), type("Canned", (Handler,), {"behaviour": state}))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from socket import socket
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -247,6 +249,32 @@ def test_a_wrong_key_ends_the_run_at_once(place: Place) -> None:
     assert done.code == 2
     assert "HTTP 401: the key is wrong; check --url, --api-key and --model" in done.err
     assert len(state.bodies) <= 4
+
+
+def test_a_server_that_is_not_up_yet_is_waited_for(place: Place) -> None:
+    """Without --model its name is asked for first, which failed at once."""
+    write(place.data, talk("a", "one"))
+    with socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    open_later = Event()
+
+    def serve_late() -> None:
+        time.sleep(1.0)
+        with serving(port=port):
+            open_later.wait(60)
+
+    server = Thread(target=serve_late)
+    server.start()
+    try:
+        done = place("--url", f"http://127.0.0.1:{port}", "--retries", "5")
+    finally:
+        open_later.set()
+        server.join()
+    assert (done.code, done.err) == (0, "")
+    assert [*place.rows()] == ["a"]
+    refused = place("--url", f"http://127.0.0.1:{port}", "--retries", "0")
+    assert "/v1/models: connection lost (ConnectError); expected a running OpenAI-compatible server" in refused.err
 
 
 def test_a_server_that_is_gone_ends_the_run(place: Place) -> None:

@@ -181,7 +181,7 @@ async def _listed(values: Values) -> str:
     from sametoken.data.remote import first_model, open_client
 
     async with open_client(values["url"], _key(values), values["timeout"]) as client:
-        return await first_model(client)
+        return await first_model(client, values["retries"])
 
 
 def _key(values: Values) -> str | None:

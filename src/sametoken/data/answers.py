@@ -5,12 +5,10 @@ Both take one prompt and give one answer; that many are asked at once is the cal
 
 from __future__ import annotations
 
-import asyncio
-import random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sametoken.data.prompts import Conversation, Source, spell
-from sametoken.data.remote import error_words
+from sametoken.data.remote import PassingError, error_words, persist, post
 from sametoken.errors import ConfigError, RequestError, SametokenError
 from sametoken.speculation.params import SamplingParams
 
@@ -19,9 +17,7 @@ if TYPE_CHECKING:
 
     from sametoken.engine.async_llm import AsyncLLM
 
-LONGEST_WAIT = 60.0  # seconds between two attempts
 UNUSABLE = (401, 403, 404, 405, 410)  # the key, the model or the address is wrong, for every request alike
-PASSING = (408, 409, 425, 429)
 
 
 class Sampling(NamedTuple):
@@ -101,47 +97,20 @@ class ServerAnswers:
         chat = isinstance(prompt, Conversation)
         said = {"messages": [*prompt.messages]} if isinstance(prompt, Conversation) else {"prompt": prompt}
         body = {**self._fixed, **said, **({"seed": seed} if self._sampling.temperature else {})}
-        for attempt in range(self._retries + 1):
-            try:
-                return await self._ask("chat/completions" if chat else "completions", body)
-            except _Passing as error:
-                if attempt == self._retries:
-                    raise NoAnswerError(f"{error} (attempt {attempt + 1}, the last)", lasting=False) from error
-                await asyncio.sleep(self._wait(attempt, error.retry_after))
-        raise AssertionError("unreachable")
-
-    def _wait(self, attempt: int, asked: float) -> float:
-        """Seconds before the next attempt: by chance, so that callers do not come back all at once."""
-        return max(asked, min(LONGEST_WAIT, self._first_wait * 2.0 ** min(attempt, 30)) * random.uniform(0.5, 1.0))
+        path = "chat/completions" if chat else "completions"
+        try:
+            return await persist(lambda: self._ask(path, body), self._retries, self._first_wait)
+        except PassingError as error:
+            raise NoAnswerError(f"{error} (attempt {self._retries + 1}, the last)", lasting=False) from error
 
     async def _ask(self, path: str, body: dict[str, Any]) -> Answer:
-        import httpx
-
-        try:
-            response = await self._client.post(path, json=body)
-        except httpx.HTTPError as error:
-            raise _Passing(f"connection lost ({type(error).__name__})") from error
+        response = await post(self._client, path, body)
         if (status := response.status_code) == 200:
             return _read(response)
         reason = f"HTTP {status}: {error_words(response.content)}"
-        if status in PASSING or status >= 500:
-            raise _Passing(reason, _seconds(response.headers.get("retry-after")))
         if status in UNUSABLE or status < 400:
             raise ConfigError(f"{self._client.base_url}{path}: {reason}; check --url, --api-key and --model")
         raise NoAnswerError(reason, lasting=True)
-
-
-class _Passing(Exception):  # noqa: N818 - never leaves this file
-    """An attempt failed for a reason that may pass; after `retry_after` seconds, says the server."""
-
-    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
-        super().__init__(reason)
-        self.retry_after = retry_after
-
-
-def _seconds(header: str | None) -> float:
-    """What Retry-After asks for, 0 where it is a date or nothing."""
-    return min(float(header), LONGEST_WAIT) if header is not None and header.isascii() and header.isdigit() else 0.0
 
 
 def _read(response: httpx.Response) -> Answer:
@@ -156,4 +125,4 @@ def _read(response: httpx.Response) -> Answer:
         tokens = int((content.get("usage") or {}).get("completion_tokens") or 0)
         return Answer(message, choice.get("finish_reason") == "length", tokens)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        raise _Passing(f"not an OpenAI answer ({type(error).__name__}): {error_words(response.content)}") from error
+        raise PassingError(f"not an OpenAI answer ({type(error).__name__}): {error_words(response.content)}") from error
