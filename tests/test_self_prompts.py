@@ -92,7 +92,7 @@ class Place:
         self.out, self._run = root / "out.jsonl", run
 
     def __call__(self, *options: str, model: str = "embedded") -> Any:
-        common = ("--output", str(self.out), "--threads", "1", "--max_tokens", "16")
+        common = ("--output", str(self.out), "--threads", "1", "--max_tokens", "16", "--temperature", "0")
         return self._run("synthesize", model, *common, *options)
 
     def rows(self) -> dict[str, list[Row]]:

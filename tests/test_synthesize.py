@@ -411,7 +411,7 @@ TALKS = [talk(f"t{n}", *TEXTS[: 1 + n % 3]) for n in range(6)]
 def test_the_engine_says_what_chat_says(place: Place, pair: Pair, talker: str, options: tuple[str, ...]) -> None:
     write(place.data, *TALKS)
     given = [pair.draft if option == "DRAFT" else option for option in options]
-    assert place(talker, "--max_tokens", "9", "--threads", "1", *given).code == 0
+    assert place(talker, "--temperature", "0", "--max_tokens", "9", "--threads", "1", *given).code == 0
     assert sum(len(answers(row)) for row in place.rows().values()) > len(TALKS)
     llm = LLM(talker)
     for entry in TALKS:
@@ -441,7 +441,7 @@ def test_drawn_answers_depend_on_id_and_turn_alone(place: Place, talker: str) ->
 
 def test_the_engine_completes_plain_prompts(place: Place, pair: Pair) -> None:
     write(place.data, {"id": "p", "prompt": "Once"})
-    assert place(pair.target, "--no-chat", "--max_tokens", "7", "--threads", "1").code == 0
+    assert place(pair.target, "--no-chat", "--temperature", "0", "--max_tokens", "7", "--threads", "1").code == 0
     (done,) = LLM(pair.target).generate("Once", SamplingParams(temperature=0.0, max_tokens=7))
     assert place.rows()["p"]["text"] == "Once" + done.text
 

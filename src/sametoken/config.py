@@ -192,6 +192,8 @@ class EngineConfig(Settings):
         cuda_graphs: on CUDA, capture whole decoding steps and run them one ahead of the host; the CPU has no graphs.
         tokenizer: directory or Hub id of another tokenizer for the same token ids; None is the target's.
         chat_template: file of a chat template in Jinja, or its text; None is the tokenizer's.
+        generation_config: where sampling parameters that a request leaves out come from: "auto" is the model's
+            generation_config.json, then our defaults; "none" is our defaults alone ("vllm" says the same).
     """
 
     dtype: DType = "auto"
@@ -207,6 +209,7 @@ class EngineConfig(Settings):
     cuda_graphs: bool = True
     tokenizer: str | None = None
     chat_template: str | None = None
+    generation_config: Literal["auto", "none", "vllm"] = "auto"
 
 
 class ServerConfig(Settings):

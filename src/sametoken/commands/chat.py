@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from importlib import import_module
 from io import TextIOWrapper
 
-from sametoken.commands.options import Option, Values, engine_options, refuse_given
+from sametoken.commands.options import Option, Values, engine_options, refuse_given, sampling_options
 from sametoken.commands.speakers import EngineSpeaker, Piece, ServerSpeaker, Speaker, Talk, Turn
 from sametoken.errors import ConfigError, SametokenError
 
@@ -23,7 +23,7 @@ OPTIONS = (
     KEY,
     Option("system", str, None, "what the model is told before the conversation."),
     Option("max_tokens", int, 512, "tokens of an answer at most."),
-    Option("temperature", float, 0.7, "0 is greedy."),
+    *sampling_options("temperature"),
     Option("seed", int, 0, "seed of the drawing: the same conversation gives the same answers."),
     Option("plain", bool, False, "begin without drafts; /plain changes it."),
     Option("color", bool, True, "colours in a terminal."),
@@ -39,7 +39,7 @@ ACCEPTED = "bold green"  # bold is left where colours are off
 def command(model: str | None, values: Values) -> int:
     """Talk to a model in this process, or on a server. Green words were drafted; they change the speed, no word."""
     wanted = ("max_tokens", "temperature", "seed")
-    talk = Talk({name: values[name] for name in wanted}, values["plain"])
+    talk = Talk({name: values[name] for name in wanted if values[name] is not None}, values["plain"])
     speaker = _speaker(model, values, talk)
     with asyncio.Runner() as runner:
         try:
@@ -54,7 +54,7 @@ def _speaker(model: str | None, values: Values, talk: Talk) -> Speaker:
         refuse_given(ENGINE, values, "a model in this process: leave --url out")
         return ServerSpeaker(values["url"], values["api_key"], model)
     refuse_given([KEY], values, "a server: give --url")
-    talk.sampling(plain=False)  # a wrong value is refused before a model is loaded
+    talk.sampling({})  # a wrong value is refused before a model is loaded
     from sametoken.commands.models import open_llm
 
     llm = open_llm(model, values)

@@ -41,7 +41,7 @@ REUSE = CACHE + "enable_block_reuse"
 
 OPTIONS = (
     Option("max_tokens", int, 128, "tokens to generate per prompt."),
-    Option("ignore_eos", bool, True, "write on past the end of the answer, the other speaker's turns too."),
+    Option("ignore_eos", bool, False, "write on past the end of the answer, the other speaker's turns too."),
     Option("temperature", float, 0.0, "0 is greedy."),
     Option("seed", int, 0, "seed of the drawing at temperatures above 0."),
     Option("repeat", int, 3, "runs per prompt and side, of which the median counts."),

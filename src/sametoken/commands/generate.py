@@ -33,8 +33,9 @@ def command(model: str | None, values: Values) -> int:
     if values["json"] and values["stream"]:
         raise ConfigError("--json writes whole completions and --stream writes pieces; leave one of them out")
     sources = given_prompts(values["prompt"] or (), values["prompts"], values["chat"])
-    params = sampling_of(values)
+    sampling_of(values)  # a wrong value is refused before a model is loaded
     llm = open_llm(model, values)
+    params = sampling_of(values, llm.default_sampling)
     prompts = [spell(llm, source) for source in sources]
     chunks = in_order(llm.stream([prompt.ids for prompt in prompts], params), len(prompts), params.n)
     if values["json"]:

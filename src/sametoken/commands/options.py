@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from sametoken.config import EngineConfig, KVCacheConfig, Settings, SpeculativeConfig
 from sametoken.errors import ConfigError
 from sametoken.notes import attribute_notes
-from sametoken.speculation.params import SamplingParams
+from sametoken.speculation.params import RECOMMENDED, SamplingParams
 
 CACHE = "kv_cache_"  # before the keys of the page pool, whose `max_tokens` is not the request's
 Values = Mapping[str, Any]  # what the user chose, by option name
@@ -82,12 +82,23 @@ class Argument(NamedTuple):
     metavar: str
 
 
-def sampling_options() -> tuple[Option, ...]:
-    """One option per field of `SamplingParams`; how to draft is the engine's choice here."""
+def sampling_options(*names: str) -> tuple[Option, ...]:
+    """Options for fields of `SamplingParams`, all of them unless named; how to draft is the engine's choice here.
+
+    Those that a model may recommend are None unless given.
+    """
     hints, notes = get_type_hints(SamplingParams), attribute_notes(SamplingParams)
+
+    def option(name: str, default: Any) -> Option:
+        note = notes.get(name, "")
+        if name not in RECOMMENDED:
+            return _option(name, hints[name], default, note)
+        return _option(name, hints[name], None, f"{note.rstrip('.')}; None is the model's own, else {default:g}.")
+
     return tuple(
-        _option(field.name, hints[field.name], field.default, notes.get(field.name, ""))
+        option(field.name, field.default)
         for field in fields(SamplingParams)
+        if field.name in names or not names
         if field.name not in ("speculative", "structured_outputs")  # objects, which a command line cannot say well
     )
 
@@ -114,16 +125,18 @@ def engine_options() -> tuple[Option, ...]:
     )
 
 
-def sampling_of(values: Values) -> SamplingParams:
-    """The sampling parameters that were chosen.
+def sampling_of(values: Values, recommended: Mapping[str, Any] | None = None) -> SamplingParams:
+    """The sampling parameters that were chosen, then what the model recommends, then the defaults.
 
     Raises:
         RequestError: a value is refused.
     """
-    chosen = {field.name: values[field.name] for field in fields(SamplingParams) if field.name in values}
+    known = [field.name for field in fields(SamplingParams) if field.name in values]
+    given = {name: values[name] for name in known if values[name] is not None or name not in RECOMMENDED}
+    chosen = {**(recommended or {}), **given}
     for name in ("stop", "stop_token_ids", "bad_words"):
-        chosen[name] = chosen[name] or ()
-    chosen["logit_bias"] = _biases(chosen["logit_bias"])
+        chosen[name] = chosen.get(name) or ()
+    chosen["logit_bias"] = _biases(chosen.get("logit_bias"))
     return SamplingParams(**chosen)
 
 

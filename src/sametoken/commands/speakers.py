@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -42,13 +42,14 @@ class Talk:
     settings: dict[str, Any]
     plain: bool
 
-    def sampling(self, plain: bool) -> SamplingParams:
-        """For the engine.
+    def sampling(self, recommended: Mapping[str, Any]) -> SamplingParams:
+        """For the engine: the settings, then what the model recommends.
 
         Raises:
             RequestError: a value is refused.
         """
-        return SamplingParams(**self.settings, speculative=RequestSpeculation(enabled=not plain))
+        speculative = RequestSpeculation(enabled=not self.plain)
+        return SamplingParams(**{**recommended, **self.settings}, speculative=speculative)
 
 
 class Speaker(Protocol):
@@ -72,7 +73,7 @@ class EngineSpeaker:
     async def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncGenerator[Piece, None]:
         prompt = self._llm.render_chat(turns)
         painter = Painter()
-        async for chunk in self._engine.stream(prompt, talk.sampling(talk.plain)):
+        async for chunk in self._engine.stream(prompt, talk.sampling(self._llm.default_sampling)):
             spelled = [self._llm.tokenizer.token_bytes(token) for token in chunk.token_ids]
             yield painter.paint(chunk.text, spelled, chunk.origins)
 

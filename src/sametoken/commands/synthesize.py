@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sametoken import embedded
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import Option, Values, engine_options, refuse_given
+from sametoken.commands.options import Option, Values, engine_options, refuse_given, sampling_options
 from sametoken.commands.progress import open_progress
 from sametoken.errors import ConfigError
 
@@ -42,8 +42,7 @@ COMMON = (
     ),
     Option("model", str, None, "the same as MODEL; with --url the name that the server knows.", "NAME"),
     Option("system_prompt", str, None, "system turn of conversations without one, several words.", "TEXT", words=True),
-    Option("temperature", float, 0.0, "0 is greedy."),
-    Option("top_p", float, 1.0, "keep the smallest set of most probable tokens with at least this mass; 1 is off."),
+    *sampling_options("temperature", "top_p"),
     Option("max_tokens", int, 2048, "tokens of an answer at most.", aliases=("--max_token", "--max-token")),
     Option("seed", int, 0, "seed of the drawing; each answer's comes from it, the conversation's id and the turn."),
     Option("num_threads", int, None, "conversations at once; None is 256 for a server, the batch size for an engine."),
@@ -118,10 +117,10 @@ def _check(values: Values) -> tuple[Path | None, Path]:
     if not 0 < values["timeout"] < math.inf:
         raise ConfigError(f"--timeout {values['timeout']}: expected more than 0 seconds")
     for name in ("temperature", "prompt_temperature"):
-        if not 0 <= values[name] < math.inf:
+        if values[name] is not None and not 0 <= values[name] < math.inf:
             raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected a finite number >= 0")
     for name in ("top_p", "prompt_top_p"):
-        if not 0 < values[name] <= 1:
+        if values[name] is not None and not 0 < values[name] <= 1:
             raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected a number in (0, 1]")
     if values["url"] is None:
         refuse_given(REMOTE, values, "asking a server: give --url too")

@@ -21,11 +21,16 @@ UNUSABLE = (401, 403, 404, 405, 410)  # the key, the model or the address is wro
 
 
 class Sampling(NamedTuple):
-    """How answers are drawn; `max_tokens` each, at temperature 0 the most probable token."""
+    """How answers are drawn; `max_tokens` each, at temperature 0 the most probable token; None is the model's own."""
 
-    temperature: float
-    top_p: float
+    temperature: float | None
+    top_p: float | None
     max_tokens: int
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Names and values of those that are not left to the model."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class Answer(NamedTuple):
@@ -68,7 +73,7 @@ class EngineAnswers:
         self._engine, self._sampling = engine, sampling
 
     async def answer(self, prompt: Source, seed: int) -> Answer:
-        params = SamplingParams(**self._sampling._asdict(), seed=seed)
+        params = SamplingParams(**{**self._engine.llm.default_sampling, **self._sampling.given}, seed=seed)
         try:
             (done,) = await self._engine.generate([spell(self._engine.llm, prompt).ids], params)
         except RequestError as error:
@@ -91,12 +96,12 @@ class ServerAnswers:
     ) -> None:
         self._client, self._retries, self._first_wait = client, retries, first_wait
         self._sampling = sampling
-        self._fixed = {"model": model, **sampling._asdict(), "stream": False}
+        self._fixed = {"model": model, **sampling.given, "stream": False}
 
     async def answer(self, prompt: Source, seed: int) -> Answer:
         chat = isinstance(prompt, Conversation)
         said = {"messages": [*prompt.messages]} if isinstance(prompt, Conversation) else {"prompt": prompt}
-        body = {**self._fixed, **said, **({"seed": seed} if self._sampling.temperature else {})}
+        body = {**self._fixed, **said, **({} if self._sampling.temperature == 0 else {"seed": seed})}
         path = "chat/completions" if chat else "completions"
         try:
             return await persist(lambda: self._ask(path, body), self._retries, self._first_wait)

@@ -6,11 +6,12 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from sametoken import embedded
+from sametoken.checkpoint.generation import recommended_sampling
 from sametoken.checkpoint.heads import is_head, read_head
 from sametoken.checkpoint.hub import read_config, resolve
 from sametoken.checkpoint.load import load_decoder
@@ -51,12 +52,14 @@ class Loaded(NamedTuple):
     Attributes:
         draft: what guesses beside what needs no weights: a smaller model, or a head of the target.
         max_seq_len: prompt plus output, as asked for or as the target allows.
+        sampling: names and values of the sampling parameters that the model recommends.
     """
 
     target: Decoder
     draft: Model | None
     tokenizer: Tokenizer
     max_seq_len: int
+    sampling: dict[str, Any]
 
 
 def load_models(
@@ -71,6 +74,7 @@ def load_models(
             f"max_seq_len {limit} exceeds the {stated.max_position} positions that {model} was made for; lower it"
         )
     tokenizer = _tokenizer(directory, stated, config)
+    sampling = recommended_sampling(directory) if config.generation_config == "auto" else {}
     device = _device(config.device)
     dtype = _dtype(config.dtype, stated, device)
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
@@ -92,7 +96,7 @@ def load_models(
     for decoder in (target, guesser):
         if isinstance(decoder, Decoder):
             decoder.set_deterministic(deterministic)
-    return Loaded(target, guesser, tokenizer, limit)
+    return Loaded(target, guesser, tokenizer, limit, sampling)
 
 
 def _tokenizer(directory: Path, target: ModelConfig, config: EngineConfig) -> Tokenizer:

@@ -72,6 +72,7 @@ class LLM:
         self.method = default_method(self.speculative, loaded.draft)
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.config = loaded.target.config
+        self.default_sampling: Mapping[str, Any] = loaded.sampling
         self.engine: Engine
         self.engine, self.max_seq_len = build_engine(loaded, self.speculative, config, KVCacheConfig.of(kv_cache))
         self._grammars = Grammars(self.tokenizer, self.config.vocab_size)
@@ -84,7 +85,7 @@ class LLM:
 
         Args:
             prompts: text or token ids, one or several.
-            params: for all prompts, or one for each.
+            params: for all prompts, or one for each; None is `get_default_sampling_params()`.
         """
         requests = self.requests(prompts, params)
         for _ in self._run(requests):
@@ -103,6 +104,10 @@ class LLM:
     def render_chat(self, messages: Sequence[Message]) -> list[int]:
         """The prompt ids of a conversation, ready for the assistant's turn."""
         return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request has that states no parameters: the model's recommendation, then our defaults. vLLM's name."""
+        return SamplingParams(**self.default_sampling)
 
     def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> Iterator[Chunk]:
         """The same as `generate`, step by step; closing the iterator cancels what is not finished."""
@@ -148,7 +153,7 @@ class LLM:
         """Checked requests in order of the prompts, n each; none is in the engine yet."""
         prompts = _listed(prompts)
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
+            params = [params or self.get_default_sampling_params()] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"got {len(params)} sampling parameters for {len(prompts)} prompts; give one or as many")
         known: dict[int, _Brought] = {}

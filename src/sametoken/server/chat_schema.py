@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -220,12 +221,13 @@ class ChatRequest(Generation):
         """What reads the calls in the replies to this request."""
         return Reader({function.name for function in self.offered}, self.parallel_tool_calls is not False)
 
-    def to_sampling(self, tagged_calls: bool) -> SamplingParams:
+    def to_sampling(self, recommended: Mapping[str, Any], tagged_calls: bool) -> SamplingParams:
         """The sampling parameters; a call that must be made is written between tags or as bare JSON."""
         form = self.form()
         if self.required:
             form = {"grammar": call_grammar([each.model_dump() for each in self.required], tagged_calls)}
         return self.sampling(
+            recommended,
             structured_outputs=form,
             max_tokens=self.max_completion_tokens or self.max_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,

@@ -12,13 +12,17 @@ from sametoken.server.answers import Head
 from sametoken.server.replies import Spells, chat_logprobs, report, total_usage
 from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.tools import Call, Reader
+from sametoken.speculation.params import SamplingParams
 
 
 class ResponsesAnswer:
     """/v1/responses."""
 
-    def __init__(self, body: ResponsesRequest, head: Head, tokenizer: Spells, reader: Reader) -> None:
+    def __init__(
+        self, body: ResponsesRequest, head: Head, tokenizer: Spells, reader: Reader, params: SamplingParams
+    ) -> None:
         self._body, self._head, self._tokenizer, self._reader = body, head, tokenizer, reader
+        self._params = params
         self._number = 0
         self._message: dict[str, Any] | None = None  # the item under way, once there is text
         self._scored: list[TokenLogprob] = []
@@ -123,11 +127,11 @@ class ResponsesAnswer:
             "model": self._head.model,
             "output": list(output),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": self._params.temperature,
             "text": {"format": {"type": "text"}} if body.text is None else body.text.model_dump(by_alias=True),
             "tool_choice": body.model_dump()["tool_choice"] or "auto",
             "tools": [tool.model_dump() for tool in body.tools or ()],
-            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_p": self._params.top_p,
             "truncation": "disabled",
             "usage": None,
             **said,

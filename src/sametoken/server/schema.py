@@ -6,6 +6,7 @@ checked by `SamplingParams`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -197,8 +198,12 @@ class Generation(Body):
     def reports(self) -> bool:
         return self.speculative is not None and self.speculative.report
 
-    def sampling(self, **own: Any) -> SamplingParams:
-        """The sampling parameters; `own` are those that an endpoint words its own way.
+    def sampling(self, recommended: Mapping[str, Any], **own: Any) -> SamplingParams:
+        """The sampling parameters.
+
+        Args:
+            recommended: the model's values for what the request leaves out.
+            own: those that an endpoint words its own way.
 
         Raises:
             RequestError: a value is out of range.
@@ -211,7 +216,7 @@ class Generation(Body):
             speculative["prediction"] = self.prediction.content
         if speculative:
             chosen["speculative"] = speculative
-        return SamplingParams.from_mapping(chosen)
+        return SamplingParams.from_mapping({**recommended, **chosen})
 
 
 _SHARED = (
@@ -254,11 +259,12 @@ class CompletionRequest(Generation):
         """Completions to draw for each prompt."""
         return max(self.choices, self.best_of or 1)
 
-    def to_sampling(self) -> SamplingParams:
+    def to_sampling(self, recommended: Mapping[str, Any]) -> SamplingParams:
         tokens = COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
         scored = 0 if self.drawn > self.choices else None  # best_of ranks by log-probability
         echoed = self.logprobs if self.echo else None
         return self.sampling(
+            recommended,
             n=self.drawn,
             max_tokens=tokens,
             logprobs=self.logprobs if self.logprobs is not None else scored,

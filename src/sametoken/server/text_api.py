@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -26,6 +27,7 @@ from sametoken.server.worker import Job
 from sametoken.speculation.params import SamplingParams
 
 LOG = logging.getLogger("sametoken.server")
+Sampling = Callable[[Mapping[str, Any]], SamplingParams]  # of what the model recommends
 
 
 class TextApi(Api):
@@ -43,9 +45,7 @@ class TextApi(Api):
         """Continue a conversation."""
         body = await read(request, ChatRequest, self._most)
         head = self._head("chatcmpl", body.model)
-        job = await self._submit(
-            body, [await self._prompt(body)], lambda: body.to_sampling(self._tokenizer.tags_tool_calls)
-        )
+        job = await self._submit(body, [await self._prompt(body)], self._chat_sampling(body))
         return await self._answer(request, body, job, ChatAnswer(body, head, job.requests, self._tokenizer))
 
     async def responses(self, request: Request) -> Response:
@@ -56,10 +56,8 @@ class TextApi(Api):
             chat = body.to_chat()
         except ValidationError as error:
             raise invalid(error, field_names(ResponsesRequest)) from error
-        job = await self._submit(
-            chat, [await self._prompt(chat)], lambda: chat.to_sampling(self._tokenizer.tags_tool_calls)
-        )
-        answer = ResponsesAnswer(body, head, self._tokenizer, chat.reader())
+        job = await self._submit(chat, [await self._prompt(chat)], self._chat_sampling(chat))
+        answer = ResponsesAnswer(body, head, self._tokenizer, chat.reader(), job.requests[0].params)
         return await self._answer(request, body, job, answer)
 
     async def _prompt(self, body: ChatRequest) -> list[int]:
@@ -73,14 +71,17 @@ class TextApi(Api):
             options["tools"] = tools
         return await self._rendered(body.messages, True, options)
 
+    def _chat_sampling(self, body: ChatRequest) -> Sampling:
+        return lambda recommended: body.to_sampling(recommended, self._tokenizer.tags_tool_calls)
+
     async def _submit(
-        self, body: CompletionRequest | ChatRequest, prompts: Sequence[Prompt], sampling: Callable[[], SamplingParams]
+        self, body: CompletionRequest | ChatRequest, prompts: Sequence[Prompt], sampling: Sampling
     ) -> Job:
         fields = {name: name for name in field_names(type(body))}
         if body.response_format is not None:
             fields["structured_outputs"] = "response_format"
         try:
-            params = sampling()
+            params = sampling(self._worker.llm.default_sampling)
         except RequestError as error:
             raise refused(error, fields) from error
         job = await self._worker.submit(prompts, params, fields)

@@ -13,6 +13,9 @@ from typing import Any
 from sametoken.errors import RequestError, unknown_name
 from sametoken.speculation.structure import StructuredOutputs
 
+# The parameters that a model may recommend in its generation_config.json, as vLLM reads it.
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
 
 @dataclass(frozen=True, slots=True)
 class RequestSpeculation:

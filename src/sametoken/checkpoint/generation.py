@@ -1,0 +1,27 @@
+"""The sampling that the makers of a model recommend, from its generation_config.json. vLLM reads the same keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sametoken.checkpoint.hub import read_json
+from sametoken.errors import CheckpointError, RequestError
+from sametoken.speculation.params import RECOMMENDED, SamplingParams
+
+FILE = "generation_config.json"
+
+
+def recommended_sampling(directory: Path) -> dict[str, Any]:
+    """Names and values of sampling parameters that the file states; empty without the file.
+
+    Raises:
+        CheckpointError: the file cannot be read, or a value is out of range.
+    """
+    stated = read_json(directory / FILE) or {}
+    found = {key: stated[key] for key in RECOMMENDED if stated.get(key) is not None}
+    try:
+        SamplingParams(**found)
+    except RequestError as error:
+        raise CheckpointError(f"{directory / FILE}: {error}") from error
+    return found
