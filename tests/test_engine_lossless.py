@@ -26,6 +26,7 @@ from engine_checks import (
     using,
     watch,
 )
+from head_checks import llm_with, make_eagle
 from sametoken import LLM, SamplingParams
 from tiny_models import VOCAB
 
@@ -235,3 +236,18 @@ def test_bfloat16(shape: str, tmp_path: Path) -> None:
         for method in ("draft_target", "right", "bush"):
             got = llm.generate([p for p, _ in REQUESTS], [using(params, method) for _, params in REQUESTS])
             assert [said(g) for g in got] == [said(e) for e in expected], (branches, method)
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize("budget", [1, DEPTH - 1])
+def test_a_budget_below_the_length_bounds_every_draft(pair: tuple[str, str], branches: int, budget: int) -> None:
+    head = make_eagle(pair[0])
+    for llm in (
+        make_llm(*pair, tree_top_k=branches, max_total_draft_tokens=budget),
+        llm_with(pair[0], head, tree_top_k=branches, max_total_draft_tokens=budget),
+    ):
+        expected = [alone(llm, *request) for request in REQUESTS]
+        for method in llm.methods:
+            got = llm.generate([p for p, _ in REQUESTS], [using(params, method) for _, params in REQUESTS])
+            assert [said(g) for g in got] == [said(e) for e in expected], method
+            assert max(len(g.speculation.drafted_lengths) for g in got) <= 1 + budget, method

@@ -84,8 +84,8 @@ class SpeculativeConfig(Settings):
         acceptance_length_threshold: drafting ends for good when, over acceptance_window requests, fewer draft tokens
             than this are accepted per forward with a draft.
         tree_top_k: draft_target, eagle, eagle3: branches that each level keeps and expands; 1 is a chain.
-        max_total_draft_tokens: nodes of a tree, best score first; None is `max_draft_len * tree_top_k`. medusa: of its
-            own tree, the first ones; None is all.
+        max_total_draft_tokens: tokens of a draft, tree or chain, best score first; None is
+            `max_draft_len * tree_top_k`. medusa: nodes of its own tree, the first ones; None is all.
         max_matching_ngram_size, min_matching_ngram_size: ngram: suffix lengths that are looked up, longest first.
         is_use_oldest: ngram: continue the oldest match instead of the newest.
         is_public_pool: ngram: share n-grams over requests.
@@ -124,6 +124,11 @@ class SpeculativeConfig(Settings):
                 raise ConfigError(f"SpeculativeConfig.{alias} = {given!r}: expected a whole number above {roots}")
             values[name] = given - roots
         super().__init__(**values)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest path that the length and the budget of a draft both allow."""
+        return min(self.max_draft_len, self.max_total_draft_tokens or self.max_draft_len)
 
     @model_validator(mode="after")
     def _agree(self) -> SpeculativeConfig:

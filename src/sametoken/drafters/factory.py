@@ -80,20 +80,20 @@ def build_model_free(method: str, config: SpeculativeConfig) -> Drafter:
     match method:
         case "ngram":
             return NgramDrafter(
-                max_draft_len=config.max_draft_len,
+                max_draft_len=config.longest,
                 max_matching_ngram_size=config.max_matching_ngram_size,
                 min_matching_ngram_size=config.min_matching_ngram_size,
                 is_use_oldest=config.is_use_oldest,
                 is_public_pool=config.is_public_pool,
             )
         case "forced":
-            return ForcedDrafter(config.max_draft_len)
+            return ForcedDrafter(config.longest)
         case "prediction":
-            return PredictionDrafter(config.max_draft_len)
+            return PredictionDrafter(config.longest)
         case "suffix":
             return SuffixDrafter(
                 budget=_budget(config),
-                max_draft_len=config.max_draft_len,
+                max_draft_len=config.longest,
                 max_tree_depth=config.suffix_decoding_max_tree_depth,
                 max_cached_requests=config.suffix_decoding_max_cached_requests,
                 max_spec_factor=config.suffix_decoding_max_spec_factor,

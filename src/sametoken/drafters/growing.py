@@ -28,7 +28,7 @@ class GrowingDrafter(Drafter, Generic[R]):
 
     Args:
         device: where the model is.
-        max_draft_len: depth of a tree.
+        max_draft_len: depth of a tree, at most `budget`.
         branches: candidates that each level keeps and expands; 1 is a chain.
         budget: draft tokens a proposal keeps of all candidates, best cumulative score first; None is one path.
     """
@@ -36,10 +36,10 @@ class GrowingDrafter(Drafter, Generic[R]):
     runs_model = True
 
     def __init__(self, device: torch.device, max_draft_len: int, branches: int, budget: int | None) -> None:
-        self.max_draft_len, self.branches = max_draft_len, branches
-        self.budget = budget if budget is not None else max_draft_len
+        self.budget, self.branches = budget if budget is not None else max_draft_len, branches
+        self.max_draft_len = min(max_draft_len, self.budget)  # a path has no more nodes than its draft
         # The cache must hold what is proposed and, past the committed length, what is run to propose it.
-        self.nodes = max(self.budget, branches * (max_draft_len - 1))
+        self.nodes = self.slots(self.max_draft_len)
         self._rows: dict[int, R] = {}
         self._device = device
 
@@ -50,12 +50,12 @@ class GrowingDrafter(Drafter, Generic[R]):
         return self._rows[row].length
 
     def slots(self, limit: int) -> int:
-        return max(self._kept(limit), self.branches * (limit - 1))
+        return max(self._kept(limit), self.branches * (min(limit, self.max_draft_len) - 1))
 
     def _kept(self, limit: int) -> int:
-        """Draft tokens of a proposal: their share of the budget, but a whole path if there is room for one."""
+        """Draft tokens of a proposal: their share of the budget, but at least a whole path."""
         limit = min(limit, self.max_draft_len)
-        return min(self.budget, max(limit, -(-self.budget * limit // self.max_draft_len)))
+        return max(limit, -(-self.budget * limit // self.max_draft_len))
 
     def _ints(self, values: Sequence[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

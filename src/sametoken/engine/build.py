@@ -62,6 +62,13 @@ class Loaded(NamedTuple):
     sampling: dict[str, Any]
 
 
+class Context(NamedTuple):
+    """The longest sequence of an engine: prompt and output have `length` tokens; `remedy` makes room for more."""
+
+    length: int
+    remedy: str
+
+
 def load_models(
     model: str, draft: str | None, revisions: tuple[str | None, str | None], config: EngineConfig
 ) -> Loaded:
@@ -152,19 +159,19 @@ def _dtype(name: str, stated: ModelConfig, device: torch.device) -> torch.dtype:
 
 def build_engine(
     loaded: Loaded, speculative: SpeculativeConfig, config: EngineConfig, cache: KVCacheConfig
-) -> tuple[Engine, int]:
+) -> tuple[Engine, Context]:
     """The engine and the longest sequence it can hold.
 
     Raises:
-        MemoryPlanError: the pool cannot hold even one useful sequence.
+        MemoryPlanError: the pool cannot hold a sequence of the length asked for, or of any.
     """
     target, draft = loaded.target, loaded.draft
     device = target.embed.weight.device
     page = cache.tokens_per_block
     # What a draft may need past a row's last token, whichever drafter the request chooses.
     lookahead = 2 + most_nodes(speculative, draft)
-    pages, max_seq_len = _plan_pages(loaded, config, cache, lookahead)
-    per_row = -(-(max_seq_len + lookahead + KEY_BLOCK) // page)
+    pages, context = _plan_pages(loaded, config, cache, lookahead)
+    per_row = -(-(context.length + lookahead + KEY_BLOCK) // page)
     table = PageTable(config.max_batch_size, pages, per_row, page, device)
 
     def cache_for(shape: ModelConfig, dtype: torch.dtype) -> KVCache:
@@ -176,7 +183,7 @@ def build_engine(
     policy = Policy(
         slots=lambda method, limit: drafters[method].slots(limit),
         runs_model=lambda method: drafters[method].runs_model,
-        max_draft_len=speculative.max_draft_len,
+        max_draft_len=speculative.longest,
         schedule=speculative.schedule,
         gate=Gate(speculative.acceptance_window, speculative.acceptance_length_threshold),
     )
@@ -192,7 +199,7 @@ def build_engine(
         pace=Pace(config.max_prefill_share, config.max_mixed_prefill_tokens),
         captured=_captured(runner, drafting, config),
     )
-    return engine, max_seq_len
+    return engine, context
 
 
 def _captured(runner: Runner, drafting: Drafting, config: EngineConfig) -> CapturedSteps | None:
@@ -220,29 +227,35 @@ def default_method(speculative: SpeculativeConfig, draft: Model | None) -> str:
     return asked
 
 
-def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int) -> tuple[int, int]:
+def _plan_pages(
+    loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int
+) -> tuple[int, Context]:
     """Pages of the pool, sink included, and the longest sequence they hold with its lookahead."""
-    page = cache.tokens_per_block
+    page, context, asked = cache.tokens_per_block, loaded.max_seq_len, config.max_seq_len is not None
     per_page = sum(
         KVCache.bytes_per_page(shape.num_layers, shape.num_kv_heads, shape.head_dim, page, model.dtype)
         for model in (loaded.target, loaded.draft)
         if model is not None and (shape := kept_shape(model)) is not None
     )
-    wanted = cache.max_tokens or config.max_batch_size * (loaded.max_seq_len + lookahead)
+    wanted = cache.max_tokens or config.max_batch_size * (context + lookahead)
     fits = int(_free_memory(loaded.target.embed.weight.device) * cache.free_memory_fraction) // per_page
     pages = min(-(-wanted // page), fits)
-    longest = min(loaded.max_seq_len, pages * page - lookahead)
-    if longest < 2:
-        raise MemoryPlanError(
-            f"the cache would hold {pages * page} tokens ({pages} pages of {per_page / 2**20:.1f} MiB) of which drafts "
-            f"take {lookahead}; expected room for a sequence: raise max_tokens or free_memory_fraction"
-        )
     if cache.max_tokens is not None and pages * page < cache.max_tokens:
         raise MemoryPlanError(
             f"max_tokens {cache.max_tokens} needs {cache.max_tokens // page * per_page / 2**30:.2f} GiB, free is room "
             f"for {pages * page} tokens; lower max_tokens, max_batch_size or max_seq_len"
         )
-    return pages + 1, longest
+    longest, option = pages * page - lookahead, "free_memory_fraction" if cache.max_tokens is None else "max_tokens"
+    pool = (
+        f"the cache holds {pages * page} tokens ({option} {getattr(cache, option)}), of which drafts take {lookahead}"
+    )
+    if longest < 2 or (asked and longest < context):
+        least = f"max_seq_len {context}" if asked else "a sequence of 2 tokens"
+        raise MemoryPlanError(f"{pool}: too few for {least}; raise kv_cache {option} or ask for a shorter context")
+    if longest < context:
+        LOG.warning(f"{pool}: the context is {longest} tokens instead of {context}; raise kv_cache {option} for more")
+        return pages + 1, Context(longest, f"raise kv_cache {option}")
+    return pages + 1, Context(context, "raise max_seq_len" if asked else "take a model with a longer context")
 
 
 def _free_memory(device: torch.device) -> int:

@@ -74,7 +74,8 @@ class LLM:
         self.config = loaded.target.config
         self.default_sampling: Mapping[str, Any] = loaded.sampling
         self.engine: Engine
-        self.engine, self.max_seq_len = build_engine(loaded, self.speculative, config, KVCacheConfig.of(kv_cache))
+        self.engine, context = build_engine(loaded, self.speculative, config, KVCacheConfig.of(kv_cache))
+        self.max_seq_len, self._remedy = context
         self._grammars = Grammars(self.tokenizer, self.config.vocab_size)
         self._ids = itertools.count()
 
@@ -227,7 +228,7 @@ class LLM:
         if len(ids) >= self.max_seq_len:
             raise PromptTooLongError(
                 f"the prompt has {len(ids)} tokens, the context holds {self.max_seq_len} with at least one of output; "
-                "shorten the prompt or raise max_seq_len"
+                f"shorten the prompt or {self._remedy}"
             )
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.config.vocab_size:
