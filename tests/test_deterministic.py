@@ -9,7 +9,8 @@ import torch
 
 from sametoken.engine.llm import LLM
 from sametoken.errors import ConfigError
-from sametoken.model.linear import Embedding, Linear, in_tiles, linear
+from sametoken.model.linear import Embedding, Linear
+from sametoken.model.product import in_tiles, linear
 from sametoken.speculation.params import SamplingParams
 
 

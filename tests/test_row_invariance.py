@@ -16,11 +16,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import tiny_models
+from native_checks import VARIANTS
 from sametoken.checkpoint.load import load_decoder
+from sametoken.model import linear as linear_module
+from sametoken.model import native as native_module
 from sametoken.model.attention import attend
+from sametoken.model.formats.names import FORMATS
 from sametoken.model.layers import gated
-from sametoken.model.linear import ROW_BLOCK, Linear
+from sametoken.model.linear import Linear
+from sametoken.model.product import ROW_BLOCK
 from sametoken.model.rotary import apply_rope
+from sametoken.native.library import Library
 from sametoken.runtime.cache import KVCache, PageTable, Span
 from sametoken.speculation.draft import ancestors
 
@@ -157,11 +163,32 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits(dtype: torch.dtype, shape: str, tmp_path: Path) -> None:
     """A whole decoder: prefilled in one piece, in pieces, decoded singly and in a batch, verified in a tree."""
+    check_decoder(save_llama(shape, tmp_path), dtype, "none")
+
+
+@pytest.mark.parametrize("threads", [1], indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("variant", [*VARIANTS, None], ids=lambda each: "off" if each is None else each.name)
+def test_logits_of_every_format(
+    dtype: torch.dtype, quantization: str, variant: Library | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every variant of the compiled kernels, and without."""
+    for module in (linear_module, native_module):
+        monkeypatch.setattr(module, "library", lambda: variant)
+    check_decoder(save_llama("grouped", tmp_path), dtype, quantization)
+
+
+def save_llama(shape: str, directory: Path) -> Path:
     options = {"num_hidden_layers": 2, "max_position_embeddings": 1024, "head_dim": 64, "initializer_range": 0.05}
     torch.manual_seed(0)
     config = LlamaConfig(**{**tiny_models.COMMON, **options, **SHAPES[shape]})
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
-    decoder = load_decoder(tmp_path, dtype, "cpu")
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+    return directory
+
+
+def check_decoder(directory: Path, dtype: torch.dtype, quantization: str) -> None:
+    decoder = load_decoder(directory, dtype, "cpu", quantization=quantization)
     facts = decoder.config
     text = torch.randint(0, tiny_models.VOCAB, (560,), generator=torch.Generator().manual_seed(1)).tolist()
     rows = Rows(4, facts.num_layers, facts.num_kv_heads, facts.head_dim, dtype)

@@ -1,10 +1,7 @@
 """Linear layers with prepacked weights, whose rows do not depend on how many rows stand beside them.
 
 On CPU a bfloat16 or quantised weight is packed for the compiled kernels, which read it at the speed of memory whatever
-the number of rows. Where there are none, and in float32, it is reordered for oneDNN. The price of a fixed arithmetic
-per row there: never one row alone (another kernel) and at most ROW_BLOCK rows a call (beyond, oneDNN blocks the
-reduction differently by row count). Both limits were measured; `tests/test_row_invariance.py` holds them. On CUDA the
-library chooses a kernel by row count, so there every product has the same number of rows, if that is asked for.
+the number of rows. Where there are none, and in float32, it is reordered for oneDNN and multiplied as `product` does.
 """
 
 from __future__ import annotations
@@ -15,68 +12,13 @@ from torch import Tensor, nn
 
 from sametoken.model.formats.base import Stored, WeightFormat
 from sametoken.model.formats.packing import pack_bfloat16, unpaired
+from sametoken.model.product import can_pack, linear
 from sametoken.native.library import Library, PackedWeight, library
-
-ROW_BLOCK = {torch.bfloat16: 32, torch.float16: 32, torch.float32: 1024}
-CUDA_ROWS = 64
-PACKABLE = (torch.bfloat16, torch.float32)
-
-
-def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN takes this weight prepacked on this machine."""
-    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if weight.device.type != "cpu" or weight.dtype not in PACKABLE or not available:
-        return False
-    return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def kernels_for(weight: Tensor) -> Library | None:
     """The compiled kernels, if they can hold this weight."""
     return library() if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 else None
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool, deterministic: bool = True) -> Tensor:
-    """x W^T + b.
-
-    Args:
-        x: [M, in]; M >= 2 on CPU if `deterministic`.
-        packed: whether `weight` [out, in] was reordered for oneDNN.
-        deterministic: give a row the same bits whatever M is.
-    """
-    if not deterministic:
-        return _block(x, weight, bias, packed)
-    if x.device.type != "cpu":
-        return in_tiles(x, CUDA_ROWS, weight, bias)
-    block = ROW_BLOCK[x.dtype]
-    if x.shape[0] <= block:
-        return _block(x, weight, bias, packed)
-    # The last block overlaps the one before it when it would be a single row.
-    whole = torch.split(x[: _whole(x.shape[0], block)], block)
-    pieces = [_block(piece, weight, bias, packed) for piece in whole]
-    if len(pieces) * block < x.shape[0] and x.shape[0] % block == 1:
-        pieces.append(_block(x[-2:], weight, bias, packed)[1:])
-    return torch.cat(pieces)
-
-
-def in_tiles(x: Tensor, rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b in products of exactly `rows` rows, the last one padded with zeros."""
-    count = x.shape[0]
-    if count <= rows:
-        return F.linear(F.pad(x, (0, 0, 0, rows - count)), weight, bias)[:count]
-    tiles = torch.split(F.pad(x, (0, 0, 0, -count % rows)), rows)
-    return torch.cat([F.linear(tile, weight, bias) for tile in tiles])[:count]
-
-
-def _whole(rows: int, block: int) -> int:
-    """Rows that blocks of two or more cover."""
-    return rows - 1 if rows % block == 1 else rows
-
-
-def _block(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool) -> Tensor:
-    # F.linear in float32 is not oneDNN's, and its reduction depends on the number of rows; in bfloat16 it is the same.
-    if packed or (x.dtype == torch.float32 and can_pack(weight)):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
-    return F.linear(x, weight, bias)
 
 
 class Linear(nn.Module):

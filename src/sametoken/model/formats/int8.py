@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sametoken.model.formats.base import Stored, integer_product, signed_bytes
 from sametoken.model.formats.packing import packed_weight, padded_outputs, pairs, quads
+from sametoken.model.product import linear
 from sametoken.native.library import INT8, INT8_WEIGHT_ONLY, PackedWeight
 
 
@@ -32,8 +33,8 @@ class Int8:
         return stored.values[:, :inputs].to(torch.float32) * stored.scale.unsqueeze(1)
 
     def linear(self, x: Tensor, stored: Stored) -> Tensor:
-        if not self.dynamic:  # eight bits fit bfloat16 exactly, and its product keeps a row's bits apart from M
-            return torch.nn.functional.linear(x, stored.values.to(x.dtype)).to(torch.float32) * stored.scale
+        if not self.dynamic:  # eight bits fit bfloat16 exactly
+            return linear(x, stored.values.to(x.dtype), None, packed=False).to(torch.float32) * stored.scale
         rows, scale = signed_bytes(x)
         return integer_product(rows, stored.values) * scale * stored.scale
 
