@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import tiny_models
-from native_checks import VARIANTS
+from native_checks import BUILT
 from sametoken.checkpoint.load import load_decoder
 from sametoken.model import linear as linear_module
 from sametoken.model import native as native_module
@@ -169,7 +169,7 @@ def test_logits(dtype: torch.dtype, shape: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("threads", [1], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("quantization", FORMATS)
-@pytest.mark.parametrize("variant", [*VARIANTS, None], ids=lambda each: "off" if each is None else each.name)
+@pytest.mark.parametrize("variant", [*BUILT, None], ids=lambda each: "off" if each is None else each.name)
 def test_logits_of_every_format(
     dtype: torch.dtype, quantization: str, variant: Library | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
