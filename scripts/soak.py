@@ -186,7 +186,7 @@ def resources(pid: int, url: str) -> dict[str, float]:
     """Of the server: what must not grow."""
     status = Path(f"/proc/{pid}/status").read_text()
     metrics = httpx.get(f"{url}/metrics", timeout=60).text
-    gauge = {name: float(re.search(rf"^sametoken_{name} (\S+)$", metrics, re.M)[1])  # type: ignore[index]
+    gauge = {name: float(re.search(rf"^sametoken_{name}{{.*?}} (\S+)$", metrics, re.M)[1])  # type: ignore[index]
              for name in ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")}  # fmt: skip
     return gauge | {
         "files": len(os.listdir(f"/proc/{pid}/fd")),

@@ -154,7 +154,7 @@ def test_preempted_requests(pair: tuple[str, str], method: str) -> None:
     inject(llm, adversaries(truths, VOCAB, DEPTH, 8))
     plans = watch(llm)
     got = llm.generate([p for p, _ in REQUESTS], [using(params, method) for _, params in REQUESTS])
-    assert sum(len(plan.preempted) for plan in plans) > 0
+    assert llm.engine.load.preemptions == sum(len(plan.preempted) for plan in plans) > 0
     assert [said(g) for g in got] == [said(e) for e in expected]
     check_idle(llm.engine)
 

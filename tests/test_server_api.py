@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from cli_checks import Pair
 from sametoken import LLM, Completion, SamplingParams
@@ -294,8 +295,13 @@ def test_the_server_says_how_it_is(served: Running) -> None:
 
 
 def read_metrics(served: Running) -> dict[str, float]:
-    lines = [line for line in served.get("/metrics").text.splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+    """Samples by name, or by name and labels other than the model's."""
+    return {
+        sample.name + "".join(f"{{{k}={v}}}" for k, v in sample.labels.items() if k not in ("model_name", "engine")):
+        sample.value
+        for family in text_string_to_metric_families(served.get("/metrics").text)
+        for sample in family.samples
+    }
 
 
 def test_metrics_agree_with_the_replies(served: Running) -> None:
@@ -310,13 +316,13 @@ def test_metrics_agree_with_the_replies(served: Running) -> None:
     assert grown["sametoken_prompt_tokens_total"] == len(PROMPT)
     assert grown["sametoken_spec_decode_num_accepted_tokens_total"] == accepted
     assert grown["sametoken_spec_decode_num_draft_tokens_total"] == sum(each["drafted"] for each in stats)
-    positions = [grown[f'sametoken_spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}'] for i in range(3)]
+    positions = [grown[f"sametoken_spec_decode_num_accepted_tokens_per_pos_total{{position={i}}}"] for i in range(3)]
     assert sum(positions) == accepted
     assert positions == sorted(positions, reverse=True)
     assert grown["sametoken_spec_decode_acceptance_length_sum"] == reply["usage"]["completion_tokens"]
     assert grown["sametoken_spec_decode_acceptance_length_count"] == sum(each["target_forwards"] for each in stats)
     assert grown["sametoken_time_to_first_token_seconds_count"] == 2
-    assert grown['sametoken_request_success_total{finished_reason="length"}'] == 2
+    assert grown["sametoken_request_success_total{finished_reason=length}"] == 2
     assert after["sametoken_num_requests_running"] == 0
 
 

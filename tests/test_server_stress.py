@@ -124,7 +124,8 @@ def test_a_request_that_takes_too_long_is_given_up(llm: LLM, stream: bool) -> No
         assert "0.2 s" in error["message"]
         gate.open()
         wait_until(lambda: nothing_left(server))
-        assert 'request_errors_total{code="timeout",status="408"} 1.0' in server.get("/metrics").text
+        errors = 'sametoken_request_errors_total{code="timeout",model_name="tiny",status="408"} 1.0'
+        assert errors in server.get("/metrics").text
 
 
 def test_stopping_ends_open_streams_with_an_error_and_refuses_new_requests(llm: LLM) -> None:

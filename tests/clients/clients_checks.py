@@ -45,11 +45,15 @@ class Served:
         return json.loads(done.stdout)
 
     def counts(self) -> dict[str, float]:
-        """Every sample of /metrics as `name`, or as `name{value,...}` with the values of its labels."""
+        """Our samples of /metrics as `name`, or as `name{value,...}` with the values of labels but the model's."""
         with urllib.request.urlopen(self.url + "/metrics", timeout=PATIENCE_S) as reply:
             told = reply.read().decode()
         samples = (sample for family in text_string_to_metric_families(told) for sample in family.samples)
-        return {name + (f"{{{','.join(of.values())}}}" if of else ""): value for name, of, value, *_ in samples}
+        found = {}
+        for name, labels, value, *_ in samples:
+            own = ",".join(value for label, value in labels.items() if label != "model_name")
+            found[name + (f"{{{own}}}" if own else "")] = value
+        return found
 
 
 def said(*command: str | Path, cwd: Path = HERE, **environment: str) -> str:

@@ -1,6 +1,6 @@
 """The generated parts of docs/server.md: `python -m sametoken.commands.reference docs/server.md` writes them anew.
 
-Fields come from the schemas, paths from the application, metrics from a request that is served, options from `serve`.
+Fields come from the schemas, paths from the application, metrics from their table, options from `serve`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from sametoken import LLM, SamplingParams
 from sametoken.commands.resolution import foreign_options
@@ -24,6 +24,7 @@ from sametoken.server import responses_schema as responses
 from sametoken.server import schema
 from sametoken.server.app import build_app
 from sametoken.server.fields import Body
+from sametoken.server.metric_table import METRICS, OURS, SAME
 from sametoken.server.metrics import Metrics
 from sametoken.server.worker import Worker
 
@@ -42,23 +43,15 @@ BODIES = (
 )
 
 
-class Seen(NamedTuple):
-    """What only a server that has served can tell: its document, and its metrics."""
-
-    document: Json
-    metrics: list[Any]
-
-
 def written(page: str) -> str:
     """The page with its generated parts as they are now.
 
     Raises:
         KeyError: the page has a mark for a part that there is not.
     """
-    seen = asyncio.run(_served())
     parts = {
-        "paths": _paths(seen.document),
-        "metrics": _metrics(seen.metrics),
+        "paths": _paths(asyncio.run(_document())),
+        "metrics": _metrics(),
         "options": _options(),
         "fields": _fields(),
         "keys": keys(),
@@ -66,18 +59,12 @@ def written(page: str) -> str:
     return PART.sub(lambda found: f"{found['begin']}\n\n{parts[found['name']]}\n{found['end']}", page)
 
 
-async def _served() -> Seen:
-    """A server without a network that has answered once, and once with an error."""
+async def _document() -> Json:
+    """The document of a server without a network."""
     config = ServerConfig()
-    llm = LLM("embedded", "embedded", {"adaptive": False})
-    worker = Worker(AsyncLLM(llm, config.max_chunks_per_second), config, Metrics("model"))
-    for tokens in (2, 8):  # the first has no room for a draft
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
-        async for _ in (await worker.submit(["Hello"], params, {})).chunks():
-            pass
-    worker.metrics.saw_error(400, "invalid")
+    worker = Worker(AsyncLLM(LLM("embedded", "embedded"), config.max_chunks_per_second), config, Metrics("model"))
     await worker.engine.close()
-    return Seen(build_app(worker, ("model",), {}).openapi(), list(worker.metrics.registry.collect()))
+    return build_app(worker, ("model",), {}).openapi()
 
 
 def _table(header: Row, rows: Iterable[Row]) -> str:
@@ -96,15 +83,15 @@ def _paths(document: Json) -> str:
     )
 
 
-def _metrics(found: list[Any]) -> str:
+def _metrics() -> str:
     def rows() -> Iterator[Row]:
-        for family in found:
-            plain = [sample for sample in family.samples if not sample.name.endswith(("_created", "_bucket"))]
-            labels = ",".join(dict.fromkeys(label for sample in plain for label in sample.labels))
-            name = family.name.removeprefix("sametoken_") + ("_total" if family.type == "counter" else "")
-            yield f"`{name}{{{labels}}}`" if labels else f"`{name}`", family.type, family.documentation
+        for spec in METRICS:
+            total, labels = "_total" if spec.kind == "counter" else "", ",".join(spec.labels)
+            name = f"`{spec.name}{total}{{{labels}}}`" if labels else f"`{spec.name}{total}`"
+            theirs = {SAME: "the same", OURS: ""}.get(spec.vllm, f"`{spec.vllm}`")
+            yield name, spec.kind, spec.purpose, theirs
 
-    return _table(("metric", "type", "meaning"), sorted(rows()))
+    return _table(("metric", "type", "meaning", "vLLM's name"), sorted(rows()))
 
 
 def _options() -> str:

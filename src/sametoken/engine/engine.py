@@ -37,6 +37,7 @@ class EngineLoad(NamedTuple):
     Attributes:
         running, waiting: requests with and without a row.
         pages_used, pages: of the cache's pool; pages kept for their prefix alone are not used.
+        preemptions: requests that lost their row so far because pages ran out.
         draft_len: longest path that the last decoding step allowed a draft, 0 for none.
         draft_s, verify_s, other_s: seconds of all steps so far on drafts, on the target and on the rest.
     """
@@ -45,6 +46,7 @@ class EngineLoad(NamedTuple):
     waiting: int
     pages_used: int
     pages: int
+    preemptions: int
     draft_len: int
     draft_s: float
     verify_s: float
@@ -90,7 +92,7 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._sampling: tuple[list[Request], Sampling] | None = None
         self._seconds = (0.0, 0.0, 0.0)  # draft, verify, other
-        self._draft_len = 0
+        self._draft_len = self._preemptions = 0
 
     @property
     def drafters(self) -> dict[str, Drafter]:
@@ -107,7 +109,7 @@ class Engine:
         scheduler = self.scheduler
         pages = scheduler.blocks.pages - 1  # without the sink
         used = pages - scheduler.blocks.available
-        counts = (len(scheduler.running), len(scheduler.waiting), used, pages)
+        counts = (len(scheduler.running), len(scheduler.waiting), used, pages, self._preemptions)
         return EngineLoad(*counts, self._draft_len, *self._seconds)
 
     def add(self, request: Request) -> None:
@@ -192,6 +194,7 @@ class Engine:
 
     def _apply(self, plan: Plan) -> None:
         """Lets go of preempted rows, then seats the admitted and hands out pages."""
+        self._preemptions += len(plan.preempted)
         for row in plan.preempted:
             self._leave(row)
         for row, request_id, cached, held in plan.admitted:

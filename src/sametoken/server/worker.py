@@ -20,7 +20,8 @@ from sametoken.engine.llm import LLM, Prompt
 from sametoken.engine.request import Request, SpeculationStats
 from sametoken.errors import EngineError, RequestError, SametokenError
 from sametoken.server.errors import ApiError, broken, failed, refused, stopped, stopping, timed_out
-from sametoken.server.metrics import Metrics, Totals
+from sametoken.server.metrics import Metrics
+from sametoken.server.tally import Totals
 from sametoken.speculation.params import SamplingParams
 
 _RECENT = 0.9  # weight of the past in the average time of a request
@@ -112,8 +113,7 @@ class Worker:
             return
         self._jobs.remove(job)
         self._done = _sum(self._done, job.requests)
-        for request in job.requests:
-            self.metrics.saw_end(request)
+        self.metrics.saw_end(job.requests)
         self._seconds = _RECENT * self._seconds + (1 - _RECENT) * (time.perf_counter() - job.requests[0].arrived)
         if not self._jobs:
             self._idle.set()

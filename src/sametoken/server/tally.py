@@ -1,0 +1,58 @@
+"""What metrics are read from: sums over requests, the engine's load, and histograms that are cheap to add to."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from sametoken.engine.engine import EngineLoad
+from sametoken.engine.request import SpeculationStats
+
+
+class Totals(NamedTuple):
+    """What all requests so far have cost and gained.
+
+    Attributes:
+        speculation: of every forward.
+        prompt_tokens, cached_tokens, generated: tokens.
+    """
+
+    speculation: SpeculationStats
+    prompt_tokens: int
+    cached_tokens: int
+    generated: int
+
+
+class Snapshot(NamedTuple):
+    """What is looked up when Prometheus asks."""
+
+    totals: Totals
+    load: EngineLoad
+
+
+class Tally:
+    """A histogram that is cheap to add to; not thread-safe.
+
+    Args:
+        bounds: upper ends of the buckets, ascending and inclusive.
+        counts: observations per bucket, one more for what is larger than all; None is none so far.
+        total: sum of all observations.
+    """
+
+    def __init__(
+        self, bounds: Sequence[float], counts: Sequence[int] | None = None, total: float = 0.0
+    ) -> None:
+        self._bounds, self.total = tuple(bounds), total
+        self._counts = [0] * (len(self._bounds) + 1) if counts is None else list(counts)
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Counts a value so many times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Prometheus' buckets: upper end, and how many observations are at most that."""
+        ends = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        return list(zip(ends, map(float, accumulate(self._counts)), strict=True))
