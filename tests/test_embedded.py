@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sametoken import LLM, SamplingParams
+from sametoken import LLM, SamplingParams, SpeculativeConfig
 from sametoken.embedded import DRAFT, TARGET
+from sametoken.errors import CheckpointError
 
 TALK = [{"role": "user", "content": "Hi! A large latte with oat milk, please. Ça va? 你好 🙂"}]
 
@@ -22,9 +24,9 @@ def test_the_pair_is_small() -> None:
 
 @pytest.mark.parametrize("directory", [TARGET, DRAFT], ids=["target", "draft"])
 def test_transformers_reads_the_same_model(directory: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    llm = LLM(str(directory), dtype="float32")
+    llm = LLM(str(directory), dtype="float32", tokenizer=str(TARGET))
     text = tokenizer.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert llm.render_chat(TALK) == ids
@@ -32,6 +34,26 @@ def test_transformers_reads_the_same_model(directory: Path) -> None:
     got = llm.generate([ids], SamplingParams(temperature=0, max_tokens=48))[0]
     assert got.token_ids == expected.tolist()
     assert got.text == tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def test_the_tokenizer_is_stored_once() -> None:
+    assert [file.parent.name for file in sorted(TARGET.parent.rglob("tokenizer*"))] == ["target", "target"]
+
+
+def test_copies_of_the_pair_draft_as_the_pair_does(tmp_path: Path) -> None:
+    target, draft = (shutil.copytree(source, tmp_path / source.name) for source in (TARGET, DRAFT))
+    params = SamplingParams(temperature=0, max_tokens=24)
+    fixed = SpeculativeConfig(max_draft_len=4, draft_len_schedule={1: 4})
+    pairs = (("embedded", "embedded"), (str(target), str(draft)))
+    own, copied = (LLM(*pair, speculative=fixed).chat(TALK, params)[0] for pair in pairs)
+    assert copied.text == own.text
+    assert copied.speculation.accepted == own.speculation.accepted > 0
+
+
+def test_a_copied_draft_is_no_model_to_talk_to_without_a_tokenizer(tmp_path: Path) -> None:
+    draft = shutil.copytree(DRAFT, tmp_path / "draft")
+    with pytest.raises(CheckpointError, match=r"has no tokenizer, expected tokenizer\.json"):
+        LLM(str(draft))
 
 
 def test_configurations_state_what_the_files_hold() -> None:

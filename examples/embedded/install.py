@@ -1,4 +1,4 @@
-"""Puts the trained pair where the package looks for it: weights, configuration and the shared tokenizer."""
+"""Puts the trained pair where the package looks for it: weights, configuration and the tokenizer, which is stored once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="directory with target/, draft/ and tokenizer/")
     args = parser.parse_args()
-    for source, directory in ((args.work / "target", TARGET), (args.work / "draft", DRAFT)):
+    for directory, sources in ((TARGET, ("target", "tokenizer")), (DRAFT, ("draft",))):
         directory.mkdir(exist_ok=True)
-        for file in (*sorted(source.iterdir()), *sorted((args.work / "tokenizer").iterdir())):
+        for file in (file for source in sources for file in sorted((args.work / source).iterdir())):
             shutil.copyfile(file, directory / file.name)
         config = directory / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "bfloat16"}, indent=2) + "\n")

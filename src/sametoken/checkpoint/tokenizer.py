@@ -30,6 +30,8 @@ from sametoken.errors import CheckpointError, DraftMismatchError, RequestError, 
 
 SPACE_SIGN = "\u2581"  # SentencePiece's space
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+# Any of these makes a directory one with a tokenizer of its own.
+FILES = ("tokenizer*", "vocab.json", "*.model", "*.tiktoken")
 LONG_TEXT = 20_000  # characters from which other threads run while a text is tokenised
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -198,6 +200,11 @@ def _byte_signs() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """False for a draft that was stored without its target's tokenizer."""
+    return any(True for pattern in FILES for _ in directory.glob(pattern))
+
+
 def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
     """The tokenizer of a checkpoint directory.
 
@@ -209,6 +216,11 @@ def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
         CheckpointError: its files are missing or damaged.
         UnsupportedModelError: transformers has only a slow Python tokenizer for it.
     """
+    if not has_tokenizer(directory):
+        raise CheckpointError(
+            f"{directory} has no tokenizer, expected tokenizer.json or tokenizer.model beside config.json; copy it "
+            "there, or name a directory that has it with the setting tokenizer"
+        )
     config = read_json(directory / "config.json") or {}
     settings = read_json(directory / "tokenizer_config.json") or {}
     content = read_json(directory / "tokenizer.json")

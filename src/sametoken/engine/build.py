@@ -15,7 +15,7 @@ from sametoken.checkpoint.generation import recommended_sampling
 from sametoken.checkpoint.heads import is_head, read_head
 from sametoken.checkpoint.hub import read_config, resolve
 from sametoken.checkpoint.load import load_decoder
-from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
+from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, has_tokenizer, load_tokenizer
 from sametoken.config import MODEL_METHODS, EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.device import proposers
@@ -96,7 +96,10 @@ def load_models(
     if draft is not None:
         place = resolve(embedded.draft(draft), revisions[1])
         if not is_head(place):
-            check_same_tokenizer(tokenizer, load_tokenizer(place))
+            if has_tokenizer(place):
+                check_same_tokenizer(tokenizer, load_tokenizer(place))
+            else:
+                LOG.info("%s has no tokenizer of its own: its tokens are taken to be the target's", place)
             _check_vocabulary(stated, ModelConfig.from_hf(read_config(place)), place)
         guesser = _load_draft(place, replace(stated, max_position=limit), dtype, device, config.draft_quantization)
     target = load_decoder(directory, dtype, device, limit, config.quantization)
