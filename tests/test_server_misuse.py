@@ -124,7 +124,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 3}, ""),
     ({"max_tokens": 3, "max_completion_tokens": 4}, ""),
     ({"modalities": ["audio"]}, "modalities.0"),
-    ({"store": True}, "store"),
+    ({"continue_final_message": 1}, "continue_final_message"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"functions": []}, "functions"),
 ]  # fmt: skip

@@ -95,6 +95,25 @@ def render_marked(templates: Templates, messages: Sequence[Message], variables: 
     return Marked(plain, generated)
 
 
+def render_open(templates: Templates, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    """As `render`, up to the end of the last message's content: what a reply that continues it begins with.
+
+    Space at the end of that content stays where the template keeps it.
+
+    Raises:
+        RequestError: the last message has no text, or the template does not show it.
+    """
+    content = messages[-1].get("content") if messages else None
+    if not isinstance(content, str):
+        raise RequestError("continue_final_message needs a last message with text as its content; got none")
+    sign = next(unused_signs(json.dumps([messages, variables], ensure_ascii=False, default=str)))
+    marked = [*messages[:-1], {**messages[-1], "content": f"{content}{sign} "}]
+    text, closing, rest = render(templates, marked, variables).rpartition(sign)
+    if not closing or content.strip() not in text:
+        raise RequestError("continue_final_message: the chat template does not show the last message as it is")
+    return text if rest.startswith(" ") else text.rstrip()
+
+
 def unused_signs(text: str) -> Iterator[str]:
     """Characters for private use that `text` does not hold."""
     return (sign for sign in map(chr, PRIVATE) if sign not in text)

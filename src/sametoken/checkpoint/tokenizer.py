@@ -24,6 +24,7 @@ from sametoken.checkpoint.chat import (
     read_templates,
     render,
     render_marked,
+    render_open,
 )
 from sametoken.checkpoint.hub import read_json, transformers_tokenizer
 from sametoken.errors import CheckpointError, DraftMismatchError, RequestError, UnsupportedModelError
@@ -174,20 +175,26 @@ class Tokenizer:
         return any("<tool_call>" in text for text in self._templates.values())
 
     def apply_chat_template(
-        self, messages: Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: Sequence[Message],
+        /,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
     ) -> str:
         """The prompt text of a conversation; encode it with `add_special_tokens=False`.
 
         Args:
             messages: the conversation, oldest first; each has at least role and content.
             add_generation_prompt: end with the header of the assistant's turn.
+            continue_final_message: end with the last message's content, without what closes its turn.
             variables: what else the template reads, for example `tools` or `enable_thinking`.
 
         Raises:
             RequestError: there is no template, or it refuses the conversation.
         """
         known = {**self._special_tokens, "add_generation_prompt": add_generation_prompt, **variables}
-        return render(self._templates, messages, known)
+        return (render_open if continue_final_message else render)(self._templates, messages, known)
 
 
 def _byte_signs() -> dict[str, int]:

@@ -20,8 +20,8 @@ from sametoken.config import ServerConfig
 from sametoken.dialects.tables import markdown as keys
 from sametoken.engine.async_llm import AsyncLLM
 from sametoken.server import chat_schema as chat
+from sametoken.server import inert, schema
 from sametoken.server import responses_schema as responses
-from sametoken.server import schema
 from sametoken.server.app import build_app
 from sametoken.server.fields import Body
 from sametoken.server.metric_table import METRICS, OURS, SAME
@@ -33,7 +33,19 @@ Row = tuple[str, ...]
 PART = re.compile(r"(?P<begin><!-- generated: (?P<name>\w+) -->).*?(?P<end><!-- end -->)", flags=re.DOTALL)
 SHARED = {field.name: field.default for field in fields(SamplingParams)}  # what a request that leaves fields out gets
 ENDPOINT_DEFAULTS = ("max_tokens",)  # which each endpoint has its own of, said in the note
-ITEMS = (responses.InputMessage, responses.InputCall, responses.InputOutput)  # of `input`, whose document has no names
+ITEMS = (
+    responses.InputMessage,
+    responses.InputReasoning,
+    responses.InputCall,
+    responses.InputOutput,
+)  # of `input`, whose document has no names
+INERT: tuple[tuple[type[Body], str], ...] = (
+    (inert.Inert, ""),
+    (inert.InertOfMessage, "messages[]."),
+    (inert.InertOfCall, "messages[].tool_calls[]."),
+    (inert.InertOfFunction, "messages[].tool_calls[].function."),
+    *((inert.InertOfItem, f"input[{get_args(item.model_fields['type'].annotation)[0]}].") for item in ITEMS),
+)
 BODIES = (
     ("/v1/completions", schema.CompletionRequest),
     ("/v1/chat/completions", chat.ChatRequest),
@@ -54,6 +66,7 @@ def written(page: str) -> str:
         "metrics": _metrics(),
         "options": _options(),
         "fields": _fields(),
+        "inert": _inert(),
         "keys": keys(),
     }
     return PART.sub(lambda found: f"{found['begin']}\n\n{parts[found['name']]}\n{found['end']}", page)
@@ -117,15 +130,23 @@ def _option_type(kind: Any, metavar: str | None) -> str:
 
 def _fields() -> str:
     header = ("field", "type", "default", "meaning")
-    common = list(_rows(schema.Generation))
+    said = {row for owner, before in INERT for row in _rows(owner, before)}
+    common = [row for row in _rows(schema.Generation) if row not in said]
     texts = ", ".join(f"`{path}`" for path, body in BODIES if issubclass(body, schema.Generation))
-    parts, said = [f"**{texts}**\n\n{_table(header, _joined(common))}"], set(common)
+    parts = [f"**{texts}**\n\n{_table(header, _joined(common))}"]
+    said.update(common)
     for path, body in BODIES:
         inherits = issubclass(body, schema.Generation)
         own = [row for row in _rows(body) if row not in said or not (inherits or "." in row[0])]
         said.update(own)
         parts.append(f"**`{path}`**\n\n{_table(header, _joined(own))}")
     return "\n".join(parts)
+
+
+def _inert() -> str:
+    """Fields that are accepted without effect, and why."""
+    rows = [(name, kind, note) for owner, before in INERT for name, kind, _, note in _rows(owner, before)]
+    return _table(("field", "type", "accepted without effect, because"), _joined(rows))
 
 
 def _rows(body: type[Body], before: str = "") -> Iterator[Row]:

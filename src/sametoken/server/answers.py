@@ -130,6 +130,8 @@ class CompletionAnswer:
         if first and body.echo:
             prompt = request.prompt if request.prompt is not None else self._decoded(request)
             choice |= {"text": prompt + text, "scored": [*request.prompt_ids, *shown]}
+        if body.return_token_ids:
+            choice |= {"token_ids": shown, **({"prompt_token_ids": request.prompt_ids} if first else {})}
         if first and body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, request.prompt_logprobs, body.prompt_logprobs)
         return choice

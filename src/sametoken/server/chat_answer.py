@@ -41,6 +41,9 @@ class ChatAnswer:
         if "tool_calls" in delta:
             choice["finish_reason"] = "tool_calls"
         event = self._event(choice)
+        if body.return_token_ids:
+            event["choices"][0]["token_ids"] = chunk.token_ids
+            event |= {} if self._written.tokens else {"prompt_token_ids": request.prompt_ids}
         if body.prompt_logprobs is not None and chunk.choice == 0 and 0 not in self._written.tokens:
             event["prompt_logprobs"] = prompt_logprobs(self._tokenizer, request.prompt_logprobs, body.prompt_logprobs)
         count(event, body, self._written, chunk.choice, chunk, [len(request.prompt_ids)])
@@ -64,6 +67,8 @@ class ChatAnswer:
         if self._body.prompt_logprobs is not None:
             items = completions[0].prompt_logprobs or []
             reply["prompt_logprobs"] = prompt_logprobs(self._tokenizer, items, self._body.prompt_logprobs)
+        if self._body.return_token_ids:
+            reply["prompt_token_ids"] = completions[0].prompt_token_ids
         return reply
 
     def _whole_choice(self, completion: Completion) -> dict[str, Any]:
@@ -76,6 +81,8 @@ class ChatAnswer:
         choice["logprobs"] = chat_logprobs(self._tokenizer, completion.logprobs or []) if scored else None
         if self._body.reports:
             choice["speculative"] = report(self._tokenizer, completion, completion)
+        if self._body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
         end(choice, completion)
         if calls:
             choice["finish_reason"] = "tool_calls"

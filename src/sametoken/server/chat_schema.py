@@ -9,13 +9,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.config import JsonDict
 
-from sametoken.server.fields import Body, Logprobs, Off, Spoken
+from sametoken.server.fields import NO_LIMIT, Body, Limit, Logprobs, Off, Spoken
+from sametoken.server.inert import InertOfCall, InertOfFunction, InertOfMessage
 from sametoken.server.schema import Generation
 from sametoken.server.tools import Reader, call_grammar
 from sametoken.speculation.params import SamplingParams
 
 MOST_TOOLS = 128
-_RENDERED = {"messages", "tools", "documents", "add_generation_prompt"}  # what the server tells templates itself
+EXCLUSIVE = "continue_final_message and add_generation_prompt exclude each other; set one of them"
+# What the server tells templates itself.
+_RENDERED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 
 
 def _own(options: dict[str, Any]) -> dict[str, Any]:
@@ -29,10 +32,13 @@ TemplateOptions = Annotated[
     AfterValidator(_own),
     WithJsonSchema({"type": "object", "propertyNames": {"not": {"enum": sorted(_RENDERED)}}}),
 ]
+ROLES = {"developer": "system", "function": "tool"}  # by what templates call them
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # of Qwen's templates, of newer ones, of gpt-oss
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 FunctionTitle = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class FunctionCall(Body):
+class FunctionCall(InertOfFunction):
     """What was called.
 
     Attributes:
@@ -44,7 +50,7 @@ class FunctionCall(Body):
     arguments: str
 
 
-class ToolCall(Body):
+class ToolCall(InertOfCall):
     """A call that the assistant made earlier in the conversation.
 
     Attributes:
@@ -54,52 +60,73 @@ class ToolCall(Body):
     """
 
     id: str
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     function: FunctionCall
 
 
+SAYS = ("content", "refusal", "reasoning_content", "reasoning", "tool_calls", "function_call")  # one of them is there
 _SAYS_SOMETHING: JsonDict = {
-    "anyOf": [
-        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
-        {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
-    ]
+    "anyOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in SAYS]
 }
 _ONE_TEXT: JsonDict = {
     "oneOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("prompt", "messages")]
 }
 
 
-class ChatMessage(Body):
-    """One turn.
+class ChatMessage(InertOfMessage):
+    """One turn; what an earlier reply returned may be sent back as it came.
 
     Attributes:
-        role: who speaks; `developer` is `system` to the template.
-        content: text, or parts of type `text`; null only beside `tool_calls`.
+        role: who speaks; `developer` is `system` to the template, `function` (OpenAI's older word) is `tool`.
+        content: text, or parts of type `text`; null only where another field says something.
+        refusal: what the assistant said instead of `content`.
+        reasoning_content: what the assistant thought before it spoke, for templates that have a place for it.
+        reasoning: the same as vLLM calls it.
         name: of the speaker, where the template has a place for it.
         tool_calls: what the assistant called.
+        function_call: the same in OpenAI's older form, one call without an id.
         tool_call_id: the call that a message of role `tool` answers.
     """
 
     model_config = ConfigDict(json_schema_extra=_SAYS_SOMETHING)
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Spoken | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.content is None and not self.tool_calls:
+        if all(getattr(self, name) in (None, []) for name in SAYS):
             raise ValueError(f"a message of {self.role} has no content; expected text")
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it: arguments as objects, `developer` (OpenAI's newer word) as `system`."""
-        role = "system" if self.role == "developer" else self.role
-        said = {**self.model_dump(exclude_none=True), "role": role}
-        for call in said.get("tool_calls", ()):
-            call["function"]["arguments"] = _object(call["function"]["arguments"])
-        return said
+        """As chat templates read it: arguments as objects, thinking under every name that templates know it by."""
+        calls = [call.function for call in self.tool_calls or ()]
+        ids = [call.id for call in self.tool_calls or ()]
+        if self.function_call is not None and not calls:
+            calls, ids = [self.function_call], [""]
+        said: dict[str, Any] = {"role": ROLES.get(self.role, self.role), "content": self.content}
+        if said["content"] is None and not calls:
+            said["content"] = self.refusal or ""
+        thought = self.reasoning_content if self.reasoning_content is not None else self.reasoning
+        said |= dict.fromkeys(THOUGHTS, thought)
+        said |= {"name": self.name, "tool_call_id": self.tool_call_id}
+        if calls:
+            said["tool_calls"] = [
+                {
+                    "id": id_,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": _object(call.arguments)},
+                }
+                for id_, call in zip(ids, calls, strict=True)
+            ]
+        return {name: value for name, value in said.items() if value is not None}
 
 
 def _object(arguments: str) -> Any:
@@ -164,35 +191,42 @@ class ChatRequest(Generation):
 
     Attributes:
         messages: the conversation so far, put as the model's chat template has it.
-        max_tokens: tokens to emit at most; left out or more, up to the end of the context.
+        max_tokens: tokens to emit at most; left out, -1 or more, up to the end of the context.
         max_completion_tokens: the same by its newer name.
         logprobs: have log-probabilities of the reply's tokens.
         top_logprobs: alternatives per token; only for `logprobs`.
         chat_template_kwargs: values for the chat template, such as `enable_thinking`.
+        reasoning_effort: for the chat template, which is told `enable_thinking` too: false for `none`, else true.
+        include_reasoning: false leaves out of the reply what the model thought.
         tools: functions that the model may call.
         tool_choice: `auto` if left out; `none`; `required` or a function by name keep the reply to one call.
         parallel_tool_calls: false returns the first call only.
+        add_generation_prompt: end the prompt with the beginning of the reply; true if left out, unless
+            `continue_final_message`.
+        continue_final_message: go on with the last message instead of answering it; the reply is what is added.
+        echo: only false.
         modalities: only text.
-        store: only false; nothing is stored.
-        service_tier: nothing follows from it.
     """
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
     chat_template_kwargs: TemplateOptions | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
     tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: Off | None = None
     modalities: list[Literal["text"]] | None = None
-    store: Off | None = None
-    service_tier: Literal["auto", "default"] | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs is only for logprobs: true; leave it out or set both")
         most, older = self.max_completion_tokens, self.max_tokens
         if most is not None and older is not None and most != older:
@@ -203,7 +237,15 @@ class ChatRequest(Generation):
             raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
         if self.required and Generation.form(self) is not None:
             raise ValueError("a reply that must be a call has a form already; leave response_format out")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError(EXCLUSIVE)
         return self
+
+    @property
+    def reply_tokens(self) -> int | None:
+        """Tokens to emit at most; None is up to the end of the context."""
+        tokens = self.max_completion_tokens or self.max_tokens
+        return None if tokens == NO_LIMIT else tokens
 
     @property
     def offered(self) -> list[Function]:
@@ -229,7 +271,7 @@ class ChatRequest(Generation):
         return self.sampling(
             recommended,
             structured_outputs=form,
-            max_tokens=self.max_completion_tokens or self.max_tokens,
+            max_tokens=self.reply_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
 
@@ -241,8 +283,10 @@ class TokenizeRequest(Body):
         model: a name that `/v1/models` lists; left out, the one that is served.
         prompt: text.
         messages: a conversation, instead of `prompt`.
-        add_special_tokens: to a prompt; true if left out.
-        add_generation_prompt: end a conversation with the beginning of the reply.
+        add_special_tokens: such as BOS; left out, true for a prompt and false for a conversation.
+        add_generation_prompt: end a conversation with the beginning of the reply; true if left out, unless
+            `continue_final_message`.
+        continue_final_message: leave the last message open.
         return_token_strs: say the text of every token too.
         chat_template_kwargs: values for the chat template.
     """
@@ -252,7 +296,8 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool = False
     chat_template_kwargs: TemplateOptions | None = None
 
@@ -260,6 +305,8 @@ class TokenizeRequest(Body):
     def _one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("expected either prompt or messages")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError(EXCLUSIVE)
         return self
 
 

@@ -1,14 +1,24 @@
 """What bodies of requests are made of: a base that refuses what it does not know, and fields that check themselves.
 
-null is the same as leaving a field out. What docstrings say of fields is in the OpenAPI document too.
+null is the same as leaving a field out, for unknown fields too. What docstrings say of fields is in the OpenAPI
+document too.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic import GetJsonSchemaHandler as Handler
 
 from sametoken.notes import attribute_notes, purpose
@@ -18,7 +28,8 @@ MOST_STOPS = 64
 MOST_STOP_CHARACTERS = 1024
 MOST_BIASES = 1024
 MOST_PROMPTS = 1024
-PARTS = ("text", "input_text", "output_text")
+NO_LIMIT = -1  # of max_tokens: up to the end of the context
+PARTS = ("text", "input_text", "output_text", "refusal")  # a refusal is sent back as any other text
 
 
 class Body(BaseModel):
@@ -40,10 +51,20 @@ class Body(BaseModel):
             found |= attribute_notes(owner)
         return {name: found[name] for name in cls.model_fields if name in found}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown_nulls(cls, given: object) -> object:
+        """Clients dump their own objects, whose unset fields ask for nothing."""
+        if not isinstance(given, dict):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: value for name, value in given.items() if value is not None or name in known}
+
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Handler) -> dict[str, Any]:
         made = handler(schema)
         described = handler.resolve_ref_schema(made)
+        described["additionalProperties"] = {"type": "null"}
         described["description"] = purpose(cls)
         for name, note in cls.notes().items():
             described["properties"][cls.model_fields[name].alias or name]["description"] = note
@@ -71,10 +92,28 @@ def _spoken(given: object) -> object:
     texts = []
     for part in given:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in PARTS or not isinstance(part.get("text"), str):
-            raise ValueError(f'expected text or parts of {{"type": "text", "text": ...}}, not a part of type {kind!r}')
-        texts.append(part["text"])
+        text = part.get("refusal" if kind == "refusal" else "text") if kind in PARTS else None
+        if not isinstance(text, str):
+            problem = f'expected text or parts of {{"type": "text", "text": ...}}, not a part of type {kind!r}'
+            raise ValueError(problem)  # noqa: TRY004 - pydantic takes no other
+        texts.append(text)
     return "\n".join(texts)
+
+
+def _schema(given: object) -> object:
+    """A JSON schema that was sent as text, as an object."""
+    if isinstance(given, str):
+        try:
+            return json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise ValueError("expected a JSON schema, as an object or as the text of one") from error
+    return given
+
+
+def _limit(given: int) -> int:
+    if given == 0:
+        raise ValueError("expected at least 1, or -1 for no limit but the context")
+    return given
 
 
 def _off(given: bool) -> bool:
@@ -105,14 +144,10 @@ _TEXT = {"type": "string", "minLength": 1}
 _SHORT = {**_TEXT, "maxLength": MOST_STOP_CHARACTERS}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXTS = {"anyOf": [_SHORT, {"type": "array", "items": _SHORT, "maxItems": MOST_STOPS}, {"type": "null"}]}
-_PARTS = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {"type": {"enum": list(PARTS)}, "text": {"type": "string"}},
-        "required": ["type", "text"],
-    },
-}
+_PARTS = {"type": "array", "items": {"anyOf": [
+    {"type": "object", "properties": {"type": {"enum": kinds}, name: {"type": "string"}}, "required": ["type", name]}
+    for name, kinds in (("text", list(PARTS[:-1])), ("refusal", [PARTS[-1]]))
+]}}  # fmt: skip
 _BIASES = {
     "type": "object",
     "propertyNames": {"pattern": "^[0-9]+$"},
@@ -147,6 +182,18 @@ Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 Biases = Annotated[dict[str, float], Field(max_length=MOST_BIASES), WithJsonSchema(_BIASES)]
 Words = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_STOPS)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_BIASES)]
+# llama.cpp's -1 is "no limit".
+Limit = Annotated[
+    int,
+    Field(ge=-1),
+    AfterValidator(_limit),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": NO_LIMIT}]}),
+]
+Schema = Annotated[
+    dict[str, Any],
+    BeforeValidator(_schema),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "contentMediaType": "application/json"}]}),
+]
 Forms = Annotated[dict[str, Any], WithJsonSchema(_FORMS)]
 
 

@@ -30,6 +30,8 @@ class CompletionChoice(TypedDict):
     finish_reason: FinishReason
     stop_reason: str | int | None
     prompt_logprobs: NotRequired[PromptLogprobs]
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
     speculative: NotRequired[SpeculationReport]
 
 
@@ -70,6 +72,7 @@ class ChatChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"]
     stop_reason: str | int | None
+    token_ids: NotRequired[list[int]]
     speculative: NotRequired[SpeculationReport]
 
 
@@ -83,6 +86,7 @@ class ChatReply(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class OutputText(TypedDict):

@@ -5,38 +5,75 @@ Nothing is stored here, so what refers to stored responses is refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from sametoken.server.chat_schema import MOST_TOOLS, ChatMessage, ChatRequest, FunctionName, FunctionTitle
-from sametoken.server.fields import MOST_LOGPROBS, Body, Off, Spoken
+from sametoken.server.chat_schema import (
+    MOST_TOOLS,
+    ChatMessage,
+    ChatRequest,
+    Effort,
+    FunctionName,
+    FunctionTitle,
+    TemplateOptions,
+)
+from sametoken.server.fields import MOST_LOGPROBS, Body, Limit, Off, Spoken
+from sametoken.server.inert import InertOfItem
 from sametoken.server.schema import Generation
 
 LOGPROBS = "message.output_text.logprobs"
+Turn = dict[str, Any]  # as a message of /v1/chat/completions
 
 
-class InputMessage(Body):
+class InputMessage(InertOfItem):
     """One turn of the conversation; what an earlier response returned may be sent back as it came.
 
     Attributes:
         type: may be left out.
         role: who speaks.
         content: text, or parts of type `input_text` or `output_text`.
-        id, status: as an earlier response had them; nothing follows from them.
     """
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Spoken
-    id: str | None = None
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
 
-    def turn(self) -> dict[str, Any]:
+    def turn(self) -> Turn:
         return {"role": self.role, "content": self.content}
 
 
-class InputCall(Body):
+class ReasoningText(Body):
+    """A piece of thinking.
+
+    Attributes:
+        type: which kind of piece.
+        text: what was thought.
+    """
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class InputReasoning(InertOfItem):
+    """What an earlier response thought before it spoke, for templates that have a place for it.
+
+    Attributes:
+        type: always this.
+        content: pieces of text.
+        summary: pieces of text, which stand for `content` where that is left out.
+    """
+
+    type: Literal["reasoning"]
+    content: list[ReasoningText] | None = None
+    summary: list[ReasoningText] | None = None
+
+    def turn(self) -> Turn:
+        return {"role": "assistant", "reasoning_content": "\n".join(t.text for t in self.content or self.summary or ())}
+
+
+class InputCall(InertOfItem):
     """A call that an earlier response made.
 
     Attributes:
@@ -44,39 +81,47 @@ class InputCall(Body):
         call_id: which its output answers to.
         name: of the function.
         arguments: JSON as text.
-        id, status: as an earlier response had them; nothing follows from them.
     """
 
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
-    id: str | None = None
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
 
-    def turn(self) -> dict[str, Any]:
+    def turn(self) -> Turn:
         call = {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
-        return {"role": "assistant", "content": None, "tool_calls": [call]}
+        return {"role": "assistant", "tool_calls": [call]}
 
 
-class InputOutput(Body):
+class InputOutput(InertOfItem):
     """What a call returned.
 
     Attributes:
         type: always this.
         call_id: the call.
         output: text.
-        id, status: as an earlier response had them; nothing follows from them.
     """
 
     type: Literal["function_call_output"]
     call_id: str
     output: Spoken
-    id: str | None = None
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
 
-    def turn(self) -> dict[str, Any]:
+    def turn(self) -> Turn:
         return {"role": "tool", "content": self.output, "tool_call_id": self.call_id}
+
+
+def _joined(turns: Iterable[Turn]) -> list[Turn]:
+    """Turns with what the assistant thought, said and called in a row as one message."""
+    found: list[Turn] = []
+    for turn in turns:
+        before = found[-1] if found and found[-1]["role"] == turn["role"] == "assistant" else None
+        if before is not None and "tool_calls" in turn:
+            before["tool_calls"] = [*before.get("tool_calls", ()), *turn["tool_calls"]]
+        elif before is not None and before.keys() == {"role", "reasoning_content"}:
+            before |= turn
+        elif turn.get("reasoning_content") != "":
+            found.append(turn)
+    return found
 
 
 def _items(given: object) -> object:
@@ -88,7 +133,7 @@ def _items(given: object) -> object:
     raise ValueError("expected text or a list of items")
 
 
-Item = Annotated[InputMessage | InputCall | InputOutput, Field(discriminator="type")]
+Item = Annotated[InputMessage | InputReasoning | InputCall | InputOutput, Field(discriminator="type")]
 Items = Annotated[
     list[Item],
     Field(min_length=1),
@@ -142,6 +187,19 @@ class FlatTool(Body):
     strict: bool | None = None
 
 
+class Reasoning(Body):
+    """How the model thinks.
+
+    Attributes:
+        effort: for the chat template, as `reasoning_effort` of /v1/chat/completions.
+        summary, generate_summary: thinking is never summarised; an item of type `reasoning` has all of it.
+    """
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
 class FlatNamedTool(FunctionName):
     """A function by name.
 
@@ -157,22 +215,21 @@ class ResponsesRequest(Generation):
 
     Attributes:
         input: text of the user, or items: messages, calls and their outputs.
-        n, prompt_logprobs, stream_options, response_format: only null; this form has no place for it.
+        n, prompt_logprobs, stream_options, response_format, return_token_ids: only null; this form has no place for it.
         previous_response_id, conversation: only null; nothing is stored, so send all of the conversation as `input`.
-        reasoning: only null; thinking is not told from the rest.
+        reasoning: how the model thinks.
+        chat_template_kwargs: values for the chat template, such as `enable_thinking`.
         instructions: the system's text, before the input.
         max_output_tokens: tokens to emit at most; left out, up to the context.
         text: the form of the reply.
         tools: functions that the model may call.
         tool_choice: `auto` if left out; `none`; `required` or a function by name keep the reply to one call.
         parallel_tool_calls: false returns the first call only.
-        include: what else to have: log-probabilities of the reply's tokens.
+        include: what else to have: log-probabilities of the reply's tokens. `reasoning.encrypted_content` changes
+            nothing: items of type `reasoning` have their text, and may be sent back as they came.
         top_logprobs: alternatives per token.
-        metadata: nothing follows from it; the response repeats it.
         truncation: only `disabled`: an input that is too long is an error.
-        store: only false; nothing is stored.
         background: only false; a response is waited for.
-        service_tier: nothing follows from it.
     """
 
     input: Items
@@ -180,22 +237,21 @@ class ResponsesRequest(Generation):
     prompt_logprobs: None = None
     stream_options: None = None
     response_format: None = None
+    return_token_ids: None = None
     previous_response_id: None = None
     conversation: None = None
-    reasoning: None = None
+    reasoning: Reasoning | None = None
+    chat_template_kwargs: TemplateOptions | None = None
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Limit | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
     parallel_tool_calls: bool | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    metadata: dict[str, str] | None = None
     truncation: Literal["disabled"] | None = None
-    store: Off | None = None
     background: Off | None = None
-    service_tier: Literal["auto", "default"] | None = None
 
     @property
     def scored(self) -> bool:
@@ -209,13 +265,15 @@ class ResponsesRequest(Generation):
         """
         own = ResponsesRequest.model_fields.keys() - Generation.model_fields.keys()
         same = {name: value for name, value in self.model_dump(by_alias=True).items() if name not in own}
-        turns = [item.turn() for item in self.input]
+        turns = _joined(item.turn() for item in self.input)
         if self.instructions is not None:
             turns.insert(0, {"role": "system", "content": self.instructions})
         chosen = self.tool_choice if self.tools or self.tool_choice != "auto" else None
         given = {
             "messages": [ChatMessage.model_validate(turn) for turn in turns],
             "max_tokens": self.max_output_tokens,
+            "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
+            "chat_template_kwargs": self.chat_template_kwargs,
             "logprobs": self.scored or None,
             "top_logprobs": (self.top_logprobs or 0) if self.scored else None,
             "response_format": self._format(),

@@ -1,7 +1,7 @@
 """Bodies of requests: OpenAI's fields for text, vLLM's common extras, and ours (`speculative`, `prediction`).
 
-Nothing is ignored: a field that is unknown or cannot be honoured is refused by name. Ranges of sampling parameters are
-checked by `SamplingParams`.
+Nothing is ignored silently: what changes nothing is listed in `inert`; a field that is unknown or cannot be honoured is
+refused by name. Ranges of sampling parameters are checked by `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,26 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
-from sametoken.server.fields import Biases, Body, Forms, Logprobs, Off, Prompts, Spoken, Stops, TokenIds, Words
+from sametoken.server.fields import (
+    NO_LIMIT,
+    Biases,
+    Body,
+    Forms,
+    Logprobs,
+    Off,
+    Prompts,
+    Schema,
+    Spoken,
+    Stops,
+    TokenIds,
+    Words,
+)
+from sametoken.server.inert import Inert
 from sametoken.speculation.params import SamplingParams
 
 MOST_CHOICES = 128
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
+FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 class StreamOptions(Body):
@@ -130,7 +145,7 @@ class ResponseFormat(Body):
                 return {self.type: getattr(self, self.type)}
 
 
-class Generation(Body):
+class Generation(Inert):
     """What every request for text may ask.
 
     Attributes:
@@ -142,7 +157,13 @@ class Generation(Body):
         prediction: the reply that is expected; excludes `speculative.method`.
         response_format: the form of the reply.
         structured_outputs: the same as vLLM words it: one of `json`, `json_object`, `regex`, `choice`, `grammar`.
-        user: nothing follows from it; it is logged at level debug.
+        guided_json, guided_regex, guided_choice, guided_grammar: the same as older releases of vLLM word it.
+        truncate_prompt_tokens: keep so many tokens of the prompt; -1 keeps what fits the context beside `max_tokens`.
+        truncation_side: which end is cut off: `left`, as if left out, keeps the last tokens, `right` the first.
+        add_special_tokens: to the prompt, such as BOS; left out, true for a text and false for a conversation.
+        return_token_ids: add `token_ids` to every choice and chunk, and `prompt_token_ids`.
+        return_tokens_as_token_ids, use_beam_search: only false.
+        request_id: becomes a part of the reply's id.
     """
 
     same_as = SamplingParams
@@ -171,19 +192,50 @@ class Generation(Body):
     prediction: Prediction | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Forms | None = None
-    user: str | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    guided_grammar: str | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: Off | None = None
+    use_beam_search: Off | None = None
+    request_id: Annotated[str, Field(pattern="^[!-~]{1,128}$")] | None = None
 
     @model_validator(mode="after")
     def _agree_in_general(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only for stream: true; leave it out or stream")
-        if self.response_format is not None and self.structured_outputs is not None:
-            raise ValueError("response_format and structured_outputs say the same thing; leave one of them out")
+        if len(self.forms) > 1:
+            raise ValueError(f"{' and '.join(self.forms)} say the same thing; leave all but one of them out")
         return self
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The fields that say which form the output must have."""
+        return tuple(name for name in FORMS if getattr(self, name) is not None)
 
     def form(self) -> dict[str, Any] | None:
         """The form that the output must have."""
-        return self.structured_outputs if self.response_format is None else self.response_format.asked()
+        given = {name.removeprefix("guided_"): getattr(self, name) for name in self.forms}
+        if self.response_format is not None:
+            return self.response_format.asked()
+        return given.get("structured_outputs", given or None)
+
+    def cut(self, ids: list[int], context: int, reply: int | None) -> list[int]:
+        """What `truncate_prompt_tokens` keeps of a prompt.
+
+        Args:
+            ids: of the prompt. `context`: tokens that prompt and reply may have together.
+            reply: tokens that are asked for, None if that was not said.
+        """
+        most = self.truncate_prompt_tokens
+        if most is None:
+            return ids
+        most = max(0, context - (reply or 1)) if most == -1 else most
+        return ids[:most] if self.truncation_side == "right" else ids[max(0, len(ids) - most) :]
 
     @property
     def choices(self) -> int:
@@ -231,14 +283,15 @@ class CompletionRequest(Generation):
 
     Attributes:
         prompt: text, texts, token ids or lists of them; each is completed `n` times.
-        max_tokens: tokens to emit at most, within the context, 16 if left out; 0 with `echo` only scores.
+        max_tokens: tokens to emit at most, within the context, 16 if left out; -1 is no limit; 0 is only for `echo`,
+            to score a text.
         best_of: draw so many and return the `n` of highest log-probability; not for `stream`.
         echo: put the prompt before the text; with `logprobs` it is scored too.
         suffix: only null; text cannot be inserted.
     """
 
     prompt: Prompts
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     echo: bool | None = None
     logprobs: Logprobs | None = None
@@ -259,14 +312,20 @@ class CompletionRequest(Generation):
         """Completions to draw for each prompt."""
         return max(self.choices, self.best_of or 1)
 
+    @property
+    def reply_tokens(self) -> int | None:
+        """Tokens to emit at most; None is up to the end of the context."""
+        if self.max_tokens == NO_LIMIT:
+            return None
+        return COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
+
     def to_sampling(self, recommended: Mapping[str, Any]) -> SamplingParams:
-        tokens = COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
         scored = 0 if self.drawn > self.choices else None  # best_of ranks by log-probability
         echoed = self.logprobs if self.echo else None
         return self.sampling(
             recommended,
             n=self.drawn,
-            max_tokens=tokens,
+            max_tokens=self.reply_tokens,
             logprobs=self.logprobs if self.logprobs is not None else scored,
             prompt_logprobs=self.prompt_logprobs if echoed is None else max(echoed, self.prompt_logprobs or 0),
         )

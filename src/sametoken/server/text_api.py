@@ -36,40 +36,31 @@ class TextApi(Api):
     async def completions(self, request: Request) -> Response:
         """Continue a prompt."""
         body = await read(request, CompletionRequest, self._most)
-        head = self._head("cmpl", body.model)
-        job = await self._submit(body, body.prompt, body.to_sampling)
+        head = self._head("cmpl", body.model, body.request_id)
+        job = await self._submit(body, await self._prompts.of_texts(body), body.to_sampling)
         answer = CompletionAnswer(body, head, job.requests, self._tokenizer)
         return await self._answer(request, body, job, answer)
 
     async def chat_completions(self, request: Request) -> Response:
         """Continue a conversation."""
         body = await read(request, ChatRequest, self._most)
-        head = self._head("chatcmpl", body.model)
-        job = await self._submit(body, [await self._prompt(body)], self._chat_sampling(body))
+        head = self._head("chatcmpl", body.model, body.request_id)
+        prompt = await self._prompts.of_chat(body)
+        job = await self._submit(body, [prompt.ids], self._chat_sampling(body))
         return await self._answer(request, body, job, ChatAnswer(body, head, job.requests, self._tokenizer))
 
     async def responses(self, request: Request) -> Response:
         """Continue a conversation, in the newer form."""
         body = await read(request, ResponsesRequest, self._most)
-        head = self._head("resp", body.model)
+        head = self._head("resp", body.model, body.request_id)
         try:
             chat = body.to_chat()
         except ValidationError as error:
             raise invalid(error, field_names(ResponsesRequest)) from error
-        job = await self._submit(chat, [await self._prompt(chat)], self._chat_sampling(chat))
+        prompt = await self._prompts.of_chat(chat)
+        job = await self._submit(chat, [prompt.ids], self._chat_sampling(chat))
         answer = ResponsesAnswer(body, head, self._tokenizer, chat.reader(), job.requests[0].params)
         return await self._answer(request, body, job, answer)
-
-    async def _prompt(self, body: ChatRequest) -> list[int]:
-        """The conversation of a request as its template puts it, with the functions that it offers."""
-        options = dict(body.chat_template_kwargs or {})
-        if body.offered:
-            if not self._tokenizer.renders_tools:
-                words = "tools: the chat template of this model has no place for them; expected a request without"
-                raise ApiError(400, words, param="tools")
-            tools = [{"type": "function", "function": each.model_dump(exclude_none=True)} for each in body.offered]
-            options["tools"] = tools
-        return await self._rendered(body.messages, True, options)
 
     def _chat_sampling(self, body: ChatRequest) -> Sampling:
         return lambda recommended: body.to_sampling(recommended, self._tokenizer.tags_tool_calls)
@@ -78,8 +69,8 @@ class TextApi(Api):
         self, body: CompletionRequest | ChatRequest, prompts: Sequence[Prompt], sampling: Sampling
     ) -> Job:
         fields = {name: name for name in field_names(type(body))}
-        if body.response_format is not None:
-            fields["structured_outputs"] = "response_format"
+        if body.forms:
+            fields["structured_outputs"] = body.forms[0]
         try:
             params = sampling(self._worker.llm.default_sampling)
         except RequestError as error:

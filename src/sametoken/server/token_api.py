@@ -7,10 +7,9 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sametoken.errors import RequestError
 from sametoken.server.api import Api
 from sametoken.server.chat_schema import DetokenizeRequest, TokenizeRequest
-from sametoken.server.errors import ApiError, refused
+from sametoken.server.errors import ApiError
 from sametoken.server.http import read
 
 
@@ -21,14 +20,7 @@ class TokenApi(Api):
         """Token ids of a prompt or of a conversation."""
         body = await read(request, TokenizeRequest, self._most)
         self._head("", body.model)
-        if body.messages is not None:
-            ids = await self._rendered(body.messages, body.add_generation_prompt, body.chat_template_kwargs or {})
-        else:
-            try:
-                special = body.add_special_tokens is not False
-                ids = await asyncio.to_thread(self._tokenizer.encode, body.prompt or "", special)
-            except RequestError as error:
-                raise refused(RequestError(f"prompt: {error}"), {"prompt": "prompt"}) from error
+        ids = await self._prompts.of_tokenize(body)
         strings = [self._tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
         return JSONResponse(
             {"count": len(ids), "max_model_len": self._worker.llm.max_seq_len, "tokens": ids, "token_strs": strings}

@@ -1,0 +1,93 @@
+"""Prompts of requests as token ids: conversations by the chat template, and what cuts or extends a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sametoken.checkpoint.tokenizer import LONG_TEXT, Tokenizer
+from sametoken.engine.llm import Prompt
+from sametoken.errors import RequestError
+from sametoken.server.chat_schema import ChatMessage, ChatRequest, TokenizeRequest
+from sametoken.server.errors import ApiError, refused
+from sametoken.server.schema import CompletionRequest
+
+MESSAGE_COST = 50  # characters that take as long to tokenise as a message to be rendered
+
+
+class Rendered(NamedTuple):
+    """A conversation as the model reads it: its text, and the token ids of that."""
+
+    text: str
+    ids: list[int]
+
+
+class Prompts:
+    """Makes prompts for one model.
+
+    Args:
+        tokenizer: with the chat template. `context`: tokens that prompt and reply may have together.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: int) -> None:
+        self._tokenizer, self._context = tokenizer, context
+
+    async def of_texts(self, body: CompletionRequest) -> Sequence[Prompt]:
+        """The prompts of /v1/completions; texts stay texts unless they are to be tokenised otherwise than usual."""
+        if body.truncate_prompt_tokens is None and body.add_special_tokens is not False:
+            return body.prompt
+        special = body.add_special_tokens is not False
+
+        def encode(prompt: Prompt) -> list[int]:
+            ids = self._tokenizer.encode(prompt, special) if isinstance(prompt, str) else list(prompt)
+            return body.cut(ids, self._context, body.reply_tokens)
+
+        try:
+            return await asyncio.to_thread(lambda: [encode(prompt) for prompt in body.prompt])
+        except RequestError as error:
+            raise refused(RequestError(f"prompt: {error}"), {"prompt": "prompt"}) from error
+
+    async def of_chat(self, body: ChatRequest) -> Rendered:
+        """The conversation of a request as its template puts it, with the functions that it offers."""
+        options: dict[str, Any] = {}
+        if body.reasoning_effort is not None:
+            options = {"reasoning_effort": body.reasoning_effort, "enable_thinking": body.reasoning_effort != "none"}
+        options |= body.chat_template_kwargs or {}
+        if body.offered:
+            if not self._tokenizer.renders_tools:
+                words = "tools: the chat template of this model has no place for them; expected a request without"
+                raise ApiError(400, words, param="tools")
+            tools = [{"type": "function", "function": each.model_dump(exclude_none=True)} for each in body.offered]
+            options["tools"] = tools
+        made = await self._rendered(body, options)
+        return made._replace(ids=body.cut(made.ids, self._context, body.reply_tokens))
+
+    async def of_tokenize(self, body: TokenizeRequest) -> list[int]:
+        """The ids that /tokenize tells."""
+        if body.messages is not None:
+            return (await self._rendered(body, body.chat_template_kwargs or {})).ids
+        try:
+            special = body.add_special_tokens is not False
+            return await asyncio.to_thread(self._tokenizer.encode, body.prompt or "", special)
+        except RequestError as error:
+            raise refused(RequestError(f"prompt: {error}"), {"prompt": "prompt"}) from error
+
+    async def _rendered(self, body: ChatRequest | TokenizeRequest, options: Mapping[str, Any]) -> Rendered:
+        messages = body.messages or []
+        if sum(MESSAGE_COST + len(message.content or "") for message in messages) > LONG_TEXT:
+            return await asyncio.to_thread(self._render, messages, body, options)
+        return self._render(messages, body, options)
+
+    def _render(
+        self, messages: Sequence[ChatMessage], body: ChatRequest | TokenizeRequest, options: Mapping[str, Any]
+    ) -> Rendered:
+        """A conversation; `options` are variables of the template."""
+        goes_on = bool(body.continue_final_message)
+        begins = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
+        try:
+            turns = [message.for_template() for message in messages]
+            text = self._tokenizer.apply_chat_template(turns, begins, goes_on, **options)
+            return Rendered(text, self._tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens)))
+        except (RequestError, RecursionError) as error:
+            raise refused(RequestError(f"messages: {error}"), {"messages": "messages"}) from error
