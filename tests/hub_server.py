@@ -25,6 +25,7 @@ class Repository:
         gated: files need a token in `granted`; names are public.
         private: everything needs a token in `granted`.
         breaks: by file, how many times its transfer breaks off half-way.
+        claims: by file, the bytes that listings say instead of its own.
     """
 
     files: dict[str, bytes]
@@ -32,6 +33,7 @@ class Repository:
     private: bool = False
     granted: frozenset[str] = frozenset()
     breaks: dict[str, int] = field(default_factory=dict)
+    claims: dict[str, int] = field(default_factory=dict)
 
     @property
     def commit(self) -> str:
@@ -111,7 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
         files = repository.files.items()
         if tree:
             body: object = [
-                {"type": "file", "path": path, "size": len(data), "oid": _etag(data)} for path, data in files
+                {"type": "file", "path": path, "size": repository.claims.get(path, len(data)), "oid": _etag(data)}
+                for path, data in files
             ]
         else:
             siblings = [{"rfilename": path} for path, _ in files]

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from hub_server import Hub, Repository, serve
+from sametoken import LLM
 from sametoken.checkpoint import hub as room
-from sametoken.errors import CheckpointError, HubError, UnsupportedModelError
+from sametoken.errors import CheckpointError, DraftMismatchError, HubError, SametokenError, UnsupportedModelError
 
 CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}).encode()
 WEIGHTS = bytes(range(256)) * 4096
@@ -67,6 +68,107 @@ def test_other_layouts_of_the_weights_are_left_out(hub: Hub) -> None:
     wanted = {"config.json": CONFIG, **shards, **index, **tokenizer}
     hub.repositories["owner/sharded"] = Repository({**wanted, **copies})
     assert names(room.resolve("owner/sharded", quiet=True)) == set(wanted)
+
+
+def weights_asked(hub: Hub) -> list[str]:
+    """Every request of a file of weights."""
+    return [path for _, path, _ in hub.requests if path.endswith((".safetensors", ".bin", ".gguf"))]
+
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 98, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def published(tokenizer: Path, **changes: object) -> Repository:
+    """A repository whose configuration and tokenizer can be read, with weights that are none."""
+    files = {file.name: file.read_bytes() for file in tokenizer.iterdir() if not file.name.endswith(".safetensors")}
+    return Repository({**files, "config.json": json.dumps({**TINY, **changes}).encode(), "model.safetensors": WEIGHTS})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "mixture of experts, which is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, "AWQ"),
+        ({"num_hidden_layers": 10**9}, "'num_hidden_layers'"),
+        ({"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
+        ({"architectures": None}, "'architectures'"),
+        ({"hidden_size": 1 << 20, "head_dim": 1 << 10, "num_hidden_layers": 1000}, "GB are free"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "holds a head"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_loaded_is_refused_before_its_weights_are_fetched(
+    hub: Hub, changes: dict[str, object], words: str, tiny_llm_dir: Path
+) -> None:
+    hub.repositories["owner/other"] = published(tiny_llm_dir, **changes)
+    with pytest.raises(SametokenError, match=words):
+        LLM("owner/other")
+    assert weights_asked(hub) == []
+
+
+def test_a_tokenizer_that_cannot_be_read_costs_no_download(hub: Hub, tiny_llm_dir: Path) -> None:
+    repository = published(tiny_llm_dir)
+    del repository.files["tokenizer.json"]
+    hub.repositories["owner/other"] = repository
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        LLM("owner/other")
+    assert weights_asked(hub) == []
+
+
+def test_a_draft_of_another_vocabulary_costs_no_download(hub: Hub, tiny_llm_dir: Path) -> None:
+    repository = published(tiny_llm_dir)
+    hub.repositories["owner/draft"] = repository
+    repository.files["tokenizer.json"] = repository.files["tokenizer.json"].replace(b'"q"', b'"Q2"')
+    with pytest.raises(DraftMismatchError, match="another vocabulary"):
+        LLM(str(tiny_llm_dir), "owner/draft")
+    repository.files |= {"config.json": json.dumps({**TINY, "architectures": ["MixtralForCausalLM"]}).encode()}
+    with pytest.raises(UnsupportedModelError, match="mixture of experts"):
+        LLM(str(tiny_llm_dir), "owner/draft")
+    assert weights_asked(hub) == []
+
+
+def test_weights_larger_than_the_disk_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
+    hub.repositories["owner/small"].claims["model.safetensors"] = 10**18
+    message = refused("owner/small")
+    assert "the weights of owner/small take 1000000000.0 GB, and" in message
+    assert f"free in {tmp_path / 'cache'}; make room, or set HF_HOME" in message
+    assert weights_asked(hub) == []
+
+
+def test_what_is_on_the_disk_already_needs_no_space(hub: Hub, tiny_llm_dir: Path) -> None:
+    called = []
+    directory = room.resolve("owner/small", quiet=True, check=called.append)
+    assert called == [directory]
+    hub.repositories["owner/small"].claims["model.safetensors"] = 10**18
+    assert room.resolve("owner/small", quiet=True, check=called.append) == directory
+    assert called == [directory]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"model-Q4_K_M.gguf": WEIGHTS, "README.md": b""}, "has no weights that can be read: .* GGUF"),
+        ({"config.json": CONFIG, "model.gguf": WEIGHTS}, "has no weights that can be read: .* GGUF"),
+        ({"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS}, "has no weights .* a LoRA adapter"),
+        ({"model.safetensors": WEIGHTS, "README.md": b""}, "has no config.json: .*weights without"),
+        ({"train.parquet": WEIGHTS}, "a data set"),
+        ({"README.md": b""}, "found README.md; expected a Hugging Face checkpoint"),
+    ],
+)
+def test_repositories_that_are_no_checkpoint(hub: Hub, files: dict[str, bytes], words: str) -> None:
+    hub.repositories["owner/other"] = Repository(files)
+    with pytest.raises(CheckpointError, match=words):
+        room.resolve("owner/other", quiet=True)
+    assert weights_asked(hub) == []
+
+
+def test_a_tokenizer_of_another_repository_brings_no_weights(hub: Hub, tiny_llm_dir: Path) -> None:
+    hub.repositories["owner/other"] = published(tiny_llm_dir)
+    LLM(str(tiny_llm_dir), tokenizer="owner/other")
+    assert weights_asked(hub) == []
 
 
 def test_bin_files_are_fetched_when_there_is_no_safetensors(hub: Hub) -> None:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sametoken.checkpoint.head_files import OURS, Files, mapping
+from sametoken.checkpoint.contents import OURS
+from sametoken.checkpoint.head_files import Files, mapping
 from sametoken.checkpoint.head_names import INSIDE, medusa_place, plain_name
 from sametoken.checkpoint.head_taps import Taps, read_taps
 from sametoken.checkpoint.medusa_config import describe_medusa
 from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError, UnsupportedModelError
-from sametoken.model.config import ModelConfig, check_layer_types
+from sametoken.model.config import FAMILIES, ModelConfig, check_layer_types
 from sametoken.model.head_config import EagleConfig, MedusaConfig
 from sametoken.model.keys import Keys
 
@@ -139,6 +140,11 @@ class _Eagle:
                 "(export_hf_checkpoint.py) and give the result"
             )
         if not self.has("fc"):
+            if self.has("embed_tokens") and any(name in FAMILIES for name in config.get("architectures") or []):
+                raise CheckpointError(
+                    f"{where} is a whole model ({config['architectures'][0]}), expected an EAGLE or Medusa head; a "
+                    "model that drafts is given as --draft where text is made, and needs no export"
+                )
             raise CheckpointError(
                 f"{where}: no fc.weight and no Medusa tensors; expected an EAGLE or Medusa head, found "
                 f"{', '.join(sorted(self.files.seen)[:6]) or 'no tensors'}"

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sametoken.checkpoint.hub import contents, read_json
+from sametoken.checkpoint.contents import of_directory
+from sametoken.checkpoint.hub import read_json
 from sametoken.checkpoint.load import WEIGHT_FILES, Seen, seen_tensors
 from sametoken.errors import CheckpointError
 
 HEAD_FILES = (*WEIGHT_FILES, "medusa_lm_head.safetensors", "medusa_lm_head.pt")
-OURS = "sametoken"  # the key under which our own files say what no other key can
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Files:
         """
         config = read_json(directory / "config.json")
         if config is None:
-            raise CheckpointError(f"{directory} has no config.json (found {contents(directory)}); expected a head")
+            raise CheckpointError(f"{directory} has no config.json, expected a head: {of_directory(directory)}")
         return cls(directory, config, seen_tensors(directory, HEAD_FILES))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.checkpoint.head_files import OURS
+from sametoken.checkpoint.contents import OURS
 from sametoken.checkpoint.head_names import eagle_tensors, medusa_tensors
 from sametoken.checkpoint.head_taps import IDS
 from sametoken.model.config import ModelConfig, RopeConfig

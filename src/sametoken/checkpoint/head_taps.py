@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sametoken.checkpoint.head_files import OURS, mapping
+from sametoken.checkpoint.contents import OURS
+from sametoken.checkpoint.head_files import mapping
 from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError
 from sametoken.model.config import ModelConfig
 from sametoken.model.head_config import default_taps

@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sametoken.checkpoint.contents import states_head
 from sametoken.checkpoint.head_configs import describe
-from sametoken.checkpoint.head_files import HEAD_FILES, OURS, Files
+from sametoken.checkpoint.head_files import HEAD_FILES, Files
 from sametoken.checkpoint.head_layouts import ENGINES, Written, advice, lay_out, refusals
 from sametoken.checkpoint.head_names import INSIDE, EagleNames, MedusaNames, medusa_place, plain_name
 from sametoken.checkpoint.hub import read_json
@@ -31,17 +32,6 @@ from sametoken.model.head_config import EagleConfig, HeadConfig, MedusaConfig
 from sametoken.model.heads import EagleHead, MedusaHeads
 from sametoken.model.heads import pack as pack_linears
 from sametoken.model.linear import Linear
-
-# Keys and parts of names that only a head's config.json has.
-MARKS = (
-    "speculators_config",
-    "speculators_model_type",
-    "eagle_config",
-    "draft_vocab_size",
-    "medusa_num_heads",
-    "medusa",
-)
-NAMES = ("Eagle", "EAGLE", "Medusa", "Speculator")
 
 
 class LoadedHead(NamedTuple):
@@ -56,8 +46,7 @@ def is_head(directory: Path) -> bool:
     """Whether a directory holds a head rather than a whole model: config.json says so, or else the tensors' names."""
     try:
         config = read_json(directory / "config.json") or {}
-        names = [str(name) for name in config.get("architectures") or []]
-        if OURS in config or any(key in config for key in MARKS) or any(word in n for n in names for word in NAMES):
+        if states_head(config):
             return True
         found = {plain_name(name) for name in seen_tensors(directory, HEAD_FILES)} if config else set()
     except CheckpointError:

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import difflib
 import re
+import shutil
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sametoken.checkpoint.contents import of_directory, of_file, of_names, states_head
 from sametoken.checkpoint.objects import json_object
 from sametoken.checkpoint.paths import user_path
-from sametoken.errors import CheckpointError, HubError, UnsupportedModelError
+from sametoken.errors import CheckpointError, HubError, UnsupportedModelError, shown
+from sametoken.model.config import FAMILIES
+from sametoken.model.unsupported import quantised, refused_architecture, refused_format
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
 SMALL_FILES = (
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -29,77 +36,148 @@ SMALL_FILES = (
     "*.tiktoken",
     "*.jinja",
 )
+QUANTISED = "hf_quant_config.json"  # where Model-Optimizer says how the weights are stored
 SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
 PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json", "medusa_lm_head.pt")
 # Copies of the weights in other layouts, which many repositories carry in subdirectories or beside the first.
-NOT_NEEDED = ("*/*.json", "*/*.model", "*/*.safetensors", "*/*.bin", "*/tokenizer*", "consolidated*")
+NOT_NEEDED = ("*/*.json", "*/*.model", "*/*.safetensors", "*/*.bin", "*/tokenizer*", "consolidated*", "adapter_*")
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 def resolve(
-    model: str, revision: str | None = None, *, token: str | None = None, offline: bool = False, quiet: bool = False
+    model: str | Path,
+    revision: str | None = None,
+    *,
+    check: Callable[[Path], object] = lambda directory: None,
+    weights: bool = True,
+    token: str | None = None,
+    offline: bool = False,
+    quiet: bool = False,
 ) -> Path:
     """The directory of a model: a local one as it is, anything else downloaded from the Hub into its cache.
 
     Downloads only configuration, tokenizer and one set of weights, with progress on stderr; files that are already
-    in the cache are not fetched again, and an interrupted file is resumed or fetched anew.
+    in the cache are not fetched again, and an interrupted file is resumed or fetched anew. Weights come last: when
+    configuration and tokenizer are there, the names and sizes of the weights are compared with what can be loaded and
+    with the free space.
 
     Args:
         model: a directory, or a Hub id such as "Qwen/Qwen3-0.6B".
         revision: branch, tag or commit of the Hub repository; by default its main branch.
+        check: called with the directory of configuration and tokenizer before weights are downloaded, if any are to be;
+            what it raises ends the download.
+        weights: False leaves them out.
         token: access token; by default HF_TOKEN or the stored login.
         offline: use the cache only; HF_HUB_OFFLINE=1 has the same effect.
         quiet: show no progress.
 
     Raises:
-        CheckpointError: `model` is written as a path and is not a readable directory.
-        HubError: the repository is unknown, closed, out of reach or not wholly in the cache.
+        CheckpointError: `model` is written as a path and is not a readable directory, or holds no weights.
+        HubError: the repository is unknown, closed, out of reach, not wholly cached, or larger than the free space.
     """
+    if not isinstance(model, str | Path) or not str(model).strip():
+        raise CheckpointError(f"the model is {shown(model)}, expected a directory or a Hub id (owner/name)")
     path = user_path(model)
     try:
         if path.is_dir():
             return path
         if path.exists():
-            raise CheckpointError(f"{model} is a file, expected a directory with config.json and weights")
-    except OSError as error:
-        raise CheckpointError(f"{model} cannot be read ({error.strerror}); check its permissions") from error
+            raise CheckpointError(f"{model} is a file, expected a directory: {of_file(path)}")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{shown(str(model))} cannot be read ({reason}); check name and permissions") from error
+    model = str(model)
     if not HUB_ID.fullmatch(model):
         raise CheckpointError(f"there is no directory {model}{_nearest(path)}; expected one, or a Hub id (owner/name)")
 
     def fetch(patterns: tuple[str, ...]) -> Path:
         return _download(model, revision, patterns, token=token, offline=offline, quiet=quiet)
 
-    directory = fetch(SMALL_FILES + SAFETENSORS)
-    if not any(directory.glob("*.safetensors")):
-        directory = fetch(SMALL_FILES + PICKLED)
-    return directory
+    directory = fetch(SMALL_FILES)
+    if not weights:
+        return directory
+    listed = None if offline else _listed(model, directory.name, token)
+    if listed is None:  # the cache is all there is
+        directory = fetch(SMALL_FILES + SAFETENSORS)
+        return directory if any(directory.glob("*.safetensors")) else fetch(SMALL_FILES + PICKLED)
+    wanted = SAFETENSORS if _matching(listed, ("*.safetensors",)) else PICKLED
+    sizes = _matching(listed, wanted)
+    if not sizes or not (directory / "config.json").exists():
+        what = "config.json" if sizes else "weights that can be read"
+        raise CheckpointError(f"{model} has no {what}: {of_names(name for name in listed if '/' not in name)}")
+    left = sum(size for name, size in sizes.items() if not (directory / name).exists())
+    if left:
+        check(directory)
+        _check_space(model, left)
+    return fetch(SMALL_FILES + wanted)
+
+
+def _matching(listed: dict[str, int], patterns: Iterable[str]) -> dict[str, int]:
+    """The files that match a pattern, without copies of the weights in other layouts."""
+    return {
+        name: size
+        for name, size in listed.items()
+        if any(fnmatch(name, pattern) for pattern in patterns)
+        and not any(fnmatch(name, pattern) for pattern in NOT_NEEDED)
+    }
+
+
+def _listed(model: str, commit: str, token: str | None) -> dict[str, int] | None:
+    """Names and bytes of all files of a Hub repository, None where the Hub cannot be asked."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    try:
+        tree = HfApi(token=token).list_repo_tree(model, revision=commit)
+        return {entry.path: int(entry.size or 0) for entry in tree if isinstance(entry, RepoFile)}
+    except Exception:  # offline, broken connections and refusals alike: the download that follows says what is wrong
+        return None
+
+
+def _check_space(model: str, needed: int) -> None:
+    """Refuses a download that the disk of the cache cannot hold."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    place = next(parent for parent in (cache, *cache.parents) if parent.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise HubError(
+            f"the weights of {model} take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {cache}; make "
+            "room, or set HF_HOME to a directory on a larger disk"
+        )
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a checkpoint directory.
+    """config.json of a model that can be loaded.
 
     Raises:
-        CheckpointError: it is missing, unreadable or not a JSON object.
-        UnsupportedModelError: its architectures are given and none is a causal language model.
+        CheckpointError: it is missing, unreadable or not a JSON object, or belongs to a head.
+        UnsupportedModelError: the architecture or the format of the weights is not implemented.
     """
     if not directory.is_dir():
         raise CheckpointError(f"there is no directory {directory}{_nearest(directory)}")
     config = read_json(directory / "config.json")
     if config is None:
+        raise CheckpointError(f"{directory} has no config.json: {of_directory(directory)}")
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(
-            f"{directory} has no config.json (found {contents(directory)}); expected a Hugging Face checkpoint"
+            f"{directory}: architectures in config.json is {shown(names)}, expected a list of names"
         )
-    architectures = config.get("architectures") or []
-    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+    if states_head(config) and not any(name in FAMILIES for name in names):
         raise CheckpointError(
-            f"{directory}: architectures in config.json is {architectures!r}, expected a list of names"
+            f"{directory} holds a head ({', '.join(names) or 'by its config.json'}), expected a whole model; give the "
+            "head as --draft, and as MODEL the target that it was trained for"
         )
-    if architectures and not any(name.endswith("CausalLM") for name in architectures):
-        raise UnsupportedModelError(
-            f"{directory}: the architecture is {', '.join(architectures)}, expected a causal language model "
-            "(a name that ends in CausalLM); choose a model for text generation"
-        )
+    reason = (refused_architecture(config, FAMILIES) if names else None) or refused_format(config)
+    stated = read_json(directory / QUANTISED) or {}
+    inner = stated.get("quantization")
+    if isinstance(inner, dict) and inner.get("quant_algo") is not None:
+        reason = reason or f"{QUANTISED} says that {quantised(inner)}"
+    if reason:
+        raise UnsupportedModelError(f"{directory}: {reason}")
     return config
 
 
@@ -117,14 +195,6 @@ def read_json(file: Path) -> dict[str, Any] | None:
         raise CheckpointError(f"{file} cannot be read ({error.strerror}); check its permissions") from error
     except ValueError as error:
         raise CheckpointError(f"{file} {error}; download it again") from error
-
-
-def contents(directory: Path) -> str:
-    """The first names in a directory, as words for an error."""
-    try:
-        return ", ".join(sorted(path.name for path in directory.iterdir())[:8]) or "nothing"
-    except OSError as error:
-        return f"nothing readable: {error.strerror}"
 
 
 def transformers_tokenizer(directory: Path) -> PreTrainedTokenizerBase:

@@ -18,7 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from sametoken.checkpoint.hub import contents, read_config
+from sametoken.checkpoint.contents import of_directory
+from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.mapping import Place, Places, rules_for
 from sametoken.errors import CheckpointError, UnsupportedModelError
 from sametoken.model.config import ModelConfig
@@ -73,11 +74,13 @@ def load_decoder(
     stated = read_config(directory)
     try:
         config = ModelConfig.from_hf(stated, max_seq_len)
+        with torch.device("meta"):
+            decoder = Decoder(config, dtype, FORMATS.get(quantization))
+        load_parameters(decoder, read_tensors(directory), rules_for(config), dtype, device)
     except CheckpointError as error:
+        if str(directory) in str(error):
+            raise
         raise type(error)(f"{directory}: {error}") from error
-    with torch.device("meta"):
-        decoder = Decoder(config, dtype, FORMATS.get(quantization))
-    load_parameters(decoder, read_tensors(directory), rules_for(config), dtype, device)
     return decoder
 
 
@@ -106,7 +109,7 @@ def weight_files(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> list[P
     for name in names:
         if (directory / name).exists():
             return _shards(directory / name) if name.endswith(".json") else [directory / name]
-    raise CheckpointError(f"{directory}: no weights; expected one of {', '.join(names)}, found {contents(directory)}")
+    raise CheckpointError(f"{directory}: no weights, expected one of {', '.join(names)}: {of_directory(directory)}")
 
 
 def load_parameters(
@@ -148,6 +151,11 @@ def load_parameters(
             duplicate.append(item.name)
         else:
             filling.fill(place, item)
+    if any(name.removeprefix("model.") == "fc.weight" for name in unexpected):
+        raise CheckpointError(
+            "the weights do not match the configuration: fc.weight is part of an EAGLE head; give the head as --draft, "
+            "and as MODEL the target that it was trained for"
+        )
     problems = [
         *_listed("missing", filling.missing(rules)),
         *_listed("unexpected", unexpected),

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sametoken.checkpoint.head_files import OURS, Files, mapping
+from sametoken.checkpoint.contents import OURS
+from sametoken.checkpoint.head_files import Files, mapping
 from sametoken.checkpoint.head_names import medusa_place
 from sametoken.errors import CheckpointError, DraftMismatchError, UnsupportedModelError
 from sametoken.model.config import ModelConfig

@@ -16,7 +16,7 @@ from sametoken.speculation.params import SamplingParams
 if TYPE_CHECKING:
     from sametoken.commands.diagnosis import Acceptance, Diagnosis
 
-ARGUMENT = Argument(str, "directory or Hub id of a head, from whichever trainer.", "HEAD")
+ARGUMENT = Argument(str, "directory, training run or Hub id of a head, from whichever trainer.", "HEAD")
 OPTIONS = (
     Option("target", str, None, "the model that the head drafts for: directory, Hub id or 'embedded'.", "MODEL"),
     Option("measure", bool, True, "run built-in prompts through the engine, for every reading of the layer ids."),
@@ -40,13 +40,14 @@ def command(name: str, values: Values) -> int:
     # A draft of fixed length: the controller would stop asking a head that accepts little.
     speculative = SpeculativeConfig(max_draft_len=values["max_draft_len"], adaptive=False)
 
-    from sametoken.checkpoint.hub import read_config, resolve
+    from sametoken.checkpoint.hub import read_config
+    from sametoken.checkpoint.places import draft_directory, target_directory
     from sametoken.commands.diagnosis import Trial, advise, diagnose, measure
     from sametoken.model.config import ModelConfig
 
     target = embedded.target(values["target"])
-    shape = ModelConfig.from_hf(read_config(resolve(target)))
-    found, loaded = diagnose(resolve(embedded.draft(name)), shape)
+    shape = ModelConfig.from_hf(read_config(target_directory(target)))
+    found, loaded = diagnose(draft_directory(name), shape)
     if not values["json"]:
         _show(found)
     engine = {"speculative": speculative, "dtype": values["dtype"], "device": values["device"]}

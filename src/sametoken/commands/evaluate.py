@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RUN = ("dtype", "device", "max_batch_size")
 BOUNDS = {"max_draft_len": (1, 128), "osl": (1, 1 << 20), "num_samples": (1, 1 << 20)}
 
-ARGUMENT = Argument(str, "the head or draft model: directory or Hub id, or 'embedded'.", "HEAD")
+ARGUMENT = Argument(str, "the head or draft model: directory, training run or Hub id, or 'embedded'.", "HEAD")
 OPTIONS = (
     Option("target", str, embedded.NAME, "the model that it drafts for: directory or Hub id, or 'embedded'.", "MODEL"),
     Option("data", str, None, "conversations, .jsonl or .json, whose prompts are answered.", "FILE"),
@@ -55,10 +55,10 @@ def command(head: str, values: Values) -> int:
     llm = open_llm(values["target"], head, asked)
     questions = read_questions(values["data"], llm, values["num_samples"], asked.tokens)
     if values["write_tree"] is not None:
-        from sametoken.checkpoint.hub import resolve
+        from sametoken.checkpoint.places import draft_directory
         from sametoken.train.static_tree import write_tree
 
-        paths = write_tree(resolve(head), values["target"], llm, questions, values["write_tree"])
+        paths = write_tree(draft_directory(head), values["target"], llm, questions, values["write_tree"])
         print(f"{head}: a tree of {len(paths)} nodes, at most {max(map(len, paths))} deep", file=aside)
         llm = open_llm(values["target"], head, asked)
     found = judge(llm, questions, asked)

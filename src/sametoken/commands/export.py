@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from sametoken import embedded
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands.options import Argument, Option, Values
 from sametoken.errors import ConfigError, unknown_name
 
-ARGUMENT = Argument(str, "directory or Hub id of a head, from whichever trainer.", "HEAD")
+ARGUMENT = Argument(str, "directory, training run or Hub id of a head, from whichever trainer.", "HEAD")
 HEAD_DTYPES = ("float32", "bfloat16", "float16")
 OPTIONS = (
     Option("to", str, "hf", "engine: hf (our own, which the others read where they can).", "hf|vllm|sglang|..."),
@@ -32,13 +31,14 @@ def command(name: str, values: Values) -> int:
 
     from sametoken.checkpoint.head_layouts import ENGINES
     from sametoken.checkpoint.heads import read_head, stored_dtype, with_taps, write_head
-    from sametoken.checkpoint.hub import read_config, resolve
+    from sametoken.checkpoint.hub import read_config
+    from sametoken.checkpoint.places import draft_directory, target_directory
     from sametoken.model.config import ModelConfig
 
     if values["to"] not in ENGINES:
         raise ConfigError(unknown_name("engine", values["to"], ENGINES))
-    target = ModelConfig.from_hf(read_config(resolve(embedded.target(values["target"]))))
-    directory = resolve(embedded.draft(name))
+    target = ModelConfig.from_hf(read_config(target_directory(values["target"])))
+    directory = draft_directory(name)
     dtype = stored_dtype(directory) if values["dtype"] is None else getattr(torch, values["dtype"])
     loaded = read_head(directory, target, dtype, "cpu", pack=False)
     head = loaded.module if taps is None else with_taps(loaded.module, taps, target)

@@ -115,7 +115,7 @@ def settings_options(owner: type[Settings], prefix: str = "") -> tuple[Option, .
 def engine_options() -> tuple[Option, ...]:
     """Which models to load, how to draft, and the engine around them."""
     return (
-        Option("draft", str, None, "draft model or head: directory or Hub id; None is the embedded target's own."),
+        Option("draft", str, None, "draft model or head: directory, run or Hub id; None is the embedded target's own."),
         Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; None is its main branch."),
         Option("draft_revision", str, None, "the same for the draft."),
         *settings_options(SpeculativeConfig),

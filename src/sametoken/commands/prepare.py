@@ -66,11 +66,11 @@ def command(model: str | None, values: Values) -> int:
     engine = EngineConfig(**{name: values[name] for name in RUN})
     use_threads(values["threads"])
 
-    from sametoken.checkpoint.hub import resolve
+    from sametoken.checkpoint.places import target_directory
     from sametoken.checkpoint.tokenizer import load_tokenizer
     from sametoken.data.preparation import tokenise
 
-    directory = resolve(embedded.target(model or embedded.NAME), values["revision"])
+    directory = target_directory(model or embedded.NAME, values["revision"])
     tokenizer = load_tokenizer(directory)
     files = values["data"]
     if values["show"]:

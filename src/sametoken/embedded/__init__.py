@@ -21,4 +21,4 @@ def target(model: str) -> str:
 
 def draft(model: str) -> str:
     """Where a draft or a head of this name is."""
-    return str({NAME: DRAFT, HEAD_NAME: HEAD}.get(model, model))
+    return {NAME: str(DRAFT), HEAD_NAME: str(HEAD)}.get(str(model), model)

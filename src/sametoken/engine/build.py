@@ -15,6 +15,7 @@ from sametoken.checkpoint.generation import recommended_sampling
 from sametoken.checkpoint.heads import is_head, read_head
 from sametoken.checkpoint.hub import read_config, resolve
 from sametoken.checkpoint.load import load_decoder
+from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, has_tokenizer, load_tokenizer
 from sametoken.config import MODEL_METHODS, EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.drafters.base import Drafter
@@ -37,7 +38,7 @@ from sametoken.engine.runner import Runner
 from sametoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
-from sametoken.model.formats.names import FORMATS
+from sametoken.model.formats.names import FORMATS, least_bytes
 from sametoken.runtime.cache import KEY_BLOCK, KVCache, PageTable
 from sametoken.speculation.acceptance import Gate
 from sametoken.speculation.policy import Policy
@@ -72,16 +73,52 @@ class Context(NamedTuple):
 def load_models(
     model: str, draft: str | None, revisions: tuple[str | None, str | None], config: EngineConfig
 ) -> Loaded:
-    """Loads the target and, if there is one, a draft model or a head, which is checked against it first."""
-    directory = resolve(embedded.target(model), revisions[0])
+    """Loads the target and, if there is one, a draft model or a head, which is checked against it first.
+
+    What configuration and tokenizer rule out is refused before weights are downloaded or read.
+    """
+    directory = target_directory(model, revisions[0], lambda place: _plan(model, place, config))
+    plan = _plan(model, directory, config)
+    guesser = None
+    if draft is not None:
+        place = draft_directory(draft, revisions[1], lambda place: _check_draft(place, plan))
+        if not is_head(place):
+            _check_draft(place, plan)
+        limited = replace(plan.stated, max_position=plan.limit)
+        guesser = _load_draft(place, limited, plan.dtype, plan.device, config.draft_quantization)
+    target = load_decoder(directory, plan.dtype, plan.device, plan.limit, config.quantization)
+    for decoder in (target, guesser):
+        if isinstance(decoder, Decoder):
+            decoder.set_deterministic(plan.deterministic)
+    return Loaded(target, guesser, plan.tokenizer, plan.limit, plan.sampling)
+
+
+class _Plan(NamedTuple):
+    """How a target is to be loaded: all that is known without its weights."""
+
+    stated: ModelConfig
+    limit: int
+    tokenizer: Tokenizer
+    device: torch.device
+    dtype: torch.dtype
+    deterministic: bool
+    sampling: dict[str, Any]
+
+
+def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
+    """The plan for the target in `directory`, which the caller named `model`.
+
+    Raises:
+        ConfigError: a setting does not fit the model or the device.
+        CheckpointError, UnsupportedModelError: configuration or tokenizer are not what can be loaded.
+        MemoryPlanError: the weights do not fit the memory.
+    """
     stated = ModelConfig.from_hf(read_config(directory))
     limit = config.max_seq_len or stated.max_position
     if limit > stated.max_position:
         raise ConfigError(
             f"max_seq_len {limit} exceeds the {stated.max_position} positions that {model} was made for; lower it"
         )
-    tokenizer = _tokenizer(directory, stated, config)
-    sampling = recommended_sampling(directory) if config.generation_config == "auto" else {}
     device = _device(config.device)
     dtype = _dtype(config.dtype, stated, device)
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
@@ -92,26 +129,61 @@ def load_models(
         )
     if device.type != "cpu" and (config.quantization, config.draft_quantization) != ("none", "none"):
         raise ConfigError(f"quantization {config.quantization!r} is computed on the CPU only; leave it out on {device}")
-    guesser = None
-    if draft is not None:
-        place = resolve(embedded.draft(draft), revisions[1])
-        if not is_head(place):
-            if has_tokenizer(place):
-                check_same_tokenizer(tokenizer, load_tokenizer(place))
-            else:
-                LOG.info("%s has no tokenizer of its own: its tokens are taken to be the target's", place)
-            _check_vocabulary(stated, ModelConfig.from_hf(read_config(place)), place)
-        guesser = _load_draft(place, replace(stated, max_position=limit), dtype, device, config.draft_quantization)
-    target = load_decoder(directory, dtype, device, limit, config.quantization)
-    for decoder in (target, guesser):
-        if isinstance(decoder, Decoder):
-            decoder.set_deterministic(deterministic)
-    return Loaded(target, guesser, tokenizer, limit, sampling)
+    _check_memory(model, stated, limit, dtype, device, config.quantization)
+    tokenizer = _tokenizer(directory, stated, config)
+    sampling = recommended_sampling(directory) if config.generation_config == "auto" else {}
+    return _Plan(stated, limit, tokenizer, device, dtype, deterministic, sampling)
+
+
+def _check_memory(
+    model: str, stated: ModelConfig, limit: int, dtype: torch.dtype, device: torch.device, quantization: str
+) -> None:
+    """Refuses a model whose weights and rotary tables alone are larger than the free memory."""
+    weights = stated.parameters * least_bytes(quantization, dtype)
+    tables = 2 * limit * stated.rope.dim * dtype.itemsize
+    free = _available_memory(device)
+    if weights + tables <= free:
+        return
+    if weights <= free:
+        raise MemoryPlanError(
+            f"rotary tables for {limit} positions take {tables / 1e9:.1f} GB beside {weights / 1e9:.1f} GB of weights, "
+            f"and {free / 1e9:.1f} GB are free; lower max_seq_len"
+        )
+    smaller = "" if quantization.startswith("int4") or device.type != "cpu" else "quantization int8 or int4, "
+    raise MemoryPlanError(
+        f"the weights of {model} take {weights / 1e9:.1f} GB ({stated.parameters / 1e9:.2f} billion numbers in "
+        f"{quantization if quantization != 'none' else str(dtype).removeprefix('torch.')}), and {free / 1e9:.1f} GB "
+        f"are free; use {smaller}a smaller model or a larger machine"
+    )
+
+
+def _available_memory(device: torch.device) -> int:
+    """Bytes that new tensors may take; on the CPU with what the system would give back from its file cache."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # not Linux: what the machine has at all
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check_draft(directory: Path, plan: _Plan) -> None:
+    """Refuses a draft model with another tokenizer or vocabulary than the target's."""
+    stated = ModelConfig.from_hf(read_config(directory))
+    if has_tokenizer(directory):
+        check_same_tokenizer(plan.tokenizer, load_tokenizer(directory))
+    else:
+        LOG.info("%s has no tokenizer of its own: its tokens are taken to be the target's", directory)
+    if stated.vocab_size != plan.stated.vocab_size:
+        raise DraftMismatchError(
+            f"{directory} has {stated.vocab_size} output rows, the target {plan.stated.vocab_size}; they must be equal"
+        )
 
 
 def _tokenizer(directory: Path, target: ModelConfig, config: EngineConfig) -> Tokenizer:
     """The target's tokenizer, or what the settings put in its place."""
-    place = directory if config.tokenizer is None else resolve(embedded.target(config.tokenizer), None)
+    place = directory if config.tokenizer is None else resolve(embedded.target(config.tokenizer), weights=False)
     tokenizer = load_tokenizer(place, directory)
     if config.tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ConfigError(
@@ -131,13 +203,6 @@ def _load_draft(
     for note in head.notes:
         LOG.warning(f"{directory}: {note}")
     return head.module
-
-
-def _check_vocabulary(target: ModelConfig, draft: ModelConfig, directory: Path) -> None:
-    if target.vocab_size != draft.vocab_size:
-        raise DraftMismatchError(
-            f"{directory} has {draft.vocab_size} output rows, the target {target.vocab_size}; they must be equal"
-        )
 
 
 def _device(name: str) -> torch.device:

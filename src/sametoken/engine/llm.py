@@ -44,8 +44,8 @@ class LLM:
 
     Args:
         model: directory, Hub id, or "embedded" for the target that comes with the package.
-        draft: the same for a draft model, or for an EAGLE or Medusa head of the target; "embedded" is the embedded
-            target's draft, "embedded-eagle3" its head.
+        draft: the same for a draft model, or for an EAGLE or Medusa head of the target, or the output directory of
+            the training run that made it; "embedded" is the embedded target's draft, "embedded-eagle3" its head.
         speculative: `SpeculativeConfig` or a mapping of its keys.
         kv_cache: `KVCacheConfig` or a mapping of its keys.
         revision, draft_revision: Hub revisions.

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from sametoken import embedded
-from sametoken.checkpoint.hub import read_config, resolve
+from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.load import load_parameters, read_tensors
 from sametoken.checkpoint.mapping import rules_for
+from sametoken.checkpoint.places import draft_directory
 from sametoken.checkpoint.write import write_model
 from sametoken.data.hidden_states import Features
 from sametoken.errors import ConfigError, DraftMismatchError, unknown_name
@@ -106,7 +106,7 @@ def _sizes(file: str | None) -> dict[str, Any]:
 
 
 def _started(settings: HeadSettings, target: ModelConfig, directory: Path, device: torch.device) -> Draft:
-    place = resolve(embedded.draft(str(settings.init_from)))
+    place = draft_directory(str(settings.init_from))
     stated = read_config(place)
     config = ModelConfig.from_hf(stated)
     if config.vocab_size != target.vocab_size:

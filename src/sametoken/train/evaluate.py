@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sametoken import embedded
-from sametoken.checkpoint.hub import read_config, resolve
+from sametoken.checkpoint.hub import read_config
+from sametoken.checkpoint.places import target_directory
 from sametoken.checkpoint.tokenizer import load_tokenizer
 from sametoken.data.conversations import read_records
 from sametoken.engine.completion import Completion
@@ -164,7 +164,7 @@ def judge_of(target: str, file: str, count: int, asked: Asked) -> Callable[[Path
     Raises:
         DataError: the file is unreadable, or none of its prompts fits; now rather than after hours of training.
     """
-    directory = resolve(embedded.target(target))
+    directory = target_directory(target)
     tokenizer = load_tokenizer(directory)
 
     def render(messages: list[dict[str, Any]]) -> list[int]:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sametoken import embedded
 from sametoken.checkpoint.heads import read_head
-from sametoken.checkpoint.hub import resolve
+from sametoken.checkpoint.places import draft_directory
 from sametoken.data.extraction import parse_taps
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.model.config import ModelConfig, RopeConfig
@@ -156,7 +155,7 @@ def empty_head(config: HeadConfig) -> EagleHead | MedusaHeads:
 def _warm(
     settings: HeadSettings, target: ModelConfig, draft_ids: Tensor | None, device: torch.device
 ) -> EagleHead | MedusaHeads:
-    loaded = read_head(resolve(embedded.draft(str(settings.init_from))), target, torch.float32, device, pack=False)
+    loaded = read_head(draft_directory(str(settings.init_from)), target, torch.float32, device, pack=False)
     config, head = loaded.config, loaded.module
     found = "medusa" if isinstance(config, MedusaConfig) else f"eagle{config.version}"
     if found != settings.method:

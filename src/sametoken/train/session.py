@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from sametoken import embedded
-from sametoken.checkpoint.hub import read_config, resolve
+from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.paths import user_path
+from sametoken.checkpoint.places import target_directory
 from sametoken.checkpoint.tokenizer import load_tokenizer
 from sametoken.data.files import alone_in
 from sametoken.data.preparation import data_digest, prepare
@@ -49,7 +49,7 @@ def train(
     """
     _check(plan)
     parallel = Parallel(plan.run.device, plan.run.fsdp)
-    directory = resolve(embedded.target(target))
+    directory = target_directory(target)
     samples = _samples(target, directory, plan, data, parallel)
     with alone_in(user_path(plan.keep.output_dir)) if parallel.main else nullcontext():
         material = _material(target, directory, plan, samples, parallel)

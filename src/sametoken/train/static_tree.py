@@ -14,9 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sametoken import embedded
 from sametoken.checkpoint.heads import read_head, write_head
-from sametoken.checkpoint.hub import resolve
+from sametoken.checkpoint.places import target_directory
 from sametoken.engine.llm import LLM
 from sametoken.errors import ConfigError
 from sametoken.model.heads import MedusaHeads
@@ -77,7 +76,7 @@ def write_tree(
     Raises:
         ConfigError: they are no Medusa heads, or none of their guesses was ever right.
     """
-    place = resolve(embedded.target(target))
+    place = target_directory(target)
     device = llm.engine.table.table.device
     ends = read_ends(place, getattr(torch, llm.config.dtype), device)
     heads = read_head(directory, ends.config, ends.head.dtype, device, pack=False).module

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from sametoken.model.formats.base import WeightFormat
 from sametoken.model.formats.int4 import Int4
 from sametoken.model.formats.int8 import Int8
@@ -13,3 +15,8 @@ _ALL: tuple[WeightFormat, ...] = (
     Int4("int4_g128", group=128),
 )
 FORMATS: dict[str, WeightFormat] = {each.name: each for each in _ALL}
+
+
+def least_bytes(name: str, dtype: torch.dtype) -> float:
+    """Bytes that a number of a weight takes at least, its share of the scales left out; `dtype` is for "none"."""
+    return dtype.itemsize if name == "none" else 0.5 if name.startswith("int4") else 1.0

@@ -1,0 +1,112 @@
+"""What a path holds where a checkpoint was expected, told from the names of its files: tables, and their lookups.
+
+Names alone decide, so that a repository of the Hub is judged before anything large is downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+OURS = "sametoken"  # the key of a head's config.json under which our own files say what no other key can
+# Keys and parts of names that only a head's config.json has.
+MARKS = (
+    "speculators_config",
+    "speculators_model_type",
+    "eagle_config",
+    "draft_vocab_size",
+    "medusa_num_heads",
+    "medusa",
+)
+NAMES = ("Eagle", "EAGLE", "Medusa", "Speculator")
+
+RUN_PARTS = ("head", "draft")  # where `sametoken train` leaves what it trained, within its output directory
+CONVERTED = "sametoken.json"  # beside a whole model that transformers' Trainer saved with a head in training
+
+GGUF = (
+    "weights in GGUF, the format of llama.cpp, which is not supported yet; give the original checkpoint with its "
+    "safetensors files, and --quantization int8 or int4 to store its weights small"
+)
+BESIDE = "expected the directory that holds it beside config.json and the tokenizer"
+FILES: dict[str, str] = {
+    ".gguf": GGUF,
+    ".safetensors": f"weights alone; {BESIDE}",
+    ".bin": f"weights alone; {BESIDE}",
+    ".pt": f"weights alone; {BESIDE}",
+    ".pth": f"weights alone; {BESIDE}",
+    ".json": "one file of a checkpoint, or data; expected the directory of a checkpoint",
+    ".jsonl": "data, no model; expected the directory of a checkpoint",
+    ".parquet": "data, no model; expected the directory of a checkpoint",
+    ".onnx": "a model in ONNX, which is not supported; give the original checkpoint",
+    ".zip": "an archive; unpack it and give the directory",
+    ".tar": "an archive; unpack it and give the directory",
+    ".gz": "an archive; unpack it and give the directory",
+}
+# Patterns of names in a directory without config.json or without weights; the first that fits says what it is.
+DIRECTORIES: dict[str, str] = {
+    "adapter_config.json": "a LoRA adapter, which is not supported yet; merge it into its base model (peft's "
+    "merge_and_unload), save that and give the result",
+    "*.gguf": GGUF,
+    "model_index.json": "a diffusion pipeline, which writes no text; give a causal language model",
+    "params.json": "weights in the original layout of Meta or Mistral; give the Hugging Face version of the model",
+    "consolidated*": "weights in the original layout of Meta or Mistral; give the Hugging Face version of the model",
+    "checkpoint-*": "a training run without a finished head or draft; go on with `sametoken train`, or give a model",
+    "samples.safetensors": "samples of `sametoken prepare`, no model; give the model, and this to `train --data`",
+    "dataset_info*.json": "a data set, no model; give a model",
+    "*.parquet": "a data set, no model; give a model",
+    "*.arrow": "a data set, no model; give a model",
+    "*.jsonl": "a data set, no model; give a model",
+    "*.onnx": "a model in ONNX, which is not supported; give the original checkpoint",
+    "*.h5": "weights of TensorFlow, which are not supported; give a checkpoint with safetensors files",
+    "*.msgpack": "weights of Flax, which are not supported; give a checkpoint with safetensors files",
+    "*.engine": "an engine of TensorRT-LLM, which is not supported; give the checkpoint that it was built from",
+    "*.safetensors": "weights without their config.json; copy it and the tokenizer beside them",
+    "*.bin": "weights without their config.json; copy it and the tokenizer beside them",
+    "tokenizer*": "a tokenizer without a model; give the directory of the whole checkpoint",
+}
+SHOWN = 8  # names in an error
+
+
+def of_file(file: Path) -> str:
+    """What a file is that stands where a directory was expected, and what to give instead."""
+    return FILES.get(file.suffix.lower(), "not a checkpoint; expected a directory with config.json and weights")
+
+
+def of_names(names: Iterable[str]) -> str:
+    """What a directory with these names holds, as the end of a sentence that says what is missing."""
+    names = sorted(name for name in names if not name.startswith("."))
+    if not names:
+        return "it is empty; expected a Hugging Face checkpoint"
+    found = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    known = (words for pattern, words in DIRECTORIES.items() if any(fnmatch(name, pattern) for name in names))
+    words = next(known, None)
+    return f"found {found}: {words}" if words else f"found {found}; expected a Hugging Face checkpoint"
+
+
+def of_directory(directory: Path) -> str:
+    """The same of a directory on disk."""
+    try:
+        names = [path.name for path in directory.iterdir()]
+        inside = sorted(path.name for path in directory.iterdir() if (path / "config.json").is_file())
+    except OSError as error:
+        return f"it cannot be listed ({error.strerror}); check its permissions"
+    words = of_names(names)
+    return f"{words}; there is one in {directory / inside[0]}" if inside else words
+
+
+def states_head(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json says that it belongs to a head; a head's may also say nothing."""
+    stated = config.get("architectures")
+    names = [str(name) for name in stated] if isinstance(stated, list) else []
+    return OURS in config or any(key in config for key in MARKS) or any(word in n for n in names for word in NAMES)
+
+
+def trained_part(directory: Path) -> Path | None:
+    """The head or draft of a training run's output directory, None if it is not one or has none yet."""
+    if (directory / "config.json").exists() and not (directory / CONVERTED).exists():
+        return None
+    parts = (directory / part for part in RUN_PARTS)
+    return next((part for part in parts if (part / "config.json").is_file()), None)
+
