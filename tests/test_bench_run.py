@@ -14,8 +14,8 @@ from cli_checks import Pair
 from sametoken import LLM, SamplingParams
 from sametoken.bench import run as bench_run
 from sametoken.bench.drive import Job, Take, drive
-from sametoken.bench.record import Run, read_runs
-from sametoken.bench.run import Grid, prepare, run
+from sametoken.bench.record import Cell, Mismatch, Run, read_runs
+from sametoken.bench.run import Grid, Measured, prepare, run
 from sametoken.bench.workloads import Workload, spell_turn
 from sametoken.data.prompt_files import Item
 from sametoken.data.prompts import Conversation, as_turn
@@ -70,9 +70,31 @@ def test_drafters_remember_nothing_of_earlier_takes(llm: LLM) -> None:
     assert len(first.steps) == len(second.steps)
 
 
+def found(measured: Measured) -> tuple[list[Cell], list[Mismatch]]:
+    assert not measured.interrupted
+    return measured.cells, measured.mismatches
+
+
+@pytest.mark.parametrize("takes", [1, 4, 8])
+def test_an_interrupted_run_keeps_its_whole_rounds(llm: LLM, takes: int) -> None:
+    """Rounds are of three variants, cells of two rounds: after 4 takes one round is whole, after 8 one cell and one."""
+    told: list[str] = []
+
+    def stop_after(what: str) -> None:
+        told.append(what)
+        if len(told) == takes:
+            raise KeyboardInterrupt
+
+    measured = run(llm, [WORKLOAD], GRID, stop_after)
+    assert measured.interrupted
+    rounds = [[len(variant.round_s) for variant in cell.variants] for cell in measured.cells]
+    assert rounds == {1: [], 4: [[1, 1, 1]], 8: [[2, 2, 2]]}[takes]
+    assert measured.mismatches == []
+
+
 def test_cells_and_their_figures(llm: LLM) -> None:
     told: list[str] = []
-    cells, mismatches = run(llm, [WORKLOAD], GRID, told.append)
+    cells, mismatches = found(run(llm, [WORKLOAD], GRID, told.append))
     assert mismatches == []
     assert len(told) == GRID.takes(1) == 2 * 2 * 3
     assert [(cell.batch, cell.requests, cell.prompts) for cell in cells] == [(1, 4, 4), (3, 4, 4)]
@@ -95,7 +117,7 @@ def test_cells_and_their_figures(llm: LLM) -> None:
 
 def test_a_batch_is_filled_with_the_same_prompts_and_other_seeds(llm: LLM) -> None:
     few = Workload("one", "prompts", WORKLOAD.items[:1])
-    cells, mismatches = run(llm, [few], replace(GRID, batches=[3], temperatures=[1.0]), lambda _: None)
+    cells, mismatches = found(run(llm, [few], replace(GRID, batches=[3], temperatures=[1.0]), lambda _: None))
     assert (cells[0].requests, cells[0].prompts, mismatches) == (3, 1, [])
 
 
@@ -130,17 +152,17 @@ def test_a_different_token_is_found_and_named(llm: LLM, monkeypatch: pytest.Monk
         take.samples[-1].token_ids[4] += 1
 
     recorded(monkeypatch, spoil)
-    cells, mismatches = run(llm, [WORKLOAD], replace(GRID, batches=[1], draft_lens=[2]), lambda _: None)
+    cells, mismatches = found(run(llm, [WORKLOAD], replace(GRID, batches=[1], draft_lens=[2]), lambda _: None))
     assert len(cells) == 1
     assert len(mismatches) == GRID.repeat
-    found = mismatches[0]
-    assert (found.max_draft_len, found.prompt, found.position) == (2, 3, 4)
-    assert found.found == (found.plain or 0) + 1
+    first = mismatches[0]
+    assert (first.max_draft_len, first.prompt, first.position) == (2, 3, 4)
+    assert first.found == (first.plain or 0) + 1
 
 
 def test_a_missing_token_is_a_difference_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, lambda take: take.samples[0].token_ids.pop())
-    _, mismatches = run(llm, [WORKLOAD], replace(GRID, batches=[1], draft_lens=[1]), lambda _: None)
+    _, mismatches = found(run(llm, [WORKLOAD], replace(GRID, batches=[1], draft_lens=[1]), lambda _: None))
     assert mismatches[0].found is None
     assert mismatches[0].plain is not None
 
@@ -169,6 +191,7 @@ def bench(run: Any, pair: Pair, tmp_path: Path, *arguments: str) -> tuple[Run, s
     return read_runs([str(tmp_path / "out")])[-1], answer.out
 
 
+@pytest.mark.usefixtures("quiet")
 def test_a_run_is_shown_and_written(run: Any, pair: Pair, tmp_path: Path) -> None:
     found, shown = bench(run, pair, tmp_path, "--max-draft-len", "1,2", "--batch", "1,2", "--prompt-len", "10",
                          "--temperature", "0,0.7", "--explain", "--threads", "1")  # fmt: skip
@@ -250,6 +273,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(run: Any, pair: Pair, arguments: 
     assert words in answer.err
 
 
+@pytest.mark.usefixtures("quiet")
 def test_report_and_explain_are_commands_of_two_words(run: Any, pair: Pair, tmp_path: Path) -> None:
     bench(run, pair, tmp_path)
     bench(run, pair, tmp_path)

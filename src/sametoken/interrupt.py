@@ -1,16 +1,18 @@
 """SIGINT and SIGTERM as a request to stop: work is kept and said how to go on; a second signal ends the process.
 
-Where nothing can be kept a signal raises KeyboardInterrupt, SIGTERM too, so that both end a command the same way.
+Where nothing can be kept a signal raises KeyboardInterrupt, SIGTERM too, so that both end a command the same way. In a
+coroutine it cancels the task.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -56,6 +58,36 @@ class Stop:
             yield
         finally:
             self._raises = before
+
+
+@contextmanager
+def cancel_at_signals() -> Iterator[Stop]:
+    """Within the block the first signal cancels the running task, a second ends the process; ignored ones stay ignored.
+
+    Where the event loop takes no signals (Windows, another thread than the main one) they act as before.
+    """
+    loop, task, stop = asyncio.get_running_loop(), asyncio.current_task(), Stop()
+    taken: list[signal.Signals] = []
+
+    def note(number: signal.Signals) -> None:
+        stop.signal = number
+        for each in taken:
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+        taken.clear()
+        assert task is not None
+        task.cancel()
+
+    with suppress(NotImplementedError, ValueError, RuntimeError):
+        for each in SIGNALS:
+            if signal.getsignal(each) is not signal.SIG_IGN:
+                loop.add_signal_handler(each, note, each)
+                taken.append(each)
+    try:
+        yield stop
+    finally:
+        for each in taken:
+            loop.remove_signal_handler(each)
 
 
 @contextmanager

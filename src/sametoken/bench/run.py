@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from statistics import fmean
 
@@ -47,27 +47,46 @@ class Grid:
         return cells * self.repeat * (1 + len(self.draft_lens))
 
 
+@dataclass(slots=True)
+class Measured:
+    """What a run has found.
+
+    Attributes:
+        cells: of all whole rounds.
+        mismatches: for every take whose tokens differ from plain decoding the first difference.
+        interrupted: a KeyboardInterrupt ended the run; the last cell may have fewer rounds than were asked for.
+    """
+
+    cells: list[Cell] = field(default_factory=list)
+    mismatches: list[Mismatch] = field(default_factory=list)
+    interrupted: bool = False
+
+
 Reference = dict[int, list[int]]  # the plain tokens of each request
 Prepared = list[tuple[str, list[int]]]  # category and token ids of each prompt
 
 
-def run(
-    llm: LLM, workloads: Sequence[Workload], grid: Grid, advance: Callable[[str], None]
-) -> tuple[list[Cell], list[Mismatch]]:
-    """Measures every cell of the grid.
+def run(llm: LLM, workloads: Sequence[Workload], grid: Grid, advance: Callable[[str], None]) -> Measured:
+    """Measures every cell of the grid, or what there is time for until a KeyboardInterrupt.
 
     Args:
         llm: an engine for the largest batch and the longest draft, without block reuse, which would let only the
             first round read the prompts.
         advance: told after every take what it was.
 
-    Returns:
-        The cells, and for every take whose tokens differ from plain decoding the first difference.
-
     Raises:
         PromptTooLongError: a prompt and its output do not fit the context.
     """
-    cells, mismatches = [], []
+    measured = Measured()
+    try:
+        for bench, reference in _benches(llm, workloads, grid):
+            bench.measure(grid, reference, advance, measured)
+    except KeyboardInterrupt:
+        measured.interrupted = True
+    return measured
+
+
+def _benches(llm: LLM, workloads: Sequence[Workload], grid: Grid) -> Iterator[tuple[_Bench, Reference]]:
     for workload in workloads:
         for temperature in grid.temperatures:
             common = SamplingParams(temperature=temperature, max_tokens=grid.output_len, ignore_eos=grid.ignore_eos)
@@ -78,11 +97,7 @@ def run(
                 reference: Reference = {}  # shared by the batches: they may not change a token either
                 for batch in grid.batches:
                     jobs = _jobs(fitted, common, grid.seed, batch)
-                    bench = _Bench(llm, workload.name, jobs, batch, prompt_len, len(fitted))
-                    cell, found = bench.measure(grid, reference, advance)
-                    cells.append(cell)
-                    mismatches += found
-    return cells, mismatches
+                    yield _Bench(llm, workload.name, jobs, batch, prompt_len, len(fitted)), reference
 
 
 def prepare(llm: LLM, workload: Workload, params: SamplingParams) -> Prepared:
@@ -132,20 +147,31 @@ class _Bench:
     prompt_len: int | None
     prompts: int
 
-    def measure(self, grid: Grid, reference: Reference, advance: Callable[[str], None]) -> tuple[Cell, list[Mismatch]]:
-        """All variants in `grid.repeat` rounds, each round beginning with another variant."""
+    def measure(
+        self, grid: Grid, reference: Reference, advance: Callable[[str], None], measured: Measured
+    ) -> None:
+        """All variants in `grid.repeat` rounds, each round beginning with another variant; notes whole rounds."""
         lengths = [PLAIN, *grid.draft_lens]
         for length in lengths:
             drive(self.llm, self._of(length, min(WARM_UP_TOKENS, grid.output_len))[: self.batch], self.batch)
         takes: dict[int, list[Take]] = {length: [] for length in lengths}
-        for number in range(grid.repeat):
-            turn = number % len(lengths)
-            for length in [*lengths[turn:], *lengths[:turn]]:
-                takes[length].append(drive(self.llm, self._of(length, grid.output_len), self.batch))
-                advance(f"{self.workload}, batch {self.batch}, draft length {length}, round {number + 1}")
+        try:
+            for number in range(grid.repeat):
+                turn = number % len(lengths)
+                for length in [*lengths[turn:], *lengths[:turn]]:
+                    takes[length].append(drive(self.llm, self._of(length, grid.output_len), self.batch))
+                    advance(f"{self.workload}, batch {self.batch}, draft length {length}, round {number + 1}")
+        finally:
+            if rounds := min(map(len, takes.values())):
+                self._note({length: own[:rounds] for length, own in takes.items()}, reference, measured)
+
+    def _note(self, takes: dict[int, list[Take]], reference: Reference, measured: Measured) -> None:
+        """Adds the cell of these takes, as many of every variant."""
         for place, sample in enumerate(takes[PLAIN][0].samples):
             reference.setdefault(place, sample.token_ids)
-        mismatches = [found for n, ts in takes.items() for t in ts if (found := self._mismatch(reference, t, n))]
+        measured.mismatches += [
+            found for n, ts in takes.items() for t in ts if (found := self._mismatch(reference, t, n))
+        ]
         lengths_of = [len(job.prompt) for job in self.jobs]
         cell = Cell(
             workload=self.workload,
@@ -155,9 +181,9 @@ class _Bench:
             prompts=self.prompts,
             requests=len(self.jobs),
             mean_prompt_tokens=fmean(lengths_of),
-            variants=[self._variant(length, takes) for length in lengths],
+            variants=[self._variant(length, takes) for length in takes],
         )
-        return cell, mismatches
+        measured.cells.append(cell)
 
     def _of(self, length: int, output_len: int) -> list[Job]:
         asked = RequestSpeculation(max_draft_len=length, adaptive=False)

@@ -19,6 +19,7 @@ from sametoken.data.prompt_files import Item
 from sametoken.data.prompts import Conversation
 from sametoken.data.remote import first_model, open_client
 from sametoken.errors import SametokenError
+from sametoken.interrupt import cancel_at_signals
 
 if TYPE_CHECKING:
     import httpx
@@ -93,20 +94,37 @@ class Round(NamedTuple):
         return [answer for answer in self.answers if answer.failure is None]
 
 
-def measure(visit: Visit, workloads: Sequence[Workload], advance: Callable[[str], None]) -> list[Load]:
-    """Measures every load on every server.
+def measure(visit: Visit, workloads: Sequence[Workload], advance: Callable[[str], None]) -> tuple[list[Load], bool]:
+    """Measures every load on every server, or what there is time for until SIGINT or SIGTERM.
 
     Args:
         advance: told after every round what it was.
 
+    Returns:
+        The loads, of whole rounds, and whether a signal ended the run.
+
     Raises:
         SametokenError: a server cannot be reached, counts no tokens, or every request of a load failed.
     """
-    return asyncio.run(_measure(visit, workloads, advance))
-
-
-async def _measure(visit: Visit, workloads: Sequence[Workload], advance: Callable[[str], None]) -> list[Load]:
     loads: list[Load] = []
+    return loads, asyncio.run(_measure(visit, workloads, advance, loads))
+
+
+async def _measure(
+    visit: Visit, workloads: Sequence[Workload], advance: Callable[[str], None], loads: list[Load]
+) -> bool:
+    with cancel_at_signals() as stop:
+        try:
+            await _measure_all(visit, workloads, advance, loads)
+        except asyncio.CancelledError:
+            if not stop:
+                raise
+    return bool(stop)
+
+
+async def _measure_all(
+    visit: Visit, workloads: Sequence[Workload], advance: Callable[[str], None], loads: list[Load]
+) -> None:
     async with AsyncExitStack() as stack:
         clients: dict[Side, tuple[httpx.AsyncClient, str]] = {}
         for side, url in visit.target.urls.items():
@@ -116,8 +134,7 @@ async def _measure(visit: Visit, workloads: Sequence[Workload], advance: Callabl
             for temperature in visit.temperatures:
                 for kind, level in visit.levels:
                     place = _Place(visit, workload, temperature, kind, level)
-                    loads += await place.measure(clients, advance)
-    return loads
+                    await place.measure(clients, advance, loads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +153,23 @@ class _Place:
         return self.visit.requests or max(len(self.workload.items), fewest)
 
     async def measure(
-        self, clients: dict[Side, tuple[httpx.AsyncClient, str]], advance: Callable[[str], None]
-    ) -> list[Load]:
+        self, clients: dict[Side, tuple[httpx.AsyncClient, str]], advance: Callable[[str], None], loads: list[Load]
+    ) -> None:
+        """Adds the load of each side, of whole rounds."""
         for client, model in clients.values():
             await asyncio.gather(*(self._ask(client, model, i, time.perf_counter()) for i in range(WARM_UP)))
         rounds: dict[Side, list[Round]] = {side: [] for side in clients}
-        for number in range(self.visit.repeat):
-            for side in list(clients)[:: 1 if number % 2 else -1]:
-                taken = await self._round(*clients[side], number)
-                self._check(side, taken)
-                rounds[side].append(taken)
-                advance(f"{side}, {self.workload.name}, {self.kind} {self.level:g}, round {number + 1}")
-        return [self._load(side, rounds) for side in clients]
+        try:
+            for number in range(self.visit.repeat):
+                for side in list(clients)[:: 1 if number % 2 else -1]:
+                    taken = await self._round(*clients[side], number)
+                    self._check(side, taken)
+                    rounds[side].append(taken)
+                    advance(f"{side}, {self.workload.name}, {self.kind} {self.level:g}, round {number + 1}")
+        finally:
+            if whole := min(map(len, rounds.values())):
+                kept = {side: own[:whole] for side, own in rounds.items()}
+                loads += [self._load(side, kept) for side in clients]
 
     async def _round(self, client: httpx.AsyncClient, model: str, number: int) -> Round:
         begin = time.perf_counter()

@@ -18,6 +18,7 @@ from sametoken.commands.models import open_llm
 from sametoken.commands.options import CACHE, Option, Values, engine_options, refuse_given
 from sametoken.commands.progress import open_progress
 from sametoken.errors import ConfigError
+from sametoken.interrupt import stop_at_signals
 
 if TYPE_CHECKING:
     from sametoken.bench.record import Run
@@ -28,6 +29,8 @@ REUSE = CACHE + "enable_block_reuse"
 WIDTH = 200  # of tables where there is no terminal, whose width rich would guess as 80
 MOST_LEVELS = 64
 MOST_REPEATS = 1000
+INTERRUPTED = 130  # exit code
+STOPPED = "stopped by a signal: cells are missing, or have fewer rounds than settings.repeat"
 SWEPT = ("max_draft_len", "max_batch_size", REUSE)  # what the sweep sets itself
 ENGINE = tuple(option for option in engine_options() if option.name not in SWEPT)
 
@@ -80,8 +83,14 @@ def command(model: str | None, values: Values) -> int:
         for name in dict.fromkeys(values["workload"] or [BUILTIN])
     ]
     measure = _measure_engine if values["url"] is None else _measure_server
-    run = measure(model, values, workloads)
-    return _show(run, out, values["explain"])
+    run, interrupted = measure(model, values, workloads)
+    if interrupted and not (run.cells or run.loads):
+        print("stopped before a whole round was measured; nothing to show", file=sys.stderr)
+        return INTERRUPTED
+    code = _show(run, out, values["explain"])
+    if interrupted:
+        print("stopped: the figures above are of the rounds that were whole; run the same command for all of them")
+    return code or INTERRUPTED * interrupted
 
 
 def _check(values: Values) -> None:
@@ -130,7 +139,7 @@ def numbers(option: str, text: str, kind: Callable[[str], N], low: N) -> list[N]
     return found
 
 
-def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workload]) -> Run:
+def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workload]) -> tuple[Run, bool]:
     lengths = numbers("--max-draft-len", values["max_draft_len"], int, 1)
     batches = numbers("--batch", values["batch"], int, 1)
     temperatures = numbers("--temperature", values["temperature"], float, 0.0)
@@ -162,24 +171,25 @@ def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workl
         values["ignore_eos"],
     )
     before, created = load_average(), _now()
-    with open_progress() as progress:
+    with open_progress() as progress, stop_at_signals() as stop, stop.at_once():
         task = progress.add_task("loading", total=grid.takes(len(workloads)))
-        cells, mismatches = run(llm, workloads, grid, lambda what: progress.update(task, advance=1, description=what))
+        measured = run(llm, workloads, grid, lambda what: progress.update(task, advance=1, description=what))
     device, dtype = str(llm.engine.table.table.device), str(llm.engine.runner.decoder.dtype).removeprefix("torch.")
     notes = [INTERVAL_RULE, "prefix pages are not reused, and drafters forget earlier outputs before every take"]
-    return Run(
+    made = Run(
         schema=SCHEMA,
         kind="engine",
         created=created,
         environment=describe(device, dtype, torch.get_num_threads(), before),
         seed=values["seed"],
         settings={**_settings(model, values, (*COMMON, *LOCAL)), "method": llm.method},
-        notes=notes + [FIT_RULE] * (asked is not None),
+        notes=notes + [FIT_RULE] * (asked is not None) + [STOPPED] * measured.interrupted,
         basis=dict.fromkeys(MEASURED, "measured"),
-        cells=cells,
+        cells=measured.cells,
         loads=[],
-        mismatches=mismatches,
+        mismatches=measured.mismatches,
     )
+    return made, measured.interrupted
 
 
 MEASURED = (
@@ -195,7 +205,7 @@ MEASURED = (
 )
 
 
-def _measure_server(model: str | None, values: Values, workloads: Sequence[Workload]) -> Run:
+def _measure_server(model: str | None, values: Values, workloads: Sequence[Workload]) -> tuple[Run, bool]:
     from sametoken.bench.environment import describe, load_average
     from sametoken.bench.record import SCHEMA, Run
     from sametoken.bench.server import NOTES, Target, Visit, measure
@@ -220,16 +230,16 @@ def _measure_server(model: str | None, values: Values, workloads: Sequence[Workl
     before, created = load_average(), _now()
     with open_progress() as progress:
         task = progress.add_task("connecting", total=visit.takes(len(workloads)))
-        loads = measure(visit, workloads, lambda what: progress.update(task, advance=1, description=what))
+        loads, interrupted = measure(visit, workloads, lambda what: progress.update(task, advance=1, description=what))
     estimated = any(load.inter_token_basis == "estimated" for load in loads)
-    return Run(
+    made = Run(
         schema=SCHEMA,
         kind="server",
         created=created,
         environment=describe(values["url"], None, None, before),
         seed=values["seed"],
         settings=_settings(model, {**values, "api_key": None}, (*COMMON, *REMOTE)),
-        notes=list(NOTES),
+        notes=[*NOTES, *[STOPPED] * interrupted],
         basis={
             **dict.fromkeys(("tokens_per_second", "latency_s", "ttft_s", "per_token_s", "speed_up"), "measured"),
             "inter_token_s": "estimated" if estimated else "measured",
@@ -238,6 +248,7 @@ def _measure_server(model: str | None, values: Values, workloads: Sequence[Workl
         loads=loads,
         mismatches=[],
     )
+    return made, interrupted
 
 
 def _settings(model: str | None, values: Values, options: Sequence[Option]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from sametoken.commands.models import open_llm
 from sametoken.commands.options import Option, Values, engine_options, refuse_given, sampling_options
 from sametoken.commands.progress import open_progress
 from sametoken.errors import ConfigError
+from sametoken.interrupt import Stop, cancel_at_signals
 
 if TYPE_CHECKING:
     from sametoken.data.answers import Sampling
@@ -227,17 +228,19 @@ def _go_on(job: Job) -> int:
         print(f"{job.lines.path}: {held} conversations, nothing left to answer")
         return 0
     job.failed.unlink(missing_ok=True)
-    done = asyncio.run(_answer(job, left))
+    done, stop = asyncio.run(_answer(job, left))
     print(
         f"{job.lines.path}: {done.written} conversations written, {done.truncated} of them cut by length, "
         f"{done.empty} empty, {done.failed} without an answer; {held} were there"
     )
     if job.failed.exists():
         print(f"{job.failed}: why conversations have no answer or lack their last turns")
-    return 1 if done.failed else 0
+    if stop:
+        print("stopped: conversations under way are not written; the same command goes on with them", file=sys.stderr)
+    return stop.exit_code or (1 if done.failed else 0)
 
 
-async def _answer(job: Job, left: int) -> Summary:
+async def _answer(job: Job, left: int) -> tuple[Summary, Stop]:
     from sametoken.data.journal import start_over
     from sametoken.data.synthesize import Synthesis
 
@@ -261,7 +264,13 @@ async def _answer(job: Job, left: int) -> Summary:
             began = time.monotonic()
             log_empty = values["log_empty_conversations"]
             synthesis = Synthesis(do, job.lines, failures, log_empty=log_empty, progress=show)
-            return await synthesis.run(job.tasks(), values["num_threads"] or _most_at_once(values))
+            with cancel_at_signals() as stop:
+                try:
+                    await synthesis.run(job.tasks(), values["num_threads"] or _most_at_once(values))
+                except asyncio.CancelledError:
+                    if not stop:
+                        raise
+            return synthesis.summary, stop
 
 
 def _most_at_once(values: Values) -> int:

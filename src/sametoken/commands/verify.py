@@ -15,11 +15,14 @@ from sametoken.commands.prompts import first_turns
 from sametoken.config import METHODS, MODEL_METHODS
 from sametoken.data.prompts import BUILT_IN, Source, Spelled, as_turn, spell
 from sametoken.errors import ConfigError, unknown_name
+from sametoken.interrupt import stop_at_signals
 from sametoken.speculation.params import SamplingParams
 
 if TYPE_CHECKING:
     from sametoken.commands.proof import Result
     from sametoken.engine.llm import LLM
+
+INTERRUPTED = 130  # exit code
 
 OPTIONS = (
     Option("method", list[str], None, "drafter to prove, repeatable; None is all that the models allow.", "METHOD"),
@@ -62,7 +65,7 @@ def verify(
         methods: drafters to prove; None is plain batches and every drafter of the engine.
 
     Returns:
-        0 if all token ids are equal, otherwise 1.
+        0 if all token ids are equal, 1 if one differs, 130 if a signal ended the comparison before that was known.
     """
     from rich.console import Console
 
@@ -73,18 +76,31 @@ def verify(
         kind = MODEL_METHODS.get(missing[0], "a draft")
         raise ConfigError(f"--method {missing[0]} needs {kind}; give --draft PATH (this engine has {known})")
     proof = Proof(llm, [prompt.ids for prompt in prompts], params)
-    results = []
+    results: list[Result] = []
+    interrupted = False
     with _without_advice(), Console(stderr=True).status("comparing with plain decoding ...") as status:
-        for result in proof.run(methods or (PLAIN, *llm.methods), temperatures):
-            results.append(result)
-            status.update(f"{len(results)} cases compared, the last {result.case.method} at {result.case.temperature}")
+        try:
+            with stop_at_signals() as stop, stop.at_once():
+                for result in proof.run(methods or (PLAIN, *llm.methods), temperatures):
+                    results.append(result)
+                    last = f"{result.case.method} at {result.case.temperature}"
+                    status.update(f"{len(results)} cases compared, the last {last}")
+        except KeyboardInterrupt:
+            interrupted = True
+    if not results:
+        print("stopped before a case was compared", file=sys.stderr)
+        return INTERRUPTED
     _print_table(results, len(prompts))
     different = [result for result in results if result.difference is not None]
     compared = sum(result.tokens for result in results)
     if different:
         print(_describe(llm, different[0], prompts))
         return 1
-    print(f"all equal: {compared} tokens in {len(results)} cases of {len(prompts)} prompts")
+    found = f"{compared} tokens in {len(results)} cases of {len(prompts)} prompts"
+    if interrupted:
+        print(f"stopped, equal so far: {found}; run the same command for all cases")
+        return INTERRUPTED
+    print(f"all equal: {found}")
     return 0
 
 
