@@ -41,12 +41,11 @@ class Running(NamedTuple):
         return self.client.get(path, **options)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    last = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < last, f"it did not happen within {seconds:g} s"
         time.sleep(0.01)
-    raise AssertionError("it did not happen within 30 s")
 
 
 def with_template(target: str, directory: Path, template: str) -> str:
