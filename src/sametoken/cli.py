@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sametoken import __version__
-from sametoken.errors import ConfigError, SametokenError
+from sametoken.errors import NO_WINDOWS, ConfigError, SametokenError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -115,6 +115,8 @@ def module_name(command: str) -> str:
 def _guarded(command: Callable[[], int], debug: bool) -> int:
     """The exit code of a command, whichever way it ends."""
     try:
+        if sys.platform == "win32":
+            raise ConfigError(NO_WINDOWS)
         if sys.stdout is None:
             raise ConfigError("standard output is closed; expected a place to write to, for example a file")
         code = command()
@@ -154,8 +156,10 @@ def _arguments(module: ModuleType) -> list[inspect.Parameter]:
     argument: Argument | None = module.ARGUMENT
     if argument is None:
         return []
-    spoken = Annotated[argument.type, typer.Argument(help=argument.help, metavar=argument.metavar)]
-    return [inspect.Parameter("argument", kind, annotation=spoken)]
+    spoken = typer.Argument(help=argument.help, metavar=argument.metavar)
+    if argument.optional:
+        return [inspect.Parameter("argument", kind, default=None, annotation=Annotated[argument.type | None, spoken])]
+    return [inspect.Parameter("argument", kind, annotation=Annotated[argument.type, spoken])]
 
 
 def _signature(arguments: Sequence[inspect.Parameter], options: Sequence[Option]) -> inspect.Signature:

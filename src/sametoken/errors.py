@@ -20,6 +20,8 @@ import difflib
 import reprlib
 from collections.abc import Iterable
 
+NO_WINDOWS = "Windows is not supported; run sametoken in WSL 2, the Windows Subsystem for Linux"
+
 
 class SametokenError(Exception):
     """Root of the tree; the command line turns it into one line and exit code 2."""

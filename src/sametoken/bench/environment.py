@@ -7,13 +7,11 @@ import platform
 import shlex
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import sametoken
 from sametoken.bench.record import Environment
-
-PACKAGES = ("torch", "transformers", "tokenizers", "httpx")
+from sametoken.check.machine import package_versions, processor_name
 
 
 def load_average() -> float:
@@ -33,16 +31,23 @@ def describe(device: str, dtype: str | None, threads: int | None, load_before: f
         sametoken=sametoken.__version__,
         commit=_commit(Path(sametoken.__file__).resolve().parent),
         command=shlex.join(["sametoken", *_without_secrets(sys.argv[1:])]),
-        versions={"python": platform.python_version(), **_versions()},
+        versions={"python": platform.python_version(), **package_versions()},
         platform=platform.platform(),
-        cpu=_cpu(),
+        cpu=processor_name(),
         cores=os.cpu_count() or 1,
         device=device,
         dtype=dtype,
         threads=threads,
         load_before=load_before,
         load_after=load_average(),
+        kernels=None if threads is None else _kernels(),
     )
+
+
+def _kernels() -> str:
+    from sametoken.native.library import status  # with torch, which measuring a server does without
+
+    return status().variant or "none"
 
 
 def _without_secrets(arguments: list[str]) -> list[str]:
@@ -54,16 +59,6 @@ def _without_secrets(arguments: list[str]) -> list[str]:
         words.append("***" if hidden else f"{name}=***" if is_key and equals else word)
         hidden = is_key and not equals
     return words
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _commit(package: Path) -> str | None:
@@ -81,12 +76,3 @@ def _commit(package: Path) -> str | None:
 def _git(root: Path, *arguments: str) -> str:
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
-
-
-def _cpu() -> str:
-    """The processor's name, as far as the system says."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -252,7 +252,12 @@ class Mismatch:
 
 @dataclass(frozen=True, config=STRICT)
 class Environment:
-    """Where a run took place; the load averages of the machine show who else was at work."""
+    """Where a run took place.
+
+    Attributes:
+        load_before, load_after: load averages of the machine, which show who else was at work.
+        kernels: the compiled kernels that computed in this process, "none" where torch did alone; None for a server.
+    """
 
     sametoken: str
     commit: str | None
@@ -266,6 +271,7 @@ class Environment:
     threads: int | None
     load_before: float
     load_after: float
+    kernels: str | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

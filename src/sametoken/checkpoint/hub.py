@@ -149,6 +149,13 @@ def _check_space(model: str, needed: int) -> None:
         )
 
 
+def cache_directory() -> Path:
+    """Where models of the Hub are kept, whether it is there yet or not."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a model that can be loaded.
 

@@ -1,14 +1,14 @@
-"""`sametoken doctor`: what a head is, what was assumed about it, who can run it, and how much a target accepts."""
+"""`sametoken doctor`: what this machine computes with; of a head what it is, who runs it, and what a target accepts."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sametoken import embedded
-from sametoken.commands.options import Argument, Option, Values
+from sametoken.commands.options import Argument, Option, Values, refuse_given
 from sametoken.config import SpeculativeConfig
 from sametoken.errors import ConfigError
 from sametoken.speculation.params import SamplingParams
@@ -16,7 +16,9 @@ from sametoken.speculation.params import SamplingParams
 if TYPE_CHECKING:
     from sametoken.commands.diagnosis import Acceptance, Diagnosis
 
-ARGUMENT = Argument(str, "directory, training run or Hub id of a head, from whichever trainer.", "HEAD")
+ARGUMENT = Argument(
+    str, "directory, training run or Hub id of a head, from whichever trainer; left out: this machine.", "[HEAD]", True
+)
 OPTIONS = (
     Option("target", str, None, "the model that the head drafts for: directory, Hub id or 'embedded'.", "MODEL"),
     Option("measure", bool, True, "run built-in prompts through the engine, for every reading of the layer ids."),
@@ -30,8 +32,13 @@ OPTIONS = (
 )
 
 
-def command(name: str, values: Values) -> int:
-    """Explain a head: kind, layer convention, norms, rotation, vocabulary, engines, and its acceptance."""
+def command(name: str | None, values: Values) -> int:
+    """Explain this machine: processor, compiled kernels, torch, memory, versions. Or, with HEAD, a head.
+
+    Of a head: kind, layer convention, norms, rotation, vocabulary, engines, and its acceptance.
+    """
+    if name is None:
+        return _machine(values)
     if values["target"] is None:
         raise ConfigError("--target is missing; expected the model that the head drafts for")
     if values["num_prompts"] < 1:
@@ -61,13 +68,22 @@ def command(name: str, values: Values) -> int:
     return 0
 
 
+def _machine(values: Values) -> int:
+    from sametoken.check.machine import describe
+
+    refuse_given([option for option in OPTIONS if option.name != "json"], values, "a head: give HEAD too")
+    machine = describe()
+    if values["json"]:
+        print(json.dumps(machine.to_json()))
+        return 0
+    _print_rows(machine.rows())
+    return 0
+
+
 def _show(found: Diagnosis) -> None:
     from rich.table import Table
 
-    table = Table(show_header=False)
-    for key, value in {"head": found.head, "kind": found.kind, "made by": found.producer, **found.facts}.items():
-        table.add_row(key, value)
-    _print(table)
+    _print_rows({"head": found.head, "kind": found.kind, "made by": found.producer, **found.facts})
     engines = Table("engine", "runs it")
     for engine, reasons in found.engines.items():
         engines.add_row(engine, f"no: {'; '.join(reasons)}" if reasons else "yes")
@@ -87,6 +103,16 @@ def _show_acceptance(accepted: Sequence[Acceptance], prompts: int, advice: str |
     print(f"over {prompts} prompts, drafts of fixed length")
     if advice:
         print(advice)
+
+
+def _print_rows(rows: Mapping[str, str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False)
+    for key, value in rows.items():
+        table.add_row(key, Text(value))
+    _print(table)
 
 
 def _print(table: object) -> None:

@@ -75,11 +75,13 @@ class Argument(NamedTuple):
     Attributes:
         type: str, or list[str] for one or more.
         help: says what it is. `metavar`: what the help shows as its value.
+        optional: it may be left out, which is None.
     """
 
     type: Any
     help: str
     metavar: str
+    optional: bool = False
 
 
 def sampling_options(*names: str) -> tuple[Option, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +39,9 @@ from sametoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS, least_bytes
+from sametoken.native.library import status
 from sametoken.runtime.cache import KEY_BLOCK, KVCache, PageTable
+from sametoken.runtime.memory import available_bytes
 from sametoken.speculation.acceptance import Gate
 from sametoken.speculation.policy import Policy
 
@@ -120,6 +122,8 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
             f"max_seq_len {limit} exceeds the {stated.max_position} positions that {model} was made for; lower it"
         )
     device = _device(config.device)
+    if device.type == "cpu":
+        note_missing_kernels()
     dtype = _dtype(config.dtype, stated, device)
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     if deterministic and device.type == "cpu" and dtype == torch.float16:
@@ -135,13 +139,22 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
     return _Plan(stated, limit, tokenizer, device, dtype, deterministic, sampling)
 
 
+@cache
+def note_missing_kernels() -> None:
+    """Says once what makes this process slow, and what mends it."""
+    found = status()
+    if found.variant is None:
+        mend = f"; {found.advice}" if found.advice else ""
+        LOG.warning(f"no compiled CPU kernels are loaded ({found.reason}), so torch computes alone, slower{mend}")
+
+
 def _check_memory(
     model: str, stated: ModelConfig, limit: int, dtype: torch.dtype, device: torch.device, quantization: str
 ) -> None:
     """Refuses a model whose weights and rotary tables alone are larger than the free memory."""
     weights = stated.parameters * least_bytes(quantization, dtype)
     tables = 2 * limit * stated.rope.dim * dtype.itemsize
-    free = _available_memory(device)
+    free = available_bytes(device)
     if weights + tables <= free:
         return
     if weights <= free:
@@ -155,17 +168,6 @@ def _check_memory(
         f"{quantization if quantization != 'none' else str(dtype).removeprefix('torch.')}), and {free / 1e9:.1f} GB "
         f"are free; use {smaller}a smaller model or a larger machine"
     )
-
-
-def _available_memory(device: torch.device) -> int:
-    """Bytes that new tensors may take; on the CPU with what the system would give back from its file cache."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):  # not Linux: what the machine has at all
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _check_draft(directory: Path, plan: _Plan) -> None:
@@ -306,7 +308,7 @@ def _plan_pages(
         if model is not None and (shape := kept_shape(model)) is not None
     )
     wanted = cache.max_tokens or config.max_batch_size * (context + lookahead)
-    fits = int(_free_memory(loaded.target.embed.weight.device) * cache.free_memory_fraction) // per_page
+    fits = int(available_bytes(loaded.target.embed.weight.device) * cache.free_memory_fraction) // per_page
     pages = min(-(-wanted // page), fits)
     if cache.max_tokens is not None and pages * page < cache.max_tokens:
         raise MemoryPlanError(
@@ -324,9 +326,3 @@ def _plan_pages(
         LOG.warning(f"{pool}: the context is {longest} tokens instead of {context}; raise kv_cache {option} for more")
         return pages + 1, Context(longest, f"raise kv_cache {option}")
     return pages + 1, Context(context, "raise max_seq_len" if asked else "take a model with a longer context")
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from sametoken.engine.detokenize import Detokenizer
 from sametoken.engine.engine import AUTO, NO_DRAFT, Engine
 from sametoken.engine.grammar import Grammars, TokenGrammar
 from sametoken.engine.request import Request
-from sametoken.errors import PromptTooLongError, RequestError
+from sametoken.errors import NO_WINDOWS, ConfigError, PromptTooLongError, RequestError
 from sametoken.speculation.noise import choice_seed
 from sametoken.speculation.params import RequestSpeculation, SamplingParams
 from sametoken.speculation.sampling import RowSampling
@@ -66,6 +67,8 @@ class LLM:
         draft_revision: str | None = None,
         **engine: Any,
     ) -> None:
+        if sys.platform == "win32":
+            raise ConfigError(NO_WINDOWS)
         config = EngineConfig(**engine)
         self.speculative = SpeculativeConfig.of(speculative)
         loaded = load_models(model, draft, (revision, draft_revision), config)

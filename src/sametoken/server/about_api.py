@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sametoken import __version__
+from sametoken.check.machine import describe
 from sametoken.server import playground
 from sametoken.server.api import Api
 from sametoken.server.worker import Worker
@@ -61,7 +62,7 @@ class AboutApi(Api):
         return JSONResponse({"version": __version__})
 
     async def server_info(self) -> Response:
-        """The resolved configuration, what requests may choose, and how busy the engine is."""
+        """The resolved configuration, what requests may choose, how busy the engine is, and what the machine has."""
         llm = self._worker.llm
         offers = {
             "method": llm.method,
@@ -70,7 +71,9 @@ class AboutApi(Api):
             "max_seq_len": llm.max_seq_len,
             "chat": self._tokenizer.has_chat_template,
         }
-        return JSONResponse({**self._info, "offers": offers, "load": self._worker.load()._asdict()})
+        return JSONResponse(
+            {**self._info, "offers": offers, "load": self._worker.load()._asdict(), "machine": describe().to_json()}
+        )
 
     async def page(self, request: Request) -> Response:
         """A file of a page for people."""

@@ -1,0 +1,125 @@
+"""What this machine computes with: processor, compiled kernels, torch, memory, the Hub's cache, versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import sametoken
+from sametoken.checkpoint.hub import cache_directory
+
+PACKAGES = ("torch", "transformers", "tokenizers", "httpx")
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine as `sametoken` finds it.
+
+    Attributes:
+        kernels: name of the compiled kernels that are loaded; None where torch computes alone, which is slower.
+        kernels_missing: why there are none; None where there are some. `advice`: what mends that, with the command.
+        features: what the processor has of what any compiled kernels ask for.
+        torch: version and build, for example "2.13.0+cpu". `devices`: names of its CUDA devices.
+        threads: that compute.
+        memory, memory_free: bytes; free counts what the system would give back from its file cache.
+        cache: where models of the Hub are kept. `cache_free`: bytes free there.
+        versions: of Python, this package and the packages that matter, those that are installed.
+    """
+
+    platform: str
+    processor: str
+    cores: int
+    threads: int
+    features: tuple[str, ...]
+    kernels: str | None
+    kernels_missing: str | None
+    advice: str | None
+    torch: str
+    devices: tuple[str, ...]
+    memory: int
+    memory_free: int
+    cache: str
+    cache_free: int
+    versions: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def rows(self) -> dict[str, str]:
+        """The same for people, by the name of each line."""
+        kernels = self.kernels or f"none: {self.kernels_missing}; torch computes alone, which is slower"
+        found = {
+            "processor": f"{self.processor}, {self.cores} cores, {self.platform}",
+            "features": ", ".join(self.features) or "none that compiled kernels ask for",
+            "kernels": kernels,
+            "to have kernels": self.advice or "",
+            "torch": f"{self.torch}, {self.threads} threads",
+            "CUDA devices": ", ".join(self.devices) or "none",
+            "memory": f"{self.memory_free / GIB:.1f} GiB free of {self.memory / GIB:.1f} GiB",
+            "Hub cache": f"{self.cache}, {self.cache_free / GIB:.1f} GiB free",
+            "versions": ", ".join(f"{name} {number}" for name, number in self.versions.items()),
+        }
+        return {name: words for name, words in found.items() if words}
+
+
+def describe() -> Machine:
+    """This machine.
+
+    Raises:
+        ConfigError: SAMETOKEN_NATIVE asks for kernels that are not there.
+    """
+    import torch
+
+    from sametoken.native.library import status
+    from sametoken.runtime.memory import available_bytes, total_bytes
+
+    kernels, cache = status(), cache_directory()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    return Machine(
+        platform=platform.platform(),
+        processor=processor_name(),
+        cores=os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
+        features=kernels.features,
+        kernels=kernels.variant,
+        kernels_missing=kernels.reason,
+        advice=kernels.advice,
+        torch=torch.__version__,
+        devices=tuple(torch.cuda.get_device_name(index) for index in devices),
+        memory=total_bytes(),
+        memory_free=available_bytes(torch.device("cpu")),
+        cache=str(cache),
+        cache_free=shutil.disk_usage(_existing(cache)).free,
+        versions={"sametoken": sametoken.__version__, "python": platform.python_version(), **package_versions()},
+    )
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that matter, by name, as far as they are installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def processor_name() -> str:
+    """As far as the system says it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    return next(place for place in (path, *path.parents) if place.exists())
