@@ -10,6 +10,7 @@ SametokenError
 │   └── UnsupportedModelError  the architecture, rotary variant or format is not one we implement
 ├── DraftMismatchError       the draft does not fit the target (vocabulary, special tokens, shapes)
 ├── EngineError              the engine met an error of its own under requests that it had taken
+├── ModelOutputError         the model's scores are not numbers, so that no token can be drawn
 ├── MemoryPlanError          weights, cache and lookahead do not fit the memory that was given
 └── LosslessnessError        speculative and plain output differ: a bug, never bad luck
 """
@@ -63,12 +64,23 @@ class EngineError(SametokenError):
     """The engine met an error of its own under requests that it had taken."""
 
 
+class ModelOutputError(SametokenError):
+    """The model's scores are not numbers, so that no token can be drawn."""
+
+
 class MemoryPlanError(SametokenError):
     """Weights, cache and lookahead do not fit the memory that was given."""
 
 
 class LosslessnessError(SametokenError):
     """Speculative and plain output differ."""
+
+
+def not_finite() -> ModelOutputError:
+    """Scores of the target that are NaN or infinite."""
+    return ModelOutputError(
+        "the model's scores for this sequence are not finite numbers; its weights or this dtype do not suit each other"
+    )
 
 
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:

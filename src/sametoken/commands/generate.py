@@ -39,10 +39,10 @@ def command(model: str | None, values: Values) -> int:
     prompts = [spell(llm, source) for source in sources]
     chunks = in_order(llm.stream([prompt.ids for prompt in prompts], params), len(prompts), params.n)
     if values["json"]:
-        _write_json(chunks, prompts)
+        failed = _write_json(chunks, prompts)
     else:
-        _write_text(chunks, len(prompts) * params.n, values["stream"])
-    return 0
+        failed = _write_text(chunks, len(prompts) * params.n, values["stream"])
+    return 2 if failed else 0
 
 
 def in_order(chunks: Iterable[Chunk], prompts: int, choices: int) -> Iterator[Chunk]:
@@ -58,14 +58,20 @@ def in_order(chunks: Iterable[Chunk], prompts: int, choices: int) -> Iterator[Ch
                 turn = next(turns, None)
 
 
-def _write_json(chunks: Iterable[Chunk], prompts: Sequence[Spelled]) -> None:
+def _write_json(chunks: Iterable[Chunk], prompts: Sequence[Spelled]) -> int:
+    """Writes one record per completion; returns how many ended with an error."""
+    failed = 0
     for chunk in chunks:
         if chunk.completion is not None:
+            failed += chunk.completion.error is not None
             record = {**chunk.completion.to_json(), "prompt": prompts[chunk.index].text}
             print(json.dumps(record), flush=True)
+    return failed
 
 
-def _write_text(chunks: Iterable[Chunk], completions: int, stream: bool) -> None:
+def _write_text(chunks: Iterable[Chunk], completions: int, stream: bool) -> int:
+    """Writes texts, and a line about each on stderr; returns how many ended with an error."""
+    failed = 0
     for chunk in chunks:
         if stream:
             sys.stdout.write(chunk.text)
@@ -74,6 +80,10 @@ def _write_text(chunks: Iterable[Chunk], completions: int, stream: bool) -> None
             print("" if stream else completion.text, flush=True)
             name = f"[{completion.index}.{completion.choice}] " if completions > 1 else ""
             print(f"{name}{summary(completion)}", file=sys.stderr)
+            if completion.error is not None:
+                failed += 1
+                print(f"{name}error: {completion.error}", file=sys.stderr)
+    return failed
 
 
 def summary(completion: Completion) -> str:

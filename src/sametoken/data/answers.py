@@ -78,6 +78,8 @@ class EngineAnswers:
             (done,) = await self._engine.generate([spell(self._engine.llm, prompt).ids], params)
         except RequestError as error:
             raise NoAnswerError(str(error), lasting=True) from error
+        if done.error is not None:
+            raise NoAnswerError(str(done.error), lasting=True)
         return Answer({"role": "assistant", "content": done.text}, done.finish_reason == "length", len(done.token_ids))
 
 

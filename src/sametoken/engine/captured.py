@@ -19,9 +19,11 @@ from sametoken.engine.device_step import decode_step, nodes_of
 from sametoken.engine.request import Request
 from sametoken.engine.runner import Runner
 from sametoken.engine.scheduler import Scheduler
+from sametoken.errors import not_finite
 from sametoken.runtime.graphs import GraphKey, Graphs
 from sametoken.runtime.lanes import Lanes
 from sametoken.runtime.transfer import Readback
+from sametoken.speculation.draft import PADDING
 from sametoken.speculation.sampling import Sampling
 
 AHEAD = 2  # steps that may be under way when the host has to wait
@@ -170,6 +172,10 @@ class CapturedSteps:
         changed = []
         for request, (count, *drawn) in zip(session.requests, session.readback.pop(), strict=False):
             if request.finish_reason is not None or request.row is None:
+                continue
+            if drawn[0] == PADDING:
+                request.fail(not_finite())
+                changed.append(request)
                 continue
             limit = min(request.draft_limit, session.proposer.depth)
             accepted = min(count - 1, limit)

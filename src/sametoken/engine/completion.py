@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sametoken.engine.request import FinishReason, Request, SpeculationStats, TokenLogprob
+from sametoken.errors import SametokenError
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +16,9 @@ class Completion:
     Attributes:
         index: which prompt of the call. `choice`: which of its n completions.
         token_ids: generated tokens, the one that ended the request included.
-        finish_reason: "stop", "length" or "abort".
-        stop_reason: the stop string or stop id that ended it, None for the model's own end.
+        finish_reason: "stop", "length", "abort" (cancelled) or "error".
+        stop_reason: the stop string or stop id that ended it, the message of `error`, None for the model's own end.
+        error: what the engine ended this completion with, while others went on; None for none.
         origins: for every token, whether it was drafted (True) or the target's own draw.
         rejected: for every token, guesses for its place that the target did not draw there.
         logprobs, prompt_logprobs: if asked for; the first prompt token has none.
@@ -32,6 +34,7 @@ class Completion:
     token_ids: list[int]
     finish_reason: FinishReason
     stop_reason: int | str | None
+    error: SametokenError | None
     origins: list[bool]
     rejected: list[tuple[int, ...]]
     logprobs: list[TokenLogprob] | None
@@ -60,6 +63,7 @@ class Completion:
             token_ids=request.output_ids,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
+            error=request.error,
             origins=request.origins,
             rejected=request.rejected,
             logprobs=request.logprobs if request.params.logprobs is not None else None,
@@ -84,6 +88,8 @@ class Completion:
             "tokens_per_second": self.tokens_per_second,
             "speculation": self.speculation.to_json(),
         }
+        if self.error is not None:
+            record["error"] = str(self.error)
         if self.logprobs is not None:
             record["logprobs"] = [_logprob(item) for item in self.logprobs]
         if self.prompt_logprobs is not None:

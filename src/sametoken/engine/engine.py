@@ -22,6 +22,7 @@ from sametoken.engine.pace import Pace
 from sametoken.engine.request import Request, TokenLogprob
 from sametoken.engine.runner import Batch, Outcome, Prompt, Runner
 from sametoken.engine.scheduler import Plan, Scheduler
+from sametoken.errors import RequestError, SametokenError, not_finite
 from sametoken.native.library import serial_torch
 from sametoken.runtime.cache import PageTable
 from sametoken.speculation.cost import Costs
@@ -153,6 +154,7 @@ class Engine:
         outcome = self.runner.run(batch, self._sampling_of(sampled) if sampled else None)
         verified, computed = time.perf_counter(), clock()
         self._score_prompts(batch, outcome)
+        failed = self._check_prompts(batch, outcome)
         paths = self._advance(sampled, proposal.draft, outcome)
         self.drafting.learn(plan.decode, decoding, proposal, paths[: len(decoding)])
         observing = time.perf_counter()
@@ -171,7 +173,7 @@ class Engine:
         if decoding:
             progress = sum(accepted + 1 for _, accepted in paths[: len(decoding)]) / len(decoding)
             self._pace.saw(sum(len(prompt.tokens) for prompt in batch.prompts), end - begin, progress)
-        return sampled
+        return sampled + [request for request in failed if request not in sampled]
 
     def _calibrate(self) -> None:
         """Measures what drafts cost before the first request that leaves its draft's length to the engine."""
@@ -250,6 +252,11 @@ class Engine:
         for i, request in enumerate(sampled):
             accepted = lengths[i]
             guesses = tokens[i] if i < len(tokens) else []
+            if bonuses[i] == PADDING and request.error is None:
+                request.fail(_undrawn(request, outcome, i))
+            if request.error is not None:
+                seen.append((0, 0))
+                continue
             emitted = [guesses[node] for node in paths[i][1 : accepted + 1]] + [bonuses[i]]
             drafted = _guess_depths(guesses, parents[i]) if guesses else []
             logprobs = self._logprobs(request, outcome, i, paths[i][: accepted + 1], emitted)
@@ -286,6 +293,15 @@ class Engine:
                 logits = self.runner.decoder.logits(rows)
                 request.prompt_logprobs += _token_logprobs(logits, follow, request.params.prompt_logprobs)
 
+    def _check_prompts(self, batch: Batch, outcome: Outcome) -> list[Request]:
+        """Ends and returns the requests with a prompt token whose hidden state is not finite: others may not see it."""
+        failed = []
+        for prompt, hidden in zip(batch.prompts, outcome.prompt_hidden, strict=True):
+            if not hidden.isfinite().all():
+                failed.append(self._rows[prompt.row])
+                failed[-1].fail(not_finite())
+        return failed
+
     def _observe(self, batch: Batch, outcome: Outcome, decoding: Sequence[Request]) -> None:
         """Tells drafters what became certain: accepted paths, then prompt pieces."""
         nodes = 0 if outcome.verdict is None else outcome.verdict.path.shape[1]
@@ -314,6 +330,16 @@ class Engine:
         paths = outcome.verdict.path.tolist()
         at = [i * nodes + node for i, length in zip(places, lengths, strict=True) for node in paths[i][:length]]
         return outcome.features[at]
+
+
+def _undrawn(request: Request, outcome: Outcome, place: int) -> SametokenError:
+    """Why the target can draw no token after a sampled row's root."""
+    if outcome.logits is not None and not outcome.logits[place, 0].max().isfinite():
+        return not_finite()
+    return RequestError(
+        request.sampling.failure
+        or "the request's rules ban every token of the vocabulary at this place; expected at least one that is left"
+    )
 
 
 def _guess_depths(tokens: Sequence[int], parents: Sequence[int]) -> list[int]:

@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple
 
 from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.engine.detokenize import Detokenizer
+from sametoken.errors import RequestError, SametokenError
 from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class TokenLogprob(NamedTuple):
@@ -144,6 +145,7 @@ class Request:
         committed: leading tokens whose keys and values are in the target's cache.
         row: place in the batch, None while waiting; `started` once it had one.
         stop_ids: tokens that end the request; `eos_ids` among them end it without a stop reason.
+        error: what it ended with where `finish_reason` is "error": a `RequestError` where the request is at fault.
         method: how it is drafted, by name; `methods` are the drafters that this means, in order of preference.
         max_draft_len: its longest path; `adaptive` when the engine chooses up to that length.
         prediction: the output that the caller expects, if it said so.
@@ -177,6 +179,7 @@ class Request:
     started: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: SametokenError | None = None
     origins: list[bool] = field(default_factory=list)
     rejected: list[tuple[int, ...]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -271,9 +274,10 @@ class Request:
             self.stop("stop", found)
         elif ends:
             self.stop("stop", None if token in self.eos_ids else token)
+        elif complete and self.sampling.failure is not None:
+            self.fail(RequestError(self.sampling.failure))
         elif complete:
-            failure = self.sampling.grammar.failure if self.sampling.grammar is not None else None
-            self.stop("stop" if failure is None else "abort", failure)
+            self.stop("stop", None)
         elif full:
             self.stop("length", None)
         return self.finish_reason is not None
@@ -283,3 +287,8 @@ class Request:
         self.finish_reason, self.stop_reason = reason, detail
         self.finished = time.perf_counter()
         self.detokenizer.finish()
+
+    def fail(self, error: SametokenError) -> None:
+        """Ends the request with an error; others go on."""
+        self.error = error
+        self.stop("error", str(error))

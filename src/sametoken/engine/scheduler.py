@@ -138,7 +138,7 @@ class Scheduler:
         row = request.row
         assert row is not None
         pages = self._owned.pop(row)
-        if request.shares_prefix:
+        if request.shares_prefix and request.error is None:
             held = min(request.committed, self._drafts.held(request)) if request.half else 0
             self.blocks.publish(request.tokens[: request.committed], pages, request.half, held)
         self.blocks.free(pages)

@@ -18,6 +18,7 @@ from sametoken.speculation.devices import fused
 TILE = 16
 # From 64 folded rows on the bfloat16 kernel may repack the keys, which changes its arithmetic.
 PACKED_ROWS = 64
+BOUND = 1e9  # of keys and values in the cache
 
 
 def attend(
@@ -32,10 +33,17 @@ def attend(
     Returns:
         [T, Hq * D].
     """
+    if not fused(q):  # other rows read these slots too, masked: 0 * NaN would be NaN
+        k, v = _bounded(k), _bounded(v)
     cache.write(layer, view.slots, k, v)
     pieces = torch.split(q, [segment.tokens for segment in view.segments]) if len(view.segments) > 1 else (q,)
     outs = [_segment(x, cache, s, layer, window) for x, s in zip(pieces, view.segments, strict=True)]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _bounded(x: Tensor) -> Tensor:
+    """x without NaN and below a size that no working model reaches; the token's own hidden state still shows them."""
+    return x.clamp(-BOUND, BOUND).nan_to_num_(nan=0.0)
 
 
 def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None) -> Tensor:

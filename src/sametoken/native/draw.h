@@ -124,7 +124,8 @@ inline int64_t drawn(const float* scores, const int32_t* ids, int64_t size, cons
   std::fill(weights + size, weights + stride, 0.0f);
   best = greatest(race, size);
   float nucleus = float(column(draw.top_p, row, 1.0));
-  float wanted = nucleus * mass_above(weights, size, 0);
+  // Never 0, which a tiny nucleus rounds to: no token would reach it, and the search would not end.
+  float wanted = std::max(nucleus * mass_above(weights, size, 0), 1e-30f);
   while (nucleus < 1 && mass_above(weights, size, weights[best]) >= wanted) {  // outside the nucleus; its best token never is
     race[best] = -INFINITY;
     best = greatest(race, size);

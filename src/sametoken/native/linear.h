@@ -59,13 +59,17 @@ struct Rows {
   const uint32_t* block(int first, const Weight& w) const { return words + first * (width / (wants_bytes(w) ? 4 : 2)); }
 
  private:
-  // q = round(x * 127 / max|x|), in float32.
+  // q = round(x * 127 / max|x|), in float32. A row that is not finite has a scale of NaN: integers cannot say it.
   void quantise(int row, const bf16* x, int8_t* q) const {
-    Floats most = zeros();
-    for (int64_t i = 0; i < width; i += LANES) most = greater(most, magnitude(load_bf16(x + i)));
+    Floats most = zeros(), poison = zeros();
+    for (int64_t i = 0; i < width; i += LANES) {
+      Floats values = load_bf16(x + i);
+      most = greater(most, magnitude(values));
+      poison = fma(values, zeros(), poison);
+    }
     float peak = lane_max(most);
     Floats inverse = spread(peak > 0 ? 127.0f / peak : 0.0f);
-    scale[row] = peak / 127.0f;
+    scale[row] = peak / 127.0f + lane_sum(poison);
     totals[row] = 0;
     for (int64_t i = 0; i < width; i += 32) {
       for (int64_t j = i; j < i + 32; j += LANES) {

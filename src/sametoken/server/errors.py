@@ -69,6 +69,14 @@ def refused(error: RequestError, fields: Mapping[str, str]) -> ApiError:
     return ApiError(400, shorten(words), param=fields.get(named), code=code)
 
 
+def ended(error: SametokenError, fields: Mapping[str, str]) -> ApiError:
+    """A request that the engine ended with an error while others went on; asking again would end the same."""
+    if isinstance(error, RequestError):
+        return refused(error, fields)
+    headers = {"x-should-retry": "false"}
+    return ApiError(500, shorten(str(error)), "server_error", code="model_output_invalid", headers=headers)
+
+
 def timed_out(seconds: float | None) -> ApiError:
     """A request that took longer than the server allows; asking again would take as long."""
     message = f"the request was not done within {seconds:g} s (request_timeout); ask for fewer tokens"

@@ -22,7 +22,7 @@ class PromptLogprob(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """`stop_reason` is the stop string or token id that ended it, or why it was aborted."""
+    """`stop_reason` is the stop string or token id that ended it."""
 
     index: int
     text: str

@@ -19,7 +19,7 @@ from sametoken.engine.engine import EngineLoad
 from sametoken.engine.llm import LLM, Prompt
 from sametoken.engine.request import Request, SpeculationStats
 from sametoken.errors import EngineError, RequestError, SametokenError
-from sametoken.server.errors import ApiError, broken, failed, refused, stopped, stopping, timed_out
+from sametoken.server.errors import ApiError, broken, ended, failed, refused, stopped, stopping, timed_out
 from sametoken.server.metrics import Metrics
 from sametoken.server.tally import Totals
 from sametoken.speculation.params import SamplingParams
@@ -79,7 +79,7 @@ class Worker:
         except RequestError as error:
             raise refused(error, fields) from error
         self._admit(len(requests))  # others may have come in the meantime
-        job = Job(self, requests)
+        job = Job(self, requests, fields)
         self._jobs.add(job)
         self._idle.clear()
         return job
@@ -151,8 +151,8 @@ class Job:
         left: sequences that still run.
     """
 
-    def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
-        self._worker, self.requests, self.left = worker, requests, len(requests)
+    def __init__(self, worker: Worker, requests: Sequence[Request], fields: Mapping[str, str]) -> None:
+        self._worker, self.requests, self.left, self._fields = worker, requests, len(requests), fields
         self._choices = requests[0].params.n
         self._emitted: dict[int, float] = {}
 
@@ -160,14 +160,17 @@ class Job:
         """What the engine emits, to the end of the last sequence; leaving early cancels within a step.
 
         Raises:
-            ApiError: it took too long, the server stopped, or the engine failed.
+            ApiError: it took too long, the engine ended it with an error or failed, or the server stopped.
         """
         timeout = self._worker.config.request_timeout
         try:
             async with aclosing(self._worker.engine.run(self.requests, timeout)) as chunks:
                 async for chunk in chunks:
                     self._count(chunk)
+                    self._check(chunk)
                     yield chunk
+        except ApiError:
+            raise
         except TimeoutError as error:
             raise timed_out(timeout) from error
         except EngineError as error:
@@ -188,6 +191,11 @@ class Job:
                 self._worker.metrics.saw_first(self.requests[place])
             self._emitted[place] = now
         self.left -= chunk.completion is not None
+
+    def _check(self, chunk: Chunk) -> None:
+        """Raises what the engine ended a sequence with; the whole request ends with it."""
+        if chunk.completion is not None and chunk.completion.error is not None:
+            raise ended(chunk.completion.error, self._fields)
 
     def close(self) -> None:
         """Lets the worker know that nobody waits for this any more."""

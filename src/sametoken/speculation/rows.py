@@ -88,6 +88,11 @@ class RowSampling:
         """Whether its draws do not depend on the history, so that `Sampling` need not be rebuilt after `extend`."""
         return not (self.penalised or self._memory or self.grammar is not None)
 
+    @property
+    def failure(self) -> str | None:
+        """Why the grammar cannot be enforced any longer, or None."""
+        return None if self.grammar is None else self.grammar.failure
+
     def accept(self, token: int) -> bool:
         """Tells the grammar of an emitted token, in order; whether nothing may follow it."""
         return self.grammar is not None and self.grammar.accept(token)

@@ -58,19 +58,28 @@ def sample(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampli
         sampling: of the same B rows, their histories ending with node 0.
 
     Returns:
-        [B, N] int64.
+        [B, N] int64; `PADDING` where no token can be drawn: the scores are not numbers, or every token is banned.
     """
     if fused(logits) and sampling.truncation is None:
         return _fused(logits, draft, reach, position, sampling)
     if sampling.greedy:
         # max names the first of equals, like every other path here; float32 because bfloat16 reductions are slow.
-        return logits.to(torch.float32).max(-1).indices
+        best, token = logits.to(torch.float32).max(-1)
+        return _unless_absurd(token, best)
     at = position.unsqueeze(1) + depth(reach) + 1
     total, ids = _race(_confined(logits, draft, reach, at, sampling), at, sampling, sampling.candidates)
+    # NaN and infinite scores make every cost NaN or infinite.
     if sampling.candidates == 0:
-        return total.min(-1).indices
-    behind = total > total.amin(-1, keepdim=True)
-    return ids.masked_fill(behind, logits.shape[-1]).amin(-1)
+        least, token = total.min(-1)
+    else:
+        least = total.amin(-1)
+        token = ids.masked_fill(total > least.unsqueeze(-1), logits.shape[-1]).amin(-1)
+    return _unless_absurd(token, least)
+
+
+def _unless_absurd(token: Tensor, won: Tensor) -> Tensor:
+    """The tokens, `PADDING` in place of those that won with a number that is not finite."""
+    return token.masked_fill_(won - won != 0, PADDING)  # inf - inf is NaN; cheaper than isfinite
 
 
 def _fused(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
@@ -108,8 +117,9 @@ def rank(logits: Tensor, position: Tensor, sampling: Sampling, k: int) -> tuple[
     total = gaps(-total)
     values, tokens = smallest(total, ids, k)
     found = (*logits.shape[:-1], k)
-    tokens = tokens.masked_fill(values == torch.inf, PADDING)
-    return tokens.view(found), (-values - log_mass(mass(total))).view(found)
+    none = ~(values < torch.inf)  # banned, or not a number
+    scores = (-values - log_mass(mass(total))).masked_fill(none, -torch.inf)
+    return tokens.masked_fill(none, PADDING).view(found), scores.view(found)
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> TokenLogprobs:

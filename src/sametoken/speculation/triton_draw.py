@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from sametoken.speculation.draft import PADDING
+
 BLOCK = 1024
 SPLIT = 8 * BLOCK  # scores that one program looks at
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)  # the constants of `noise`
@@ -64,7 +66,8 @@ def _best(scores, bests, vocabulary, splits, BLOCK: tl.constexpr, SPLIT: tl.cons
     for block in range(SPLIT // BLOCK):
         at = split * SPLIT + block * BLOCK + tl.arange(0, BLOCK)
         score = tl.load(scores + row.to(tl.int64) * vocabulary + at, mask=at < vocabulary, other=float("-inf"))
-        best = tl.maximum(best, score.to(tl.float32))
+        score = score.to(tl.float32)
+        best = tl.maximum(best, tl.where(score == score, score, float("inf")))  # NaN makes every cost infinite
     tl.store(bests + row * splits + split, tl.max(best, 0))
 
 
@@ -105,7 +108,7 @@ def _race(  # type: ignore[no-untyped-def]
 def draw(
     scores: Tensor, at: Tensor, seed: Tensor | None, temperature: Tensor | None, loudness: Tensor | None
 ) -> Tensor:
-    """[B, N] int64, the token of least cost after each node, lower ids first among equals.
+    """[B, N] int64, the token of least cost after each node, lower ids first among equals; `PADDING` for none.
 
     Args:
         scores: [B, N, V] any floating type, edited already.
@@ -133,8 +136,9 @@ def _operator(
             SPLITS=triton.next_power_of_2(splits), NOISY=seed is not None, TEMPERED=temperature is not None,
             MIXED=loudness is not None, BLOCK=BLOCK, SPLIT=SPLIT, enable_fp_fusion=False,
         )  # fmt: skip
-    behind = costs > costs.amin(-1, keepdim=True)
-    return winners.masked_fill(behind, vocabulary).amin(-1).view(batch, nodes).to(torch.int64)
+    least = costs.amin(-1, keepdim=True)
+    tokens = winners.masked_fill(costs > least, vocabulary).amin(-1).masked_fill(~least.squeeze(-1).isfinite(), PADDING)
+    return tokens.view(batch, nodes).to(torch.int64)
 
 
 @_operator.register_fake

@@ -1,5 +1,7 @@
 """The losslessness theorem as code: a node is accepted if and only if it is the token the target draws there.
 
+A node after which the target can draw nothing is left to the next step, where it is the root.
+
 The target's draws do not depend on the draft, so neither does the output (Daliri, Musco, Suresh, arXiv 2408.07978).
 """
 
@@ -19,7 +21,8 @@ class Verdict(NamedTuple):
     Attributes:
         path: [B, N] accepted nodes, root first, the last one repeated as padding.
         length: [B] accepted draft tokens, 0 .. N - 1; the root is not a draft token.
-        bonus: [B] the target's own draw after the path: the next pending token.
+        bonus: [B] the target's own draw after the path: the next pending token; -1 where it can draw nothing after the
+            root, and then `length` is 0.
     """
 
     path: Tensor
@@ -31,9 +34,9 @@ def verify(draft: Draft, reach: Tensor, drawn: Tensor) -> Verdict:
     """The longest path on which every node equals the target's draw at its parent.
 
     Args:
-        draft: the tree; padding nodes carry token -1, which no draw equals.
+        draft: the tree; padding nodes carry token -1.
         reach: [B, N, N] `ancestors(draft.parents)`.
-        drawn: [B, N] the target's draw after each node.
+        drawn: [B, N] the target's draw after each node, -1 for none.
     """
     if drawn.device.type == "cpu":
         return _walk(draft, drawn)
@@ -47,7 +50,7 @@ def _walk(draft: Draft, drawn: Tensor) -> Verdict:
         best, accepted = [0], {0: [0]}
         for node in range(1, len(tokens)):  # parents come before their children
             above = accepted.get(parents[node])
-            if above is not None and tokens[node] == draws[parents[node]]:
+            if above is not None and tokens[node] == draws[parents[node]] and min(tokens[node], draws[node]) >= 0:
                 accepted[node] = [*above, node]
                 best = max(best, accepted[node], key=len)  # the first of equals
         lengths.append(len(best) - 1)
@@ -61,6 +64,7 @@ def _search(draft: Draft, reach: Tensor, drawn: Tensor) -> Verdict:
     nodes = draft.tokens.shape[1]
     index = torch.arange(nodes, device=drawn.device)
     wrong = draft.tokens != drawn.gather(1, draft.parents.clamp(min=0))
+    wrong |= torch.minimum(draft.tokens, drawn) < 0
     wrong[:, 0] = False
     accepted = ~(reach & wrong.unsqueeze(1)).any(-1)
     # Accepted nodes form one path unless siblings repeat a token; argmax takes the first of equals, so they agree.
