@@ -27,7 +27,10 @@ from sametoken.server.tally import Snapshot, Tally, Totals
 
 PREFIX, VLLM = "sametoken_", "vllm:"
 ENGINE = {"engine": "0"}  # vLLM numbers its engines; there is one here
-FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+FAMILIES: dict[str, type[CounterMetricFamily | GaugeMetricFamily]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+}
 
 
 class Watched(Protocol):
@@ -119,11 +122,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every metric under our name and under vLLM's."""
-        now = (
-            None
-            if self._watched is None
-            else Snapshot(self._watched.totals(), self._watched.load())
-        )
+        now = Snapshot(self._watched.totals(), self._watched.load()) if self._watched else None
+        found: Reading | Mapping[tuple[str, ...], int]
         for spec in METRICS:
             if spec.read is None:
                 found = self._tallies[spec.name] if spec.buckets else self._counts[spec.name]
