@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from cli_checks import Pair
 from sametoken import LLM
@@ -61,6 +65,24 @@ BAD_BODIES = {
 }
 
 
+def test_an_empty_prompt_is_completed_where_it_has_a_token(
+    tiny_pair: Pair, one_thread: None, tmp_path: Path
+) -> None:
+    """A tokenizer that begins every prompt with a token of its own, as Llama's does."""
+    folder = tmp_path / "begins"
+    shutil.copytree(tiny_pair.target, folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    token = tokenizer.id_to_token(5)
+    tokenizer.post_processor = TemplateProcessing(single=f"{token} $A", special_tokens=[(token, 5)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with running(LLM(str(folder), max_batch_size=2)) as server:
+        asked = {"max_tokens": 3, "ignore_eos": True, "temperature": 0}
+        empty, same = (server.post("/v1/completions", {**asked, "prompt": p}) for p in ("", [5]))
+        assert empty.json()["choices"][0]["text"] == same.json()["choices"][0]["text"]
+        assert empty.json()["usage"]["prompt_tokens"] == 1
+        assert server.post("/v1/completions", {**asked, "prompt": []}).status_code == 400
+
+
 @pytest.mark.parametrize("case", BAD_BODIES)
 def test_bad_bodies_are_refused_in_words(http: httpx.Client, case: str) -> None:
     content, words = BAD_BODIES[case]
@@ -105,6 +127,19 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a"] * 200}, "n"),
     ({"min_tokens": 10**9, "max_tokens": None}, "min_tokens"),
 ]
+
+
+def test_an_integer_may_be_written_as_a_number_without_a_fraction(http: httpx.Client) -> None:
+    """As JSON Schema means it, and so the document that describes the server."""
+    asked = {"prompt": [3, 4, 5], "max_tokens": 4, "seed": 7, "stop_token_ids": [9], "n": 2, "logprobs": 1}
+    asked["speculative"] = {"max_draft_len": 0}
+    floats = json.loads(json.dumps(asked), parse_int=float)
+    assert '"max_tokens": 4.0' in json.dumps(floats)
+    expected, got = (http.post("/v1/completions", json=body).json() for body in (asked, floats))
+    assert got["choices"] == expected["choices"]
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2.0, "top_logprobs": 1.0, "logprobs": True}
+    assert http.post("/v1/chat/completions", json=chat).status_code == 200
+    assert http.post("/detokenize", json={"tokens": [5.0, 6]}).status_code == 200
 
 
 @pytest.mark.parametrize(("fields", "param"), BAD_FIELDS, ids=lambda value: str(value)[:40])

@@ -175,8 +175,6 @@ class LLM:
         Raises:
             PromptTooLongError, RequestError: the prompt or a parameter cannot be served by this engine.
         """
-        if not prompt:
-            raise RequestError("the prompt is empty; expected text or at least one token id")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_prompt(ids)
         self._check_sizes(params)
@@ -227,7 +225,7 @@ class LLM:
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if not ids:
-            raise RequestError("the prompt is empty (no tokens); expected at least one token")
+            raise RequestError("the prompt is empty: it has no tokens; expected text or at least one token id")
         if len(ids) >= self.max_seq_len:
             raise PromptTooLongError(
                 f"the prompt has {len(ids)} tokens, the context holds {self.max_seq_len} with at least one of output; "

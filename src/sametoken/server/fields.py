@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -16,10 +16,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     WithJsonSchema,
     model_validator,
 )
 from pydantic import GetJsonSchemaHandler as Handler
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_before_validator_function
 
 from sametoken.notes import attribute_notes, purpose
 
@@ -28,8 +31,26 @@ MOST_STOPS = 64
 MOST_STOP_CHARACTERS = 1024
 MOST_BIASES = 1024
 MOST_PROMPTS = 1024
+EXACT = 2**53  # up to which a float holds every integer
 NO_LIMIT = -1  # of max_tokens: up to the end of the context
 PARTS = ("text", "input_text", "output_text", "refusal")  # a refusal is sent back as any other text
+
+
+def _with_whole_numbers(schema: Any) -> Any:
+    """A schema of pydantic's whose integers take whole numbers of any notation."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_with_whole_numbers, schema))
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "int":
+        return no_info_before_validator_function(_whole, schema)
+    return {key: _with_whole_numbers(value) for key, value in schema.items()}
+
+
+def _whole(given: object) -> object:
+    """A number without a fraction as an integer; larger ones may have lost theirs when they were read."""
+    exact = isinstance(given, float) and given.is_integer() and abs(given) <= EXACT
+    return int(given) if exact else given  # type: ignore[call-overload]
 
 
 class Body(BaseModel):
@@ -59,6 +80,11 @@ class Body(BaseModel):
             return given
         known = {field.alias or name for name, field in cls.model_fields.items()}
         return {name: value for name, value in given.items() if value is not None or name in known}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Integers may be written as 4.0, which they are in JSON Schema."""
+        return cast(CoreSchema, _with_whole_numbers(handler(source)))
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Handler) -> dict[str, Any]:
@@ -128,19 +154,20 @@ def _prompts(given: object) -> object:
         return [given]
     if isinstance(given, list) and given:
         if _are_ids(given):
-            return [given]
+            return [list(map(_whole, given))]
         if len(given) > MOST_PROMPTS:
             raise ValueError(f"expected at most {MOST_PROMPTS} prompts")
         if all(isinstance(prompt, str) or _are_ids(prompt) for prompt in given):
-            return given
+            return [prompt if isinstance(prompt, str) else list(map(_whole, prompt)) for prompt in given]
     raise ValueError("expected text, a list of texts, a list of token ids or a list of such lists")
 
 
 def _are_ids(given: object) -> bool:
-    return isinstance(given, list) and bool(given) and all(type(token) is int for token in given)
+    return isinstance(given, list) and bool(given) and all(type(_whole(token)) is int for token in given)
 
 
 _TEXT = {"type": "string", "minLength": 1}
+_PROMPT = {"type": "string"}  # an empty one may get a begin token
 _SHORT = {**_TEXT, "maxLength": MOST_STOP_CHARACTERS}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXTS = {"anyOf": [_SHORT, {"type": "array", "items": _SHORT, "maxItems": MOST_STOPS}, {"type": "null"}]}
@@ -173,7 +200,7 @@ Stops = Annotated[
 Prompts = Annotated[
     list[Any],
     BeforeValidator(_prompts),
-    WithJsonSchema({"anyOf": [_TEXT, {**_MANY, "items": {"anyOf": [_TEXT, _IDS]}}, _IDS]}),
+    WithJsonSchema({"anyOf": [_PROMPT, {**_MANY, "items": {"anyOf": [_PROMPT, _IDS]}}, _IDS]}),
 ]
 Spoken = Annotated[str, BeforeValidator(_spoken), WithJsonSchema({"anyOf": [{"type": "string"}, _PARTS]})]
 # Literal[False] would take 0 for it.
