@@ -11,7 +11,7 @@ import pytest
 
 from sametoken.commands.resolution import HINTS
 from sametoken.config import SpeculativeConfig
-from sametoken.dialects import trtllm, vllm
+from sametoken.dialects import flags, trtllm, vllm
 from sametoken.dialects.flags import FLAGS, read_flags
 from sametoken.dialects.rules import Group, NoEffect, Only, Rule, Sets, Table, Translation, apply, translate
 from sametoken.dialects.tables import markdown
@@ -27,6 +27,7 @@ SAMPLES: dict[type, tuple[Any, ...]] = {
 SPOKEN: dict[Any, tuple[Any, Any]] = {
     trtllm.decoding_type: ("Draft_Target", "draft_target"),
     trtllm.opposite: (True, False),
+    flags.log_level: ("trace", "debug"),
     vllm.method: ("ngram_gpu", "ngram"),
     vllm.schedule: ([[1, 4, 4], [5, 8, 2]], {4: 4, 8: 2}),
     None: (3, 3),

@@ -5,10 +5,19 @@ An unknown key is an error that names the key and the nearest valid one. Names a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from sametoken.errors import ConfigError, unknown_name
 
@@ -27,6 +36,8 @@ Positive = Annotated[int, Field(ge=1)]
 MOST_THREADS = 1024  # more than any machine this is for, and few enough to start
 # A command line has lists, and None where nothing was said.
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: _listed(given))]
+RootPath = Annotated[str, AfterValidator(lambda given: _path(given))]
+Collector = Annotated[str, AfterValidator(lambda given: _collector(given))]
 S = TypeVar("S", bound="Settings")
 
 
@@ -36,6 +47,21 @@ ALIASES = {"depth": ("max_draft_len", 0), "top_k": ("tree_top_k", 0), "total_tok
 
 def _listed(given: object) -> object:
     return tuple(given or ()) if given is None or isinstance(given, list) else given
+
+
+def _path(given: str) -> str:
+    path = given.rstrip("/")
+    if path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", path):
+        raise ValueError("expected a path, for example /llm, of letters, digits and ._~-")
+    return path
+
+
+def _collector(given: str) -> str:
+    if not re.match(r"https?://[^/]", given):
+        raise ValueError(
+            "expected an http:// or https:// URL of OTLP over HTTP, for example http://localhost:4318"
+        )
+    return given
 
 
 class Settings(BaseModel):
@@ -54,7 +80,8 @@ class Settings(BaseModel):
             where = ".".join(str(part) for part in problem["loc"])
             if not where:  # of several keys together, which the message names
                 raise ConfigError(f"{type(self).__name__}: {problem['msg'].removeprefix('Value error, ')}") from error
-            raise ConfigError(f"{type(self).__name__}.{where} = {problem['input']!r}: {problem['msg']}") from error
+            message = problem["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{type(self).__name__}.{where} = {problem['input']!r}: {message}") from error
 
     @classmethod
     def of(cls: type[S], given: S | Mapping[str, Any] | None) -> S:
@@ -233,7 +260,19 @@ class ServerConfig(Settings):
         max_chunks_per_second: chunks that all streams together get at most: of a busy server a chunk then has the
             tokens of several steps, held for at most 0.05 s; a stream's first never waits.
         cors_origin: web origins whose pages may call this server, repeatable; "*" is every one, none is off.
+        keep_alive: seconds that a connection without a request stays open; more than a proxy before it keeps one,
+            which may otherwise send into a connection that closes.
+        root_path: path below which a proxy offers this server, for the pages and the OpenAPI document; requests may
+            come with it or without.
+        ssl_certfile: certificate of the server, in PEM, with its chain; with one the server speaks HTTPS.
+        ssl_keyfile: its key; None is in the certificate's file.
+        ssl_ca_certs: authorities in PEM that a client's certificate must come from.
+        ssl_cert_reqs: whether clients need a certificate: 0 no, 1 it is checked if there is one, 2 yes.
         log_level: the least important messages that are logged.
+        log_format: lines as text, or each as a JSON object.
+        access_log: log a line per request; probes that went well are at level debug.
+        otlp_traces_endpoint: URL of a collector that is sent a trace of every request by OTLP over HTTP, for example
+            http://localhost:4318; None is off. Needs the extra `otel`.
     """
 
     host: str = "127.0.0.1"
@@ -246,4 +285,21 @@ class ServerConfig(Settings):
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     max_chunks_per_second: Annotated[float, Field(gt=0)] = 500.0
     cors_origin: Names = ()
+    keep_alive: Annotated[float, Field(ge=0)] = 75.0
+    root_path: RootPath = ""
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: Annotated[int, Field(ge=0, le=2)] = 0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    access_log: bool = True
+    otlp_traces_endpoint: Collector | None = None
+
+    @model_validator(mode="after")
+    def _certificates(self) -> Self:
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs):
+            raise ValueError("ssl_keyfile, ssl_ca_certs and ssl_cert_reqs go with ssl_certfile; give it too")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ValueError("ssl_cert_reqs 1 and 2 need ssl_ca_certs, the authorities of clients; give them")
+        return self

@@ -135,7 +135,8 @@ def _checked(name: str, given: Given) -> Any:
     try:
         value = TypeAdapter(HINTS[name], config=STRICT).validate_python(given.value)
     except ValidationError as error:
-        raise ConfigError(f"{given.origin} = {given.value!r}: {error.errors()[0]['msg']}") from error
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{given.origin} = {given.value!r}: {message}") from error
     for text in value if isinstance(value, list | tuple) else [value]:
         check_text(text, given.origin)
     return value

@@ -36,10 +36,12 @@ def command(model: str | None, values: Chosen) -> int:
     server = server_config(resolution.values)
     info = resolved(model, resolution, server)
     try:
-        from sametoken.server.run import bind, serve
+        from sametoken.server.logs import configure
+        from sametoken.server.run import bind, check, serve
     except ImportError as error:
         raise ConfigError(f"serving needs {error.name}; it is not there: pip install 'sametoken[server]'") from None
-    logging.basicConfig(level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    configure(server.log_level, server.log_format)
+    check(server)
     for line in described(info):
         LOG.info(line)
     for note in resolution.notes:

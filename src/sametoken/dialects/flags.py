@@ -14,6 +14,7 @@ from sametoken.dialects.trtllm import CACHE, METRICS, NOT_PARALLEL, ONE_PROCESS,
 
 TEXT_ONLY = Only((), "served models read text only; leave it out")
 ONE_SERVER = Only((), "prompts and outputs are computed by one server; leave it out")
+NOT_LOGGED = "prompts and parameters are never logged; --access-log has a line per request"
 CALLS = "calls are recognised by their form, whichever model wrote them"
 
 
@@ -49,6 +50,11 @@ class Flag(NamedTuple):
                 allowed = " or ".join(str(value).lower() for value in values)
                 return f"as in {self.server}: {f'only {allowed}' if allowed else 'refused'}, {reason}."
         raise TypeError(self.rule)
+
+
+def log_level(stated: str) -> str:
+    """Our level for one of uvicorn's."""
+    return {"critical": "error", "trace": "debug"}.get(stated, stated)
 
 
 def spelled(name: str) -> str:
@@ -88,7 +94,6 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "metadata_server_config_file": Flag(TRT, str, ONE_SERVER),
         "server_role": Flag(TRT, str, ONE_SERVER),
         "disagg_cluster_uri": Flag(TRT, str, ONE_SERVER),
-        "otlp_traces_endpoint": Flag(TRT, str, Only((), "there are no traces; /metrics has the times")),
         "fail_fast_on_attention_window_too_large": Flag(
             TRT, bool, NoEffect(bool, "a cache that is too small is always an error", (True,))
         ),
@@ -111,7 +116,13 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         ),
         "data_parallel_size": Flag(VLLM, int, Only((1,), f"{ONE_PROCESS}; start several servers")),
         "enable_auto_tool_choice": Flag(VLLM, bool, NoEffect(bool, CALLS, (True,))),
-        "disable_log_requests": Flag(VLLM, bool, NoEffect(bool, "requests are not logged", (True,))),
+        "disable_log_requests": Flag(VLLM, bool, NoEffect(bool, NOT_LOGGED, (True,))),
+        "enable_log_requests": Flag(VLLM, bool, NoEffect(bool, NOT_LOGGED, (False,))),
+        "disable_uvicorn_access_log": Flag(VLLM, bool, Sets("access_log", opposite)),
+        "uvicorn_log_level": Flag(VLLM, str, Sets("log_level", log_level)),
+        "enable_request_id_headers": Flag(VLLM, bool, NoEffect(bool, "every answer has X-Request-Id", (True,))),
+        "enable_server_load_tracking": Flag(VLLM, bool, NoEffect(bool, "/load always tells", (True,))),
+        "enable_ssl_refresh": Flag(VLLM, bool, Only((False,), "certificates are read once; start the server anew")),
         "disable_log_stats": Flag(VLLM, bool, NoEffect(bool, METRICS)),
     }
 )  # fmt: skip

@@ -77,7 +77,7 @@ class AboutApi(Api):
 
     async def page(self, request: Request) -> Response:
         """A file of a page for people."""
-        return playground.file_reply(request.url.path)
+        return playground.file_reply(request.scope["path"], self._worker.config.root_path)
 
     async def metrics(self) -> Response:
         """Metrics in Prometheus' text format."""

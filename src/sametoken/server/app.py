@@ -16,8 +16,8 @@ from starlette.types import Scope
 from sametoken import __version__
 from sametoken.server import playground
 from sametoken.server.about_api import AboutApi
-from sametoken.server.errors import ApiError, failed
-from sametoken.server.http import Keys, reply
+from sametoken.server.errors import ApiError, failed, reply
+from sametoken.server.http import Keys
 from sametoken.server.openapi import describe
 from sametoken.server.text_api import TextApi
 from sametoken.server.token_api import TokenApi
@@ -39,16 +39,20 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
         app.api_route(path, methods=[method])(endpoint)
         if method == "GET":
             app.head(path, include_in_schema=False)(endpoint)  # what load balancers ask
-    for path in playground.PATHS:
+    for path in (*playground.PATHS, playground.SLASHED):
         app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)(about.page)
-    describe(app)
+    describe(app, worker.config.root_path)
     _word_errors(app, worker)
     config = worker.config
     app.add_middleware(Keys, keys=config.api_key, refused=worker.count)
     if config.cors_origin:
         # The outermost, since a browser's preflight carries no key.
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(config.cors_origin), allow_methods=["GET", "POST"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=list(config.cors_origin),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id"],
         )
     return app
 

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
+import sys
 
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from sametoken.server.errors import ApiError
+from sametoken.server.exchange import ID_HEADER, named_client, new_id
 
+LOG = logging.getLogger("sametoken.server")
 MOST_HEAD = 64 * 2**10  # bytes of a request's first line and headers
 REQUEST_SECONDS = 60.0  # for a request to come, from its first byte or the connection's begin to the last of its body
 MOST_AHEAD = 8  # requests that may come before the one in front of them is answered; reading stops at more
 STALL_SECONDS = 60.0  # for a client to read some of what waits for it; meanwhile its request keeps a place
+END_OF_HEAD = b"\r\n\r\n"
 UPGRADE = re.compile(rb"\nupgrade:", re.IGNORECASE)
 LINGER_SECONDS = 2.0  # for a refused client to read why, while what it still sends is dropped
 
@@ -26,8 +31,8 @@ class Connection(HttpToolsProtocol):
     """Refuses requests that are broken, too slow or have too large a head; ends where nobody reads the answers."""
 
     _head = 0  # bytes of the head that is coming
+    _tail = b""  # its last ones, in which its end may have begun
     _in_head = True
-    _began = False  # whether a head did in the data at hand
     _refused = False
     _timer: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
@@ -62,22 +67,29 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        before, self._began = self._in_head, False
-        super().data_received(_without_upgrade(data) if before else data)
-        # Where a head began within the data, some of it was another request's.
-        if before and self._in_head and not self._began:
-            self._head += len(data)
-            if self._head > MOST_HEAD:
-                self._refuse_head()
+        if not self._in_head:
+            super().data_received(data)
+            return
+        seen = self._tail + data
+        end = seen.find(END_OF_HEAD)
+        size = len(data) if end < 0 else end + len(END_OF_HEAD) - len(self._tail)
+        self._head += size
+        if self._head > MOST_HEAD:
+            self._refuse_head()
+            return
+        super().data_received(_without_upgrade(data))
+        self._tail = seen[1 - len(END_OF_HEAD) :] if self._in_head else b""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head, self._began = True, 0, True
+        self._in_head = True
         self._expect()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEAD:
+        self._in_head, self._head = False, 0
+        # Of a head that came behind another request's body nothing has been counted yet.
+        lines = sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
+        if len(self.url) + lines > MOST_HEAD:
             self._refuse_head()
         else:
             super().on_headers_complete()
@@ -86,7 +98,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     def on_message_complete(self) -> None:
         if not self._refused:
@@ -127,17 +139,43 @@ class Connection(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not under_way:
-            content = json.dumps(error.body).encode()
-            about = f"content-type: application/json\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
+            content, identity = json.dumps(error.body).encode(), new_id()
+            about = (
+                f"content-type: application/json\r\ncontent-length: {len(content)}\r\n"
+                f"{ID_HEADER.decode()}: {identity}\r\nconnection: close\r\n\r\n"
+            )
+            LOG.info("%s: refused request %s with %d: %s", named_client(self.client), identity, error.status, error)
             self.transport.write(STATUS_LINE[error.status] + about.encode() + content)
             # To close with bytes unread would reset the connection, and the client might never see the answer.
             self._refused = True
             self.flow.resume_reading()
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # TLS cannot
+                self.transport.write_eof()
             self._came()
             self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
         else:
             self.transport.close()
+
+
+def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """An application for a client of HTTP/1.0, to which a body of unknown length ends with the connection."""
+
+    async def answered(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        known = True  # the length of the body, from its headers
+
+        async def plainly(message: ASGISendEvent) -> None:
+            nonlocal known
+            if message["type"] == "http.response.start":
+                known = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                if not known:
+                    cycle.chunked_encoding, cycle.expected_content_length = False, sys.maxsize
+            elif message["type"] == "http.response.body" and not known and not message.get("more_body"):
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, plainly)
+
+    return answered
 
 
 def _without_upgrade(data: bytes) -> bytes:
@@ -145,5 +183,5 @@ def _without_upgrade(data: bytes) -> bytes:
 
     Java's client asks for HTTP/2 with its first request; a server may ignore that (RFC 9110, section 7.8).
     """
-    head, end, rest = data.partition(b"\r\n\r\n")
+    head, end, rest = data.partition(END_OF_HEAD)
     return UPGRADE.sub(b"\nIgnored:", head) + end + rest

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from starlette.responses import JSONResponse
 from typing_extensions import TypedDict
 
 from sametoken.errors import EngineError, PromptTooLongError, RequestError, SametokenError, unknown_name
 
 LOG = logging.getLogger("sametoken.server")
+CLIENT_GONE = 499  # nginx's number; nobody receives it
 _SHOWN = 120  # characters of a value or name that a message repeats
 
 
@@ -55,6 +57,11 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.headers = status, dict(headers or {})
         self.body: ErrorReply = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def reply(error: ApiError) -> JSONResponse:
+    """An error as an answer."""
+    return JSONResponse(error.body, error.status, error.headers)
 
 
 def refused(error: RequestError, fields: Mapping[str, str]) -> ApiError:

@@ -12,16 +12,15 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sametoken.server.errors import ApiError, invalid, stopping
+from sametoken.server.errors import CLIENT_GONE, ApiError, invalid, reply
 from sametoken.server.fields import Body, field_names
 
 DONE = b"data: [DONE]\n\n"
 OPEN_PATHS = ("/", "/health", "/ping", "/live", "/version", "/docs", "/openapi.json")
 OPEN_FOLDERS = ("/playground/", "/docs/")  # the files of pages, which ask for a key themselves
-CLIENT_GONE = 499  # nginx's number; nobody receives it
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 
@@ -169,35 +168,5 @@ class Keys:
         return not self._digests or (scheme.lower() == b"bearer" and any(matches))
 
 
-class LastWords:
-    """Answers requests that are cancelled, as the server does when it ends, while they have no answer yet.
-
-    Args:
-        app: what lies behind.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
-
-        async def noted(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noted)
-        except asyncio.CancelledError:
-            if not begun:
-                await reply(stopping())(scope, receive, send)
-
-
 def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(OPEN_FOLDERS)
-
-
-def reply(error: ApiError) -> JSONResponse:
-    """An error as an answer."""
-    return JSONResponse(error.body, error.status, error.headers)

@@ -79,12 +79,14 @@ OPERATIONS = {
 }
 
 
-def describe(app: FastAPI) -> None:
-    """Gives an application a document that has these bodies, replies and errors."""
+def describe(app: FastAPI, root_path: str) -> None:
+    """Gives an application a document that has these bodies, replies and errors, below a path of a proxy."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             found = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            if root_path:
+                found["servers"] = [{"url": root_path}]
             bearer = {"type": "http", "scheme": "bearer", "description": "Where the server was started with keys."}
             found["components"] = {"schemas": _schemas(), "securitySchemes": {"key": bearer}}
             for path, methods in found["paths"].items():

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -24,14 +26,51 @@ from sametoken.engine.llm import LLM
 from sametoken.errors import ConfigError, EngineError
 from sametoken.server.app import build_app
 from sametoken.server.connection import Connection
-from sametoken.server.http import LastWords
+from sametoken.server.exchange import ACCESS, Exchanges
 from sametoken.server.metrics import Metrics
 from sametoken.server.threads import DaemonPool
+from sametoken.server.traces import Traces, exporter_of
 from sametoken.server.worker import Worker
 from sametoken.speculation.params import SamplingParams
 
 LOG = logging.getLogger("sametoken.server")
 LAST_WORDS_S = 2  # for connections to take the final events after the engine has stopped
+
+
+def check(config: ServerConfig) -> None:
+    """Finds out before a model is loaded whether certificates can be read and traces be exported.
+
+    Raises:
+        ConfigError: what is wrong, and with which file.
+    """
+    if config.otlp_traces_endpoint is not None:
+        exporter_of(config.otlp_traces_endpoint)
+    if config.ssl_certfile is None:
+        return
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        path = getattr(config, name)
+        if path is not None and not os.access(path, os.R_OK):
+            raise ConfigError(f"{name} {path}: no such file, or it cannot be read; give a file in PEM")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")  # asks nobody
+        if config.ssl_ca_certs is not None:
+            context.load_verify_locations(config.ssl_ca_certs)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"ssl_certfile {config.ssl_certfile} with its key, or ssl_ca_certs, cannot be used: {error}; "
+            "expected PEM files that belong together, the key without a passphrase"
+        ) from error
+
+
+def _certificates(config: ServerConfig) -> dict[str, Any]:
+    """Uvicorn's settings for HTTPS."""
+    return {
+        "ssl_certfile": config.ssl_certfile,
+        "ssl_keyfile": config.ssl_keyfile,
+        "ssl_ca_certs": config.ssl_ca_certs,
+        "ssl_cert_reqs": config.ssl_cert_reqs,
+    }
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -83,7 +122,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Mapping[str, Any]) -> None:
     host, port = bound.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    scheme = "http" if config.ssl_certfile is None else "https"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     ready = f"ready: {url}, model {info['model']}, method {llm.method}; the page there is the playground"
     server = make_server(llm, config, info, lambda: LOG.info(ready))
     try:
@@ -99,9 +139,12 @@ def make_server(llm: LLM, config: ServerConfig, info: Mapping[str, Any], started
     asyncio.get_running_loop().set_default_executor(DaemonPool())
     names = config.served_model_name or (info["model"],)
     worker = Worker(AsyncLLM(llm, config.max_chunks_per_second), config, Metrics(names[0]))
+    ACCESS.setLevel(logging.NOTSET if config.access_log else logging.CRITICAL)
+    endpoint = config.otlp_traces_endpoint
+    traces = Traces(exporter_of(endpoint), names[0]) if endpoint is not None else None
     app = build_app(worker, names, info)
     settings = uvicorn.Config(
-        LastWords(app),
+        Exchanges(app, config.root_path, traces),
         http=Connection,
         ws="none",
         log_config=None,
@@ -109,8 +152,10 @@ def make_server(llm: LLM, config: ServerConfig, info: Mapping[str, Any], started
         lifespan="off",
         timeout_graceful_shutdown=LAST_WORDS_S,
         server_header=False,
+        timeout_keep_alive=config.keep_alive,  # type: ignore[arg-type]  # it takes any number
+        **_certificates(config),
     )
-    return Server(settings, worker, started)
+    return Server(settings, worker, started, traces)
 
 
 class Server(uvicorn.Server):
@@ -120,11 +165,18 @@ class Server(uvicorn.Server):
         config: uvicorn's.
         worker: is drained before connections are closed.
         started: called once connections are accepted.
+        traces: are exported to the end, None for none.
     """
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        worker: Worker,
+        started: Callable[[], None],
+        traces: Traces | None = None,
+    ) -> None:
         super().__init__(config)
-        self.worker, self._announce = worker, started
+        self.worker, self._announce, self._traces = worker, started, traces
         self._hurry = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -133,6 +185,12 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Sends the last traces after the last answer."""
+        await super().shutdown(sockets)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

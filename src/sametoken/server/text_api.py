@@ -17,9 +17,9 @@ from sametoken.server.answers import Answer, CompletionAnswer
 from sametoken.server.api import Api
 from sametoken.server.chat_answer import ChatAnswer
 from sametoken.server.chat_schema import ChatRequest
-from sametoken.server.errors import ApiError, failed, invalid, refused
+from sametoken.server.errors import CLIENT_GONE, ApiError, failed, invalid, refused
 from sametoken.server.fields import field_names
-from sametoken.server.http import CLIENT_GONE, EventStream, event, read, unless_gone
+from sametoken.server.http import EventStream, event, read, unless_gone
 from sametoken.server.responses_answer import ResponsesAnswer
 from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.schema import CompletionRequest, Generation
@@ -76,7 +76,7 @@ class TextApi(Api):
         except RequestError as error:
             raise refused(error, fields) from error
         job = await self._worker.submit(prompts, params, fields)
-        LOG.debug("%s: %d sequences, user %s", type(body).__name__, len(job.requests), body.user)
+        LOG.debug("%s: %d sequences, user %r", type(body).__name__, len(job.requests), body.user)
         return job
 
     async def _answer(self, request: Request, body: Generation, job: Job, answer: Answer) -> Response:

@@ -20,6 +20,7 @@ from sametoken.engine.llm import LLM, Prompt
 from sametoken.engine.request import Request, SpeculationStats
 from sametoken.errors import EngineError, RequestError, SametokenError
 from sametoken.server.errors import ApiError, broken, ended, failed, refused, stopped, stopping, timed_out
+from sametoken.server.exchange import CURRENT
 from sametoken.server.metrics import Metrics
 from sametoken.server.tally import Totals
 from sametoken.speculation.params import SamplingParams
@@ -80,6 +81,8 @@ class Worker:
             raise refused(error, fields) from error
         self._admit(len(requests))  # others may have come in the meantime
         job = Job(self, requests, fields)
+        if (exchange := CURRENT.get()) is not None:
+            exchange.sequences.extend(requests)
         self._jobs.add(job)
         self._idle.clear()
         return job

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 
 import fastapi_offline  # at once, so that serving without it is refused before a model is loaded
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 HEADERS = {
@@ -25,9 +26,20 @@ OURS = {  # what is asked for, and the file that it is
 }
 SWAGGER = {f"/docs/{name}": f"static/{name}" for name in ("swagger-ui.css", "swagger-ui-bundle.js")}
 PATHS = (*OURS, *SWAGGER)
+SLASHED = "/docs/"  # asked for by people; the page is at /docs
+LINK = re.compile(rb'((?:href|src)=")(?=playground/|docs)')
 
 
-def file_reply(path: str) -> Response:
-    """The file of one of the paths."""
+def file_reply(path: str, root: str = "") -> Response:
+    """The file of one of the paths.
+
+    Args:
+        root: path below which a proxy offers the server. Links of pages begin with it; without one they are relative.
+    """
+    if path == SLASHED:
+        return RedirectResponse("../docs", 307)  # relative, so that it names no host and no prefix
     found = files(__name__) / OURS[path] if path in OURS else files(fastapi_offline) / SWAGGER[path]
-    return Response(found.read_bytes(), media_type=KINDS[found.name.rpartition(".")[2]], headers=HEADERS)
+    content, kind = found.read_bytes(), KINDS[found.name.rpartition(".")[2]]
+    if root and kind == "text/html":
+        content = LINK.sub(rf"\1{root}/".encode(), content)
+    return Response(content, media_type=kind, headers=HEADERS)

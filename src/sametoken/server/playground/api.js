@@ -53,7 +53,8 @@ export async function* stream(path, body, signal) {
 
 async function request(path, options) {
   const headers = key.get() ? { ...options.headers, Authorization: `Bearer ${key.get()}` } : options.headers;
-  const reply = await heard(fetch(path, { ...options, headers }));
+  const address = new URL(`../${path}`, import.meta.url); // whatever prefix a proxy has put before it
+  const reply = await heard(fetch(address, { ...options, headers }));
   if (!reply.ok) {
     const body = await reply.json().catch(() => ({}));
     throw new Failure(body.error?.message ?? `The server answered with status ${reply.status}.`, reply.status);

@@ -5,7 +5,7 @@ const follow = () => document.documentElement.classList.toggle("dark-mode", dark
 dark.addEventListener("change", follow);
 follow();
 SwaggerUIBundle({
-  url: "openapi.json",
+  url: new URL("../openapi.json", document.currentScript.src).href, // whatever prefix a proxy has put before it
   dom_id: "#reference",
   deepLinking: true,
   defaultModelsExpandDepth: 0,

@@ -1,0 +1,152 @@
+"""One request and its answer: an id, a line in the access log, a trace, and an answer even where the server ends.
+
+The id is the client's X-Request-Id, or made; it is in the answer's header and in every log line of the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sametoken.engine.request import Request
+from sametoken.server.errors import CLIENT_GONE, reply, stopping
+
+ACCESS = logging.getLogger("sametoken.access")
+ID_HEADER = b"x-request-id"
+VALID_ID = re.compile(rb"[\x21-\x7e]{1,128}")  # one printable word
+PROBES = ("/health", "/live", "/load", "/metrics", "/ping", "/version")  # asked all the time by machines
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What is known of a request until its answer is complete.
+
+    Attributes:
+        id: see the module.
+        client: who asks, as host:port. `version`: of HTTP.
+        headers: of the request.
+        began, ended: on the clock of `time.perf_counter`; 0.0 while it goes on.
+        status: of the answer, 0 before there is one.
+        sequences: what the engine does for it.
+    """
+
+    id: str
+    client: str
+    method: str
+    path: str
+    version: str
+    headers: list[tuple[bytes, bytes]]
+    began: float = field(default_factory=time.perf_counter)
+    ended: float = 0.0
+    status: int = 0
+    sequences: list[Request] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, scope: Scope) -> Exchange:
+        """The beginning of a request."""
+        given = next((value for name, value in scope["headers"] if name == ID_HEADER), b"")
+        return cls(
+            given.decode("ascii") if VALID_ID.fullmatch(given) else new_id(),
+            named_client(scope["client"]),
+            scope["method"],
+            scope["path"],
+            scope["http_version"],
+            scope["headers"],
+        )
+
+    @property
+    def probe(self) -> bool:
+        """Whether a machine asked how the server is, and got an answer."""
+        return self.path in PROBES and self.status < 400
+
+
+CURRENT: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+
+
+class Recorder(Protocol):
+    """Who is told of every exchange that is complete."""
+
+    def record(self, exchange: Exchange) -> None: ...
+
+
+class Exchanges:
+    """Makes an `Exchange` of every request; the outermost layer of the application.
+
+    Args:
+        app: what answers.
+        root_path: taken off the front of paths that begin with it.
+        traces: hears of complete exchanges, None for nobody.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str = "", traces: Recorder | None = None) -> None:
+        self._app, self._root, self._traces = app, root_path, traces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._root and f"{scope['path']}/".startswith(f"{self._root}/"):
+            scope["path"] = scope["path"].removeprefix(self._root) or "/"
+        exchange = Exchange.of(scope)
+        CURRENT.set(exchange)  # of this request's own task
+
+        async def noted(message: Message) -> None:
+            if not exchange.status:
+                exchange.status = message["status"]
+                message["headers"] = [*message["headers"], (ID_HEADER, exchange.id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except asyncio.CancelledError:  # the server ends
+            if not exchange.status:
+                await reply(stopping())(scope, receive, noted)
+        finally:
+            self._complete(exchange)
+
+    def _complete(self, exchange: Exchange) -> None:
+        exchange.ended, exchange.status = time.perf_counter(), exchange.status or CLIENT_GONE
+        log_access(exchange)
+        if self._traces is not None and not exchange.probe:
+            self._traces.record(exchange)
+
+
+def new_id() -> str:
+    """An id for a request that brought none."""
+    return f"req-{secrets.token_hex(12)}"
+
+
+def named_client(address: tuple[str, int] | None) -> str:
+    """host:port; a proxy may have told the host, so that it can be any text."""
+    return "-" if address is None else f"{quote(address[0], safe=':.%')}:{address[1]}"
+
+
+def log_access(exchange: Exchange) -> None:
+    """A line in the access log; probes that went well are at level debug."""
+    level = logging.DEBUG if exchange.probe else logging.INFO
+    if not ACCESS.isEnabledFor(level):
+        return
+    seconds, path = exchange.ended - exchange.began, quote(exchange.path)
+    fields = {
+        "client": exchange.client,
+        "method": exchange.method,
+        "path": path,
+        "http_version": exchange.version,
+        "status": exchange.status,
+        "seconds": round(seconds, 6),
+    }
+    tokens = ""
+    if exchange.sequences:
+        read = sum(len(each.prompt_ids) for each in exchange.sequences if each.choice == 0)
+        made = sum(len(each.tokens) - len(each.prompt_ids) for each in exchange.sequences)
+        fields |= {"prompt_tokens": read, "completion_tokens": made}
+        tokens = f", {read} + {made} tokens"
+    line = '%s "%s %s HTTP/%s" %d in %.3f s%s'
+    said = (exchange.client, exchange.method, path, exchange.version, exchange.status, seconds, tokens)
+    ACCESS.log(level, line, *said, extra={"fields": fields})
