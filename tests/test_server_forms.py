@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -12,6 +14,7 @@ from openai import OpenAI
 
 from cli_checks import Pair
 from sametoken import LLM, RequestSpeculation, SamplingParams
+from sametoken.engine import grammar
 from sametoken.server.tools import call_grammar, read_calls, sure
 from sametoken.speculation.structure import StructuredOutputs
 from server_checks import MODEL, Running, openai_client, running, with_template
@@ -218,3 +221,49 @@ def test_what_is_shown_early_is_never_taken_back(text: str) -> None:
     content, _ = read_calls(text, NAMES)
     for end in range(len(text) + 1):
         assert content.startswith(text[: sure(text[:end])])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mask_that_takes_too_long_is_an_error_of_the_request(
+    served: Running, client: OpenAI, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form: Any = {"type": "regex", "regex": "[a-f]{15}"}
+    client.chat.completions.create(**ASKED, response_format=form)
+    prepare = grammar.TokenGrammar.prepare
+
+    def prepared(self: grammar.TokenGrammar) -> None:
+        monkeypatch.setattr(grammar, "MASK_SECONDS", 1.0)
+        prepare(self)
+        monkeypatch.setattr(grammar, "MASK_SECONDS", -1.0)
+
+    monkeypatch.setattr(grammar.TokenGrammar, "prepare", prepared)
+    reply = served.post("/v1/chat/completions", {**ASKED, "response_format": form, "stream": stream})
+    assert reply.status_code == (200 if stream else 400)
+    events = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: ")]
+    error = json.loads(events[-2])["error"] if stream else reply.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "response_format")
+    assert "took" in error["message"]
+    assert served.get("/health").status_code == 200
+
+
+def test_heavy_grammars_do_not_hold_up_a_stream(served: Running, client: OpenAI) -> None:
+    """Eight at once, of the kind that once held all streams up for half a minute."""
+
+    def heavy(number: int) -> int:
+        form = {"type": "regex", "regex": f"((c{{1000}}){{1000}}){{{900 + number}}}"}
+        return served.post("/v1/chat/completions", {**ASKED, "response_format": form}).status_code
+
+    pauses = []
+    for _ in range(3):  # other programs of a loaded machine make pauses too
+        with ThreadPoolExecutor(8) as pool:
+            refused = [pool.submit(heavy, number) for number in range(8)]
+            last, longest = time.perf_counter(), 0.0
+            while not all(each.done() for each in refused):
+                options = {"max_tokens": 60, "extra_body": {"ignore_eos": True}}
+                for _chunk in client.chat.completions.create(**{**ASKED, **options}, stream=True):
+                    longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+        assert [each.result() for each in refused] == [400] * 8
+        pauses.append(longest)
+        if longest < 0.3:
+            break
+    assert min(pauses) < 0.3, pauses

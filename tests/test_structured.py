@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import regex
 
 from cli_checks import Pair
 from sametoken import LLM, Completion, RequestError, RequestSpeculation, SamplingParams
+from sametoken.engine import grammar
 from sametoken.speculation.structure import StructuredOutputs
 
 PROMPT = "abc abc"
@@ -154,6 +156,67 @@ def test_deep_and_large_forms_end_as_a_form_or_a_refusal(llm: LLM) -> None:
         except RequestError as error:
             assert len(str(error)) < 500  # noqa: PT017
     assert complete(llm, {"choice": ["fine"]}).text == "fine"
+
+
+NESTED = "((c{1000}){1000}){900}"
+HEAVY: list[dict[str, Any]] = [
+    {"regex": NESTED},
+    {"choice": ["x" * 100_000]},
+    {"regex": "x{40000}"},
+    {"json": {"const": "x" * 20_000}},
+]
+
+
+@pytest.mark.parametrize("form", HEAVY, ids=str)
+def test_forms_that_take_too_much_work_are_refused_before_they_run(llm: LLM, form: dict[str, Any]) -> None:
+    begin = time.thread_time()
+    with pytest.raises(RequestError, match="structured_outputs"):
+        complete(llm, form)
+    assert time.thread_time() - begin < 1
+    assert not llm.engine.busy
+
+
+def test_large_forms_of_work_that_can_be_borne_are_kept(llm: LLM) -> None:
+    properties = {f"f{i}": {"enum": [f"value {i} {n}" for n in range(20)]} for i in range(100)}
+    schema = {"type": "object", "properties": properties, "required": ["f0", "f99"], "additionalProperties": False}
+    assert complete(llm, {"json": schema}, max_tokens=20).text.startswith('{"f0": "value 0 ')
+    words = [f"number {n}" for n in range(4000)]
+    assert complete(llm, {"choice": words}).text in words
+    long = "a" + "b" * 15_000
+    assert complete(llm, {"choice": [long]}, max_tokens=30).text == long[:30]
+
+
+@pytest.mark.parametrize("method", ["none", "ngram", "draft_target"])
+def test_a_mask_that_takes_too_long_ends_its_request_only(
+    llm: LLM, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way = RequestSpeculation(method=method)  # type: ignore[arg-type]
+    slow = SamplingParams(
+        max_tokens=20, seed=1, speculative=way, structured_outputs=StructuredOutputs(regex="[a-f]{15}")
+    )
+    other = SamplingParams(max_tokens=20, seed=1, speculative=way, ignore_eos=True)
+    whole = llm.generate(PROMPT, other)[0]
+    requests = llm.requests([PROMPT] * 2, [slow, other])
+    monkeypatch.setattr(grammar, "MASK_SECONDS", -1.0)  # the first mask was made before
+    for request in requests:
+        llm.engine.add(request)
+    while llm.engine.busy:
+        llm.engine.step()
+    assert requests[0].finish_reason == "error"
+    assert len(requests[0].output_ids) == 1
+    assert isinstance(requests[0].error, RequestError)
+    assert "took" in str(requests[0].error)
+    assert requests[1].output_ids == whole.token_ids
+
+
+def test_masks_of_a_draft_that_have_no_time_are_left_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = {"json": SCHEMA}
+    whole = complete(llm, form, RequestSpeculation(method="ngram"))
+    monkeypatch.setattr(grammar, "DRAFT_SECONDS", -1.0)
+    slow = complete(llm, form, RequestSpeculation(method="ngram"))
+    assert slow.token_ids == whole.token_ids
+    assert slow.speculation.accepted == 0
+    assert whole.speculation.accepted > 0
 
 
 @pytest.mark.parametrize(

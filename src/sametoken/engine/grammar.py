@@ -1,12 +1,20 @@
-"""Grammars over the tokens of one model, by llguidance: compiled once per request, forked for every path of a tree."""
+"""Grammars over the tokens of one model, by llguidance: compiled once per request, forked for every path of a tree.
+
+What a grammar may cost is bounded twice: by llguidance's own limits, and by a time for each mask, whose overrun ends
+the one request.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -14,13 +22,22 @@ from torch import Tensor
 
 from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.errors import ConfigError, RequestError
+from sametoken.speculation.draft import PADDING
 from sametoken.speculation.structure import StructuredOutputs
 
 # JSON is written as Python's json.dumps writes it: a form without free white space leaves more tokens without a choice.
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 SENTINEL = "\x02"  # text before a piece, since tokenizers treat the beginning of a text differently
-PADDING = -1
 MOST_CHARACTERS = 2**17  # of a form, as JSON: the work of compiling some grows with the square
+# Work that one grammar may cause, in llguidance's units: the same on every machine. The lexer's expressions bound the
+# first mask to some 0.2 s and literals to 100 kB; its states, of 1 to 2 kB each, bound memory.
+LIMITS = {
+    "initial_lexer_fuel": 100_000, "step_lexer_fuel": 100_000, "step_max_items": 50_000, "max_items_in_row": 10_000,
+    "max_lexer_states": 50_000,
+}  # fmt: skip
+MOST_FORCED = 2**14  # bytes that a grammar may leave no choice about: every mask goes through all that are left
+MASK_SECONDS = 0.05  # of this thread's time for the mask of one token, which other streams wait for
+DRAFT_SECONDS = 0.01  # for the masks of a row's draft in one step; nodes beyond are left to the next step
 # Bytes, taken as far as they are used: llguidance follows rules by recursion, and without room it ends the process.
 STACK = 2**29
 STARTS = threading.Lock()  # the size of stacks is the process's
@@ -58,9 +75,11 @@ class Grammars:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._words: Any = None
         self._lock = threading.Lock()
+        # Compiling takes at most half of the cores from the engine, however many grammars come at once.
+        self._compiling = threading.Semaphore(max(1, (os.cpu_count() or 1) // 2))
 
     def compile(self, asked: StructuredOutputs) -> TokenGrammar:
-        """The grammar of a form, at its beginning.
+        """The grammar of a form, at its beginning, with its first mask; not for the thread that steps the engine.
 
         Raises:
             RequestError: the form is not valid, or too complex.
@@ -77,18 +96,21 @@ class Grammars:
         if size > MOST_CHARACTERS:
             raise _refusal(f"the form has {size} characters, expected at most {MOST_CHARACTERS}")
         try:
-            matcher = _with_stack(lambda: self._matcher(library, asked))
+            with self._compiling:
+                return _with_stack(lambda: self._compiled(library, asked))
         except RequestError:
             raise
         except (ValueError, RecursionError) as error:
             raise _refusal(str(error)) from error
+
+    def _compiled(self, library: Any, asked: StructuredOutputs) -> TokenGrammar:
+        source, limits = _source(library.LLMatcher, asked), library.LLParserLimits(verbose_errors=False, **LIMITS)
+        matcher = library.LLMatcher(self._words, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
-        return TokenGrammar(matcher, self._vocab_size)
-
-    def _matcher(self, library: Any, asked: StructuredOutputs) -> Any:
-        source, limits = _source(library.LLMatcher, asked), library.LLParserLimits(verbose_errors=False)
-        return library.LLMatcher(self._words, source, log_level=0, limits=limits)
+        grammar = TokenGrammar(matcher, self._vocab_size)
+        grammar.prepare()
+        return grammar
 
     def _read(self, library: Any) -> Any:
         """The vocabulary; behind it stands an end token for models that have none."""
@@ -104,43 +126,91 @@ class TokenGrammar:
     """The state of one sequence; see `speculation.structure.Grammar`."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
-        self._matcher, self._vocab_size = matcher, vocab_size
+        self._matcher, self._vocab_size, self._size = matcher, vocab_size, -(-(vocab_size + 1) // 8)
         self.failure: str | None = None
+        self._here: bytes | None = None  # the mask of the state, where it is known
+        self._forced: deque[int] | None = None  # what must follow the state, where it is known
+
+    def prepare(self) -> None:
+        """Computes the first mask and what is forced, and tries a token.
+
+        Raises:
+            RequestError: a step of this grammar takes too much work.
+        """
+        first = self._mask([])
+        if (error := self._matcher.get_error()) or not any(first):
+            raise _refusal(error or "no token of this model can begin it")
+        if (count := len(self._matcher.compute_ff_bytes())) > MOST_FORCED:
+            raise _refusal(f"{count} bytes follow each other without a choice, expected at most {MOST_FORCED}")
+        tried = self.copy()
+        if not tried.accept(next(iter(self.forced(1)), _first_token(first))):
+            tried.allowed([PADDING], [PADDING])  # the first mask built the lexer: this one costs what others will
+        if tried.failure is not None:
+            raise RequestError(tried.failure)
+        self._here = first
 
     def copy(self) -> TokenGrammar:
         """Another sequence in the same state."""
-        return TokenGrammar(self._matcher.deep_copy(), self._vocab_size)
+        made = TokenGrammar(self._matcher.deep_copy(), self._vocab_size)
+        made.failure, made._here = self.failure, self._here
+        made._forced = None if self._forced is None else self._forced.copy()
+        return made
 
     def accept(self, token: int) -> bool:
-        if not self._matcher.consume_token(token) and self.failure is None:
-            self.failure = f"the form could not be kept: {_first_line(self._matcher.get_error())}"
+        if not self._matcher.consume_token(token):
+            self._fail(_first_line(self._matcher.get_error()))
+        self._here = None
+        if (self._forced and self._forced.popleft() != token) or not self._forced:
+            self._forced = None
         return bool(self._matcher.is_stopped())
 
     def allowed(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        size = -(-(self._vocab_size + 1) // 8)
-        masks = bytearray()
+        if self._here is None:
+            begin = time.thread_time()
+            self._here = self._mask([])
+            seconds = time.thread_time() - begin
+            if self._matcher.is_error():
+                self._fail(_first_line(self._matcher.get_error()))
+            elif seconds > MASK_SECONDS:
+                self._fail(
+                    f"the mask of one token took {1000 * seconds:.0f} ms, expected at most {1000 * MASK_SECONDS:.0f}; "
+                    "simplify the grammar"
+                )
+        nothing = bytes(self._size)
+        masks = bytearray(self._here if self.failure is None else nothing)
         paths: list[list[int]] = [[]]
-        for node, token in enumerate(tokens):
-            if node:
-                paths.append([*paths[parents[node]], token])
-            masks += self._mask(paths[node], size)
-        packed = torch.frombuffer(masks, dtype=torch.uint8).view(len(tokens), size)[:, :, None]
+        until = time.thread_time() + DRAFT_SECONDS
+        for node in range(1, len(tokens)):
+            paths.append([*paths[parents[node]], tokens[node]])
+            known = self.failure is None and time.thread_time() < until
+            masks += self._mask(paths[node]) if known else nothing
+        packed = torch.frombuffer(masks, dtype=torch.uint8).view(len(tokens), self._size)[:, :, None]
         bits = (packed >> torch.arange(8, dtype=torch.uint8)) & 1
         return bits.flatten(1)[:, : self._vocab_size].bool()
 
-    def _mask(self, path: list[int], size: int) -> bytes:
+    def _fail(self, words: str) -> None:
+        if self.failure is None:
+            self.failure = f"structured_outputs: the grammar could not be enforced: {words}"
+
+    def _mask(self, path: list[int]) -> bytes:
         """One bit per token; all are set where the path itself is not allowed."""
-        everything = b"\xff" * size
         if path and (min(path) < 0 or self._matcher.validate_tokens(path) < len(path)):
-            return everything
+            return b"\xff" * self._size
         self._matcher.consume_tokens(path)
         mask: bytes = self._matcher.compute_bitmask()
         self._matcher.rollback(len(path))
-        return mask[:size].ljust(size, b"\x00")
+        return mask[: self._size].ljust(self._size, b"\x00")
 
     def forced(self, limit: int) -> list[int]:
-        tokens: list[int] = self._matcher.compute_ff_tokens()
-        return tokens[:limit]
+        if self._forced is None:
+            self._forced = deque(self._matcher.compute_ff_tokens())
+        return list(islice(self._forced, limit))
+
+
+def _first_token(mask: bytes) -> int:
+    """The first token that a mask allows."""
+    byte = next(place for place, bits in enumerate(mask) if bits)
+    return 8 * byte + (mask[byte] & -mask[byte]).bit_length() - 1
 
 
 def _library() -> Any:

@@ -74,7 +74,8 @@ class Grammar(Protocol):
             tokens, parents: of N nodes; node 0 was told to `accept` already.
 
         Returns:
-            [N, V] bool; what follows a node that is itself not allowed means nothing.
+            [N, V] bool; what follows a node that is itself not allowed means nothing. Nothing may follow a node for
+            whose mask there was no time; nothing may follow node 0 once there is a `failure`.
         """
         ...
 
