@@ -22,10 +22,18 @@ import reprlib
 from collections.abc import Iterable
 
 NO_WINDOWS = "Windows is not supported; run sametoken in WSL 2, the Windows Subsystem for Linux"
+LONGEST = 2000  # characters of a message; what it quotes of a file may be of any length
 
 
 class SametokenError(Exception):
     """Root of the tree; the command line turns it into one line and exit code 2."""
+
+    def __str__(self) -> str:
+        """The message, which any output can print: not longer than LONGEST, lone surrogates spelled out."""
+        text = super().__str__()
+        if len(text) > LONGEST:
+            text = f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
+        return text.encode(errors="backslashreplace").decode()
 
 
 class ConfigError(SametokenError, ValueError):

@@ -29,7 +29,7 @@ def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> Temp
     """The chat templates of a checkpoint: files beside the tokenizer, or else the entry in tokenizer_config.json."""
     files = {"default": directory / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
-    found = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    found = {name: _read(file) for name, file in files.items() if file.is_file()}
     return found or named_templates(tokenizer_config.get("chat_template"))
 
 
@@ -41,13 +41,17 @@ def read_template(given: str) -> str:
     """
     text = given
     if "{" not in given:
-        try:
-            text = Path(given).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise CheckpointError(f"chat template {given}: {reason}; expected a file or a text in Jinja") from error
+        text = _read(Path(given))
     _compile(text)
     return text
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # no UTF-8, or no name of a file
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"chat template {file}: {reason}; expected Jinja in UTF-8, a file or a text") from error
 
 
 def named_templates(stated: object) -> Templates:
@@ -63,7 +67,10 @@ def named_templates(stated: object) -> Templates:
             return {"default": stated}
         case dict() if all(isinstance(text, str) for text in stated.values()):
             return stated
-        case list() if all(isinstance(entry, dict) and {"name", "template"} <= entry.keys() for entry in stated):
+        case list() if all(
+            isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("name", "template"))
+            for entry in stated
+        ):
             return {entry["name"]: entry["template"] for entry in stated}
     raise CheckpointError(
         f"chat_template in tokenizer_config.json is a {type(stated).__name__}, expected a text or a list of "

@@ -96,10 +96,15 @@ def of_directory(directory: Path) -> str:
     return f"{words}; there is one in {directory / inside[0]}" if inside else words
 
 
+def architectures(config: Mapping[str, Any]) -> list[str]:
+    """The names of architectures in a config.json, none where it states none or something else."""
+    stated = config.get("architectures")
+    return [str(name) for name in stated] if isinstance(stated, list) else []
+
+
 def states_head(config: Mapping[str, Any]) -> bool:
     """Whether a config.json says that it belongs to a head; a head's may also say nothing."""
-    stated = config.get("architectures")
-    names = [str(name) for name in stated] if isinstance(stated, list) else []
+    names = architectures(config)
     return OURS in config or any(key in config for key in MARKS) or any(word in n for n in names for word in NAMES)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sametoken.checkpoint.contents import OURS
+from sametoken.checkpoint.contents import OURS, architectures
 from sametoken.checkpoint.head_files import Files, mapping
 from sametoken.checkpoint.head_names import INSIDE, medusa_place, plain_name
 from sametoken.checkpoint.head_taps import Taps, read_taps
@@ -19,7 +19,7 @@ from sametoken.checkpoint.medusa_config import describe_medusa
 from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError, UnsupportedModelError
 from sametoken.model.config import FAMILIES, ModelConfig, check_layer_types
 from sametoken.model.head_config import EagleConfig, MedusaConfig
-from sametoken.model.keys import Keys
+from sametoken.model.keys import MOST_WINDOW, Keys
 
 NEWER_NAMES = ("Eagle3", "EAGLE3")
 EAGLE_1_NAMES = ("EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "EagleForCausalLM", "EagleModel")
@@ -140,9 +140,9 @@ class _Eagle:
                 "(export_hf_checkpoint.py) and give the result"
             )
         if not self.has("fc"):
-            if self.has("embed_tokens") and any(name in FAMILIES for name in config.get("architectures") or []):
+            if self.has("embed_tokens") and any(name in FAMILIES for name in architectures(config)):
                 raise CheckpointError(
-                    f"{where} is a whole model ({config['architectures'][0]}), expected an EAGLE or Medusa head; a "
+                    f"{where} is a whole model ({architectures(config)[0]}), expected an EAGLE or Medusa head; a "
                     "model that drafts is given as --draft where text is made, and needs no export"
                 )
             raise CheckpointError(
@@ -170,7 +170,7 @@ class _Eagle:
         ours = mapping(config.get(OURS))
         if ours.get("version") is not None:
             return (1 if ours["version"] == 1 else 3), f"sametoken.version = {ours['version']}"
-        names = [str(name) for name in config.get("architectures") or []]
+        names = architectures(config)
         if any(word in name for name in names for word in NEWER_NAMES):
             return 3, f"architectures = {names}"
         if config.get("draft_vocab_size") is not None:
@@ -311,7 +311,7 @@ class _Eagle:
 def _producer(files: Files) -> str:
     """Who seems to have written a head."""
     config = files.config
-    names = [str(name) for name in config.get("architectures") or []]
+    names = architectures(config)
     if OURS in config:
         return "sametoken"
     if "speculators_config" in config or "speculators_model_type" in config:
@@ -330,4 +330,5 @@ def _windows(stated: Mapping[str, Any], count: int, where: Path) -> tuple[int | 
     default = "sliding_attention" if keys.flag("use_sliding_window", False) else "full_attention"
     kinds = [default] * count if types is None else types
     check_layer_types(kinds, count, f"{where}: config.json")
-    return tuple(keys.integer("sliding_window") if kind == "sliding_attention" else None for kind in kinds)
+    window = keys.integer("sliding_window", most=MOST_WINDOW) if "sliding_attention" in kinds else None
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -7,8 +7,8 @@ safetensors format and the `*.index.json` files of Hugging Face repositories.
 from __future__ import annotations
 
 import errno
-import json
 import pickle
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from sametoken.checkpoint.contents import of_directory
 from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.mapping import Place, Places, rules_for
-from sametoken.errors import CheckpointError, UnsupportedModelError
+from sametoken.checkpoint.objects import json_object
+from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS
@@ -32,6 +33,7 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
 )
+FILE_NAME = re.compile(r"(?!\.)[^/\\\x00]{1,255}")
 SHOWN = 8  # names of one kind in an error; a wrong architecture would otherwise print thousands
 AGAIN = "download it again, or copy it again from where it is whole"
 
@@ -253,12 +255,17 @@ def _listed(kind: str, names: list[str]) -> list[str]:
 def _shards(index: Path) -> list[Path]:
     """The files that an index names, in order, all of them present."""
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index}: not a readable index with a weight_map ({error!r}); {AGAIN}") from error
+        stated = json_object(index).get("weight_map")
+    except OSError as error:
+        raise CheckpointError(f"{index}: cannot be read ({error.strerror}); check its permissions") from error
+    except ValueError as error:
+        raise CheckpointError(f"{index} {error}; {AGAIN}") from error
+    if not isinstance(stated, dict):
+        raise CheckpointError(f"{index}: not an index with a weight_map, which is {shown(stated)}; {AGAIN}")
     # An index comes from outside and may not point outside its own directory.
-    if foreign := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
-        raise CheckpointError(f"{index}: names {foreign[0]!r}, expected plain file names beside the index")
+    if foreign := [name for name in stated.values() if not isinstance(name, str) or not FILE_NAME.fullmatch(name)]:
+        raise CheckpointError(f"{index}: names {shown(foreign[0])}, expected plain file names beside the index")
+    names = sorted(set(stated.values()))
     if absent := [name for name in names if not (index.parent / name).exists()]:
         raise CheckpointError(
             f"{index}: {len(absent)} of {len(names)} files are not there: {', '.join(absent[:SHOWN])}; "

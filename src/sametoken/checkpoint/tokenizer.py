@@ -27,7 +27,7 @@ from sametoken.checkpoint.chat import (
     render_open,
 )
 from sametoken.checkpoint.hub import read_json, transformers_tokenizer
-from sametoken.errors import CheckpointError, DraftMismatchError, RequestError, UnsupportedModelError
+from sametoken.errors import CheckpointError, DraftMismatchError, RequestError, UnsupportedModelError, shown
 
 SPACE_SIGN = "\u2581"  # SentencePiece's space
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -233,9 +233,10 @@ def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
     content = read_json(directory / "tokenizer.json")
     ends = [read_json((model or directory) / name) or {} for name in ("generation_config.json", "config.json")]
     eos_ids = [index for stated in ends for index in _ids(stated.get("eos_token_id"))]
+    templates = read_templates(directory, settings)
     if content is not None and _is_taken_as_is(directory, config, settings, content):
         named = {key: _text(settings[key]) for key in NAMED if settings.get(key)}
-        return Tokenizer(_backend(directory), named, read_templates(directory, settings), eos_ids)
+        return Tokenizer(_backend(directory), named, templates, eos_ids)
     rebuilt = transformers_tokenizer(directory)
     if not rebuilt.is_fast:
         raise UnsupportedModelError(
@@ -282,7 +283,19 @@ def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
 def _is_taken_as_is(
     directory: Path, config: Mapping[str, Any], settings: Mapping[str, Any], content: Mapping[str, Any]
 ) -> bool:
-    """True if `AutoTokenizer` would use tokenizer.json and change nothing in it (transformers 5.23)."""
+    """True if `AutoTokenizer` would use tokenizer.json and change nothing in it (transformers 5.23).
+
+    Files of another shape than theirs are left to transformers, which says what is wrong with them.
+    """
+    try:
+        return _is_unchanged(directory, config, settings, content)
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return False
+
+
+def _is_unchanged(
+    directory: Path, config: Mapping[str, Any], settings: Mapping[str, Any], content: Mapping[str, Any]
+) -> bool:
     kind = (config.get("model_type"), str(settings.get("tokenizer_class")).removesuffix("Fast"))
     if kind not in TAKEN_AS_IS or not settings.keys() <= PLAIN_KEYS or content.get("model", {}).get("type") != "BPE":
         return False
@@ -312,16 +325,19 @@ def _backend(directory: Path) -> tokenizers.Tokenizer:
 
 def _text(token: object) -> str:
     """A special token's spelling; configurations give a text, or an object with flags that hub files repeat."""
-    return str(token["content"]) if isinstance(token, dict) else str(token)
+    text = token.get("content") if isinstance(token, dict) else token
+    if isinstance(text, str):
+        return text
+    raise CheckpointError(
+        f"tokenizer_config.json names a special token {shown(token)}, expected a text or an object with its content"
+    )
 
 
 def _ids(stated: object) -> list[int]:
     """eos_token_id of a configuration: absent, one id, or a list."""
-    match stated:
-        case None:
-            return []
-        case int():
-            return [stated]
-        case list() if all(isinstance(token, int) for token in stated):
-            return stated
-    raise CheckpointError(f"eos_token_id is {stated!r}, expected an id or a list of ids; correct the configuration")
+    ids = [] if stated is None else stated if isinstance(stated, list) else [stated]
+    if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
+        raise CheckpointError(
+            f"eos_token_id is {shown(stated)}, expected an id or a list of ids; correct the configuration"
+        )
+    return [token for token in ids if token >= 0]  # a negative one stands for none

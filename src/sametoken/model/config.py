@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError, shown
-from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, Keys
+from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_WINDOW, Keys
 from sametoken.model.unsupported import refused_architecture, refused_format
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
@@ -279,13 +279,13 @@ def _plain(keys: Keys, defaults: _Defaults) -> ModelConfig:
 def _every_layer(plain: ModelConfig, keys: Keys, absent: int | None) -> tuple[int | None, ...]:
     """One `sliding_window` for all layers; `null` is full attention and an absent key means `absent`."""
     window = keys.values.get("sliding_window", absent)
-    return (None if window is None else keys.integer("sliding_window", absent, MOST_POSITIONS),) * plain.num_layers
+    return (None if window is None else keys.integer("sliding_window", absent, MOST_WINDOW),) * plain.num_layers
 
 
 def _chosen_layers(plain: ModelConfig, keys: Keys) -> tuple[int | None, ...]:
     """Qwen: `layer_types` where written, else the layers from `max_window_layers` on, if windows are used at all."""
     used = keys.flag("use_sliding_window", False) and keys.values.get("sliding_window", 4096) is not None
-    window = keys.integer("sliding_window", 4096, MOST_POSITIONS) if used else None
+    window = keys.integer("sliding_window", 4096, MOST_WINDOW) if used else None
     first = keys.values.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int):
         raise CheckpointError(f"config.json has {shown(first)} for 'max_window_layers', expected an integer")

@@ -14,7 +14,8 @@ from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 MOST_WIDE = 1 << 24  # rows and columns of a weight
 MOST_HEADS = 1 << 16  # heads of a layer, and dimensions of a head
 MOST_LAYERS = 1024
-MOST_POSITIONS = (1 << 31) - 1
+MOST_POSITIONS = 1 << 24
+MOST_WINDOW = (1 << 31) - 1
 MOST_NUMBER = 1e30
 
 
