@@ -14,6 +14,7 @@ from cli_checks import Pair
 from head_checks import eagle_config, random_weights, shape_of
 from sametoken import LLM, SametokenError
 from sametoken.checkpoint.heads import write_head
+from sametoken.engine import build
 from sametoken.errors import CheckpointError, MemoryPlanError
 from sametoken.model.config import FAMILIES
 from sametoken.model.heads import EagleHead
@@ -196,8 +197,11 @@ def test_a_model_larger_than_the_memory_is_refused_before_its_weights_are_read(c
         LLM(str(change(checkpoint, **shape, num_key_value_heads=1 << 10, head_dim=1 << 10)))
 
 
-def test_rotary_tables_larger_than_the_memory_are_refused(checkpoint: Path) -> None:
-    change(checkpoint, max_position_embeddings=(1 << 31) - 1)
+def test_rotary_tables_larger_than_the_memory_are_refused(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(checkpoint, max_position_embeddings=1 << 24)
+    monkeypatch.setattr(build, "available_bytes", lambda device: 1 << 28)
     with pytest.raises(MemoryPlanError, match="lower max_seq_len"):
         LLM(str(checkpoint))
     assert LLM(str(checkpoint), max_seq_len=64).max_seq_len == 64

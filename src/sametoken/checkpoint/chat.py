@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sametoken.errors import CheckpointError, RequestError
+from sametoken.errors import CheckpointError, RequestError, shown
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -140,10 +140,12 @@ def render(templates: Templates, messages: Sequence[Message], variables: Mapping
     """
     from jinja2 import TemplateError
 
+    if not is_list(messages):
+        raise RequestError(f"a conversation is {shown(messages)}, expected a list of messages with role and content")
     if not messages:
         raise RequestError("the conversation is empty; give at least one message with role and content")
     if wrong := [message for message in messages if not isinstance(message, Mapping) or "role" not in message]:
-        raise RequestError(f"a message is {wrong[0]!r}, expected an object with role and content")
+        raise RequestError(f"a message is {shown(wrong[0])}, expected an object with role and content")
     template = _compile(_choose(templates, with_tools=variables.get("tools") is not None))
     # Clients send `"content": null`, which templates would print as None.
     present = [{key: value for key, value in message.items() if value is not None} for message in messages]
@@ -153,6 +155,11 @@ def render(templates: Templates, messages: Sequence[Message], variables: Mapping
         raise RequestError(f"the chat template refuses this conversation: {error}") from error
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise RequestError(f"the chat template cannot read this conversation ({error}); check its messages") from error
+
+
+def is_list(value: object) -> bool:
+    """True for what callers may give where several of something are expected."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _choose(templates: Templates, with_tools: bool) -> str:

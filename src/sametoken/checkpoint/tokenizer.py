@@ -335,7 +335,7 @@ def _text(token: object) -> str:
 
 def _ids(stated: object) -> list[int]:
     """eos_token_id of a configuration: absent, one id, or a list."""
-    ids = [] if stated is None else stated if isinstance(stated, list) else [stated]
+    ids: list[Any] = [] if stated is None else stated if isinstance(stated, list) else [stated]
     if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
         raise CheckpointError(
             f"eos_token_id is {shown(stated)}, expected an id or a list of ids; correct the configuration"

@@ -153,7 +153,7 @@ def _check_memory(
 ) -> None:
     """Refuses a model whose weights and rotary tables alone are larger than the free memory."""
     weights = stated.parameters * least_bytes(quantization, dtype)
-    tables = 2 * limit * stated.rope.dim * dtype.itemsize
+    tables = limit * stated.rope.dim * (2 * dtype.itemsize + 6)  # cos and sin, and what they are computed from
     free = available_bytes(device)
     if weights + tables <= free:
         return

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sametoken.checkpoint.chat import Message
+from sametoken.checkpoint.chat import Message, is_list
 from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.drafters.automaton import SuffixAutomaton
@@ -20,7 +20,7 @@ from sametoken.engine.detokenize import Detokenizer
 from sametoken.engine.engine import AUTO, NO_DRAFT, Engine
 from sametoken.engine.grammar import Grammars, TokenGrammar
 from sametoken.engine.request import Request
-from sametoken.errors import NO_WINDOWS, ConfigError, PromptTooLongError, RequestError
+from sametoken.errors import NO_WINDOWS, ConfigError, PromptTooLongError, RequestError, shown
 from sametoken.speculation.noise import choice_seed
 from sametoken.speculation.params import RequestSpeculation, SamplingParams
 from sametoken.speculation.sampling import RowSampling
@@ -102,6 +102,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
         """The assistant's next turn of one conversation or several."""
+        if not is_list(messages):
+            raise RequestError(f"messages is {shown(messages)}, expected a list of messages with role and content")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return self.generate([self.render_chat(chat) for chat in conversations], params)  # type: ignore[arg-type]
 
@@ -158,6 +160,8 @@ class LLM:
         prompts = _listed(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or self.get_default_sampling_params()] * len(prompts)
+        if not is_list(params) or not all(isinstance(each, SamplingParams) for each in params):
+            raise RequestError(f"params is {shown(params)}, expected SamplingParams or a list, one for each prompt")
         if len(params) != len(prompts):
             raise RequestError(f"got {len(params)} sampling parameters for {len(prompts)} prompts; give one or as many")
         known: dict[int, _Brought] = {}
@@ -175,6 +179,8 @@ class LLM:
         Raises:
             PromptTooLongError, RequestError: the prompt or a parameter cannot be served by this engine.
         """
+        if not isinstance(prompt, str) and not is_list(prompt):
+            raise RequestError(f"a prompt is {shown(prompt)}, expected a text or a list of token ids")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_prompt(ids)
         self._check_sizes(params)
@@ -301,6 +307,8 @@ class _Speculation(NamedTuple):
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """One prompt or several as several; a list of integers is one prompt."""
+    if not isinstance(prompts, str) and not is_list(prompts):
+        raise RequestError(f"the prompt is {shown(prompts)}, expected a text, a list of token ids, or several of them")
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]
