@@ -13,7 +13,8 @@ from sametoken.embedded import NAME
 
 SHORT = ["--max_steps", "150", "--num_epochs", "20", "--optim", "muon", "--lr", "5e-3", "--training_seq_len", "512",
          "--train_bs", "2"]  # fmt: skip
-REDUCED = ["--mode", "eagle3", "--ttt_steps", "4", "--draft_vocab_size", "1024", "--fill_vocabulary"]
+REDUCED = ["--mode", "eagle3", "--ttt_steps", "4", "--draft_vocab_size", "1024", "--fill_vocabulary", "--no-fc-norm",
+           "--no-norm-output"]  # fmt: skip
 # Options of `sametoken train` and the method that vLLM has to be told.
 RECIPES: dict[str, tuple[list[str], str]] = {
     "EAGLE-3": (REDUCED, "eagle3"),

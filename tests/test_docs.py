@@ -23,8 +23,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "
 SMALL = (  # what makes the training of a head short
     (r"--self-prompts \d+", "--self-prompts 6"),
     (r"--max-tokens \d+", "--max-tokens 12"),
-    (r"--draft-vocab-size \d+", "--draft-vocab-size 64"),
-    (r"--num-epochs \d+", "--max-steps 2 --eval-tokens 8 --eval-prompts 2"),
+    (r"--output-dir run", "--output-dir run --max-steps 2 --eval-tokens 8 --eval-prompts 2"),
 )
 
 

@@ -96,6 +96,22 @@ def test_an_ignored_signal_stays_ignored():
     assert child.communicate(timeout=30)[0] == "kept\n"
 
 
+def test_an_error_after_a_signal_is_the_signal():
+    """Compiled code replaces an exception that a handler raises while it calls back."""
+
+    def called_back() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise ValueError from None
+
+    with stop_at_signals() as stop, pytest.raises(KeyboardInterrupt), stop.at_once():
+        called_back()
+    with stop_at_signals() as stop, pytest.raises(ValueError, match="mine"), stop.at_once():
+        raise ValueError("mine")
+
+
 def test_handlers_are_as_before_and_modes_nest():
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sametoken.train.plan import Plan
 from sametoken.train.session import train
 from sametoken.train.settings import ALIASES, DataSettings, HeadSettings, KeepSettings, LossSettings, RunSettings
-from sametoken.train.trainer import Outcome, Plan
+from sametoken.train.trainer import Outcome
 
 TAPS = "0,1,2"
 ANSWERS = ("one two three", "three two one", "abc abc abc", "hello hello")
@@ -29,7 +30,8 @@ def write_conversations(file: Path, count: int = 24) -> Path:
 def make_plan(output: Path, **chosen: Any) -> Plan:
     """Settings of a short run; keys go to the group that knows them."""
     mode = ALIASES.get(chosen.get("mode", "eagle"), chosen.get("mode"))
-    usual = {"eagle3": {"taps": TAPS, "ttt_steps": 3}, "eagle1": {"ttt_steps": 3}}
+    plain = {} if "init_from" in chosen else {"fc_norm": False, "norm_output": False}
+    usual = {"eagle3": {"taps": TAPS, "ttt_steps": 3, **plain}, "eagle1": {"ttt_steps": 3}}
     values = {**usual.get(mode, {}), "lr": 3e-3, "training_seq_len": 128, "train_bs": 1, "max_steps": 6,
               "save_steps": 3, "logging_steps": 2, "output_dir": str(output), **chosen}  # fmt: skip
     groups = (HeadSettings, LossSettings, RunSettings, KeepSettings)

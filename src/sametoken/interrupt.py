@@ -39,11 +39,16 @@ class Stop:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within the block a signal raises KeyboardInterrupt; so does entering it after a signal."""
+        """Within the block a signal raises KeyboardInterrupt; so do entering it, and any error, after a signal."""
         with self._mode(True):
             if self:
                 raise KeyboardInterrupt
-            yield
+            try:
+                yield
+            except Exception as error:
+                if self:  # compiled code turns what is raised within it into errors of its own
+                    raise KeyboardInterrupt from error
+                raise
 
     @contextmanager
     def noticed(self) -> Iterator[None]:

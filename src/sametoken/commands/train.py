@@ -6,11 +6,12 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sametoken import embedded
 from sametoken.commands.options import Option, Values, settings_of, settings_options
 from sametoken.errors import ConfigError
+from sametoken.interrupt import stop_at_signals
 from sametoken.train.settings import (
     ALIASES,
     GROUPS,
@@ -21,7 +22,12 @@ from sametoken.train.settings import (
     RunSettings,
 )
 
+if TYPE_CHECKING:
+    from sametoken.train.trainer import Outcome
+
 WORDS = {"true": True, "false": False}
+LAST_STEP_S = 600  # that processes have for their step and its checkpoint before the launcher kills them
+PROMISE = "training ends after this step, with a checkpoint"
 WORKER = "LOCAL_RANK"  # set by whatever starts one process per GPU
 
 
@@ -66,8 +72,8 @@ def _word(name: str, given: str) -> bool:
 
 def _train(target: str, settings: dict[type, Any]) -> int:
     from sametoken.train.evaluate import Asked, judge_of
+    from sametoken.train.plan import Plan
     from sametoken.train.session import train
-    from sametoken.train.trainer import Plan
 
     head, keep, run = settings[HeadSettings], settings[KeepSettings], settings[RunSettings]
     if head.mode in ALIASES:
@@ -79,12 +85,39 @@ def _train(target: str, settings: dict[type, Any]) -> int:
         asked = Asked(keep.max_draft_len, keep.eval_tokens, engine={"device": run.device})
         judge = judge_of(target, keep.eval_data, keep.eval_prompts, asked)
     plan = Plan(head, settings[LossSettings], run, keep)
-    outcome = train(target, plan, settings[DataSettings], judge=judge, tell=_tell)
-    if os.environ.get("RANK", "0") == "0":
-        ended = "stopped early, " if outcome.stopped_early else ""
-        best = "" if outcome.best is None else f"held-out acceptance length {outcome.best:.3f}, "
-        print(f"{outcome.head}: {ended}{best}{outcome.steps} steps, {outcome.tokens_per_second:.0f} tokens/s")
-    return 0
+    # Launchers pass a signal on that a process may have had already.
+    with stop_at_signals(PROMISE if _main() else "", repeats_after_s=3.0 if WORKER in os.environ else 0.0) as stop:
+        try:
+            with stop.at_once():
+                outcome = train(target, plan, settings[DataSettings], judge=judge, tell=_tell, stop=stop)
+        except KeyboardInterrupt:
+            if _main():
+                _tell("interrupted before the first step; the same command begins again, or goes on from a checkpoint")
+            return stop.exit_code or 130
+    if _main():
+        _report(target, keep, outcome)
+    return (stop.exit_code or 143) if outcome.stopped else 0  # or another process had the signal
+
+
+def _report(target: str, keep: KeepSettings, outcome: Outcome) -> None:
+    """How a run ended and what comes next."""
+    if outcome.stopped:
+        kept = f"checkpoint-{outcome.steps} is in {keep.output_dir}; " if outcome.steps else ""
+        _tell(f"stopped after step {outcome.steps} of {outcome.total}; {kept}the same command goes on from there")
+    if not outcome.head.exists():
+        return
+    ended = "stopped early, " if outcome.stopped_early else ""
+    best = "" if outcome.best is None else f"held-out acceptance length {outcome.best:.3f}, "
+    print(f"{outcome.head}: {ended}{best}{outcome.steps} steps, {outcome.tokens_per_second:.0f} tokens/s")
+    if outcome.best is not None:
+        _tell(
+            f"judged on up to {keep.eval_prompts} prompts, as by: sametoken evaluate {outcome.head} --target {target} "
+            f"--data {keep.eval_data}"
+        )
+
+
+def _main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _tell(line: str) -> None:
@@ -107,7 +140,7 @@ def _start(target: str, values: Values, run: RunSettings) -> int:
 
     # A process that fails has said why; the launcher would add its own traceback.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    launcher = ["--standalone", "--nproc-per-node", str(run.num_gpu)]
+    launcher = ["--standalone", "--nproc-per-node", str(run.num_gpu), "--shutdown-timeout", str(LAST_STEP_S)]
     try:
         arguments: Any = [*launcher, "-m", "sametoken.cli", "train", target, *_spelled(values)]
         launch(parse_args(arguments))  # type: ignore[no-untyped-call]

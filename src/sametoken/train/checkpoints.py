@@ -23,6 +23,8 @@ FORMAT = 1
 MANIFEST, WEIGHTS, OPTIMISER = "manifest.json", "model.safetensors", "optimizer.safetensors"
 PROGRESS = {"step": (int,), "best": (float, int, NoneType), "judged": (int,), "stale": (int,), "ended": (bool,)}
 NAME = re.compile(r"checkpoint-(\d{1,18})")
+JUDGED = ".judged-"  # before the name of a head that is only there to be judged
+LEFT = (".checkpoint-*", f"{JUDGED}*", ".head-*", ".model-*")  # what a killed process leaves
 
 
 class Saved(NamedTuple):
@@ -65,8 +67,33 @@ def save(directory: Path, step: int, saved: Saved, keep: int) -> Path:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     for old in all_checkpoints(directory)[:-keep]:
-        shutil.rmtree(old)
+        gone = directory / f".{old.name}.part"
+        os.replace(old, gone)  # a checkpoint that is half removed would pass for one
+        shutil.rmtree(gone)
     return final
+
+
+def note(directory: Path, progress: Mapping[str, Any]) -> None:
+    """Writes what became of a judgement into the checkpoint of its step, where there is one.
+
+    Raises:
+        CheckpointError: the disk is full or not writable.
+    """
+    file = directory / f"checkpoint-{progress['step']}" / MANIFEST
+    if not file.exists():
+        return
+    try:
+        write_json(file, {**read_object(file), "progress": dict(progress)})
+    except DataError as error:
+        raise CheckpointError(f"{file} cannot be written: {error}") from error
+
+
+def sweep(directory: Path, name: str) -> None:
+    """Removes what a killed run left half written in its directory and in that of its head; this one is alone there."""
+    for place in (directory, directory / name):
+        for pattern in LEFT:
+            for left in place.glob(pattern):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def all_checkpoints(directory: Path) -> list[Path]:

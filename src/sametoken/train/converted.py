@@ -114,7 +114,7 @@ class Converted(nn.Module):
         trainee.dtype = _computed_in(features.last)
         taken = _read_by_head(Features(features.taps[real], features.last[real]), batch, plan, self.training)
         rule = trainee.settings
-        goal = goals(batch, trainee.steps, rule.loss_decay, per_document=rule.loss_mean == "document")
+        goal = goals(batch, trainee.steps, rule.decay, per_document=rule.loss_mean == "document")
         loss, report = trainee(batch, taken, goal.weights / goal.total.clamp(min=1))
         outputs = Outputs(loss=loss)
         if not self.training:

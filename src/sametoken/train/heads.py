@@ -77,7 +77,7 @@ def head_config(
     flags: dict[str, Any] = {"last_norm": version == 3}
     if version == 3:
         names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-        flags |= {name: getattr(settings, name) for name in names}
+        flags |= {name: bool(getattr(settings, name)) for name in names}
     else:
         flags |= {"fc_bias": settings.fc_bias, "own_head": False}
     flags |= {ours: given[key] for key, ours in HEAD_KEYS.items() if key in given}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sametoken.data.files import replacing
 from sametoken.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class Journal:
     def __init__(self, directory: Path, step: int) -> None:
         self._file, self._directory = directory / LOG, directory
         kept = [entry for entry in self.entries() if entry["step"] <= step]
-        self._file.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
+        with replacing(self._file) as part:
+            part.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
         self._board = _board(directory, step)
 
     def entries(self) -> list[dict[str, Any]]:

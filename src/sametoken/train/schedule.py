@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sametoken.data.packing import pack
 from sametoken.errors import DataError
-from sametoken.train.settings import RunSettings
+from sametoken.train.settings import ROW, RunSettings
 
 Row = list[int]  # samples that are packed together
 
@@ -29,12 +29,35 @@ class Step(NamedTuple):
     rows: list[Row]
 
 
+def rows_of(lengths: Sequence[int], run: RunSettings, epoch: int) -> list[list[int]]:
+    """An epoch's rows. Where no length of a row was given, a sample that is longer than `ROW` is a row of its own.
+
+    Raises:
+        DataError: a sample is longer than the length that was given.
+    """
+    given = run.training_seq_len
+    bounded = lengths if given else [min(length, ROW) for length in lengths]
+    return pack(bounded, given or ROW, seed=run.seed, epoch=epoch)
+
+
+def rows_per_step(run: RunSettings, processes: int) -> int:
+    """Rows of a step of all processes together; the plan is filled."""
+    return (run.train_bs or 1) * (run.gradient_accumulation_steps or 1) * processes
+
+
+def steps_of_run(run: RunSettings, rows: int, processes: int) -> int:
+    """Steps of a run whose epochs have so many rows; the plan is filled."""
+    whole, left = divmod(rows, rows_per_step(run, processes))
+    steps = max(1, round((whole + (left >= processes)) * (run.num_epochs or 1)))
+    return steps if run.max_steps is None else min(steps, run.max_steps)
+
+
 class Course:
     """The steps of a run.
 
     Args:
         lengths: tokens of each sample.
-        settings: of the run.
+        settings: of the run, from `defaults.filled`.
         processes: how many share each step.
 
     Raises:
@@ -43,16 +66,14 @@ class Course:
 
     def __init__(self, lengths: Sequence[int], settings: RunSettings, processes: int) -> None:
         self._lengths, self._settings, self._processes = lengths, settings, processes
-        self.rows_per_step = settings.train_bs * settings.gradient_accumulation_steps * processes
+        self.rows_per_step = rows_per_step(settings, processes)
         steps = len(self._epoch(0))
         if not steps:
             raise DataError(
-                f"{len(lengths)} samples fill fewer than {processes} rows of {settings.training_seq_len} tokens, one "
-                "per process; add data, shorten the rows or use fewer processes"
+                f"{len(lengths)} samples fill fewer than {processes} rows of {settings.training_seq_len or ROW} "
+                "tokens, one per process; add data, shorten the rows or use fewer processes"
             )
-        self.total = max(1, round(steps * settings.num_epochs))
-        if settings.max_steps is not None:
-            self.total = min(self.total, settings.max_steps)
+        self.total = steps_of_run(settings, len(rows_of(lengths, settings, 0)), processes)
 
     def steps(self, first: int) -> Iterator[Step]:
         """The steps from number `first` to the end."""
@@ -70,6 +91,7 @@ class Course:
     def rate(self, step: int) -> float:
         """The learning rate of a step."""
         settings = self._settings
+        assert settings.lr is not None
         warm = settings.warmup_steps if settings.warmup_steps is not None else round(settings.warmup_ratio * self.total)
         if step < warm:
             return settings.lr * (step + 1) / warm
@@ -79,6 +101,6 @@ class Course:
 
     def _epoch(self, epoch: int) -> list[list[Row]]:
         """An epoch's rows by step; a last step may have fewer, but one for each process."""
-        rows = pack(self._lengths, self._settings.training_seq_len, seed=self._settings.seed, epoch=epoch)
+        rows = rows_of(self._lengths, self._settings, epoch)
         groups = [rows[i : i + self.rows_per_step] for i in range(0, len(rows), self.rows_per_step)]
         return [group for group in groups if len(group) >= self._processes]

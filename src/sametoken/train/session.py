@@ -20,29 +20,34 @@ from sametoken.data.files import alone_in
 from sametoken.data.preparation import data_digest, prepare
 from sametoken.data.prepared import MANIFEST, Origin, Prepared
 from sametoken.errors import ConfigError
+from sametoken.interrupt import Stop
 from sametoken.model.config import ModelConfig
 from sametoken.model.head_config import EagleConfig
+from sametoken.train.defaults import Facts, filled
 from sametoken.train.distill import Distilled, new_draft
 from sametoken.train.heads import new_head
 from sametoken.train.parallel import Parallel
-from sametoken.train.settings import LOSS_ONLY_FOR, DataSettings
+from sametoken.train.plan import Plan
+from sametoken.train.settings import LONGEST, LOSS_ONLY_FOR, DataSettings
 from sametoken.train.targets import Ends, open_source, read_ends
 from sametoken.train.trainee import Student, Trainee, steps_of
-from sametoken.train.trainer import Judge, Material, Outcome, Plan, Trainer
+from sametoken.train.trainer import Judge, Material, Outcome, Trainer
 
 PREPARED = "data"  # samples made from files of conversations, within the output directory
 
 
 def train(
     target: str, plan: Plan, data: DataSettings, *, judge: Judge | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    tell: Callable[[str], None] = lambda line: None, stop: Stop | None = None,
 ) -> Outcome:  # fmt: skip
     """Trains a head for a target.
 
     Args:
         target: directory, Hub id or "embedded".
+        plan: what is None in it is chosen here, from the data.
         judge: judges a head in a directory on held-out prompts.
         tell: called with a line for the user now and then, in the main process.
+        stop: once true, training ends after the step with a checkpoint.
 
     Raises:
         SametokenError: a setting, the data, the target or a checkpoint is not what it must be; nothing was overwritten.
@@ -52,9 +57,13 @@ def train(
     directory = target_directory(target)
     samples = _samples(target, directory, plan, data, parallel)
     with alone_in(user_path(plan.keep.output_dir)) if parallel.main else nullcontext():
+        say = tell if parallel.main else lambda line: None
+        width = ModelConfig.from_hf(read_config(directory)).hidden_size
+        plan, lines = filled(plan, Facts(samples.lengths(), width, parallel.count))
         material = _material(target, directory, plan, samples, parallel)
-        trainer = Trainer(plan, material, parallel, judge, tell if parallel.main else lambda line: None)
-        outcome = trainer.run()
+        for line in lines:
+            say(line)
+        outcome = Trainer(plan, material, parallel, judge, say, Stop() if stop is None else stop).run()
     parallel.close()
     return outcome
 
@@ -84,7 +93,7 @@ def _prepare(target: str, directory: Path, plan: Plan, data: DataSettings, place
     origin = Origin(
         target=target, target_digest=model_digest(directory), tokenizer_digest=tokenizer.digest(),
         data_sha256=data_digest(files), vocab_size=config.vocab_size,
-        max_len=min(plan.run.training_seq_len, config.max_position), end_of_turn=data.end_of_turn,
+        max_len=min(plan.run.training_seq_len or LONGEST, config.max_position), end_of_turn=data.end_of_turn,
         all_tokens=data.all_tokens, draft_vocab_size=data.draft_vocab_size, fill_vocabulary=data.fill_vocabulary,
     )  # fmt: skip
     prepare(files, place, tokenizer, origin)

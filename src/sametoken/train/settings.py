@@ -32,6 +32,9 @@ LOSS_ONLY_FOR = {
     "on_policy": ("draft",),
 }
 
+ROW = 512  # tokens of a row where nothing else is said
+LONGEST = 2048  # tokens that conversations are cut at where nothing else is said
+
 Mode = Literal["eagle3", "eagle", "eagle1", "medusa", "draft"]
 Schedule = Literal["cosine", "linear", "constant"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -53,8 +56,8 @@ class HeadSettings(Settings):
         draft_window: tokens that an EAGLE head attends to; None is all.
         norm_before_residual: eagle3: the residual starts from the normed hidden state; SGLang and TensorRT-LLM do not.
         norm_before_fc: eagle3: one norm over all taps before they are fused.
-        fc_norm: EAGLE 3.1: a norm for each tap.
-        norm_output: EAGLE 3.1: the next step reads the normed output.
+        fc_norm: EAGLE 3.1: a norm for each tap; None is yes for a new eagle3 head without norm_before_fc.
+        norm_output: EAGLE 3.1: the next step reads the normed output; None is yes for a new eagle3 head.
         fc_bias: eagle1: the fusion has a bias.
         draft_config: draft: JSON file with the model's sizes in the names of a Llama's config.json.
         init_from: directory of a head, or with draft of a model, to start from; its architecture is kept.
@@ -70,8 +73,8 @@ class HeadSettings(Settings):
     draft_window: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
+    fc_norm: bool | None = None
+    norm_output: bool | None = None
     fc_bias: bool = False
     draft_config: str | None = None
     init_from: str | None = None
@@ -100,8 +103,8 @@ class LossSettings(Settings):
     """What is minimised.
 
     Attributes:
-        ttt_steps: steps that an EAGLE head is unrolled for in training; None is 7 for eagle3 and 1 for eagle1.
-        loss_decay: weight of each further step or head, relative to the one before.
+        ttt_steps: steps that an EAGLE head is unrolled for in training; None is 3 for eagle3 and 1 for eagle1.
+        loss_decay: weight of each further step or head, relative to the one before; None is 1 for eagle3, else 0.8.
         loss: kl (soft labels), tv (total variation), lk (a mix that aims at acceptance) or hard (the data's tokens).
         loss_mix: lk: adaptive (KL gives way as acceptance grows), alpha (-log of the acceptance) or KL's share, 0 to 1.
         loss_mean: document counts every document the same, token every token.
@@ -113,7 +116,7 @@ class LossSettings(Settings):
     """
 
     ttt_steps: Annotated[int, Field(ge=1, le=32)] | None = None
-    loss_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
+    loss_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     loss: Literal["kl", "tv", "lk", "hard"] = "kl"
     loss_mix: str = "adaptive"
     loss_mean: Literal["document", "token"] = "document"
@@ -130,6 +133,11 @@ class LossSettings(Settings):
         return self
 
     @property
+    def decay(self) -> float:
+        """`loss_decay`, or what it is where nothing chose it."""
+        return 0.8 if self.loss_decay is None else self.loss_decay
+
+    @property
     def mix(self) -> str | float:
         """`loss_mix` as a number where it is one."""
         try:
@@ -142,17 +150,18 @@ class RunSettings(Settings):
     """How training runs.
 
     Attributes:
-        num_epochs: passes over all of the data.
+        num_epochs: passes over all of the data; None is as many as make 600 steps, 1 to 20, or max_steps.
         max_steps: end after so many steps of the optimiser; None is all epochs.
-        lr: highest learning rate of the run.
-        optim: adamw, or muon for the matrices inside the head, which gets further in few steps and takes rates of
-            some 1e-3; not with fsdp.
+        lr: highest learning rate of the run; None is 5e-3 for muon and 1e-3 for adamw, less for targets wider than 256.
+        optim: muon for the matrices inside the head and adamw for the rest, which gets further in few steps, or adamw
+            alone; None is muon, or adamw with fsdp and where lr is given.
         lr_scheduler_type: cosine, linear or constant after the warm-up.
         warmup_ratio: share of the steps over which the rate rises.
         warmup_steps: their number; None is by the ratio.
-        train_bs: rows of one forward, see training_seq_len.
-        training_seq_len: tokens that documents are packed into per row.
-        gradient_accumulation_steps: forwards of a step of the optimiser.
+        train_bs: rows of one forward, see training_seq_len; None is 1, and more where there would be over 8000 steps.
+        training_seq_len: tokens that documents are packed into per row, and cut at where they are not prepared; None is
+            512, documents are cut at 2048, and one of more than 512 is a row of its own.
+        gradient_accumulation_steps: forwards of a step of the optimiser; None is by train_bs.
         weight_decay: of matrices, for every step.
         max_grad_norm: the norm that gradients are clipped to.
         seed: of the first weights, the order of the data and the noise.
@@ -166,16 +175,16 @@ class RunSettings(Settings):
         threads: threads that compute in each process; None is one per core, shared among the processes.
     """
 
-    num_epochs: Annotated[float, Field(gt=0)] = 1.0
+    num_epochs: Annotated[float, Field(gt=0)] | None = None
     max_steps: Positive | None = None
-    lr: Annotated[float, Field(gt=0)] = 1e-4
-    optim: Literal["adamw", "muon"] = "adamw"
+    lr: Annotated[float, Field(gt=0)] | None = None
+    optim: Literal["adamw", "muon"] | None = None
     lr_scheduler_type: Schedule = "cosine"
     warmup_ratio: Share = 0.04
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
-    train_bs: Positive = 4
-    training_seq_len: Annotated[int, Field(ge=8)] = 2048
-    gradient_accumulation_steps: Positive = 1
+    train_bs: Positive | None = None
+    training_seq_len: Annotated[int, Field(ge=8)] | None = None
+    gradient_accumulation_steps: Positive | None = None
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.5
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -199,12 +208,13 @@ class KeepSettings(Settings):
 
     Attributes:
         output_dir: checkpoints, log, curves, and the best head in `head`.
-        save_steps: steps between two checkpoints.
+        save_steps: steps between two checkpoints, others at judgements and signals; None is an eighth of the run, at
+            most 500.
         save_total_limit: checkpoints that are kept.
         resume: go on from the last whole checkpoint of output_dir, if there is one.
         logging_steps: steps between lines of the log.
         eval_data: file of conversations on whose prompts the head is judged; None judges nothing.
-        eval_steps: steps between two judgements.
+        eval_steps: steps between two judgements; None is an eighth of the run, at most 500.
         eval_prompts: prompts of a judgement, the first that fit.
         eval_tokens: tokens of each judged answer, at most.
         max_draft_len: longest draft when a head is judged.
@@ -213,13 +223,13 @@ class KeepSettings(Settings):
     """
 
     output_dir: str = "sametoken-head"
-    save_steps: Positive = 1000
+    save_steps: Positive | None = None
     save_total_limit: Positive = 2
     resume: bool = True
     logging_steps: Positive = 10
     eval_data: str | None = None
-    eval_steps: Positive = 500
-    eval_prompts: Positive = 32
+    eval_steps: Positive | None = None
+    eval_prompts: Positive = 80
     eval_tokens: Positive = 64
     max_draft_len: Annotated[int, Field(ge=1, le=128)] = 5
     patience: Positive | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,15 +22,17 @@ from sametoken.data.hidden_states import Features
 from sametoken.data.prepared import SAMPLES, Prepared
 from sametoken.data.synthesize import derived_seed
 from sametoken.errors import SametokenError
+from sametoken.interrupt import Stop
 from sametoken.train import checkpoints
 from sametoken.train.batch import Batch, goals
-from sametoken.train.checkpoints import Saved
+from sametoken.train.best import Best, judged_by
+from sametoken.train.checkpoints import JUDGED, Saved
 from sametoken.train.journal import Journal
 from sametoken.train.loss import Report
 from sametoken.train.optimisers import optimisers
 from sametoken.train.parallel import Parallel, restore, whole_states
+from sametoken.train.plan import Plan
 from sametoken.train.schedule import Course, Step
-from sametoken.train.settings import HeadSettings, KeepSettings, LossSettings, RunSettings
 from sametoken.train.targets import Source
 from sametoken.train.trainee import Student, with_noise
 
@@ -39,15 +41,6 @@ FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_tran
         "threads", "gradient_checkpointing")  # fmt: skip
 
 Judge = Callable[[Path], float]  # acceptance length of a draft in a directory, on held-out prompts
-
-
-class Plan(NamedTuple):
-    """The settings of a run by their groups."""
-
-    head: HeadSettings
-    loss: LossSettings
-    run: RunSettings
-    keep: KeepSettings
 
 
 class Material(NamedTuple):
@@ -71,16 +64,19 @@ class Outcome(NamedTuple):
 
     Attributes:
         head: directory of what to serve.
-        steps: of the optimiser, earlier runs included.
-        best: its held-out acceptance length, None if nothing was judged.
+        steps: of the optimiser, earlier runs included. `total`: steps of the whole run.
+        best: its held-out acceptance length, None if it was not judged.
         stopped_early: training ended because judgements got no better.
+        stopped: a signal ended it; its checkpoint holds what was trained.
         tokens_per_second: of this run, documents' tokens, without judging.
     """
 
     head: Path
     steps: int
+    total: int
     best: float | None
     stopped_early: bool
+    stopped: bool
     tokens_per_second: float
 
 
@@ -88,8 +84,10 @@ class Trainer:
     """One run.
 
     Args:
+        plan: without gaps, from `defaults.filled`.
         judge: judges a head on held-out prompts, None for none; called in the main process.
         tell: called with a line for the user now and then.
+        stop: once it is true in any of the processes, training ends after the step, with a checkpoint.
 
     Raises:
         CheckpointError: the checkpoint to go on from is damaged or was made with other settings.
@@ -98,55 +96,70 @@ class Trainer:
 
     def __init__(
         self, plan: Plan, material: Material, parallel: Parallel, judge: Judge | None = None,
-        tell: Callable[[str], None] = lambda line: None,
+        tell: Callable[[str], None] = lambda line: None, stop: Stop | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.material, self.parallel, self._judge, self._tell = plan, material, parallel, judge, tell
+        self._stop, self._stopping = Stop() if stop is None else stop, False
         self.directory = user_path(plan.keep.output_dir)
         make_directory(self.directory)
         self._lengths = material.data.lengths()
         self.course = Course(self._lengths, plan.run, parallel.count)
         self.trainee = material.student
-        self._best = self.directory / self.trainee.name
+        if parallel.main:
+            checkpoints.sweep(self.directory, self.trainee.name)
+        self._best = Best(self.directory / self.trainee.name)
         self.model = parallel.wrap(self.trainee)
-        self.optimisers = optimisers(self.model, plan.run.optim, plan.run.weight_decay)
+        self.optimisers = optimisers(self.model, plan.run.optim or "adamw", plan.run.weight_decay)
         self.progress: dict[str, Any] = {"step": 0, "best": None, "judged": 0, "stale": 0, "ended": False}
         self._resume()
 
     def run(self) -> Outcome:
         """Trains to the end of the course, or until judgements got no better for long enough."""
-        keep, journal = self.plan.keep, None
-        if self.parallel.main:
-            journal = Journal(self.directory, self.progress["step"])
+        journal = Journal(self.directory, self.progress["step"]) if self.parallel.main else None
         window = _Window()
         try:
-            for step in self.course.steps(self.progress["step"]):
-                if self.progress["ended"]:
-                    break
-                window.add(self._step(step), sum(self._lengths[sample] for row in step.rows for sample in row))
-                self.progress["step"] = done = step.number + 1
-                last = done == self.course.total
-                if done % keep.logging_steps == 0 or last:
-                    self._log(journal, step, window)
-                if self._judge_due(done, last):
-                    self._judge_head(journal)
-                if done % keep.save_steps == 0 or last or self.progress["ended"]:
-                    self._save()
-                window.go_on()
+            with self._stop.noticed():
+                self._judge_what_is_there(journal)
+                self._go_on(journal, window)
         finally:
             if journal is not None:
                 journal.close()
-        return self._finish(window)
+        best = self._best.acceptance if self.parallel.main else self.progress["best"]
+        step, ended = self.progress["step"], self.progress["ended"]
+        stopped = self._stopping and not ended and (step < self.course.total or self._judge_due())
+        return Outcome(self._best.place, step, self.course.total, best, ended, stopped, window.overall)
+
+    def _go_on(self, journal: Journal | None, window: _Window) -> None:
+        keep = self.plan.keep
+        assert keep.save_steps is not None
+        for step in self.course.steps(self.progress["step"]):
+            if self.progress["ended"] or self._stopping:
+                break
+            window.add(self._step(step), sum(self._lengths[sample] for row in step.rows for sample in row))
+            self.progress["step"] = done = step.number + 1
+            last = done == self.course.total
+            if done % keep.logging_steps == 0 or last:
+                self._log(journal, step, window)
+            judging = self._judge_due()
+            if judging or last or self._stopping or done % keep.save_steps == 0:
+                self._save()
+            if judging and not self._stopping:
+                self._judge_head(journal)
+            window.go_on()
 
     def _step(self, step: Step) -> Report:
         """One step of the optimiser; this process's share of its figures."""
         run, parallel = self.plan.run, self.parallel
         mine = step.rows[parallel.rank :: parallel.count]
-        forwards = [mine[i : i + run.train_bs] for i in range(0, len(mine), run.train_bs)]
+        at_once = run.train_bs or 1
+        forwards = [mine[i : i + at_once] for i in range(0, len(mine), at_once)]
         batches = [self._batch(rows, step.epoch) for rows in forwards]
         rule = self.plan.loss
         by_document = rule.loss_mean == "document"
-        weighed = [goals(each, self.trainee.steps, rule.loss_decay, per_document=by_document) for each, _ in batches]
-        total = parallel.sum(torch.stack([each.total for each in weighed]).sum()).clamp(min=1)
+        weighed = [goals(each, self.trainee.steps, rule.decay, per_document=by_document) for each, _ in batches]
+        documents = torch.stack([each.total for each in weighed]).sum()
+        total, stops = parallel.sum(torch.stack([documents, documents.new_tensor(float(bool(self._stop)))]))
+        total, self._stopping = total.clamp(min=1), bool(stops > 0)
         self.model.zero_grad(set_to_none=True)
         reports: list[Report] = []
         for i, ((batch, samples), goal) in enumerate(zip(batches, weighed, strict=True)):
@@ -213,39 +226,71 @@ class Trainer:
             f"{values['acceptance_length']:.2f}  {window.rate:.0f} tokens/s"
         )
 
-    def _judge_due(self, done: int, last: bool) -> bool:
-        keep = self.plan.keep
-        if keep.eval_data is None:
+    def _judge_due(self) -> bool:
+        """Whether the head as it is now is to be judged, and was not yet."""
+        keep, done = self.plan.keep, self.progress["step"]
+        if self._judge is None or keep.eval_steps is None or done <= self.progress["judged"]:
             return False
-        return done % keep.eval_steps == 0 or (last and keep.do_eval)
+        return done % keep.eval_steps == 0 or (done == self.course.total and keep.do_eval)
+
+    def _judge_what_is_there(self, journal: Journal | None) -> None:
+        """A head that was not judged in the same way, and the judgement before which an earlier run was stopped."""
+        if self._judge is None:
+            return
+        conditions = judged_by(self.plan.keep)
+        if self.parallel.main and not self._best.comparable(conditions):
+            found = self._measured(lambda measure: measure(self._best.place))
+            if found is not None:
+                self._best.note(found, conditions)
+                self._tell(f"{self._best.place}: held-out acceptance length {found:.3f}; only a better one replaces it")
+        self._stopping = self.parallel.agreed(bool(self._stop))
+        if self._judge_due() and not self._stopping:
+            self._judge_head(journal)
+
+    def _measured(self, how: Callable[[Judge], float]) -> float | None:
+        """What the judge says, None where a signal cuts that short."""
+        assert self._judge is not None
+        try:
+            with self._stop.at_once():
+                return how(self._judge)
+        except KeyboardInterrupt:
+            return None
 
     def _judge_head(self, journal: Journal | None) -> None:
         """Judges the head on held-out prompts, keeps it if it is the best, and decides whether to go on."""
         weights, _ = whole_states(self.trainee, self.optimisers)
         found = None
         if journal is not None and self._judge is not None:
-            with tempfile.TemporaryDirectory(dir=self.directory, prefix=".judged-") as place:
-                self.trainee.write(Path(place) / self.trainee.name, weights)
-                found = self._judge(Path(place) / self.trainee.name)
+            found = self._measured(lambda measure: self._judged_apart(measure, weights))
+        found = self.parallel.agreed(found)
+        if found is None:
+            self._stopping = True
+            return
+        best, patience = self.progress["best"], self.plan.keep.patience
+        better = best is None or found > best
+        stale = 0 if better else self.progress["stale"] + 1
+        self.progress |= {"best": found if better else best, "stale": stale, "judged": self.progress["step"]}
+        self.progress["ended"] = patience is not None and stale >= patience
+        if journal is not None:
+            self._best.offer(found, judged_by(self.plan.keep), lambda place: self.trainee.write(place, weights))
+            checkpoints.note(self.directory, self.progress)
             journal.write(self.progress["step"], {"eval_acceptance_length": found})
             self._tell(f"step {self.progress['step']}  held-out acceptance length {found:.3f}")
-        found = self.parallel.agreed(found)
-        best, patience = self.progress["best"], self.plan.keep.patience
-        if found is not None and (best is None or found > best):
-            self.progress |= {"best": found, "stale": 0}
-            if journal is not None:
-                self.trainee.write(self._best, weights)
-        else:
-            self.progress["stale"] += 1
-        self.progress["ended"] = patience is not None and self.progress["stale"] >= patience
+        self.parallel.agreed(None)
+
+    def _judged_apart(self, measure: Judge, weights: Mapping[str, torch.Tensor]) -> float:
+        """The judgement of weights that take no place yet."""
+        with tempfile.TemporaryDirectory(dir=self.directory, prefix=JUDGED) as place:
+            self.trainee.write(Path(place) / self.trainee.name, weights)
+            return measure(Path(place) / self.trainee.name)
 
     def _save(self) -> None:
         weights, moments = whole_states(self.trainee, self.optimisers)
         if self.parallel.main:
             saved = Saved(weights, moments, self.progress, self._settings())
             checkpoints.save(self.directory, self.progress["step"], saved, self.plan.keep.save_total_limit)
-            if self.progress["best"] is None:
-                self.trainee.write(self._best, weights)
+            if self._judge is None and self._best.acceptance is None:
+                self.trainee.write(self._best.place, weights)
         self.parallel.agreed(None)
 
     def _settings(self) -> dict[str, Any]:
@@ -261,10 +306,15 @@ class Trainer:
         }
 
     def _resume(self) -> None:
-        found = checkpoints.all_checkpoints(self.directory)
+        keep, found = self.plan.keep, checkpoints.all_checkpoints(self.directory)
         if not found:
+            if self._best.place.exists() and self._judge is None:
+                raise SametokenError(
+                    f"{self._best.place} is a head of an earlier run without a checkpoint to go on from; give "
+                    "--eval-data, so that the better one is kept, move it away, or choose another --output-dir"
+                )
             return
-        if not self.plan.keep.resume:
+        if not keep.resume:
             raise SametokenError(
                 f"{self.directory} holds checkpoints of an earlier run; choose another --output-dir, delete them, or "
                 "go on with --resume"
@@ -273,10 +323,6 @@ class Trainer:
         restore(self.trainee, self.optimisers, saved.weights, saved.optimiser)
         self.progress = dict(saved.progress)
         self._tell(f"going on from {found[-1]}")
-
-    def _finish(self, window: _Window) -> Outcome:
-        best = self.progress["best"]
-        return Outcome(self._best, self.progress["step"], best, self.progress["ended"], window.overall)
 
 
 class _Window:

@@ -1,0 +1,72 @@
+"""The best head of a run's directory and what it was judged, so that no worse one takes its place, whoever trained it.
+
+The record names the files that were judged by their digest. After a kill between files and record they do not fit, and
+the head is judged again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sametoken.checkpoint.paths import user_path
+from sametoken.data.files import read_object, stamp, write_json
+from sametoken.errors import DataError
+from sametoken.train.settings import KeepSettings
+
+RECORD = "best.json"
+
+
+def judged_by(keep: KeepSettings) -> dict[str, Any]:
+    """What an acceptance length depends on besides the head: prompts and how they are answered."""
+    assert keep.eval_data is not None
+    file = user_path(keep.eval_data)
+    return {
+        "eval_data": stamp(file).sha256 if file.is_file() else keep.eval_data,
+        "eval_prompts": keep.eval_prompts, "eval_tokens": keep.eval_tokens, "max_draft_len": keep.max_draft_len,
+    }  # fmt: skip
+
+
+class Best:
+    """The head in `place`, to be used by the main process alone.
+
+    Attributes:
+        place: its directory; perhaps there is none yet.
+        acceptance: what it was judged, None if it was not.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place, self._record = place, place.parent / RECORD
+        self._conditions: Mapping[str, Any] = {}
+        self.acceptance = self._recorded()
+
+    def comparable(self, conditions: Mapping[str, Any]) -> bool:
+        """Whether another head's judgement under these conditions says which is better; without a head it does."""
+        return not self.place.exists() or (self.acceptance is not None and self._conditions == conditions)
+
+    def note(self, acceptance: float, conditions: Mapping[str, Any]) -> None:
+        """Writes down what the head in place was judged."""
+        self.acceptance, self._conditions = acceptance, dict(conditions)
+        content = {"acceptance": acceptance, "judged_by": self._conditions, "sha256": self._digest()}
+        write_json(self._record, content)
+
+    def offer(self, acceptance: float, conditions: Mapping[str, Any], write: Callable[[Path], None]) -> None:
+        """Has a head written if it is better than the one in place, which is comparable."""
+        if self.acceptance is None or acceptance > self.acceptance:
+            write(self.place)
+            self.note(acceptance, conditions)
+
+    def _recorded(self) -> float | None:
+        try:
+            found = read_object(self._record)
+            acceptance, conditions, digest = (found[name] for name in ("acceptance", "judged_by", "sha256"))
+            if isinstance(acceptance, float) and isinstance(conditions, dict) and digest == self._digest():
+                self._conditions = conditions
+                return acceptance
+        except (DataError, KeyError, OSError):
+            pass  # judged anew
+        return None
+
+    def _digest(self) -> str:
+        return stamp(*sorted(file for file in self.place.iterdir() if file.is_file())).sha256

@@ -1,0 +1,127 @@
+"""What a run does where nothing was said: chosen from the kind of draft, the target's width and the amount of data.
+
+Pure: settings and lengths in, settings and sentences out. What was measured stands in docs/training.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sametoken.train.plan import Plan
+from sametoken.train.schedule import rows_of, rows_per_step, steps_of_run
+from sametoken.train.settings import ROW, HeadSettings, LossSettings, RunSettings
+
+STEPS = 600  # what epochs are added for
+MOST_EPOCHS = 20  # of few data, which a head then knows by heart
+FEW_STEPS = 300  # below, a head has hardly begun to be accepted
+MOST_STEPS = 8000  # from here on a step takes more rows instead
+ROWS_AT_ONCE = 8  # of a forward
+WIDTH = 256  # of the target that the rates were measured on
+RATE = {"muon": 5e-3, "adamw": 1e-3}
+# How a rate falls with the width: updates of a matrix keep their size beside what it computes with.
+SHRINKS = {"muon": 0.5, "adamw": 1.0}
+JUDGEMENTS = 8  # of a run
+
+
+class Facts(NamedTuple):
+    """What settings are chosen from.
+
+    Attributes:
+        lengths: tokens of each sample.
+        width: hidden size of the target.
+        processes: that share each step.
+    """
+
+    lengths: Sequence[int]
+    width: int
+    processes: int
+
+
+def filled(plan: Plan, facts: Facts) -> tuple[Plan, list[str]]:
+    """The plan with a value for every setting but those whose None means something, and sentences for the user.
+
+    What was given stays as it is. The same settings and data give the same plan, whatever the number of processes,
+    unless a step has fewer rows than there are processes.
+    """
+    head, loss = _head(plan.head), _loss(plan.head, plan.loss)
+    run, why = _optimiser(plan.run, facts.width)
+    rows = len(rows_of(facts.lengths, run, 0))
+    run = _amount(run, rows, facts.processes)
+    total = steps_of_run(run, rows, facts.processes)
+    cadence = max(1, min(500, math.ceil(total / JUDGEMENTS)))
+    chosen = {"eval_steps": cadence, "save_steps": cadence}
+    keep = plan.keep.model_copy(
+        update={name: value for name, value in chosen.items() if getattr(plan.keep, name) is None}
+    )
+    per_step = rows_per_step(run, facts.processes)
+    amount = f"{sum(facts.lengths)} tokens in {rows} rows of {run.training_seq_len or ROW}"
+    course = f"{run.num_epochs:g} epochs, {per_step} row{'s' * (per_step > 1)} a step, {total} steps"
+    said = [
+        f"{plan.head.method}: {len(facts.lengths)} samples, {amount}; {course}; {run.optim}{why}, learning rate "
+        f"{run.lr:.3g}"
+    ]
+    if total < FEW_STEPS:
+        said.append(_warning(plan.run, total, per_step))
+    return Plan(head, loss, run, keep), said
+
+
+def _head(head: HeadSettings) -> HeadSettings:
+    """EAGLE 3.1 for eagle3, unless its architecture is that of another head."""
+    if head.method != "eagle3" or head.init_from is not None:
+        return head
+    chosen = {"fc_norm": not head.norm_before_fc, "norm_output": True}
+    return head.model_copy(update={name: value for name, value in chosen.items() if getattr(head, name) is None})
+
+
+def _loss(head: HeadSettings, loss: LossSettings) -> LossSettings:
+    if head.method != "eagle3":
+        return loss
+    chosen = {"ttt_steps": 3, "loss_decay": 1.0}
+    return loss.model_copy(update={name: value for name, value in chosen.items() if getattr(loss, name) is None})
+
+
+def _optimiser(run: RunSettings, width: int) -> tuple[RunSettings, str]:
+    """With an optimiser and a rate, and the reason for AdamW where it was not asked for."""
+    optim, why = run.optim, ""
+    if optim is None and run.fsdp:
+        optim, why = "adamw", " (fsdp shards the matrices that Muon needs whole)"
+    elif optim is None and run.lr is not None:
+        optim, why = "adamw", " (since --lr is given without --optim)"
+    optim = optim or "muon"
+    rate = RATE[optim] * min(1.0, WIDTH / width) ** SHRINKS[optim]
+    return run.model_copy(update={"optim": optim, "lr": rate if run.lr is None else run.lr}), why
+
+
+def _amount(run: RunSettings, rows: int, processes: int) -> RunSettings:
+    """With epochs, rows of a forward and forwards of a step."""
+    epochs = run.num_epochs
+    if epochs is None:
+        epochs = float(max(1, min(MOST_EPOCHS, math.ceil(STEPS / rows))))
+    bs, forwards = run.train_bs, run.gradient_accumulation_steps
+    if bs is None and forwards is None:
+        wanted = 2 ** max(0, math.floor(math.log2(max(1.0, rows * epochs / MOST_STEPS))))
+        each = max(1, math.ceil(wanted / processes))
+        bs = min(each, ROWS_AT_ONCE)
+        forwards = math.ceil(each / bs)
+    run = run.model_copy(update={"train_bs": bs or 1, "gradient_accumulation_steps": forwards or 1})
+    if run.num_epochs is None and run.max_steps is not None:  # which then alone says how long
+        epochs = float(math.ceil(run.max_steps * rows_per_step(run, processes) / rows) + 1)
+    return run.model_copy(update={"num_epochs": epochs})
+
+
+def _warning(given: RunSettings, total: int, per_step: int) -> str:
+    """Words for a run that is too short, with what would make it longer."""
+    ways = ["add data"]
+    if given.max_steps == total:
+        ways = ["raise --max-steps"]
+    else:
+        ways += ["raise --num-epochs"]
+        if per_step > 1:
+            ways += ["lower --train-bs or --gradient-accumulation-steps"]
+        if (given.training_seq_len or 0) > ROW:
+            ways += ["shorten --training-seq-len"]
+    return (
+        f"warning: only {total} steps; expected {FEW_STEPS} or more for a head that is accepted: {', or '.join(ways)}"
+    )
