@@ -119,6 +119,57 @@ def test_the_best_tree_gains_most_of_all_trees(nodes):
     MedusaConfig(3, 1, 8, 8, choices=found)  # parents before children
 
 
+TURNS = [  # the form of MT-Bench's and Spec-Bench's own files
+    {"question_id": 81, "category": "writing", "turns": ["say 1", "and again"], "reference": []},
+    {"question_id": 82, "category": "math", "turns": ["say 2"]},
+    {"question_id": 83, "category": "math", "turns": ["say 3", "more", "even more"]},
+    {"question_id": 84, "category": "long", "turns": ["say 4", "x" * 240]},
+]
+
+
+def write_turns(file: Path) -> Path:
+    file.write_text("".join(json.dumps(line) + "\n" for line in TURNS))
+    return file
+
+
+def test_turns_of_a_benchmark_follow_the_models_own_answers(pair, heads, tmp_path):
+    asked = Asked(max_draft_len=3, tokens=12)
+    llm = open_llm(pair.target, heads["eagle3"], asked)
+    found = judge(llm, read_questions(write_turns(tmp_path / "bench.jsonl"), llm, 10, asked.tokens), asked)
+
+    served, params = LLM(pair.target, heads["eagle3"], {"max_draft_len": 3, "adaptive": False}), SamplingParams(
+        max_tokens=12, temperature=0
+    )  # fmt: skip
+    tokens: dict[str, int] = {}
+    forwards: dict[str, int] = {}
+    for line in TURNS:
+        messages: list[dict[str, str]] = []
+        for turn in line["turns"]:
+            if len(turn) > 200:
+                continue
+            messages.append({"role": "user", "content": turn})
+            (done,) = served.chat([messages], params)
+            messages.append({"role": "assistant", "content": done.text})
+            name = line["category"]
+            tokens[name] = tokens.get(name, 0) + len(done.token_ids)
+            forwards[name] = forwards.get(name, 0) + done.speculation.target_forwards
+    assert (found.prompts, found.left_out) == (7, 1)
+    assert (found.tokens, found.forwards) == (sum(tokens.values()), sum(forwards.values()))
+    assert found.by_category == {name: tokens[name] / forwards[name] for name in sorted(tokens)}
+
+
+def test_the_command_takes_a_benchmarks_file(pair, heads, run, tmp_path):
+    file = write_turns(tmp_path / "bench.jsonl")
+    common = ["evaluate", heads["eagle3"], "--target", pair.target, "--data", str(file), "--osl", "8", "--threads", "1"]
+    said = run(*common, "--num-samples", "3")
+    assert said.code == 0, said.err
+    assert "writing: " in said.out
+    file.write_text('{"turns": "say 1", "category": "a"}')
+    refused = run(*common)
+    assert refused.code == 2
+    assert "expected a list of at least one text" in refused.err
+
+
 def test_data_without_a_prompt_that_fits_are_refused(pair, tmp_path):
     llm = open_llm(pair.target, pair.draft, Asked())
     file = tmp_path / "long.jsonl"

@@ -26,10 +26,16 @@ BOUNDS = {"max_draft_len": (1, 128), "osl": (1, 1 << 20), "num_samples": (1, 1 <
 ARGUMENT = Argument(str, "the head or draft model: directory, training run or Hub id, or 'embedded'.", "HEAD")
 OPTIONS = (
     Option("target", str, embedded.NAME, "the model that it drafts for: directory or Hub id, or 'embedded'.", "MODEL"),
-    Option("data", str, None, "conversations, .jsonl or .json, whose prompts are answered.", "FILE"),
+    Option(
+        "data",
+        str,
+        None,
+        "conversations, or MT-Bench's or Spec-Bench's own file: its prompts are answered.",
+        "FILE",
+    ),
     Option("max_draft_len", int, 5, "longest draft in tokens; every draft is made in full.", None, ("--steps",)),
     Option("osl", int, 64, "tokens of each answer at most."),
-    Option("num_samples", int, 80, "prompts, the first of the file that fit."),
+    Option("num_samples", int, 80, "conversations, the first of the file that fit."),
     Option("temperature", float, 0.0, "of the draws; 0 is greedy."),
     Option("seed", int, 0, "of the draws, where they are not greedy."),
     Option("ar_lower_bound", float, None, "exit with code 1 if the acceptance length is below."),
@@ -90,5 +96,7 @@ def _print(found: Judgement, as_json: bool) -> None:
     print(f"acceptance length {found.acceptance_length:.3f}: {found.tokens} tokens in {found.forwards} forwards")
     print(f"  1 + accepted / drafts {found.tokens_per_draft:.3f}, without the forwards that read the prompts")
     print("  accepted by position: " + "  ".join(f"{share:.2f}" for share in found.by_position))
+    if found.left_out:
+        print(f"  {found.left_out} later turns did not fit into the context and were left out")
     for name, length in found.by_category.items():
         print(f"  {name}: {length:.3f}")

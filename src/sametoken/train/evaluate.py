@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.places import target_directory
-from sametoken.checkpoint.tokenizer import load_tokenizer
-from sametoken.data.conversations import read_records
+from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from sametoken.data.conversations import CONVERSATION_KEYS, ID_KEYS, Row, parse_record, read_rows
+from sametoken.data.prompt_files import parse_items
+from sametoken.data.prompts import Conversation, Source
 from sametoken.engine.completion import Completion
 from sametoken.engine.llm import LLM
 from sametoken.errors import DataError
@@ -25,10 +27,25 @@ CATEGORY = "category"  # key of a conversation by which results are told apart
 
 
 class Question(NamedTuple):
-    """A prompt in token ids, and what kind it is ("" if the data do not say)."""
+    """A prompt, and what the user says after its answer.
+
+    Attributes:
+        ids: of the prompt.
+        category: what kind it is, "" if the data do not say.
+        messages: the prompt as a conversation, empty where it is a text.
+        later: the user's turns after the first answer, the second answer and so on.
+    """
 
     ids: list[int]
     category: str
+    messages: tuple[dict[str, Any], ...] = ()
+    later: tuple[str, ...] = ()
+
+    def next(self, answer: str, tokenizer: Tokenizer) -> Question:
+        """The question with its answer and the user's next turn."""
+        said = ({"role": "assistant", "content": answer}, {"role": "user", "content": self.later[0]})
+        messages = (*self.messages, *said)
+        return Question(_ids(Conversation(messages), tokenizer), self.category, messages, self.later[1:])
 
 
 @dataclass(frozen=True)
@@ -54,10 +71,12 @@ class Judgement:
     """What drafts did for some prompts.
 
     Attributes:
-        prompts, tokens, forwards: prompts, tokens emitted, and forwards of the target that they took.
+        prompts, tokens, forwards: prompts, each turn of a conversation being one, tokens emitted, and forwards of the
+            target that they took.
         drafts, accepted: forwards with a draft, and guesses accepted in them.
         by_position: for each place of a draft, the share of its guesses that were accepted after all before it were.
         by_category: acceptance length of each kind of prompt.
+        left_out: later turns that did not fit into the context after the answers before them.
     """
 
     prompts: int
@@ -67,6 +86,7 @@ class Judgement:
     accepted: int
     by_position: list[float]
     by_category: dict[str, float]
+    left_out: int
 
     @property
     def acceptance_length(self) -> float:
@@ -81,27 +101,22 @@ class Judgement:
 def read_questions(file: str | Path, llm: LLM, count: int, tokens: int) -> list[Question]:
     """The prompts of the first conversations of a file: all but each one's last answer.
 
-    Conversations that are too long for the model are left out.
+    The files of published benchmarks are read too; the turns of MT-Bench and Spec-Bench follow the model's own answers.
+    Conversations whose first prompt is too long for the model are left out.
 
     Raises:
         DataError: the file is unreadable, or none of its conversations has a prompt that fits.
+        RequestError: a line has no known form.
     """
-    return _questions(file, llm.render_chat, llm.max_seq_len, count, tokens)
+    return _questions(file, llm.tokenizer, llm.max_seq_len, count, tokens)
 
 
-def _questions(
-    file: str | Path, render: Callable[[list[dict[str, Any]]], list[int]], context: int, count: int, tokens: int
-) -> list[Question]:
+def _questions(file: str | Path, tokenizer: Tokenizer, context: int, count: int, tokens: int) -> list[Question]:
     found: list[Question] = []
-    for record in read_records(file):
-        messages = record.messages
-        while messages and messages[-1]["role"] == "assistant":
-            messages = messages[:-1]
-        if not messages:
-            continue
-        ids = render(messages)
-        if len(ids) + tokens <= context:
-            found.append(Question(ids, str(record.rest.get(CATEGORY, ""))))
+    for row in read_rows(file):
+        question = _question(row, tokenizer)
+        if question is not None and len(question.ids) + tokens <= context:
+            found.append(question)
         if len(found) == count:
             break
     if not found:
@@ -112,19 +127,55 @@ def _questions(
     return found
 
 
+def _question(row: Row, tokenizer: Tokenizer) -> Question | None:
+    """The prompt of a row, None where it has none."""
+    source: Source
+    later: tuple[str, ...] = ()
+    category = str(row.entry.get(CATEGORY, ""))
+    if any(key in row.entry for key in CONVERSATION_KEYS):
+        record = parse_record(row)
+        messages = [] if record is None else record.messages
+        while messages and messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        if not messages:
+            return None
+        source = Conversation(messages)
+    elif set(row.entry) <= set(ID_KEYS):
+        return None
+    else:
+        _, (item,) = parse_items([(row.where, row.entry)])
+        source, later = item.source, item.later
+    shown = tuple(source.messages) if isinstance(source, Conversation) else ()
+    return Question(_ids(source, tokenizer), category, shown, later)
+
+
+def _ids(source: Source, tokenizer: Tokenizer) -> list[int]:
+    if isinstance(source, str):
+        return tokenizer.encode(source)
+    return tokenizer.encode(tokenizer.apply_chat_template(source.messages), add_special_tokens=False)
+
+
 def judge(llm: LLM, questions: Sequence[Question], asked: Asked) -> Judgement:
-    """Answers the prompts and counts."""
+    """Answers the prompts and counts; a later turn follows the model's own answer, of at most `asked.tokens`."""
     params = SamplingParams(max_tokens=asked.tokens, temperature=asked.temperature, seed=asked.seed)
-    completions = llm.generate([question.ids for question in questions], params)
+    completions: list[Completion] = []
     groups: dict[str, list[Completion]] = defaultdict(list)
-    for question, completion in zip(questions, completions, strict=True):
-        groups[question.category].append(completion)
+    left_out, waiting = 0, list(questions)
+    while waiting:
+        answered = llm.generate([question.ids for question in waiting], params)
+        completions += answered
+        for question, completion in zip(waiting, answered, strict=True):
+            groups[question.category].append(completion)
+        pairs = zip(waiting, answered, strict=True)
+        following = [question.next(done.text, llm.tokenizer) for question, done in pairs if question.later]
+        waiting = [each for each in following if len(each.ids) + asked.tokens <= llm.max_seq_len]
+        left_out += sum(1 + len(each.later) for each in following) - sum(1 + len(each.later) for each in waiting)
     tokens, forwards = _counted(completions)
     stats = [completion.speculation for completion in completions]
     drafts = sum(sum(each.drafted_lengths[1:]) for each in stats)
     return Judgement(
         len(completions), tokens, forwards, drafts, sum(each.accepted for each in stats), _by_position(completions),
-        {name: _length(group) for name, group in sorted(groups.items()) if name},
+        {name: _length(group) for name, group in sorted(groups.items()) if name}, left_out,
     )  # fmt: skip
 
 
@@ -162,15 +213,12 @@ def judge_of(target: str, file: str, count: int, asked: Asked) -> Callable[[Path
     """A judge of heads in directories, by the acceptance length on a file's prompts.
 
     Raises:
-        DataError: the file is unreadable, or none of its prompts fits; now rather than after hours of training.
+        DataError, RequestError: the file is unreadable, or none of its prompts fits; now rather than after hours.
     """
     directory = target_directory(target)
     tokenizer = load_tokenizer(directory)
 
-    def render(messages: list[dict[str, Any]]) -> list[int]:
-        return tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
-
-    _questions(file, render, ModelConfig.from_hf(read_config(directory)).max_position, count, asked.tokens)
+    _questions(file, tokenizer, ModelConfig.from_hf(read_config(directory)).max_position, count, asked.tokens)
 
     def measure(head: Path) -> float:
         llm = open_llm(target, str(head), asked)
