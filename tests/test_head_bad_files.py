@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +171,16 @@ def test_medusa_that_contradicts_itself(tmp_path: Path) -> None:
         assert "medusa_choices" in refused(place, CheckpointError)
     place = write_files(tmp_path / "e", {"truncated_vocab_size": 7}, found)
     assert "truncated vocabulary" in refused(place, UnsupportedModelError)
+
+
+@pytest.mark.parametrize("name", ["99999999.0.linear.weight", "0.99999999.linear.weight", f"{'9' * 5000}.0.bias"])
+def test_medusa_heads_of_absurd_numbers(name: str, tmp_path: Path) -> None:
+    head = random_head(medusa())
+    place = write_files(tmp_path, {}, {**dict(medusa_tensors(head, head.config)), name: torch.ones(16, 16)})
+    start = time.process_time()
+    with contextlib.suppress(SametokenError):  # a number that is no index names no part of a head
+        read(place)
+    assert time.process_time() - start < 2
 
 
 def test_files_that_are_no_head(tmp_path: Path, tiny_llm_dir: Path) -> None:

@@ -38,8 +38,11 @@ INSIDE = "eagle_module."  # before the names of a head in the midst of Model-Opt
 NOT_NEEDED = re.compile(r"verifier_(lm_head|norm)\.weight")
 
 _MEDUSA_PREFIX = re.compile(r"^(model\.)?medusa_heads?\.")
-_LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)|blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
-_OUTPUT = re.compile(r"(\d+)\.\d+\.weight|lm_heads\.(\d+)\.weight")
+# Three digits at most: no head has more parts, and a larger number would be counted up to.
+_LINEAR = re.compile(
+    r"(\d{1,3})\.(\d{1,3})\.linear\.(weight|bias)|blocks\.(\d{1,3})\.layers\.(\d{1,3})\.(weight|bias)"
+)
+_OUTPUT = re.compile(r"(\d{1,3})\.\d{1,3}\.weight|lm_heads\.(\d{1,3})\.weight")
 
 
 def plain_name(name: str) -> str:
