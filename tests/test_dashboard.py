@@ -59,7 +59,7 @@ def exported(tiny_pair: Pair, one_thread: None) -> Iterator[dict[str, set[str]]]
     """The labels of every sample that a server exports after some requests."""
     llm = LLM(tiny_pair.target, tiny_pair.draft, {"max_draft_len": 3, "adaptive": False}, max_batch_size=4)
     with running(llm) as server:
-        for body in ({"n": 2}, {"speculative": {"enabled": False}}, {"stream": True}, {"max_tokens": -1}):
+        for body in ({"n": 2}, {"speculative": {"enabled": False}}, {"stream": True}, {"temperature": -1}):
             server.post("/v1/completions", {"prompt": "abc", "max_tokens": 9, "ignore_eos": True, "seed": 0, **body})
         found: dict[str, set[str]] = {}
         for family in text_string_to_metric_families(server.get("/metrics").text):
