@@ -127,7 +127,7 @@ def traffic(server: Running, seed: int) -> None:
     text = {"prompt": "The weather today is", "max_tokens": 24, "ignore_eos": True, "seed": seed}
     for more in ({}, {"n": 2}, {"stream": True}, {"speculative": {"enabled": False}}, {"temperature": 0}):
         assert server.post("/v1/completions", {**text, **more}).status_code == 200
-    assert server.post("/v1/completions", {"prompt": "", "seed": seed}).status_code == 400
+    assert server.post("/v1/completions", {"prompt": [], "seed": seed}).status_code == 400
 
 
 def test_promtool_likes_the_files_and_the_metrics(watching: Watching) -> None:
