@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import threading
 import time
@@ -52,6 +53,23 @@ def with_template(target: str, directory: Path, template: str) -> str:
     """A copy of a target that puts conversations otherwise."""
     shutil.copytree(target, directory, dirs_exist_ok=True)
     (directory / "chat_template.jinja").write_text(template)
+    return str(directory)
+
+
+POOLING = {"last": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens", "first": "pooling_mode_cls_token"}
+
+
+def with_pooling(target: str, directory: Path, mode: str, normalize: bool) -> str:
+    """A copy of a target with sentence-transformers' files, which make it an embedding model."""
+    shutil.copytree(target, directory, dirs_exist_ok=True)
+    kinds = ["Transformer", "Pooling", *["Normalize"] * normalize]
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"include_prompt": True, POOLING[mode]: True}))
     return str(directory)
 
 

@@ -17,19 +17,20 @@ import pytest
 
 from cli_checks import Pair
 from sametoken import LLM
-from server_checks import MODEL, Running, running, with_template
+from server_checks import MODEL, Running, running, with_pooling, with_template
 
 CHECKS = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
     "response_headers_conformance", "negative_data_rejection", "unsupported_method", "allow_header_conformance",
 )  # fmt: skip
-OPEN = "ServerInfoReply"  # has the configuration besides
+OPEN = ("ServerInfoReply", "TokenizerInfoReply")  # have the configuration besides
 
 
 @pytest.fixture(scope="module")
 def served(tiny_pair: Pair, one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     # A context so short that any request is done at once.
     target = with_template(tiny_pair.target, tmp_path_factory.mktemp("brief"), "x{{ messages[-1].content }}")
+    target = with_pooling(target, tmp_path_factory.mktemp("pooled"), "last", True)
     drafts = {"max_draft_len": 2, "adaptive": False}
     with running(LLM(target, tiny_pair.draft, drafts, max_batch_size=4, max_seq_len=4), max_queue=4) as server:
         yield server
@@ -56,7 +57,7 @@ def closed(document: dict[str, Any]) -> dict[str, Any]:
     document["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["example"] = MODEL
     schemas = document["components"]["schemas"]
     for name, schema in schemas.items():
-        if schema["type"] == "object" and name != OPEN:
+        if schema["type"] == "object" and name not in OPEN:
             schema.setdefault("additionalProperties", False)
     return document
 
@@ -74,7 +75,7 @@ def test_every_operation_was_done_and_refused(results: tuple[subprocess.Complete
             for each in record.get("interactions", {}).values():
                 if each["response"] is not None:
                     statuses.setdefault(record["label"], set()).add(each["response"]["status_code"])
-    assert len(statuses) == 15
+    assert len(statuses) == 17
     assert all(200 in seen for seen in statuses.values())
     reads = {operation for operation in statuses if operation.startswith("POST")} - {"POST /ping"}
     assert all(400 in statuses[operation] for operation in reads)

@@ -35,12 +35,23 @@ SMALL_FILES = (
     "*.model",
     "*.tiktoken",
     "*.jinja",
+    "modules.json",
+    "*_Pooling/config.json",
 )
 QUANTISED = "hf_quant_config.json"  # where Model-Optimizer says how the weights are stored
 SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
 PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json", "medusa_lm_head.pt")
 # Copies of the weights in other layouts, which many repositories carry in subdirectories or beside the first.
-NOT_NEEDED = ("*/*.json", "*/*.model", "*/*.safetensors", "*/*.bin", "*/tokenizer*", "consolidated*", "adapter_*")
+NOT_NEEDED = (
+    "*/*.index.json",
+    "tokenizer*/*",
+    "*/*.model",
+    "*/*.safetensors",
+    "*/*.bin",
+    "*/tokenizer*",
+    "consolidated*",
+    "adapter_*",
+)
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 

@@ -97,6 +97,18 @@ class Tokenizer:
         """
         return Tokenizer(self._backend, self._special_tokens, {"default": read_template(given)}, self.eos_ids)
 
+    def info(self) -> dict[str, Any]:
+        """Special tokens by what they are for, the vocabulary's size and the default chat template, which may be None.
+
+        Keys are those of tokenizer_config.json.
+        """
+        return {
+            **self._special_tokens,
+            "additional_special_tokens": sorted(self.token_text(token) for token in self.special_ids),
+            "vocab_size": self.vocab_size,
+            "chat_template": self._templates.get("default"),
+        }
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` adds what the model expects around a prompt, such as BOS."""
         try:

@@ -50,27 +50,28 @@ class Reader:
 
     def __init__(self, decoder: Decoder, taps: tuple[int, ...], longest: int) -> None:
         self._decoder, self._taps = decoder, taps
-        self._device = decoder.embed.weight.device
+        self.device = decoder.embed.weight.device
         config, pages = decoder.config, -(-(longest + 1) // PAGE)
-        self._table = PageTable(1, pages + 1, pages, PAGE, self._device)
+        self._table = PageTable(1, pages + 1, pages, PAGE, self.device)
         self._table.extend(0, range(1, pages + 1))
         self._cache = KVCache(
-            config.num_layers, config.num_kv_heads, config.head_dim, self._table, decoder.dtype, self._device
+            config.num_layers, config.num_kv_heads, config.head_dim, self._table, decoder.dtype, self.device
         )
 
-    @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Tensor:
         """[S, n + 1, H] of `tokens` [S]: the taps and the last state after the final norm, in the decoder's dtype."""
-        pieces = [self._piece(tokens[start : start + CHUNK], start) for start in range(0, len(tokens), CHUNK)]
-        return torch.cat(pieces)
+        return torch.cat([self.piece(tokens, start) for start in range(0, len(tokens), CHUNK)])
 
-    def _piece(self, tokens: Tensor, start: int) -> Tensor:
+    @torch.no_grad()
+    def piece(self, tokens: Tensor, start: int) -> Tensor:
+        """The same for the tokens from `start`, at most `CHUNK`, whose predecessors were read before."""
+        tokens = tokens[start : start + CHUNK]
         count = len(tokens)
         nodes = max(count, self._decoder.least_rows)  # a node that pads comes after all others, which cannot see it
-        padded = torch.full((nodes,), -1, dtype=torch.int64, device=self._device)
+        padded = torch.full((nodes,), -1, dtype=torch.int64, device=self.device)
         padded[:count] = tokens
-        place = torch.tensor([start], device=self._device)
-        reach = chain_reach(1, nodes, self._device)
+        place = torch.tensor([start], device=self.device)
+        reach = chain_reach(1, nodes, self.device)
         span = Span(torch.zeros_like(place), (0,), place, reach, nodes, start + nodes)
         hidden = self._decoder(padded, self._cache, self._cache.view([span]), self._taps)
         return torch.stack([*hidden.taps, self._decoder.norm(hidden.last)], dim=1)[:count]

@@ -13,9 +13,9 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sametoken.checkpoint.chat import Message
 from sametoken.engine.completion import Chunk, Completion
@@ -24,6 +24,7 @@ from sametoken.engine.request import Request
 from sametoken.errors import EngineError, SametokenError
 from sametoken.speculation.params import SamplingParams
 
+T = TypeVar("T")
 LONGEST_HOLD = 0.05  # seconds that a token may wait for others to share its chunk: hardly seen by a reader
 
 
@@ -61,6 +62,15 @@ def _hand_out(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
             loop.call_soon_threadsafe(_put, own)
 
 
+def _answer(call: _Call) -> None:
+    if not call.result.set_running_or_notify_cancel():
+        return
+    try:
+        call.result.set_result(call.function())
+    except Exception as error:
+        call.result.set_exception(error)
+
+
 def _put(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
     for stream, item in items:
         stream.put(item)
@@ -73,6 +83,11 @@ class _Add(NamedTuple):
 
 class _Abort(NamedTuple):
     requests: Sequence[Request]
+
+
+class _Call(NamedTuple):
+    function: Callable[[], object]
+    result: Future[Any]
 
 
 @dataclass(slots=True)
@@ -111,7 +126,7 @@ class AsyncLLM:
         self.llm, self._pause = llm, 0.0 if max_chunks_per_second is None else 1 / max_chunks_per_second
         self.failure: SametokenError | None = None
         self.on_failure: Callable[[], object] = lambda: None
-        self._inbox: queue.SimpleQueue[_Add | _Abort | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Add | _Abort | _Call | None] = queue.SimpleQueue()
         self._listeners: dict[int, _Listener] = {}
         self._thread = threading.Thread(target=self._serve, name="sametoken-engine", daemon=True)
         self._thread.start()
@@ -149,12 +164,22 @@ class AsyncLLM:
             if left:
                 self._inbox.put(_Abort(requests))
 
+    async def call(self, function: Callable[[], T]) -> T:
+        """What a function returns that runs on the engine's thread between two steps; streams wait for it meanwhile.
+
+        Raises:
+            SametokenError: the engine ended first. Otherwise whatever the function raises.
+        """
+        result: Future[T] = Future()
+        self._send(_Call(function, result))
+        return await asyncio.wrap_future(result)
+
     @property
     def alive(self) -> bool:
         """Whether requests can be served: the engine has neither failed nor been closed."""
         return self.failure is None
 
-    def _send(self, message: _Add) -> None:
+    def _send(self, message: _Add | _Call) -> None:
         self._inbox.put(message)
         # Looked at after the message is in: then either the engine thread finds it, or the failure is found here.
         if self.failure is not None:
@@ -200,6 +225,8 @@ class AsyncLLM:
             message = self._inbox.get()
             if isinstance(message, _Add):
                 _hand_out([(message.stream, error)])
+            elif isinstance(message, _Call):
+                message.result.set_exception(error)
 
     def _take_messages(self) -> bool:
         """Applies what callers sent; False when it is time to stop."""
@@ -208,6 +235,9 @@ class AsyncLLM:
             message = self._inbox.get()
             if message is None:
                 return False
+            if isinstance(message, _Call):
+                _answer(message)
+                continue
             for request in message.requests:
                 if isinstance(message, _Add):
                     self._listeners[request.id] = _Listener(request, message.stream, len(request.tokens))

@@ -16,6 +16,7 @@ from sametoken.checkpoint.heads import is_head, read_head
 from sametoken.checkpoint.hub import read_config, resolve
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.places import draft_directory, target_directory
+from sametoken.checkpoint.pooling import Pooling, read_pooling
 from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, has_tokenizer, load_tokenizer
 from sametoken.config import MODEL_METHODS, EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.drafters.base import Drafter
@@ -56,6 +57,7 @@ class Loaded(NamedTuple):
         draft: what guesses beside what needs no weights: a smaller model, or a head of the target.
         max_seq_len: prompt plus output, as asked for or as the target allows.
         sampling: names and values of the sampling parameters that the model recommends.
+        pooling: how it makes vectors of texts, None where it is no embedding model.
     """
 
     target: Decoder
@@ -63,6 +65,7 @@ class Loaded(NamedTuple):
     tokenizer: Tokenizer
     max_seq_len: int
     sampling: dict[str, Any]
+    pooling: Pooling | None
 
 
 class Context(NamedTuple):
@@ -92,7 +95,7 @@ def load_models(
     for decoder in (target, guesser):
         if isinstance(decoder, Decoder):
             decoder.set_deterministic(plan.deterministic)
-    return Loaded(target, guesser, plan.tokenizer, plan.limit, plan.sampling)
+    return Loaded(target, guesser, plan.tokenizer, plan.limit, plan.sampling, plan.pooling)
 
 
 class _Plan(NamedTuple):
@@ -105,6 +108,7 @@ class _Plan(NamedTuple):
     dtype: torch.dtype
     deterministic: bool
     sampling: dict[str, Any]
+    pooling: Pooling | None
 
 
 def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
@@ -136,7 +140,7 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
     _check_memory(model, stated, limit, dtype, device, config.quantization)
     tokenizer = _tokenizer(directory, stated, config)
     sampling = recommended_sampling(directory) if config.generation_config == "auto" else {}
-    return _Plan(stated, limit, tokenizer, device, dtype, deterministic, sampling)
+    return _Plan(stated, limit, tokenizer, device, dtype, deterministic, sampling, read_pooling(directory))
 
 
 @cache

@@ -76,6 +76,7 @@ class LLM:
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.config = loaded.target.config
         self.default_sampling: Mapping[str, Any] = loaded.sampling
+        self.pooling = loaded.pooling
         self.engine: Engine
         self.engine, context = build_engine(loaded, self.speculative, config, KVCacheConfig.of(kv_cache))
         self.max_seq_len, self._remedy = context

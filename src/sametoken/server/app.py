@@ -16,6 +16,7 @@ from starlette.types import Scope
 from sametoken import __version__
 from sametoken.server import playground
 from sametoken.server.about_api import AboutApi
+from sametoken.server.embedding_api import EmbeddingApi
 from sametoken.server.errors import ApiError, failed, reply
 from sametoken.server.http import Keys
 from sametoken.server.openapi import describe
@@ -35,7 +36,8 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     """
     app = FastAPI(title="sametoken", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     about = AboutApi(worker, names, info)
-    for method, path, endpoint in _routes(TextApi(worker, names), TokenApi(worker, names), about):
+    apis = TextApi(worker, names), TokenApi(worker, names), EmbeddingApi(worker, names), about
+    for method, path, endpoint in _routes(*apis):
         app.api_route(path, methods=[method])(endpoint)
         if method == "GET":
             app.head(path, include_in_schema=False)(endpoint)  # what load balancers ask
@@ -57,12 +59,16 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     return app
 
 
-def _routes(text: TextApi, tokens: TokenApi, about: AboutApi) -> Iterator[Endpoint]:
+def _routes(
+    text: TextApi, tokens: TokenApi, embedding: EmbeddingApi, about: AboutApi
+) -> Iterator[Endpoint]:
     yield "POST", "/v1/completions", text.completions
     yield "POST", "/v1/chat/completions", text.chat_completions
     yield "POST", "/v1/responses", text.responses
     yield "POST", "/tokenize", tokens.tokenize
     yield "POST", "/detokenize", tokens.detokenize
+    yield "GET", "/tokenizer_info", tokens.tokenizer_info
+    yield "POST", "/v1/embeddings", embedding.embeddings
     yield "GET", "/v1/models", about.models
     yield "GET", "/v1/models/{name:path}", about.model
     yield "GET", "/health", about.health

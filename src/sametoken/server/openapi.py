@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from sametoken.server import reply_schema as replies
 from sametoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
+from sametoken.server.embedding_api import EmbeddingsRequest
 from sametoken.server.errors import ErrorReply
 from sametoken.server.fields import Body
 from sametoken.server.responses_schema import ResponsesRequest
@@ -67,6 +68,8 @@ OPERATIONS = {
     "/v1/responses": Operation(replies.ResponsesReply, TEXT_REFUSALS, ResponsesRequest, streams=True),
     "/tokenize": Operation(replies.TokenizeReply, BODY_REFUSALS, TokenizeRequest),
     "/detokenize": Operation(replies.DetokenizeReply, BODY_REFUSALS, DetokenizeRequest),
+    "/tokenizer_info": Operation(replies.TokenizerInfoReply),
+    "/v1/embeddings": Operation(replies.EmbeddingsReply, BODY_REFUSALS, EmbeddingsRequest),
     "/v1/models": Operation(replies.ModelsReply),
     "/v1/models/{name}": Operation(replies.ModelReply, (401, 404)),
     "/health": Operation(replies.StatusReply, (), unready=True),

@@ -174,6 +174,34 @@ class DetokenizeReply(TypedDict):
     prompt: str
 
 
+class TokenizerInfoReply(TypedDict):
+    """Special tokens by what they are for, and the default chat template; further keys as in tokenizer_config.json."""
+
+    vocab_size: int
+    model_max_length: int
+    chat_template: str | None
+
+
+class Embedding(TypedDict):
+    """The vector of one text: numbers, or little-endian float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsReply(TypedDict):
+    object: Literal["list"]
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+
+
 class ModelReply(TypedDict):
     """A name of the model; `created` is when the server started, in Unix seconds."""
 

@@ -26,6 +26,10 @@ class TokenApi(Api):
             {"count": len(ids), "max_model_len": self._worker.llm.max_seq_len, "tokens": ids, "token_strs": strings}
         )
 
+    async def tokenizer_info(self) -> Response:
+        """Special tokens, sizes and the chat template, as vLLM says it."""
+        return JSONResponse({**self._tokenizer.info(), "model_max_length": self._worker.llm.max_seq_len})
+
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids, marks included."""
         body = await read(request, DetokenizeRequest, self._most)

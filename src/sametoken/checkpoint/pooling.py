@@ -1,0 +1,66 @@
+"""How an embedding model makes a vector of a text's last hidden states: sentence-transformers' files beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.checkpoint.hub import read_json
+from sametoken.errors import CheckpointError
+
+FILE = "modules.json"
+MODES: dict[str, Literal["last", "mean", "first"]] = {
+    "pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"
+}  # fmt: skip
+
+
+class Pooling(NamedTuple):
+    """One vector per text.
+
+    Attributes:
+        mode: the state of the last token, the mean of all, or the state of the first.
+        normalize: whether vectors have length 1.
+    """
+
+    mode: Literal["last", "mean", "first"]
+    normalize: bool
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[H], float32, of the last hidden states of a text after the final norm [S, H]."""
+        states = states.float()
+        vector = states.mean(0) if self.mode == "mean" else states[-1 if self.mode == "last" else 0]
+        return torch.nn.functional.normalize(vector, dim=0) if self.normalize else vector
+
+
+def read_pooling(directory: Path) -> Pooling | None:
+    """How the model of a directory pools; None where it is no embedding model.
+
+    Raises:
+        CheckpointError: the files are damaged, or ask for a module that is not supported.
+    """
+    if not (directory / FILE).exists():
+        return None
+    try:
+        modules = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        names = [(str(each["type"]), str(each.get("path", ""))) for each in modules]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{directory / FILE}: {type(error).__name__}: {error}; expected a list of objects with type and path"
+        ) from error
+    kinds = {kind.rpartition(".")[2]: path for kind, path in names}
+    if unknown := sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"}):
+        raise CheckpointError(
+            f"{directory / FILE}: the module {unknown[0]} is not supported; expected Transformer, Pooling and Normalize"
+        )
+    file = directory / kinds.get("Pooling", "1_Pooling") / "config.json"
+    stated = read_json(file) or {}
+    chosen = [mode for key, mode in MODES.items() if stated.get(key) is True]
+    others = sorted(key for key, value in stated.items() if key.startswith("pooling_mode_") and value is True)
+    if len(chosen) != 1 or len(others) != 1:
+        got = ", ".join(others) or "no pooling mode"
+        raise CheckpointError(f"{file}: got {got}; expected one of {', '.join(MODES)}")
+    return Pooling(chosen[0], "Normalize" in kinds)

@@ -1,0 +1,114 @@
+"""POST /v1/embeddings: vectors of texts, by models made for it. The engine's thread reads between its steps."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sametoken.checkpoint.pooling import Pooling
+from sametoken.data.extraction import CHUNK, Reader
+from sametoken.errors import RequestError, SametokenError
+from sametoken.server.api import Api
+from sametoken.server.errors import ApiError, refused, stopped
+from sametoken.server.fields import Body, Prompts
+from sametoken.server.http import read
+from sametoken.server.worker import Worker
+
+
+class EmbeddingsRequest(Body):
+    """The body of POST /v1/embeddings.
+
+    Attributes:
+        model: a name that `/v1/models` lists; left out, the one that is served.
+        input: text, texts, token ids or lists of them.
+        encoding_format: `float` if left out; `base64` of little-endian float32.
+        dimensions: only the model's own number.
+        user: changes nothing.
+    """
+
+    model: str | None = None
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class EmbeddingApi(Api):
+    """Vectors of texts."""
+
+    def __init__(self, worker: Worker, names: Sequence[str]) -> None:
+        super().__init__(worker, names)
+        self._reader: Reader | None = None  # made when it is first needed: it has a cache of its own
+        self._turn = asyncio.Lock()
+
+    async def embeddings(self, request: Request) -> Response:
+        """Vectors of texts; only from models that are made for it."""
+        body = await read(request, EmbeddingsRequest, self._most)
+        self._head("", body.model)
+        llm = self._worker.llm
+        if llm.pooling is None:
+            raise ApiError(
+                400, f"{self._names[0]} is no embedding model: it has no modules.json that says how to pool; serve one "
+                "that has, or use /v1/completions", code="not_an_embedding_model",
+            )  # fmt: skip
+        if body.dimensions not in (None, llm.config.hidden_size):
+            words = f"dimensions: got {body.dimensions}, expected {llm.config.hidden_size}, which the model has"
+            raise ApiError(400, words, param="dimensions")
+        prompts = await asyncio.to_thread(self._spelled, body.input)
+        try:
+            async with self._turn:
+                vectors = [await self._vector(ids, llm.pooling) for ids in prompts]
+        except SametokenError as error:
+            raise stopped(error) from error
+        total = sum(map(len, prompts))
+        return JSONResponse(
+            {
+                "object": "list",
+                "model": self._names[0],
+                "data": [
+                    {"object": "embedding", "index": i, "embedding": _encoded(vector, body.encoding_format)}
+                    for i, vector in enumerate(vectors)
+                ],
+                "usage": {"prompt_tokens": total, "total_tokens": total},
+            }
+        )
+
+    def _spelled(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+        llm = self._worker.llm
+        try:
+            spelled = [self._tokenizer.encode(text) if isinstance(text, str) else list(text) for text in prompts]
+        except RequestError as error:
+            raise refused(RequestError(f"input: {error}"), {"input": "input"}) from error
+        for ids in spelled:
+            if not 0 < len(ids) <= llm.max_seq_len:
+                words = f"input: got a text of {len(ids)} tokens, expected 1 to {llm.max_seq_len}"
+                raise ApiError(400, words, param="input")
+            if wrong := [token for token in ids if not 0 <= token < llm.config.vocab_size]:
+                words = f"input: got {wrong[0]}, expected token ids 0 .. {llm.config.vocab_size - 1}"
+                raise ApiError(400, words, param="input")
+        return spelled
+
+    async def _vector(self, ids: Sequence[int], pooling: Pooling) -> list[float]:
+        """Reads a text in pieces, so that streams go on between them."""
+        engine, tokens = self._worker.engine, torch.tensor(ids)
+        if self._reader is None:
+            decoder = self._worker.llm.engine.runner.decoder
+            self._reader = await engine.call(partial(Reader, decoder, (), self._worker.llm.max_seq_len))
+        tokens = tokens.to(self._reader.device)
+        pieces = [await engine.call(partial(self._reader.piece, tokens, at)) for at in range(0, len(ids), CHUNK)]
+        found: list[float] = pooling(torch.cat(pieces)[:, 0]).tolist()
+        return found
+
+
+def _encoded(vector: Sequence[float], form: str | None) -> Any:
+    if form != "base64":
+        return vector
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
