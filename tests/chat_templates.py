@@ -186,3 +186,14 @@ SIGNS = [
     "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end|>", "<|user|>",
     "<|assistant|>", "<|system|>", "[INST]", "[/INST]", "<|Assistant|>", "<|User|>",
 ]  # fmt: skip
+# OpenAI's, cut to its channels: thinking of earlier turns is left out, that of calls is kept.
+GPT_OSS = (
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}\n\n"
+    "# Valid channels: analysis, commentary, final.<|end|>"
+    "{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{% if message.thinking and message.tool_calls %}"
+    "{{ '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}{% endif %}"
+    "{% if message.content %}{{ '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}"
+    "{% endif %}{% else %}{{ '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)

@@ -15,7 +15,7 @@ from openai import OpenAI
 from cli_checks import Pair
 from sametoken import LLM, RequestSpeculation, SamplingParams
 from sametoken.engine import grammar
-from sametoken.server.tools import call_grammar, read_calls, sure
+from sametoken.server.tools import CallReader, call_grammar
 from sametoken.speculation.structure import StructuredOutputs
 from server_checks import MODEL, Running, openai_client, running, with_template
 
@@ -124,34 +124,16 @@ def test_forms_and_tools_that_make_no_sense_are_refused(client: OpenAI, fields: 
         client.chat.completions.create(**ASKED, extra_body=fields)
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_required_call_is_made_and_streamed_the_same(client: OpenAI, choice: Any) -> None:
-    whole = client.chat.completions.create(**ASKED, tools=TOOLS, tool_choice=choice).choices[0]
-    assert whole.finish_reason == "tool_calls"
-    assert whole.message.content is None
-    (call,) = whole.message.tool_calls or []
-    assert call.type == "function"
-    assert call.function.name in (["weather", "stop"] if choice == "required" else ["weather"])
-    arguments = json.loads(call.function.arguments)
-    assert arguments == {} if call.function.name == "stop" else arguments["city"] in ("Rome", "Oslo")
-    chunks = list(client.chat.completions.create(**ASKED, tools=TOOLS, tool_choice=choice, stream=True))
-    assert not any(chunk.choices[0].delta.content for chunk in chunks)
-    assert chunks[-1].choices[0].finish_reason == "tool_calls"
-    (streamed,) = chunks[-1].choices[0].delta.tool_calls or []
-    assert streamed.function is not None
-    assert (streamed.function.name, streamed.function.arguments) == (call.function.name, call.function.arguments)
-
-
 def test_a_call_between_tags_is_made_by_a_vocabulary_that_can_spell_them() -> None:
-    llm = LLM("embedded", speculative={"method": "none"})
+    llm = LLM("embedded", speculative={"method": "none", "adaptive": False})
     functions = [tool["function"] for tool in TOOLS]
     form = StructuredOutputs(grammar=call_grammar(functions, tagged=True))
     plain = RequestSpeculation(enabled=False)
     for seed in range(3):
         asked = {"structured_outputs": form, "seed": seed, "max_tokens": 80}
         done = llm.generate("Call it.", SamplingParams(**asked))[0]
-        content, calls = read_calls(done.text, ["weather", "stop"])
-        assert (content, len(calls)) == ("", 1)
+        kinds = [piece.kind for piece in CallReader(["weather", "stop"]).feed(done.text, done=True)]
+        assert kinds == ["call", "arguments"]
         assert done.text.startswith("<tool_call>\n{")
         assert done.speculation.acceptance_length > 1.5
         assert llm.generate("Call it.", SamplingParams(**asked, speculative=plain))[0].token_ids == done.token_ids
@@ -186,41 +168,6 @@ def test_a_model_without_a_place_for_tools_says_so(tiny_pair: Pair, one_thread: 
         error = server.post("/v1/chat/completions", {**ASKED, "tools": TOOLS})
         assert error.status_code == 400
         assert error.json()["error"]["param"] == "tools"
-
-
-NAMES = {"f", "g"}
-ONE = '{"name": "f", "arguments": {"x": 1}}'
-READ = [
-    (f"<tool_call>\n{ONE}\n</tool_call>", "", [("f", '{"x": 1}')]),
-    (
-        f"Let me see.\n<tool_call>{ONE}</tool_call>\n<tool_call>{ONE}</tool_call>",
-        "Let me see.",
-        [("f", '{"x": 1}')] * 2,
-    ),
-    ('{"name": "g", "parameters": {}}', "", [("g", "{}")]),
-    ('<|python_tag|>{"name": "g", "parameters": {}}; {"name": "f", "arguments": "{}"}', "", [("g", "{}"), ("f", "{}")]),
-    (f"[TOOL_CALLS][{ONE}]", "", [("f", '{"x": 1}')]),
-    ('{"name": "unknown", "parameters": {}}', None, []),
-    ('<tool_call>{"name": "f", "arg</tool_call>', None, []),
-    ('{"name": "f"} and more', None, []),
-    ("[1, 2]", None, []),
-    ("just text", None, []),
-    ("", None, []),
-]
-
-
-@pytest.mark.parametrize(("text", "content", "calls"), READ)
-def test_calls_are_read_in_the_ways_models_write_them(text: str, content: str | None, calls: list[Any]) -> None:
-    assert read_calls(text, NAMES) == (text if content is None else content, calls)
-
-
-@pytest.mark.parametrize(
-    "text", [text for text, _, _ in READ] + ["a < b <tool", "  {", "text <tool_caller> text", "[TO"]
-)
-def test_what_is_shown_early_is_never_taken_back(text: str) -> None:
-    content, _ = read_calls(text, NAMES)
-    for end in range(len(text) + 1):
-        assert content.startswith(text[: sure(text[:end])])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -101,6 +101,7 @@ def test_calls_are_items_and_their_output_can_be_sent_back(client: OpenAI, choic
         "max_output_tokens": 80,
         "tools": [TOOL],
         "tool_choice": choice,
+        "parallel_tool_calls": False,
         "extra_body": SEED,
     }
     got = client.responses.create(**asked, input="hi")

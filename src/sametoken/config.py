@@ -259,6 +259,8 @@ class ServerConfig(Settings):
         drain_seconds: how long open requests may go on after SIGTERM, SIGHUP or the first SIGINT.
         max_chunks_per_second: chunks that all streams together get at most: of a busy server a chunk then has the
             tokens of several steps, held for at most 0.05 s; a stream's first never waits.
+        reasoning_parser: how the model marks what it thinks before it speaks, which replies then have apart; "auto"
+            finds it by the marks in the chat template, "none" leaves it in the text.
         cors_origin: web origins whose pages may call this server, repeatable; "*" is every one, none is off.
         keep_alive: seconds that a connection without a request stays open; more than a proxy before it keeps one,
             which may otherwise send into a connection that closes.
@@ -284,6 +286,7 @@ class ServerConfig(Settings):
     max_body: Annotated[int, Field(ge=1024)] = 8 * 2**20
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     max_chunks_per_second: Annotated[float, Field(gt=0)] = 500.0
+    reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1", "deepseek-r1", "openai_gptoss"] = "auto"
     cors_origin: Names = ()
     keep_alive: Annotated[float, Field(ge=0)] = 75.0
     root_path: RootPath = ""

@@ -177,6 +177,11 @@ class Tokenizer:
         return bool(self._templates)
 
     @property
+    def chat_templates(self) -> tuple[str, ...]:
+        """The texts of the chat templates."""
+        return tuple(self._templates.values())
+
+    @property
     def renders_tools(self) -> bool:
         """True if a chat template has a place for tools."""
         return any("tools" in text for text in self._templates.values())

@@ -88,7 +88,6 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "num_media_load_workers": Flag(TRT, int, TEXT_ONLY),
         "media_io_kwargs": Flag(TRT, str, TEXT_ONLY),
         "video_pruning_rate": Flag(TRT, float, TEXT_ONLY),
-        "reasoning_parser": Flag(TRT, str, Only((), "thinking stays in the text; leave it out")),
         "tool_parser": Flag(TRT, str, NoEffect(str, CALLS), ("tool_call_parser",)),
         "allow_request_chat_template": Flag(TRT, bool, Only((False,), "the template is the server's; leave it out")),
         "metadata_server_config_file": Flag(TRT, str, ONE_SERVER),

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from sametoken.checkpoint.chat import Message, is_list
 from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
@@ -16,9 +18,10 @@ from sametoken.drafters.factory import FORCED, PREDICTION
 from sametoken.drafters.prediction import index_prediction
 from sametoken.engine.build import build_engine, default_method, load_models
 from sametoken.engine.completion import Chunk, Completion
+from sametoken.engine.confined import AfterMark, AllowedTokens, Form
 from sametoken.engine.detokenize import Detokenizer
 from sametoken.engine.engine import AUTO, NO_DRAFT, Engine
-from sametoken.engine.grammar import Grammars, TokenGrammar
+from sametoken.engine.grammar import Grammars
 from sametoken.engine.request import Request
 from sametoken.errors import NO_WINDOWS, ConfigError, PromptTooLongError, RequestError, shown
 from sametoken.speculation.noise import choice_seed
@@ -33,7 +36,7 @@ MOST_PER_TOKEN = 32  # characters of a text per token, on average
 class _Brought(NamedTuple):
     """What comes with parameters and costs time to read; prompts share it."""
 
-    form: TokenGrammar | None
+    form: Form | None
     prediction: SuffixAutomaton | None
 
 
@@ -226,9 +229,25 @@ class LLM:
     def _brought(self, params: SamplingParams, methods: Sequence[str], known: dict[int, _Brought]) -> _Brought:
         """What comes with the parameters, read once for all prompts of a call."""
         if id(params) not in known:
-            form = self._grammars.compile(params.structured_outputs) if params.structured_outputs is not None else None
+            form = self._form(params)
             known[id(params)] = _Brought(form, self._prediction(params) if PREDICTION in methods else None)
         return known[id(params)]
+
+    def _form(self, params: SamplingParams) -> Form | None:
+        """What the output may be, at its beginning."""
+        asked, size = params.structured_outputs, self.config.vocab_size
+        form: Form | None = None if asked is None else self._grammars.compile(asked)
+        if form is not None and asked is not None and asked.after is not None:
+            spelled = [self.tokenizer.token_bytes(token) for token in range(size)]
+            ends = {*self.tokenizer.eos_ids, *params.stop_token_ids}
+            form = AfterMark(form, asked.after, asked.opens or "", spelled, [end for end in ends if end < size])
+        if params.allowed_token_ids is None:
+            return form
+        if (largest := max(params.allowed_token_ids)) >= size:
+            raise RequestError(f"allowed_token_ids: got {largest}, expected token ids 0 .. {size - 1}")
+        mask = torch.zeros(size, dtype=torch.bool)
+        mask[list(params.allowed_token_ids)] = True
+        return AllowedTokens(mask, form)
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if not ids:

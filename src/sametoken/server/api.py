@@ -23,7 +23,7 @@ class Api:
     def __init__(self, worker: Worker, names: Sequence[str]) -> None:
         self._worker, self._names = worker, tuple(names)
         self._tokenizer, self._most = worker.llm.tokenizer, worker.config.max_body
-        self._prompts = Prompts(self._tokenizer, worker.llm.max_seq_len)
+        self._prompts = Prompts(self._tokenizer, worker.llm.max_seq_len, worker.config.reasoning_parser)
 
     def _head(self, kind: str, model: str | None, given: str | None = None) -> Head:
         """The beginning of a reply, whose id holds `given` if the client brought that; an unknown model is refused."""

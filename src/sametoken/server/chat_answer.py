@@ -1,4 +1,4 @@
-"""The form of /v1/chat/completions: messages with text and calls of functions, whole or in pieces."""
+"""The form of /v1/chat/completions: messages with thinking, text and calls of functions, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import Request
 from sametoken.server.answers import Head, Written, count, end
 from sametoken.server.chat_schema import ChatRequest
-from sametoken.server.replies import Spells, chat_logprobs, prompt_logprobs, report, total_usage
+from sametoken.server.replies import Spells, Usage, chat_logprobs, prompt_logprobs, report, total_usage
+from sametoken.server.speech import Message, Reader
 
 
 class ChatAnswer:
     """/v1/chat/completions."""
 
-    def __init__(self, body: ChatRequest, head: Head, requests: Sequence[Request], tokenizer: Spells) -> None:
+    def __init__(
+        self, body: ChatRequest, head: Head, requests: Sequence[Request], tokenizer: Spells, reader: Reader
+    ) -> None:
         self._body, self._head, self._tokenizer, self._requests = body, head, tokenizer, requests
-        self._written = Written()
-        self._reader = body.reader()
+        self._written, self._reader = Written(), reader
+        self._messages = [Message() for _ in requests]
 
     def opening(self) -> Iterator[dict[str, Any]]:
         for index in range(len(self._requests)):
@@ -32,14 +35,13 @@ class ChatAnswer:
 
     def events(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         body, request = self._body, self._requests[chunk.choice]
-        delta = self._delta(chunk)
+        message = self._messages[chunk.choice]
+        delta = message.add(self._reader.feed(chunk.choice, chunk.text, chunk.completion is not None))
         choice: dict[str, Any] = {"index": chunk.choice, "delta": delta}
         choice["logprobs"] = chat_logprobs(self._tokenizer, chunk.logprobs or []) if body.logprobs else None
         if body.reports:
             choice["speculative"] = report(self._tokenizer, chunk, chunk.completion)
-        end(choice, chunk.completion)
-        if "tool_calls" in delta:
-            choice["finish_reason"] = "tool_calls"
+        _end(choice, chunk.completion, message)
         event = self._event(choice)
         if body.return_token_ids:
             event["choices"][0]["token_ids"] = chunk.token_ids
@@ -49,21 +51,13 @@ class ChatAnswer:
         count(event, body, self._written, chunk.choice, chunk, [len(request.prompt_ids)])
         yield event
 
-    def _delta(self, chunk: Chunk) -> dict[str, Any]:
-        """What a chunk adds to the message."""
-        content, calls = self._reader.feed(chunk.choice, chunk.text, chunk.completion is not None)
-        delta: dict[str, Any] = {"content": content} if content else {}
-        if calls:
-            delta["tool_calls"] = [{"index": i, **call.to_json()} for i, call in enumerate(calls)]
-        return delta
-
     def closing(self, completions: Sequence[Completion]) -> Iterator[dict[str, Any]]:
         if self._body.counted.include_usage:
-            yield {**self._head.of("chat.completion.chunk"), "choices": [], "usage": total_usage(completions)}
+            yield {**self._head.of("chat.completion.chunk"), "choices": [], "usage": self._usage(completions)}
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         choices = [self._whole_choice(completion) for completion in completions]
-        reply = {**self._head.of("chat.completion"), "choices": choices, "usage": total_usage(completions)}
+        reply = {**self._head.of("chat.completion"), "choices": choices, "usage": self._usage(completions)}
         if self._body.prompt_logprobs is not None:
             items = completions[0].prompt_logprobs or []
             reply["prompt_logprobs"] = prompt_logprobs(self._tokenizer, items, self._body.prompt_logprobs)
@@ -72,18 +66,25 @@ class ChatAnswer:
         return reply
 
     def _whole_choice(self, completion: Completion) -> dict[str, Any]:
-        content, calls = self._reader.read(completion.text)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if calls:
-            message |= {"content": content or None, "tool_calls": [call.to_json() for call in calls]}
-        choice: dict[str, Any] = {"index": completion.choice, "message": message}
+        message = Message()
+        message.add(self._reader.read(completion.text))
+        choice: dict[str, Any] = {"index": completion.choice, "message": message.to_json()}
         scored = self._body.logprobs
         choice["logprobs"] = chat_logprobs(self._tokenizer, completion.logprobs or []) if scored else None
         if self._body.reports:
             choice["speculative"] = report(self._tokenizer, completion, completion)
         if self._body.return_token_ids:
             choice["token_ids"] = completion.token_ids
-        end(choice, completion)
-        if calls:
-            choice["finish_reason"] = "tool_calls"
-        return choice
+        return _end(choice, completion, message)
+
+    def _usage(self, completions: Sequence[Completion]) -> Usage:
+        thought = [self._reader.counted(self._tokenizer, completion.token_ids).reasoning for completion in completions]
+        return total_usage(completions, sum(thought))
+
+
+def _end(choice: dict[str, Any], completion: Completion | None, message: Message) -> dict[str, Any]:
+    """Says why a choice ended; calls that were cut off end as any text that was."""
+    end(choice, completion)
+    if completion is not None and completion.finish_reason == "stop" and message.calls:
+        choice["finish_reason"] = "tool_calls"
+    return choice

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -11,8 +11,10 @@ from pydantic.config import JsonDict
 
 from sametoken.server.fields import NO_LIMIT, Body, Limit, Logprobs, Off, Spoken
 from sametoken.server.inert import InertOfCall, InertOfFunction, InertOfMessage
+from sametoken.server.reasoning import Splitter
 from sametoken.server.schema import Generation
-from sametoken.server.tools import Reader, call_grammar
+from sametoken.server.speech import Reader
+from sametoken.server.tools import call_grammar
 from sametoken.speculation.params import SamplingParams
 
 MOST_TOOLS = 128
@@ -199,8 +201,8 @@ class ChatRequest(Generation):
         reasoning_effort: for the chat template, which is told `enable_thinking` too: false for `none`, else true.
         include_reasoning: false leaves out of the reply what the model thought.
         tools: functions that the model may call.
-        tool_choice: `auto` if left out; `none`; `required` or a function by name keep the reply to one call.
-        parallel_tool_calls: false returns the first call only.
+        tool_choice: `auto` if left out; `none`; `required` keeps the reply to calls, a function by name to one of it.
+        parallel_tool_calls: false keeps the reply to one call.
         add_generation_prompt: end the prompt with the beginning of the reply; true if left out, unless
             `continue_final_message`.
         continue_final_message: go on with the last message instead of answering it; the reply is what is added.
@@ -259,18 +261,34 @@ class ChatRequest(Generation):
             return [function for function in self.offered if function.name == self.tool_choice.function.name]
         return self.offered if self.tool_choice == "required" else []
 
-    def reader(self) -> Reader:
-        """What reads the calls in the replies to this request."""
-        return Reader({function.name for function in self.offered}, self.parallel_tool_calls is not False)
+    @property
+    def several(self) -> bool:
+        """Whether a reply may make more than one call."""
+        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
 
-    def to_sampling(self, recommended: Mapping[str, Any], tagged_calls: bool) -> SamplingParams:
-        """The sampling parameters; a call that must be made is written between tags or as bare JSON."""
+    def reader(self, opening: Callable[[], Splitter] | None) -> Reader:
+        """What reads the replies to this request; `opening` makes what tells thinking from the rest."""
+        names = {function.name for function in self.offered}
+        return Reader(names, self.several, opening, self.include_reasoning is not False)
+
+    def to_sampling(
+        self, recommended: Mapping[str, Any], tagged_calls: bool, shows_marks: bool, waits: Mapping[str, str]
+    ) -> SamplingParams:
+        """The sampling parameters.
+
+        Args:
+            recommended: the model's values for what the request leaves out.
+            tagged_calls: whether a call that must be made is written between tags or as bare JSON.
+            shows_marks: whether the text has special tokens. `waits`: what a form has to wait for.
+        """
         form = self.form()
-        if self.required:
-            form = {"grammar": call_grammar([each.model_dump() for each in self.required], tagged_calls)}
+        functions = [each.model_dump() for each in self.required]
+        if functions:
+            form = {"grammar": call_grammar(functions, tagged_calls, self.several)}
         return self.sampling(
             recommended,
-            structured_outputs=form,
+            structured_outputs=None if form is None else {**form, **waits},
+            skip_special_tokens=False if shows_marks else self.skip_special_tokens,
             max_tokens=self.reply_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )

@@ -24,6 +24,7 @@ from pydantic import GetJsonSchemaHandler as Handler
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
+from sametoken.errors import unknown_name
 from sametoken.notes import attribute_notes, purpose
 
 MOST_LOGPROBS = 20
@@ -136,6 +137,13 @@ def _schema(given: object) -> object:
     return given
 
 
+def _forms(given: dict[str, Any]) -> dict[str, Any]:
+    for name in given:
+        if name not in _FORMS["properties"]:
+            raise ValueError(unknown_name("form", name, _FORMS["properties"]))
+    return given
+
+
 def _limit(given: int) -> int:
     if given == 0:
         raise ValueError("expected at least 1, or -1 for no limit but the context")
@@ -181,7 +189,7 @@ _BIASES = {
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     "maxProperties": MOST_BIASES,
 }
-_FORMS = {
+_FORMS: dict[str, Any] = {
     "type": "object",
     "properties": {
         "json": {"type": ["object", "boolean"]},
@@ -221,7 +229,7 @@ Schema = Annotated[
     BeforeValidator(_schema),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "contentMediaType": "application/json"}]}),
 ]
-Forms = Annotated[dict[str, Any], WithJsonSchema(_FORMS)]
+Forms = Annotated[dict[str, Any], AfterValidator(_forms), WithJsonSchema(_FORMS)]
 
 
 def field_names(body: type[Body]) -> Iterable[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from sametoken.checkpoint.tokenizer import LONG_TEXT, Tokenizer
@@ -11,16 +12,27 @@ from sametoken.engine.llm import Prompt
 from sametoken.errors import RequestError
 from sametoken.server.chat_schema import ChatMessage, ChatRequest, TokenizeRequest
 from sametoken.server.errors import ApiError, refused
+from sametoken.server.reasoning import CONTENT, Splitter, find_style
 from sametoken.server.schema import CompletionRequest
 
 MESSAGE_COST = 50  # characters that take as long to tokenise as a message to be rendered
 
 
 class Rendered(NamedTuple):
-    """A conversation as the model reads it: its text, and the token ids of that."""
+    """A conversation as the model reads it.
+
+    Attributes:
+        text, ids: the prompt, and its tokens.
+        opening: makes what splits a reply to it; None where the model marks no thinking.
+        shows_marks: whether special tokens have to be in the text that is split.
+        waits: keys of a form that begins after the thinking.
+    """
 
     text: str
     ids: list[int]
+    opening: Callable[[], Splitter] | None = None
+    shows_marks: bool = False
+    waits: Mapping[str, str] = {}
 
 
 class Prompts:
@@ -28,10 +40,13 @@ class Prompts:
 
     Args:
         tokenizer: with the chat template. `context`: tokens that prompt and reply may have together.
+        parser: how thinking is marked; see `find_style`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: int, parser: str) -> None:
         self._tokenizer, self._context = tokenizer, context
+        self._style = find_style(parser, tokenizer.chat_templates)
+        self._specials = {tokenizer.token_text(token) for token in tokenizer.special_ids}
 
     async def of_texts(self, body: CompletionRequest) -> Sequence[Prompt]:
         """The prompts of /v1/completions; texts stay texts unless they are to be tokenised otherwise than usual."""
@@ -61,7 +76,26 @@ class Prompts:
             tools = [{"type": "function", "function": each.model_dump(exclude_none=True)} for each in body.offered]
             options["tools"] = tools
         made = await self._rendered(body, options)
-        return made._replace(ids=body.cut(made.ids, self._context, body.reply_tokens))
+        ids = body.cut(made.ids, self._context, body.reply_tokens)
+        return self._split(body, made._replace(ids=ids)) if self._style is not None else made._replace(ids=ids)
+
+    def _split(self, body: ChatRequest, made: Rendered) -> Rendered:
+        """A prompt with what is known of the reply to it."""
+        style = self._style
+        assert style is not None
+        shows_marks = bool(style.every_mark & self._specials)
+        if shows_marks and body.skip_special_tokens is not False:
+            style = style.without(self._specials)
+        continued = (body.messages[-1].content or "") if body.continue_final_message else None
+        opening = partial(style.opening, made.text, continued)
+        match opening().state:
+            case "content":
+                waits = {}
+            case "begin" if style.opens and style.otherwise == CONTENT:
+                waits = {"after": style.after, "opens": style.opens}
+            case _:
+                waits = {"after": style.after}
+        return made._replace(opening=opening, shows_marks=shows_marks, waits=waits)
 
     async def of_tokenize(self, body: TokenizeRequest) -> list[int]:
         """The ids that /tokenize tells."""

@@ -29,8 +29,10 @@ class PromptDetails(TypedDict):
 
 
 class CompletionDetails(TypedDict):
-    """Tokens of a prediction that became output, and those that were tried and did not; none of these are billed."""
+    """Tokens that say what the model thought; tokens of a prediction that became output, and those that were tried and
+    did not, which are no part of the output."""
 
+    reasoning_tokens: int
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
@@ -95,7 +97,7 @@ def usage(prompt_tokens: int, completion_tokens: int, cached: int | None = None)
     return counted
 
 
-def total_usage(completions: Iterable[Completion]) -> Usage:
+def total_usage(completions: Iterable[Completion], reasoning_tokens: int = 0) -> Usage:
     """Of all completions of a request."""
     done = list(completions)
     first = [completion for completion in done if completion.choice == 0]
@@ -107,6 +109,7 @@ def total_usage(completions: Iterable[Completion]) -> Usage:
     predicted = [completion.speculation for completion in done if completion.speculation.method == PREDICTION]
     accepted = sum(stats.accepted for stats in predicted)
     counted["completion_tokens_details"] = {
+        "reasoning_tokens": reasoning_tokens,
         "accepted_prediction_tokens": accepted,
         "rejected_prediction_tokens": sum(stats.drafted for stats in predicted) - accepted,
     }

@@ -63,6 +63,7 @@ class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[MadeCall]]
 
 
@@ -104,11 +105,26 @@ class OutputMessage(TypedDict):
     content: list[OutputText]
 
 
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(TypedDict):
+    """What the model thought; it is never summarised."""
+
+    type: Literal["reasoning"]
+    id: str
+    status: Literal["completed", "incomplete"]
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
 class OutputCall(TypedDict):
     type: Literal["function_call"]
     id: str
     call_id: str
-    status: Literal["completed"]
+    status: Literal["completed", "incomplete"]
     name: str
     arguments: str
 
@@ -146,7 +162,7 @@ class ResponsesReply(TypedDict):
     error: None
     incomplete_details: IncompleteDetails | None
     model: str
-    output: list[OutputMessage | OutputCall]
+    output: list[OutputReasoning | OutputMessage | OutputCall]
     parallel_tool_calls: bool
     temperature: float
     text: dict[str, Any]

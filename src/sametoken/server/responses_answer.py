@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import TokenLogprob
 from sametoken.server.answers import Head
+from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, REASONING, Piece
 from sametoken.server.replies import Spells, chat_logprobs, report, total_usage
 from sametoken.server.responses_schema import ResponsesRequest
-from sametoken.server.tools import Call, Reader
+from sametoken.server.speech import Reader, new_call_id
 from sametoken.speculation.params import SamplingParams
+
+TYPES = {REASONING: "reasoning", CONTENT: "message", CALL: "function_call", ARGUMENTS: "function_call"}
+PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # of ids
 
 
 class ResponsesAnswer:
@@ -24,87 +30,116 @@ class ResponsesAnswer:
         self._body, self._head, self._tokenizer, self._reader = body, head, tokenizer, reader
         self._params = params
         self._number = 0
-        self._message: dict[str, Any] | None = None  # the item under way, once there is text
-        self._scored: list[TokenLogprob] = []
+        self._items: list[dict[str, Any]] = []  # in the order of the reply; the last one may be under way
+        self._scored: list[TokenLogprob] = []  # log-probabilities that no event has told yet
 
     def opening(self) -> Iterator[dict[str, Any]]:
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response("in_progress", []))
 
     def events(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        text, calls = self._reader.feed(0, chunk.text, chunk.completion is not None)
+        told = {"speculative": report(self._tokenizer, chunk, chunk.completion)} if self._body.reports else {}
         self._scored += chunk.logprobs or []
-        if text or (chunk.completion is not None and not calls and self._message is None):
-            if self._message is None:
-                self._message = _message("", "in_progress", [])
-                yield self._event("response.output_item.added", output_index=0, item={**self._message, "content": []})
-                yield self._about_text("response.content_part.added", part=_text("", []))
-            scored = self._logprobs(self._scored)
-            self._scored = []
-            told = {"speculative": self._report(chunk)} if self._body.reports else {}
-            yield self._about_text("response.output_text.delta", delta=text, logprobs=scored, **told)
+        for piece in self._reader.feed(0, chunk.text, chunk.completion is not None):
+            yield from self._add(piece, told)
+            told = {}
         if chunk.completion is not None:
-            yield from self._ends(chunk.completion, calls)
-
-    def _ends(self, completion: Completion, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
-        """What is left to say about the items, and about calls, which come whole."""
-        output: list[dict[str, Any]] = []
-        if self._message is not None:
-            content, _ = self._reader.read(completion.text)
-            scored = self._logprobs(completion.logprobs or [])
-            item = {**_message(content, _status(completion), scored), "id": self._message["id"]}
-            output.append(item)
-            yield self._about_text("response.output_text.done", text=content, logprobs=scored)
-            yield self._about_text("response.content_part.done", part=_text(content, scored))
-            yield self._event("response.output_item.done", output_index=0, item=item)
-        for call in calls:
-            item, place = _call(call), len(output)
-            output.append(item)
-            begun = {**item, "arguments": "", "status": "in_progress"}
-            about = {"item_id": item["id"], "output_index": place}
-            yield self._event("response.output_item.added", output_index=place, item=begun)
-            yield self._event("response.function_call_arguments.delta", **about, delta=call.arguments)
-            yield self._event(
-                "response.function_call_arguments.done", **about, name=call.name, arguments=call.arguments
-            )
-            yield self._event("response.output_item.done", output_index=place, item=item)
-        kind = f"response.{_status(completion)}"
-        yield self._event(kind, response=self._ended(completion, output))
+            yield from self._finish(chunk.completion, told)
+            kind = f"response.{_status(chunk.completion)}"
+            yield self._event(kind, response=self._ended(chunk.completion))
 
     def closing(self, completions: Sequence[Completion]) -> Iterator[dict[str, Any]]:
         return iter(())
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         (completion,) = completions
-        text, calls = self._reader.read(completion.text)
-        output = [_message(text, _status(completion), self._logprobs(completion.logprobs or []))] if text else []
-        if not text and not calls:
-            output = [_message("", _status(completion), [])]
-        return self._ended(completion, [*output, *map(_call, calls)])
+        for piece in self._reader.read(completion.text):
+            deque(self._add(piece, {}), maxlen=0)
+        deque(self._finish(completion, {}), maxlen=0)
+        return self._ended(completion)
+
+    def _add(self, piece: Piece, told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Adds a piece to the item that it belongs to; `told` goes with its event."""
+        kind = TYPES[piece.kind]
+        if piece.kind == CALL or not self._items or self._items[-1]["type"] != kind:
+            yield from self._close("completed")
+            yield from self._begin(kind, piece.text)
+        item = self._items[-1]
+        if piece.kind == ARGUMENTS:
+            item["arguments"] += piece.text
+            yield self._about("response.function_call_arguments.delta", delta=piece.text, **told)
+        elif piece.kind == REASONING:
+            item["content"][0]["text"] += piece.text
+            yield self._about("response.reasoning_text.delta", content_index=0, delta=piece.text, **told)
+        elif piece.kind == CONTENT:
+            scored, self._scored = self._logprobs(self._scored), []
+            item["content"][0]["text"] += piece.text
+            item["content"][0]["logprobs"] += scored
+            yield self._about(
+                "response.output_text.delta", content_index=0, delta=piece.text, logprobs=scored, **told
+            )
+
+    def _begin(self, kind: str, name: str) -> Iterator[dict[str, Any]]:
+        self._items.append(_item(kind, name))
+        item = self._items[-1]
+        begun = copy.deepcopy(item) | ({} if kind == "function_call" else {"content": []})
+        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=begun)
+        if kind != "function_call":
+            yield self._about("response.content_part.added", content_index=0, part=copy.deepcopy(item["content"][0]))
+
+    def _close(self, status: str) -> Iterator[dict[str, Any]]:
+        """Ends the item under way."""
+        if not self._items:
+            return
+        item = self._items[-1]
+        item["status"] = status
+        if item["type"] == "function_call":
+            yield self._about(
+                "response.function_call_arguments.done", name=item["name"], arguments=item["arguments"]
+            )
+        else:
+            part = copy.deepcopy(item["content"][0])
+            if item["type"] == "message":
+                said = {"text": part["text"], "logprobs": part["logprobs"]}
+                yield self._about("response.output_text.done", content_index=0, **said)
+            else:
+                self._scored = []
+                yield self._about("response.reasoning_text.done", content_index=0, text=part["text"])
+            yield self._about("response.content_part.done", content_index=0, part=part)
+        yield self._event(
+            "response.output_item.done", output_index=len(self._items) - 1, item=copy.deepcopy(item)
+        )
+
+    def _finish(self, completion: Completion, told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Ends the items; a reply that says nothing at all is an empty message."""
+        if not self._items:
+            yield from self._add(Piece(CONTENT, ""), told)
+        said = next((item for item in self._items if item["type"] == "message"), None)
+        if said is not None:
+            before = self._reader.counted(self._tokenizer, completion.token_ids).before_content
+            said["content"][0]["logprobs"] = self._logprobs((completion.logprobs or [])[before:])
+        yield from self._close(_status(completion))
+
+    def _about(self, kind: str, **content: Any) -> dict[str, Any]:
+        """An event about the item under way."""
+        return self._event(kind, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **content)
 
     def _event(self, kind: str, **content: Any) -> dict[str, Any]:
         event = {"type": kind, "sequence_number": self._number, **content}
         self._number += 1
         return event
 
-    def _about_text(self, kind: str, **content: Any) -> dict[str, Any]:
-        assert self._message is not None
-        return self._event(kind, item_id=self._message["id"], output_index=0, content_index=0, **content)
-
     def _logprobs(self, items: Sequence[TokenLogprob]) -> list[Any]:
         return list(chat_logprobs(self._tokenizer, items)["content"]) if self._body.scored else []
 
-    def _report(self, chunk: Chunk) -> Any:
-        return report(self._tokenizer, chunk, chunk.completion)
-
-    def _ended(self, completion: Completion, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        response = self._response(_status(completion), output)
-        counted = total_usage([completion])
+    def _ended(self, completion: Completion) -> dict[str, Any]:
+        response = self._response(_status(completion), self._items)
+        counted = total_usage([completion], self._reader.counted(self._tokenizer, completion.token_ids).reasoning)
         response["usage"] = {
             "input_tokens": counted["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": counted["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0, **counted["completion_tokens_details"]},
+            "output_tokens_details": counted["completion_tokens_details"],
             "total_tokens": counted["total_tokens"],
         }
         if completion.finish_reason == "length":
@@ -142,16 +177,14 @@ def _status(completion: Completion) -> str:
     return "completed" if completion.finish_reason == "stop" else "incomplete"
 
 
-def _message(text: str, status: str, logprobs: list[Any]) -> dict[str, Any]:
-    about = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "status": status}
-    return {**about, "content": [_text(text, logprobs)]}
-
-
-def _text(text: str, logprobs: list[Any]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _call(call: Call) -> dict[str, Any]:
-    made = call.to_json()
-    about = {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "call_id": made["id"], "status": "completed"}
-    return {**about, "name": call.name, "arguments": call.arguments}
+def _item(kind: str, name: str) -> dict[str, Any]:
+    """An item at its beginning; `name` is that of a function."""
+    about = {"type": kind, "id": f"{PREFIXES[kind]}_{secrets.token_hex(12)}", "status": "in_progress"}
+    match kind:
+        case "function_call":
+            return {**about, "call_id": new_call_id(), "name": name, "arguments": ""}
+        case "reasoning":
+            return {**about, "summary": [], "content": [{"type": "reasoning_text", "text": ""}]}
+        case _:
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            return {**about, "role": "assistant", "content": [part]}

@@ -223,8 +223,8 @@ class ResponsesRequest(Generation):
         max_output_tokens: tokens to emit at most; left out, up to the context.
         text: the form of the reply.
         tools: functions that the model may call.
-        tool_choice: `auto` if left out; `none`; `required` or a function by name keep the reply to one call.
-        parallel_tool_calls: false returns the first call only.
+        tool_choice: `auto` if left out; `none`; `required` keeps the reply to calls, a function by name to one of it.
+        parallel_tool_calls: false keeps the reply to one call.
         include: what else to have: log-probabilities of the reply's tokens. `reasoning.encrypted_content` changes
             nothing: items of type `reasoning` have their text, and may be sent back as they came.
         top_logprobs: alternatives per token.

@@ -179,6 +179,7 @@ class Generation(Inert):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Biases | None = None
+    allowed_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
     bad_words: Words | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop: Stops
@@ -273,8 +274,8 @@ class Generation(Inert):
 
 _SHARED = (
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias", "bad_words", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
-    "seed", "prompt_logprobs", "skip_special_tokens",
+    "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "stop", "stop_token_ids",
+    "include_stop_str_in_output", "ignore_eos", "seed", "prompt_logprobs", "skip_special_tokens",
 )  # fmt: skip
 
 

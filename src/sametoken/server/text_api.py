@@ -20,6 +20,7 @@ from sametoken.server.chat_schema import ChatRequest
 from sametoken.server.errors import CLIENT_GONE, ApiError, failed, invalid, refused
 from sametoken.server.fields import field_names
 from sametoken.server.http import EventStream, event, read, unless_gone
+from sametoken.server.prompts import Rendered
 from sametoken.server.responses_answer import ResponsesAnswer
 from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.schema import CompletionRequest, Generation
@@ -46,8 +47,9 @@ class TextApi(Api):
         body = await read(request, ChatRequest, self._most)
         head = self._head("chatcmpl", body.model, body.request_id)
         prompt = await self._prompts.of_chat(body)
-        job = await self._submit(body, [prompt.ids], self._chat_sampling(body))
-        return await self._answer(request, body, job, ChatAnswer(body, head, job.requests, self._tokenizer))
+        job = await self._submit(body, [prompt.ids], self._chat_sampling(body, prompt))
+        answer = ChatAnswer(body, head, job.requests, self._tokenizer, body.reader(prompt.opening))
+        return await self._answer(request, body, job, answer)
 
     async def responses(self, request: Request) -> Response:
         """Continue a conversation, in the newer form."""
@@ -58,12 +60,13 @@ class TextApi(Api):
         except ValidationError as error:
             raise invalid(error, field_names(ResponsesRequest)) from error
         prompt = await self._prompts.of_chat(chat)
-        job = await self._submit(chat, [prompt.ids], self._chat_sampling(chat))
-        answer = ResponsesAnswer(body, head, self._tokenizer, chat.reader(), job.requests[0].params)
+        job = await self._submit(chat, [prompt.ids], self._chat_sampling(chat, prompt))
+        answer = ResponsesAnswer(body, head, self._tokenizer, chat.reader(prompt.opening), job.requests[0].params)
         return await self._answer(request, body, job, answer)
 
-    def _chat_sampling(self, body: ChatRequest) -> Sampling:
-        return lambda recommended: body.to_sampling(recommended, self._tokenizer.tags_tool_calls)
+    def _chat_sampling(self, body: ChatRequest, prompt: Rendered) -> Sampling:
+        tags = self._tokenizer.tags_tool_calls
+        return lambda recommended: body.to_sampling(recommended, tags, prompt.shows_marks, prompt.waits)
 
     async def _submit(
         self, body: CompletionRequest | ChatRequest, prompts: Sequence[Prompt], sampling: Sampling

@@ -1,4 +1,4 @@
-"""Calls of functions: how a reply is asked to make one, and how calls are read out of the text of a reply.
+"""Calls of functions: the grammar of a reply that must make some, and a state machine that reads them as text streams.
 
 Models write calls as their chat template taught them: JSON objects between <tool_call> tags (Hermes, Qwen), or a reply
 that is nothing but JSON (Llama 3, Mistral). Both are read; which one is asked for, the template says.
@@ -7,50 +7,25 @@ that is nothing but JSON (Llama 3, Mistral). Both are read; which one is asked f
 from __future__ import annotations
 
 import json
-import secrets
+import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, Piece, held
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKS = ("<|python_tag|>", "[TOOL_CALLS]")  # what may stand before a reply that is nothing but calls
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+# The beginning of a call up to its arguments, an object or a list, which are shown as they come from here on.
+HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=[{\[])')
+BETWEEN = " \t\r\n;,[]"  # what may stand between objects
+START, TEXT, NEXT, OBJECT, VALUE, TAIL = range(6)
 
 
-class Call(NamedTuple):
-    """One call: the function's name, and its arguments as JSON text."""
+class CallReader:
+    """Reads one reply, which may come in pieces; the pieces that it makes do not depend on how the text is cut.
 
-    name: str
-    arguments: str
-
-    def to_json(self) -> dict[str, Any]:
-        """As a message holds it, with an id to answer to."""
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
-
-
-def read_calls(text: str, names: Collection[str]) -> tuple[str, list[Call]]:
-    """What a reply says besides, and the calls in it; what is no call of a known function stays text."""
-    content, tagged, rest = text.partition(OPEN)
-    pieces = [piece.partition(CLOSE)[0] for piece in rest.split(OPEN)] if tagged else [_unmarked(text)]
-    calls = [_calls(piece, names) for piece in pieces]
-    if any(not found for found in calls):
-        return text, []
-    return (content if tagged else "").rstrip(), [call for found in calls for call in found]
-
-
-def sure(text: str) -> int:
-    """How many characters of a reply that goes on are content whatever follows."""
-    begin = text.lstrip()
-    if not begin or begin[0] in "{[" or any(mark.startswith(begin[: len(mark)]) for mark in MARKS):
-        return 0
-    end = text.find(OPEN)
-    if end < 0:
-        end = len(text) - max(n for n in range(len(OPEN)) if text.endswith(OPEN[:n]))
-    return len(text[:end].rstrip())
-
-
-class Reader:
-    """Reads calls out of replies that come in pieces; text that may turn out to be a call waits for the end.
+    Text that may turn out to be a call waits; what is no call of a known function stays text.
 
     Args:
         names: functions that may be called; without any, all is text.
@@ -59,61 +34,184 @@ class Reader:
 
     def __init__(self, names: Collection[str], several: bool = True) -> None:
         self._names, self._several = names, several
-        self._texts: dict[int, str] = {}  # of each choice, so far
-        self._shown: dict[int, int] = {}  # how much of it is out
+        self._state, self._calls = (START if names else TEXT), 0
+        self._rest = ""  # not decided yet
+        self._raw = ""  # what was passed on the way to a call and is text if there is none
+        self._space = ""  # space after text, which is dropped before a call
+        self._scan = _Scan()
+        self._scanned = 0
 
-    def feed(self, place: int, piece: str, done: bool) -> tuple[str, list[Call]]:
-        """Content that a piece of choice `place` adds, and at its end the calls."""
+    def feed(self, text: str, done: bool = False) -> list[Piece]:
+        """The pieces that a text adds; `done` with the last one."""
         if not self._names:
-            return piece, []
-        text = self._texts[place] = self._texts.get(place, "") + piece
-        calls: list[Call] = []
-        if done:
-            text, calls = self.read(text)
-        before = self._shown.get(place, 0)
-        shown = self._shown[place] = max(before, len(text) if done else sure(text))
-        return text[before:shown], calls
+            return [Piece(CONTENT, text)] if text else []
+        self._rest += text
+        pieces: list[Piece] = []
+        steps = (self._start, self._text, self._next, self._object, self._value, self._tail)
+        while steps[self._state](pieces, done):
+            pass
+        if done and not self._calls:
+            pieces.append(Piece(CONTENT, self._space))
+        return [piece for piece in pieces if piece.text or piece.kind == CALL]
 
-    def read(self, text: str) -> tuple[str, list[Call]]:
-        """Content and calls of a whole reply."""
-        if not self._names:
-            return text, []
-        content, calls = read_calls(text, self._names)
-        return content, calls if self._several else calls[:1]
+    # Each step takes some of the rest and says whether there may be more to take.
+
+    def _start(self, pieces: list[Piece], done: bool) -> bool:
+        """At the beginning: is the reply nothing but calls?"""
+        text = self._rest.lstrip()
+        mark = next((mark for mark in MARKS if text.startswith(mark)), "")
+        if not mark and not done and any(each.startswith(text) for each in MARKS):
+            return False
+        if mark or text[:1] in ("{", "["):
+            self._pass(len(self._rest) - len(text) + len(mark))
+            self._state = NEXT
+        else:
+            self._state = TEXT
+        return True
+
+    def _text(self, pieces: list[Piece], done: bool) -> bool:
+        """Text up to the next tag."""
+        at = self._rest.find(OPEN)
+        end = at if at >= 0 else len(self._rest) - (0 if done else held(self._rest, (OPEN,)))
+        text = self._space + self._rest[:end]
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        pieces.append(Piece(CONTENT, shown))
+        self._rest = self._rest[end:]
+        if at < 0:
+            return False
+        self._pass(len(OPEN))
+        self._state = NEXT
+        return True
+
+    def _next(self, pieces: list[Piece], done: bool) -> bool:
+        """Between calls."""
+        self._pass(len(self._rest) - len(self._rest.lstrip(BETWEEN)))
+        if self._rest.startswith("{"):
+            self._state, self._scan, self._scanned = OBJECT, _Scan(), 0
+        elif self._rest.startswith(CLOSE) and not self._raw:
+            self._rest, self._state = self._rest[len(CLOSE) :], TEXT
+        elif (self._rest and not CLOSE.startswith(self._rest)) or (done and self._raw):
+            self._give_up()
+        else:
+            return False
+        return True
+
+    def _object(self, pieces: list[Piece], done: bool) -> bool:
+        """At the beginning of an object that may be a call."""
+        head = HEAD.match(self._rest)
+        if head is not None:
+            name = _loaded(head[1])
+            if name not in self._names:
+                self._give_up()
+                return True
+            self._call(name, pieces)
+            self._rest = self._rest[head.end() :]
+            self._state, self._scan = VALUE, _Scan()
+            return True
+        size = self._scan.feed(self._rest[self._scanned :])
+        end = self._scanned + size
+        self._scanned = len(self._rest)
+        if size < 0:
+            if done:
+                self._give_up()
+            return done
+        made = _whole_call(_loaded(self._rest[:end]), self._names)
+        if made is None:
+            self._give_up()
+        else:
+            self._call(made[0], pieces)
+            self._argue(made[1], pieces)
+            self._rest, self._state = self._rest[end:], NEXT
+        return True
+
+    def _value(self, pieces: list[Piece], done: bool) -> bool:
+        """Within the arguments."""
+        end = self._scan.feed(self._rest)
+        self._argue(self._rest if end < 0 else self._rest[:end], pieces)
+        self._rest = "" if end < 0 else self._rest[end:]
+        if end >= 0:
+            self._state, self._scan = TAIL, _Scan(depth=1)
+        return end >= 0
+
+    def _tail(self, pieces: list[Piece], done: bool) -> bool:
+        """From the arguments to the end of the call."""
+        end = self._scan.feed(self._rest)
+        self._rest = "" if end < 0 else self._rest[end:]
+        if end >= 0:
+            self._state = NEXT
+        return end >= 0
+
+    def _pass(self, size: int) -> None:
+        self._raw, self._rest = self._raw + self._rest[:size], self._rest[size:]
+        if self._state == NEXT and self._calls and not self._raw.strip(BETWEEN):
+            self._raw = ""  # between calls
+
+    def _give_up(self) -> None:
+        """What looked like a call is text; tags in it are not looked at again."""
+        self._space += self._raw
+        self._raw, self._state = "", TEXT
+
+    def _call(self, name: str, pieces: list[Piece]) -> None:
+        self._raw = self._space = ""
+        self._calls += 1
+        if self._several or self._calls == 1:
+            pieces.append(Piece(CALL, name))
+
+    def _argue(self, text: str, pieces: list[Piece]) -> None:
+        if self._several or self._calls == 1:
+            pieces.append(Piece(ARGUMENTS, text))
 
 
-def _unmarked(text: str) -> str:
-    text = text.strip()
-    for mark in MARKS:
-        text = text.removeprefix(mark).lstrip()
-    return text
+class _Scan:
+    """Finds the end of a JSON object or list that comes in pieces."""
+
+    SIGNS = re.compile(r'["\\{}\[\]]')
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth, self._quoted, self._escaped = depth, False, False
+
+    def feed(self, text: str) -> int:
+        """How many characters there are up to the end, or -1 if it does not end here."""
+        at = 0
+        while at < len(text):
+            if self._escaped:
+                self._escaped, at = False, at + 1
+                continue
+            found = self.SIGNS.search(text, at)
+            if found is None:
+                return -1
+            sign, at = found[0], found.end()
+            if sign == '"':
+                self._quoted = not self._quoted
+            elif self._quoted:
+                self._escaped = sign == "\\"
+            elif sign in "{[":
+                self._depth += 1
+            elif sign in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return at
+        return -1
 
 
-def _calls(text: str, names: Collection[str]) -> list[Call]:
-    """The calls in a JSON text: an object, a list, or several with semicolons between; none if any is no call."""
-    decoder, found, at = json.JSONDecoder(), [], 0
-    text = text.strip()
-    while at < len(text):
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return []
-        found += value if isinstance(value, list) else [value]
-        while at < len(text) and text[at] in "; \n":
-            at += 1
-    calls = [_call(value, names) for value in found]
-    return [call for call in calls if call is not None] if None not in calls else []
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
-def _call(value: Any, names: Collection[str]) -> Call | None:
-    if not isinstance(value, Mapping) or value.get("name") not in names:
+def _whole_call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
+    """Name and arguments of a call, or None if it is no call of a known function."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str) or value["name"] not in names:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
-    return Call(value["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+    return value["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def call_grammar(functions: Sequence[Mapping[str, Any]], tagged: bool) -> str:
-    """A grammar, in Lark's notation, of one call of one of these functions.
+def call_grammar(functions: Sequence[Mapping[str, Any]], tagged: bool, several: bool = False) -> str:
+    """A grammar, in Lark's notation, of a call of one of these functions, or of one and more.
 
     Args:
         functions: each with name and parameters, a JSON schema.
@@ -130,5 +228,6 @@ def call_grammar(functions: Sequence[Mapping[str, Any]], tagged: bool) -> str:
         for each in functions
     ]
     schema = json.dumps({"x-guidance": JSON_FORM, "anyOf": calls})
-    start = f'"{OPEN}\\n" call "\\n{CLOSE}"' if tagged else "call"
-    return f"start: {start}\ncall: %json {schema}"
+    one = f'"{OPEN}\\n" json "\\n{CLOSE}"' if tagged else "json"
+    more = f" ({json.dumps(chr(10) if tagged else '; ')} call)*" if several else ""
+    return f"start: call{more}\ncall: {one}\njson: %json {schema}"

@@ -64,6 +64,8 @@ class SamplingParams:
         presence_penalty: subtracted from the scores of tokens in the output, -2 .. 2.
         frequency_penalty: subtracted once per occurrence in the output, -2 .. 2.
         logit_bias: added to the score of each token id, -100 .. 100.
+        allowed_token_ids: the only tokens that may be drawn, its end among them if the text is to end; None is all.
+            Excludes min_tokens and bad_words.
         bad_words: strings whose tokens may not be completed, wherever they begin, the prompt included.
         max_tokens: tokens to emit at most; None is up to the context.
         min_tokens: end tokens are banned before this many tokens.
@@ -91,6 +93,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
     max_tokens: int | None = 256
     min_tokens: int = 0
@@ -112,14 +115,18 @@ class SamplingParams:
             _flag(name, getattr(self, name))
         if self.speculative is not None and not isinstance(self.speculative, RequestSpeculation):
             raise _refusal("speculative", self.speculative, "a RequestSpeculation or None")
-        if self.structured_outputs is not None:
-            if not isinstance(self.structured_outputs, StructuredOutputs):
-                raise _refusal("structured_outputs", self.structured_outputs, "a StructuredOutputs or None")
-            if self.min_tokens or self.bad_words:
-                raise RequestError(
-                    "structured_outputs may leave one token only, which min_tokens or bad_words might forbid; "
-                    "leave these out"
-                )
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+            raise _refusal("structured_outputs", self.structured_outputs, "a StructuredOutputs or None")
+        limited = "structured_outputs" if self.structured_outputs is not None else "allowed_token_ids"
+        if getattr(self, limited) is not None and (self.min_tokens or self.bad_words):
+            raise RequestError(
+                f"{limited} may leave one token only, which min_tokens or bad_words might forbid; leave these out"
+            )
+        if self.allowed_token_ids is not None:
+            allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not allowed:
+                raise _refusal("allowed_token_ids", allowed, "at least one token id")
+            object.__setattr__(self, "allowed_token_ids", allowed)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         for name, value in (
             ("stop", _strings("stop", () if stop is None else stop)),

@@ -22,6 +22,9 @@ class StructuredOutputs:
         regex: a regular expression that the whole output matches.
         choice: texts of which the output is one.
         grammar: a context-free grammar in Lark's notation.
+        after: regular expression of text in the output after which the form begins, such as a model's mark for the end
+            of its thinking, which ends with ">"; None is at once.
+        opens: text that the output may begin with; only then is `after` waited for. None always waits.
 
     Raises:
         RequestError: a field has the wrong type, or none or several are given.
@@ -32,9 +35,12 @@ class StructuredOutputs:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+    after: str | None = None
+    opens: str | None = None
 
     def __post_init__(self) -> None:
-        given = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
+        forms = [field.name for field in fields(self) if field.name not in ("after", "opens")]
+        given = [name for name in forms if getattr(self, name) not in (None, False)]
         if self.json is False:
             given.append("json")
         if len(given) != 1:

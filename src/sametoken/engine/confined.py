@@ -1,0 +1,157 @@
+"""Grammars made of others: one that begins after a mark in the output, and one that leaves certain tokens only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from sametoken.speculation.draft import PADDING
+from sametoken.speculation.structure import Grammar
+
+MOST_BYTES = 256  # of the output, which are searched for the mark
+GOES_ON = re.compile(rb">.*\S", re.DOTALL)  # marks end with this sign
+
+
+class Form(Grammar, Protocol):
+    """A grammar that sequences start from."""
+
+    def copy(self) -> Self:
+        """Another sequence in the same state."""
+        ...
+
+
+class _Place(NamedTuple):
+    """Where a path of tokens is.
+
+    Attributes:
+        waits: whether the form is still to begin. `said`: the last bytes of the output until then.
+        path: tokens of the form since its state; None if the path left the form.
+    """
+
+    waits: bool
+    said: bytes
+    path: tuple[int, ...] | None
+
+
+class AfterMark:
+    """A form that begins after a mark in the output, as after a model's thinking; before it everything may be said.
+
+    The output cannot end before the mark, and no token reaches from the mark into the form but for space.
+
+    Args:
+        form: what follows the mark.
+        after: regular expression of the mark.
+        opens: text that the output may begin with; only then is the mark waited for. Empty: it always is.
+        spelled: the bytes of every token of the vocabulary. `ends`: tokens that end the output.
+    """
+
+    def __init__(
+        self, form: Form, after: str, opens: str, spelled: Sequence[bytes], ends: Sequence[int]
+    ) -> None:
+        self._form, self._after, self._opens = form, re.compile(after.encode()), opens.encode()
+        self._spelled, self._ends = spelled, list(ends)
+        self._place = _Place(True, b"", ())
+        self._beyond = [token for token, piece in enumerate(spelled) if GOES_ON.search(piece)]
+        self._openers = cache(self._find_openers)
+
+    def copy(self) -> AfterMark:
+        other = object.__new__(AfterMark)
+        other.__dict__ |= self.__dict__
+        other._form = self._form.copy()
+        return other
+
+    @property
+    def failure(self) -> str | None:
+        return self._form.failure
+
+    def accept(self, token: int) -> bool:
+        self._place = self._after_token(self._place, token)
+        if self._place.waits:
+            return False
+        done = False
+        for taken in self._place.path or ():
+            done = self._form.accept(taken)
+        self._place = self._place._replace(path=())
+        return done
+
+    def allowed(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        places = [self._place]
+        for token, parent in zip(tokens[1:], parents[1:], strict=True):
+            places.append(self._after_token(places[parent], token))
+        return torch.stack([self._mask(place) for place in places])
+
+    def forced(self, limit: int) -> list[int]:
+        return [] if self._place.waits else self._form.forced(limit)
+
+    def _after_token(self, place: _Place, token: int) -> _Place:
+        if not place.waits:
+            return place._replace(path=None if place.path is None else (*place.path, token))
+        piece = self._spelled[token] if 0 <= token < len(self._spelled) else b""
+        if self._opens and len(place.said.lstrip()) < len(self._opens):
+            said = (place.said + piece).lstrip()
+            if not said.startswith(self._opens) and not self._opens.startswith(said):
+                return _Place(False, b"", (token,))
+        said = place.said + piece
+        found = self._after.search(said)
+        if found is None:
+            return _Place(True, said[-MOST_BYTES:] if len(said) > MOST_BYTES + len(self._opens) else said, ())
+        return _Place(False, b"", None if said[found.end() :].strip() else ())
+
+    def _mask(self, place: _Place) -> Tensor:
+        if not place.waits:
+            path = place.path
+            return self._inside(path) if path is not None else torch.ones(len(self._spelled), dtype=torch.bool)
+        begun = place.said.lstrip()
+        if self._opens and len(begun) < len(self._opens):
+            openers = self._openers(begun)
+            return openers if begun else openers | self._inside(())
+        mask = torch.ones(len(self._spelled), dtype=torch.bool)
+        begun_mark = b"<" in place.said[-64:]
+        tokens = [token for token in self._beyond if begun_mark or b"<" in self._spelled[token]]
+        mask[[*self._ends, *(each for each in tokens if self._after_token(place, each).path is None)]] = False
+        return mask
+
+    def _inside(self, path: Sequence[int]) -> Tensor:
+        """What the form allows after a path."""
+        nodes = [PADDING, *path]
+        return self._form.allowed(nodes, list(range(-1, len(path))))[-1]
+
+    def _find_openers(self, begun: bytes) -> Tensor:
+        """Tokens that go on with the opening text."""
+        rest = self._opens[len(begun) :]
+        found = [bool(piece) and (rest.startswith(piece) or piece.startswith(rest)) for piece in self._spelled]
+        return torch.tensor(found)
+
+
+class AllowedTokens:
+    """A form of certain tokens only, and of another form where there is one.
+
+    Args:
+        mask: [V] bool. `form`: the other one.
+    """
+
+    def __init__(self, mask: Tensor, form: Form | None) -> None:
+        self._mask, self._form = mask, form
+
+    def copy(self) -> AllowedTokens:
+        return AllowedTokens(self._mask, None if self._form is None else self._form.copy())
+
+    @property
+    def failure(self) -> str | None:
+        return None if self._form is None else self._form.failure
+
+    def accept(self, token: int) -> bool:
+        return self._form is not None and self._form.accept(token)
+
+    def allowed(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        if self._form is None:
+            return self._mask.expand(len(tokens), -1)
+        return self._form.allowed(tokens, parents) & self._mask
+
+    def forced(self, limit: int) -> list[int]:
+        return []
