@@ -109,6 +109,13 @@ def test_forced_tokens_are_drafted_without_any_draft_model_and_are_always_right(
     assert complete(bare, {"choice": ["abcdefgh"]}, plain).speculation.drafted == 0
 
 
+def test_forced_tokens_keep_to_the_budget(tiny_pair: Pair) -> None:
+    settings = {"max_draft_len": 6, "max_total_draft_tokens": 2, "adaptive": False}
+    done = complete(LLM(tiny_pair.target, speculative=settings), {"choice": ["abcdefghij"]})
+    assert done.text == "abcdefghij"
+    assert len(done.speculation.drafted_lengths) == 3
+
+
 def test_an_output_ends_with_its_form_and_not_before(llm: LLM) -> None:
     assert complete(llm, {"choice": ["abcdefgh"]}, ignore_eos=True).text == "abcdefgh"
     cut = complete(llm, {"choice": ["abcdefgh"]}, max_tokens=3)

@@ -34,7 +34,7 @@ class ForcedDrafter(Drafter):
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
         """[B, N] what each row's grammar forces after the pending token, at most `limits[i]` tokens."""
         grammars = sampling.grammars or (None,) * len(rows)
-        forced = [[] if g is None else g.forced(limit) for g, limit in zip(grammars, limits, strict=True)]
+        forced = [[] if g is None else g.forced(self.slots(limit)) for g, limit in zip(grammars, limits, strict=True)]
         return padded(pending, [chain(tokens) for tokens in forced])
 
     def release(self, row: int) -> None:
