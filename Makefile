@@ -1,6 +1,10 @@
 # The commands of a developer. Each makes .venv on first use: only python3 (3.11 or newer), pip and make are needed.
 
 PYTHON ?= python3
+# What pip is asked for where .venv has no torch, for example TORCH='torch --index-url ADDRESS' for PyTorch's CPU wheels.
+TORCH ?= torch
+# Of .venv, for example --system-site-packages to use the torch that is installed beside PYTHON.
+VENV_OPTIONS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 DEMO_OPTIONS ?=
@@ -12,13 +16,20 @@ CLIENTS_OPTIONS ?=
 CLIENTS := tests/clients
 PROGRAMS := chromium curl node npm prometheus
 
-.PHONY: help setup demo serve test test-triton support conformance clients programs check clean
+# The tests that are run with the lowest versions of everything: tokenizers, files, kernels, engine, server, training.
+LOWEST_TESTS := $(addprefix tests/test_,embedded.py tokenizer.py load.py native.py hub.py public.py serve_config.py \
+server_api.py structured.py trainer.py distill.py convert.py)
+
+.PHONY: help setup demo serve test test-triton test-lowest support conformance clients programs check dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
 	@echo "make serve   the embedded target and its head as an OpenAI-compatible server on port 8000"
 	@echo "make test    the test suite"
 	@echo "make test-triton  the Triton kernels in Triton's interpreter, then compiled for sm_90 (downloads 286 MB)"
+	@echo "make test-lowest  some of them with the lowest versions of everything (torch as large as TORCH_LOWEST brings)"
+	@echo "make dist    sdist and wheels in dist, checked as an index does"
+	@echo "make test-wheel   the wheel of make dist in an environment of its own"
 	@echo "make support the matrix of families and heads anew, and its page in docs"
 	@echo "make conformance  heads compared with ModelOpt, speculators and vLLM (downloads 4 GB into .conformance)"
 	@echo "make clients published clients, a browser and Prometheus talk to the server (downloads 700 MB into .clients)"
@@ -37,6 +48,31 @@ serve: $(INSTALLED)
 # One compute thread per test process: two processes of small models use two cores better than one of two threads.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(TEST_OPTIONS)
+
+# What index and users get: see docs/release.md.
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python scripts/build_dist.py dist
+
+# pip chooses the wheel by its tag, from dist alone; what it depends on comes from the index.
+test-wheel:
+	rm -rf .wheel
+	$(PYTHON) -m venv $(VENV_OPTIONS) .wheel
+	.wheel/bin/pip download --quiet --no-deps --no-index --find-links dist --dest .wheel/dist sametoken
+	.wheel/bin/python -c 'import torch' 2>/dev/null || .wheel/bin/pip install --quiet -c constraints.txt $(TORCH)
+	$(call constrain,.wheel)
+	for wheel in .wheel/dist/*.whl; do .wheel/bin/pip install --quiet -c .wheel/constraints.txt "$$wheel[server]"; done
+	cd .wheel && bin/sametoken --version && bin/sametoken generate --prompt Hello --chat --max-tokens 16 && \
+	bin/sametoken verify --num-prompts 1 --max-tokens 8 --temperatures 0.7
+
+# TORCH_LOWEST: as TORCH; torch of that age for Linux x86-64 is the CUDA build unless it says where another is.
+TORCH_LOWEST ?= torch
+test-lowest:
+	test -x .lowest/bin/pip || $(PYTHON) -m venv .lowest
+	.lowest/bin/python -c 'import torch' 2>/dev/null || \
+	.lowest/bin/pip install --quiet -c constraints-lowest.txt $(TORCH_LOWEST)
+	.lowest/bin/pip install --quiet -c constraints-lowest.txt '.[server,transformers,test]'
+	OMP_NUM_THREADS=1 .lowest/bin/python -m pytest -n 2 -o filterwarnings=default $(LOWEST_TESTS)
 
 # No GPU is needed. In a folder of its own: torch for the CPU does not need it, and it is large.
 test-triton: $(INSTALLED)
@@ -73,22 +109,30 @@ check: $(INSTALLED)
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf .venv .triton .clients build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .triton .clients .wheel .lowest build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch goes first and pinned: left to the resolver, a newer one could bring gigabytes of CUDA libraries.
+# The constraints with the torch that an environment has: pip keeps it, or says that pyproject.toml does not admit it.
+define constrain
+{ grep -v '^torch==' constraints.txt; $(1)/bin/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))'; } \
+> $(1)/constraints.txt
+endef
+
+# A torch that is there is kept. Without one the index brings TORCH: for Linux on x86-64 that is the build for CUDA, 4.7 GB
+# with its libraries, of whichever version; a CPU build comes only from PyTorch's own index (README).
 $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/sametoken/native/*.cpp src/sametoken/native/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "error: python %d.%d is too old; \
 	install Python 3.11 or newer, or run: make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
-	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,check,bench,server,train]'
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV_OPTIONS) .venv
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt $(TORCH)
+	$(call constrain,.venv)
+	$(BIN)/pip install --quiet -c .venv/constraints.txt -e '.[test,check,bench,server,train,dist]'
 	touch $@
 
 # The clients' own environments: what they want must not decide what sametoken is tested with.
 .clients/.installed: $(addprefix $(CLIENTS)/,requirements.txt constraints.txt package.json package-lock.json)
 	test -x .clients/python/bin/pip || $(PYTHON) -m venv .clients/python
-	.clients/python/bin/pip install --quiet -c $(CLIENTS)/constraints.txt torch
+	.clients/python/bin/pip install --quiet -c $(CLIENTS)/constraints.txt $(TORCH)
 	.clients/python/bin/pip install --quiet -c $(CLIENTS)/constraints.txt -r $(CLIENTS)/requirements.txt
 	mkdir -p .clients/node
 	cp $(CLIENTS)/package.json $(CLIENTS)/package-lock.json .clients/node

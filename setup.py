@@ -1,4 +1,6 @@
-"""Builds the compiled CPU kernels where there is a compiler for them; the package installs and works without one.
+"""What pyproject.toml cannot say: the compiled CPU kernels, the wheel's tag, addresses, the README with absolute links.
+
+The kernels are built where there is a compiler for them; the package installs and works without one.
 
 SAMETOKEN_BUILD_KERNELS says which: `auto` (default) those that this compiler can build, `off` none, which gives a wheel
 for every machine, `required` all of this machine's, or the build fails.
@@ -6,12 +8,15 @@ for every machine, `required` all of this machine's, or the build fails.
 
 import os
 import platform
+import re
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
+# A placeholder: there is no public repository yet. scripts/release_check.py refuses a release that names it.
+REPOSITORY = "https://sametoken.invalid/sametoken"
 FOLDER = "src/sametoken/native/"
 HEADERS = [f"{name}.h" for name in ("attention", "draw", "forward", "linear", "pointwise", "simd", "team")]
 COMMON = ["-std=c++17", "-O3", "-g0", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-uninitialized"]
@@ -57,6 +62,13 @@ class Wheel(bdist_wheel):
         return ("py3", "none", "any" if self.root_is_pure else super().get_tag()[2])
 
 
+def readme() -> str:
+    """README.md for readers outside of the repository: links and pictures lead to its files on the web."""
+    places = {"": f"{REPOSITORY}/blob/HEAD/", "!": f"{REPOSITORY}/raw/HEAD/"}  # a link, a picture
+    link = r"(!?)(\[[^\]]*\]\()(?![a-z]+:|#)"
+    return re.sub(link, lambda found: found[1] + found[2] + places[found[1]], Path("README.md").read_text("utf-8"))
+
+
 if WANTED not in ("auto", "off", "required"):
     raise SystemExit(f"SAMETOKEN_BUILD_KERNELS={WANTED!r}: expected auto, off or required")
 here = (platform.system(), platform.machine())
@@ -64,6 +76,14 @@ variants = {} if WANTED == "off" else VARIANTS.get(here, {})
 if WANTED == "required" and not variants:
     raise SystemExit(f"SAMETOKEN_BUILD_KERNELS=required: there are no kernels for {' '.join(here)}; use auto or off")
 setup(
+    project_urls={
+        "Repository": REPOSITORY,
+        "Documentation": f"{REPOSITORY}/tree/HEAD/docs",
+        "Changelog": f"{REPOSITORY}/blob/HEAD/CHANGELOG.md",
+        "Issues": f"{REPOSITORY}/issues",
+    },
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[extension(*variant) for variant in variants.items()],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
 )

@@ -32,8 +32,9 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 
 def commands(text: str = README.partition("## Train a head")[0]) -> list[str]:
-    """Lines that begin with the program's name; MODEL and DRAFT stand for the embedded pair."""
+    """Lines that begin with the program's name and end; MODEL and DRAFT stand for the embedded pair."""
     lines = [line for block in blocks("sh", text) for line in block.splitlines() if line.startswith("sametoken ")]
+    lines = [line for line in lines if not line.startswith("sametoken serve ")]  # see `served`
     return [line.replace("MODEL", "embedded").replace("DRAFT", "embedded") for line in lines]
 
 

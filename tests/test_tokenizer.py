@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
-from sametoken.errors import CheckpointError, DraftMismatchError, RequestError
+from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError, RequestError
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog barks at the fox.",
@@ -201,6 +201,15 @@ def test_plain_files_are_read_without_transformers(tmp_path: Path) -> None:
         "assert not {'transformers', 'huggingface_hub', 'torch'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_without_transformers_a_family_that_needs_it_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, byte_level(), {**PLAIN, "tokenizer_class": "GPT2Tokenizer"})
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"not installed; run: pip install 'sametoken\[transformers\]'"):
+        load_tokenizer(tmp_path)
 
 
 def test_end_tokens_come_from_three_files(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sametoken.checkpoint.contents import of_directory, of_file, of_names, states_head
 from sametoken.checkpoint.objects import json_object
 from sametoken.checkpoint.paths import user_path
-from sametoken.errors import CheckpointError, HubError, UnsupportedModelError, shown
+from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError, shown
 from sametoken.model.config import FAMILIES
 from sametoken.model.unsupported import quantised, refused_architecture, refused_format
 
@@ -219,10 +219,16 @@ def transformers_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a directory as transformers builds it, for the layouts that only transformers can read.
 
     Raises:
+        ConfigError: transformers is not installed.
         CheckpointError: there are no tokenizer files, or transformers cannot read them.
     """
-    from transformers import AutoTokenizer
-
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ConfigError(
+            f"{directory}: only transformers reads this family's tokenizer, and it is not installed; run: "
+            "pip install 'sametoken[transformers]'"
+        ) from None
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # its readers raise whatever their parsers raise
