@@ -103,7 +103,7 @@ def run(arguments: list[str], directory: Path) -> str:
 def test_a_head_is_trained_as_the_readme_says(tmp_path: Path) -> None:
     steps = commands(README.partition("## Train a head")[2].partition("\n## ")[0])
     assert [shlex.split(step)[1] for step in steps] == [
-        "synthesize", "synthesize", "prepare", "train", "evaluate", "generate", "export",
+        "synthesize", "synthesize", "train", "evaluate", "generate", "export",
     ]  # fmt: skip
     for step in steps:
         for pattern, replacement in SMALL:
