@@ -60,7 +60,7 @@ class Training:
         raise AssertionError(f"{words!r} was not said, but: {self.said}")
 
     def end(self) -> int:
-        self.said += self.process.communicate(timeout=120)[1]
+        self.said += self.process.communicate(timeout=240)[1]
         return self.process.returncode
 
     def signalled(self, number: int) -> int:
@@ -121,8 +121,8 @@ def test_a_second_signal_ends_it_at_once(pair, data, tmp_path):
 
 
 def test_a_signal_cuts_a_judgement_short_and_it_is_made_up_for(pair, data, tmp_path):
-    judged = ("--eval-data", str(data), "--eval-steps", "2", "--eval-tokens", "100", "--max-draft-len", "2",
-              "--max-steps", "4")  # fmt: skip
+    judged = ("--eval-data", str(data), "--eval-steps", "2", "--eval-tokens", "60", "--eval-prompts", "12",
+              "--max-draft-len", "2", "--max-steps", "4")  # fmt: skip
     training = Training(pair.target, data, tmp_path / "out", *judged).start()
     deadline = time.monotonic() + 120
     while not list((tmp_path / "out").glob(".judged-*/head/config.json")):
