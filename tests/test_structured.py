@@ -110,7 +110,7 @@ def test_forced_tokens_are_drafted_without_any_draft_model_and_are_always_right(
 
 
 def test_forced_tokens_keep_to_the_budget(tiny_pair: Pair) -> None:
-    settings = {"max_draft_len": 6, "max_total_draft_tokens": 2, "adaptive": False}
+    settings = {"max_draft_len": 6, "max_total_draft_tokens": 2, "adaptive": False, "draft_len_schedule": {8: 6}}
     done = complete(LLM(tiny_pair.target, speculative=settings), {"choice": ["abcdefghij"]})
     assert done.text == "abcdefghij"
     assert len(done.speculation.drafted_lengths) == 3
