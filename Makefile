@@ -20,7 +20,7 @@ PROGRAMS := chromium curl node npm prometheus
 LOWEST_TESTS := $(addprefix tests/test_,embedded.py tokenizer.py load.py native.py hub.py public.py serve_config.py \
 server_api.py structured.py trainer.py distill.py convert.py)
 
-.PHONY: help setup demo serve test test-triton test-lowest support conformance clients programs check dist test-wheel clean
+.PHONY: help setup demo serve test test-triton test-arm test-lowest support conformance clients programs check dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-lowest  some of them with the lowest versions of everything (torch as large as TORCH_LOWEST brings)"
 	@echo "make dist    sdist and wheels in dist, checked as an index does"
 	@echo "make test-wheel   the wheel of make dist in an environment of its own"
+	@echo "make test-arm  the compiled kernels of arm64, cross-compiled and run in qemu"
 	@echo "make support the matrix of families and heads anew, and its page in docs"
 	@echo "make conformance  heads compared with ModelOpt, speculators and vLLM (downloads 4 GB into .conformance)"
 	@echo "make clients published clients, a browser and Prometheus talk to the server (downloads 700 MB into .clients)"
@@ -80,6 +81,13 @@ test-triton: $(INSTALLED)
 	OMP_NUM_THREADS=1 PYTHONPATH=.triton $(BIN)/python -m pytest tests/test_triton_*.py \
 	tests/test_no_synchronisation.py
 	PYTHONPATH=.triton $(BIN)/python tests/triton_compile.py
+
+# No arm64 machine is needed. Without the tools this is a failure; in make test the same tests are skipped.
+test-arm: $(INSTALLED)
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || { echo "error: \
+	missing tools; as root run: apt-get install g++-aarch64-linux-gnu qemu-user" | tr -s '[:space:]' ' ' >&2; exit 1; }
+	SAMETOKEN_TEST_ARM=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+	tests/test_native.py tests/test_native_heads.py tests/test_native_arm.py
 
 support: $(INSTALLED)
 	SAMETOKEN_WRITE_SUPPORT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_support_matrix.py -k test_cell

@@ -18,14 +18,21 @@ from setuptools.command.build_ext import build_ext
 # A placeholder: there is no public repository yet. scripts/release_check.py refuses a release that names it.
 REPOSITORY = "https://sametoken.invalid/sametoken"
 FOLDER = "src/sametoken/native/"
-HEADERS = [f"{name}.h" for name in ("attention", "draw", "forward", "linear", "pointwise", "simd", "team")]
+HEADERS = sorted(map(str, Path(FOLDER).glob("*.h")))
 COMMON = ["-std=c++17", "-O3", "-g0", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-uninitialized"]
-# The compiler's flags by system, machine and variant; native/library.py says what a processor must have for each.
+ARM64 = {
+    "neon_bf16": ["-march=armv8.2-a+dotprod+bf16+i8mm"],
+    "neon_dot": ["-march=armv8.2-a+dotprod"],
+    "neon": ["-march=armv8-a"],
+}
+# The compiler's flags by system, machine and variant; native/processor.py says what a processor must have for each.
 VARIANTS = {
     ("Linux", "x86_64"): {
         "avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")] + ["-mfma"],
         "avx2": ["-mavx2", "-mfma"],
     },
+    ("Linux", "aarch64"): ARM64,
+    ("Darwin", "arm64"): ARM64,
 }
 WANTED = os.environ.get("SAMETOKEN_BUILD_KERNELS", "auto")
 
@@ -35,7 +42,7 @@ def extension(name: str, flags: list[str]) -> Extension:
     return Extension(
         f"sametoken.native._kernels_{name}",
         [FOLDER + "decoder.cpp"],
-        depends=[FOLDER + header for header in HEADERS],
+        depends=HEADERS,
         extra_compile_args=COMMON + flags,
         language="c++",
         optional=WANTED == "auto",

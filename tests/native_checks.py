@@ -1,12 +1,17 @@
-"""Fixtures for what runs in the compiled kernels: every variant that this machine can run, on one thread and on two."""
+"""Fixtures for what runs in the compiled kernels: every variant that this machine can run, on one thread and on two.
+
+With SAMETOKEN_TEST_ARM set, every variant of arm64 in qemu instead (`make test-arm`).
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+import arm_kernels
 from sametoken.errors import ConfigError
 from sametoken.model import linear as linear_module
 from sametoken.model import native as native_module
@@ -24,16 +29,20 @@ def built(name: str) -> Library | None:
         return None
 
 
-BUILT = [found for found in map(built, native.VARIANTS) if found is not None]
+BUILT = {name: found for name, found in ((name, built(name)) for name in native.VARIANTS) if found is not None}
+EMULATED = os.environ.get("SAMETOKEN_TEST_ARM") is not None
 
 
-@pytest.fixture(params=BUILT, ids=lambda each: each.name)
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    """Every decoder that is loaded from here on uses this variant."""
+def use(kernels: Library, patch: pytest.MonkeyPatch) -> Library:
+    """Every decoder that is loaded from here on uses these kernels."""
     for module in (linear_module, native_module):
-        monkeypatch.setattr(module, "library", lambda: request.param)
-    found: Library = request.param
-    return found
+        patch.setattr(module, "library", lambda: kernels)
+    return kernels
+
+
+@pytest.fixture(params=arm_kernels.PROCESSORS if EMULATED else BUILT)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
+    return use(arm_kernels.load(request.param) if EMULATED else BUILT[request.param], monkeypatch)
 
 
 @pytest.fixture(autouse=True, params=[1, 2])

@@ -118,7 +118,7 @@ class Forward {
  public:
   Forward(const Model& model, const Pages& pages, const Span* spans, int span_count, const int64_t* tokens, int count,
           bf16* x, bf16* const* taps)
-      : model_(model), pages_(pages), spans_(spans), span_count_(span_count), tokens_(tokens), count_(count), x_(x),
+      : model_(model), pages_(pages), tokens_(tokens), count_(count), x_(x),
         taps_(taps), heads_{model.heads, model.kv_heads, model.head_size}, places_(cache(0), spans, span_count),
         blocks_(blocks_of(spans, span_count, places_, heads_.groups())),
         qkv_width_((model.heads + 2 * model.kv_heads) * model.head_size), memory_(workspace()),
@@ -240,8 +240,6 @@ class Forward {
 
   const Model& model_;
   const Pages& pages_;
-  const Span* spans_;
-  int span_count_;
   const int64_t* tokens_;
   int count_;
   bf16* x_;

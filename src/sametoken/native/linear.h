@@ -157,13 +157,13 @@ struct Int8Kernel {
     const uint32_t* x = rows.block(row, w);
     Ints sums[M][N];
     for (int m = 0; m < M; m++)
-      for (int n = 0; n < N; n++) sums[m][n] = spread_int(-128 * rows.totals[row + m]);
+      for (int n = 0; n < N; n++) sums[m][n] = spread_int(-INT8_OFFSET * rows.totals[row + m]);
     for (int64_t k = 0; k < steps; k++, data += 64, x += M) {
       int64_t ahead = lead.at(k);
       Quads weight[N];
       for (int n = 0; n < N; n++) {
         fetch(data + n * size + ahead);
-        weight[n] = load_quads(data + n * size);
+        weight[n] = load_int8(data + n * size);
       }
       for (int m = 0; m < M; m++) {
         Quads input = spread_quad(x[m]);

@@ -17,7 +17,7 @@ from pathlib import Path
 VARIANTS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "fma"},
     "avx2": {"avx2", "fma"},
-    "neon_bf16": {"asimd", "asimddp", "bf16"},
+    "neon_bf16": {"asimd", "asimddp", "bf16", "i8mm"},
     "neon_dot": {"asimd", "asimddp"},
     "neon": {"asimd"},
 }

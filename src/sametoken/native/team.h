@@ -3,7 +3,6 @@
 // Which thread takes a task never matters to a result. Nobody waits for a thread without a task: one that another busy
 // process keeps from its core is late for some phases, which the others do meanwhile, and walks through them empty-handed.
 #pragma once
-#include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -19,6 +18,8 @@
 #include <thread>
 #include <type_traits>
 #include <vector>
+
+#include "simd.h"
 
 namespace sametoken {
 
@@ -55,7 +56,7 @@ class Worker {
     std::atomic<int>& done = team_.done(phase_++);
     if (mine > 0) done.fetch_add(mine, std::memory_order_acq_rel);
     for (int spins = 0; done.load(std::memory_order_acquire) < count; spins++)
-      spins < PATIENCE ? _mm_pause() : void(sched_yield());
+      spins < PATIENCE ? relax() : void(sched_yield());
   }
 
  private:
@@ -155,7 +156,7 @@ class Pool {
   void wait_for_call(uint64_t seen) {
     auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(200);
     while (calls_.load(std::memory_order_acquire) == seen) {
-      for (int i = 0; i < 64 && calls_.load(std::memory_order_acquire) == seen; i++) _mm_pause();
+      for (int i = 0; i < 64 && calls_.load(std::memory_order_acquire) == seen; i++) relax();
       if (std::chrono::steady_clock::now() < end) continue;
       std::unique_lock<std::mutex> lock(sleep_);
       asleep_.fetch_add(1);

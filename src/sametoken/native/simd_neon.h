@@ -1,0 +1,161 @@
+// Sixteen lanes in four NEON registers of arm64, with its dot products of bytes and of bfloat16 where they are allowed.
+//
+// Without the dot product of bfloat16 every operation is the one that simd_avx2.h does, so the bits are the same too.
+#pragma once
+#include <arm_neon.h>
+
+#include "simd_types.h"
+
+namespace sametoken {
+
+template <class T>
+struct Four { T a, b, c, d; };
+using Floats = Four<float32x4_t>;
+using Ints = Four<int32x4_t>;
+using Pairs = Four<uint32x4_t>;
+using Quads = Four<int8x16_t>;
+constexpr int REGISTERS = 16;   // of AVX2's eight lanes: as many sums fit as there
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int INT8_OFFSET = 128;
+#else
+constexpr int INT8_OFFSET = 0;  // load_int8 makes bytes signed: older products take two of a kind
+#endif
+
+// f of each register of some vectors.
+template <class F, class... X>
+inline auto each(F f, const X&... x) {
+  return Four<decltype(f(x.a...))>{f(x.a...), f(x.b...), f(x.c...), f(x.d...)};
+}
+template <class T>
+inline Four<T> same(T x) { return {x, x, x, x}; }
+inline uint32x4_t word_at(const void* p, int i) { return vreinterpretq_u32_u8(vld1q_u8(static_cast<const uint8_t*>(p) + 16 * i)); }
+inline Pairs words_at(const void* p) { return {word_at(p, 0), word_at(p, 1), word_at(p, 2), word_at(p, 3)}; }
+
+inline Floats zeros() { return same(vdupq_n_f32(0)); }
+inline Floats spread(float x) { return same(vdupq_n_f32(x)); }
+inline Floats load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}; }
+inline void store(float* p, const Floats& x) {
+  vst1q_f32(p, x.a), vst1q_f32(p + 4, x.b), vst1q_f32(p + 8, x.c), vst1q_f32(p + 12, x.d);
+}
+#define SAMETOKEN_EACH(TYPE, NAME, OP) \
+  inline TYPE NAME(const TYPE& x, const TYPE& y) { return each([](auto p, auto q) { return OP(p, q); }, x, y); }
+SAMETOKEN_EACH(Floats, add, vaddq_f32)
+SAMETOKEN_EACH(Floats, sub, vsubq_f32)
+SAMETOKEN_EACH(Floats, mul, vmulq_f32)
+SAMETOKEN_EACH(Floats, divide, vdivq_f32)
+SAMETOKEN_EACH(Ints, sub_ints, vsubq_s32)
+SAMETOKEN_EACH(Ints, mul_ints, vmulq_s32)
+SAMETOKEN_EACH(Ints, exclusive_or, veorq_s32)
+#undef SAMETOKEN_EACH
+inline Floats fma(const Floats& x, const Floats& y, const Floats& z) {
+  return each([](auto p, auto q, auto r) { return vfmaq_f32(r, p, q); }, x, y, z);
+}
+// The second number where one is NaN, as on x86; vmaxq and vminq would give NaN.
+inline Floats greater(const Floats& x, const Floats& y) {
+  return each([](auto p, auto q) { return vbslq_f32(vcgtq_f32(p, q), p, q); }, x, y);
+}
+inline Floats lesser(const Floats& x, const Floats& y) {
+  return each([](auto p, auto q) { return vbslq_f32(vcltq_f32(p, q), p, q); }, x, y);
+}
+inline Floats magnitude(const Floats& x) { return each([](auto p) { return vabsq_f32(p); }, x); }
+inline Floats nearest(const Floats& x) { return each([](auto p) { return vrndnq_f32(p); }, x); }
+inline Floats floor_of(const Floats& x) { return each([](auto p) { return vrndmq_f32(p); }, x); }
+inline Floats power_of_two(const Floats& n) {  // 2^n for whole n in the exponents' range
+  auto f = [](auto p) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(p), vdupq_n_s32(127)), 23)); };
+  return each(f, n);
+}
+
+inline float32x4_t wide(const bf16* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+inline Floats load_bf16(const bf16* p) { return {wide(p), wide(p + 4), wide(p + 8), wide(p + 12)}; }
+inline uint16x4_t rounded(float32x4_t x) {
+  uint32x4_t bits = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+  return vshrn_n_u32(vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
+}
+inline void store_bf16(bf16* p, const Floats& x) {  // finite numbers only
+  vst1_u16(p, rounded(x.a)), vst1_u16(p + 4, rounded(x.b)), vst1_u16(p + 8, rounded(x.c)), vst1_u16(p + 12, rounded(x.d));
+}
+inline void store_int8(int8_t* p, const Floats& x) {
+  auto half = [](float32x4_t low, float32x4_t high) {
+    return vmovn_s16(vcombine_s16(vmovn_s32(vcvtnq_s32_f32(low)), vmovn_s32(vcvtnq_s32_f32(high))));
+  };
+  vst1_s8(p, half(x.a, x.b)), vst1_s8(p + 8, half(x.c, x.d));
+}
+
+inline Ints spread_int(int32_t x) { return same(vdupq_n_s32(x)); }
+inline Floats as_floats(const Ints& x) { return each([](auto p) { return vcvtq_f32_s32(p); }, x); }
+inline Ints load_ints(const int32_t* p) { return {vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}; }
+inline Ints bits_of(const Floats& x) { return each([](auto p) { return vreinterpretq_s32_f32(p); }, x); }
+inline Floats floats_of(const Ints& x) { return each([](auto p) { return vreinterpretq_f32_s32(p); }, x); }
+template <int N>
+inline Ints left(const Ints& x) { return each([](auto p) { return vshlq_n_s32(p, N); }, x); }
+template <int N>
+inline Ints right(const Ints& x) {  // zeros come in
+  return each([](auto p) { return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(p), N)); }, x);
+}
+template <int N>
+inline Ints signed_right(const Ints& x) { return each([](auto p) { return vshrq_n_s32(p, N); }, x); }
+inline Floats where_zero(const Ints& test, const Floats& yes, const Floats& no) {
+  return each([](auto t, auto p, auto q) { return vbslq_f32(vceqzq_s32(t), p, q); }, test, yes, no);
+}
+inline Floats where_less(const Floats& a, const Floats& b, const Floats& yes, const Floats& no) {
+  return each([](auto x, auto y, auto p, auto q) { return vbslq_f32(vcltq_f32(x, y), p, q); }, a, b, yes, no);
+}
+
+inline Pairs load_pairs(const void* p) { return words_at(p); }
+inline Pairs spread_pair(uint32_t x) { return same(vdupq_n_u32(x)); }
+inline float32x4_t dot2(float32x4_t sum, uint32x4_t a, uint32x4_t b) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return vbfdotq_f32(sum, vreinterpretq_bf16_u32(a), vreinterpretq_bf16_u32(b));
+#else
+  auto first = [](uint32x4_t x) { return vreinterpretq_f32_u32(vshlq_n_u32(x, 16)); };
+  auto second = [](uint32x4_t x) { return vreinterpretq_f32_u32(vandq_u32(x, vdupq_n_u32(0xffff0000))); };
+  return vfmaq_f32(vfmaq_f32(sum, first(a), first(b)), second(a), second(b));
+#endif
+}
+inline Floats dot2(const Floats& sum, const Pairs& a, const Pairs& b) {
+  return each([](auto s, auto p, auto q) { return dot2(s, p, q); }, sum, a, b);
+}
+inline uint32x4_t widen_part(const void* p, int i) {  // 8 signed bytes as bfloat16; eight significant bits hold them exactly
+  int16x8_t x = vmovl_s8(vld1_s8(static_cast<const int8_t*>(p) + 8 * i));
+  float32x4_t low = vcvtq_f32_s32(vmovl_s16(vget_low_s16(x))), high = vcvtq_f32_s32(vmovl_high_s16(x));
+  return vreinterpretq_u32_u16(vuzp2q_u16(vreinterpretq_u16_f32(low), vreinterpretq_u16_f32(high)));
+}
+inline Pairs widen_bytes(const void* p) { return {widen_part(p, 0), widen_part(p, 1), widen_part(p, 2), widen_part(p, 3)}; }
+
+inline Quads load_quads(const void* p) { return each([](auto x) { return vreinterpretq_s8_u32(x); }, words_at(p)); }
+inline Quads load_int8(const void* p) {
+  return each([](auto x) { return INT8_OFFSET == 128 ? x : veorq_s8(x, vdupq_n_s8(-128)); }, load_quads(p));
+}
+inline Quads spread_quad(uint32_t x) { return same(vreinterpretq_s8_u32(vdupq_n_u32(x))); }
+inline int32x4_t dot4(int32x4_t sum, int8x16_t a, int8x16_t b) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  return vusdotq_s32(sum, vreinterpretq_u8_s8(a), b);
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return vdotq_s32(sum, a, b);
+#else  // rows have no -128, so the sum of two products fits 16 bits
+  return vpadalq_s16(sum, vpaddq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)), vmull_high_s8(a, b)));
+#endif
+}
+inline Ints dot4(const Ints& sum, const Quads& a, const Quads& b) {
+  return each([](auto s, auto p, auto q) { return dot4(s, p, q); }, sum, a, b);
+}
+inline Quads low_nibbles(const Quads& x) { return each([](auto p) { return vandq_s8(p, vdupq_n_s8(15)); }, x); }
+inline Quads high_nibbles(const Quads& x) {
+  return each([](auto p) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(p), 4)); }, x);
+}
+
+// out[i * 16 + j] = rows[j][i]: sixteen rows of sixteen 32-bit words, transposed four by four.
+inline void transpose16(const uint32_t* const* rows, uint32_t* out) {
+  for (int j = 0; j < 16; j += 4)
+    for (int i = 0; i < 16; i += 4) {
+      uint32x4_t a = vld1q_u32(rows[j] + i), b = vld1q_u32(rows[j + 1] + i);
+      uint32x4_t c = vld1q_u32(rows[j + 2] + i), d = vld1q_u32(rows[j + 3] + i);
+      uint32x4_t ac = vzip1q_u32(a, c), bd = vzip1q_u32(b, d), more_ac = vzip2q_u32(a, c), more_bd = vzip2q_u32(b, d);
+      vst1q_u32(out + 16 * i + j, vzip1q_u32(ac, bd));
+      vst1q_u32(out + 16 * (i + 1) + j, vzip2q_u32(ac, bd));
+      vst1q_u32(out + 16 * (i + 2) + j, vzip1q_u32(more_ac, more_bd));
+      vst1q_u32(out + 16 * (i + 3) + j, vzip2q_u32(more_ac, more_bd));
+    }
+}
+
+}  // namespace sametoken
