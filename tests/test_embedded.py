@@ -43,7 +43,7 @@ def test_the_tokenizer_is_stored_once() -> None:
 def test_copies_of_the_pair_draft_as_the_pair_does(tmp_path: Path) -> None:
     target, draft = (shutil.copytree(source, tmp_path / source.name) for source in (TARGET, DRAFT))
     params = SamplingParams(temperature=0, max_tokens=24)
-    fixed = SpeculativeConfig(max_draft_len=4, draft_len_schedule={1: 4})
+    fixed = SpeculativeConfig(max_draft_len=4, adaptive=False)
     pairs = (("embedded", "embedded"), (str(target), str(draft)))
     own, copied = (LLM(*pair, speculative=fixed).chat(TALK, params)[0] for pair in pairs)
     assert copied.text == own.text
