@@ -1,13 +1,16 @@
 """Is the controller ever slower than plain decoding, or than the best fixed draft length? Ratios from one run.
 
-    python benchmarks/controller.py [--batches 1,2,4,8,16,32] [--workloads high,low,zero] [--rounds 5] [--tokens 128]
-                                    [--clock wall|cpu] [--out docs/benchmarks]
+    python benchmarks/controller.py [--model PATH] [--draft PATH] [--batches 1,2,4,8,16,32]
+        [--workloads high,low,zero,random] [--rounds 5] [--tokens 64] [--lengths 1,2,4,8] [--short]
+        [--clock wall|cpu] [--out docs/benchmarks]
 
-Workloads: `high` are chat prompts that the embedded draft was trained for, `low` are random tokens at temperature 1,
-`zero` has a draft model that costs the same and is always wrong. Every round runs plain decoding, each fixed length
-and the controller once, in turns; ratios are taken within a round. One more run of the controller before the first
-round lets it measure and learn, as a server would have; its ratio is reported as `cold`. Foreign load is logged; on a
-busy machine `--clock cpu --threads 1` counts the work of this process instead of the time it had to wait.
+Workloads: `high` are chat prompts that the embedded draft was trained for, `low` are 24 random tokens at temperature 1,
+`zero` has a draft model that costs the same and is always wrong, `random` are 64 random tokens at temperature 0. Every
+round runs plain decoding, each fixed length and the controller once, in turns; ratios are taken within a round, of the
+time of decoding alone: from the moment at which every prompt has been read to the end. One more run of the controller
+before the first round lets it measure and learn, as a server would have; its ratio is reported as `cold`. `--short`
+leaves the fixed lengths out but the one of 4, for 3 rounds. Foreign load is logged; on a busy machine
+`--clock cpu --threads 1` counts the work of this process instead of the time it had to wait.
 """
 
 from __future__ import annotations
@@ -28,12 +31,12 @@ import torch
 
 from sametoken import LLM, SamplingParams
 from sametoken.drafters.draft_model import DraftModelDrafter
+from sametoken.engine.request import Request
 from sametoken.speculation.draft import PADDING, Draft
 from sametoken.speculation.params import RequestSpeculation
 from sametoken.speculation.sampling import Sampling
 
-LENGTHS = (1, 2, 4, 8)
-LONGEST = max(LENGTHS)
+LONGEST = 8
 QUESTIONS = (
     "Hi! A large latte with oat milk, please.", "Can you help me book a table for two tonight?",
     "What is the weather like in Paris?", "I would like to order a pizza with mushrooms.",
@@ -54,29 +57,33 @@ class Wrong(DraftModelDrafter):
         return Draft(tokens, draft.parents)
 
 
-def make_llm(workload: str, rows: int) -> LLM:
+def make_llm(model: str, draft: str, workload: str, rows: int) -> LLM:
     llm = LLM(
-        "embedded", "embedded", {"max_draft_len": LONGEST}, kv_cache={"enable_block_reuse": False},
-        max_batch_size=rows, max_seq_len=512, max_num_tokens=rows * (1 + LONGEST) + 64,
+        model, draft, {"max_draft_len": LONGEST}, kv_cache={"enable_block_reuse": False},
+        max_batch_size=rows, max_seq_len=512, max_num_tokens=rows * (1 + LONGEST) + 256,
     )  # fmt: skip
     if workload == "zero":
         sound = llm.engine.drafters["draft_target"]
         assert isinstance(sound, DraftModelDrafter)
-        llm.engine.drafters["draft_target"] = Wrong(sound.decoder, sound.cache, max_draft_len=LONGEST)
+        wrong = Wrong(sound.decoder, sound.cache, max_draft_len=LONGEST)
+        llm.engine.drafters["draft_target"] = wrong
     return llm
 
 
 def make_prompts(llm: LLM, workload: str, count: int) -> list[list[int]]:
-    if workload == "low":
+    if workload in ("low", "random"):
         generator = torch.Generator().manual_seed(1)
-        return [torch.randint(300, llm.config.vocab_size, (24,), generator=generator).tolist() for _ in range(count)]
+        size = (24 if workload == "low" else 64,)
+        vocab = llm.config.vocab_size
+        return [torch.randint(300, vocab, size, generator=generator).tolist() for _ in range(count)]
     turns = [QUESTIONS[i % len(QUESTIONS)] + " Please." * (i // len(QUESTIONS)) for i in range(count)]
     return [llm.render_chat([{"role": "user", "content": turn}]) for turn in turns]
 
 
-def modes() -> dict[str, RequestSpeculation]:
-    fixed = {f"fixed {n}": RequestSpeculation(max_draft_len=n, adaptive=False) for n in LENGTHS}
-    return {"plain": RequestSpeculation(enabled=False), **fixed, "controller": RequestSpeculation(adaptive=True)}
+def modes(lengths: Sequence[int]) -> dict[str, RequestSpeculation]:
+    fixed = {f"fixed {n}": RequestSpeculation(max_draft_len=n, adaptive=False) for n in lengths}
+    plain, controller = RequestSpeculation(enabled=False), RequestSpeculation(adaptive=True)
+    return {"plain": plain, **fixed, "controller": controller}
 
 
 class Cell:
@@ -91,23 +98,37 @@ class Cell:
         self.acceptance: list[float] = []
 
     def run(self, speculative: RequestSpeculation) -> float:
-        """Seconds for all prompts together."""
+        """Seconds of decoding: from the end of the last prompt to the last token of all."""
         params = SamplingParams(
             temperature=self.temperature, seed=7, max_tokens=self.tokens, ignore_eos=True, speculative=speculative
         )
-        begin = self.clock()
-        done = self.llm.generate(self.prompts, params)
+        engine, begin = self.llm.engine, self.clock()
+        step = engine.step
+
+        def watched() -> list[Request]:
+            nonlocal begin
+            reads = engine.scheduler.waiting or any(r.remaining > 1 for r in engine.scheduler.running)
+            changed = step()
+            if reads:
+                begin = self.clock()
+            return changed
+
+        engine.step = watched  # type: ignore[method-assign]
+        try:
+            done = self.llm.generate(self.prompts, params)
+        finally:
+            engine.step = step  # type: ignore[method-assign]
         seconds = self.clock() - begin
         if speculative.adaptive:
             for completion in done:
                 self.lengths.update(dict(enumerate(completion.speculation.drafted_lengths)))
                 self.plain.update(completion.speculation.plain)
-        elif speculative.max_draft_len == 1:
+        elif speculative.max_draft_len and speculative.enabled is not False:
             self.acceptance += [completion.speculation.acceptance_rate for completion in done]
         return seconds
 
-    def measure(self, rounds: int) -> dict[str, Any]:
-        ways = modes()
+    def measure(self, rounds: int, lengths: Sequence[int]) -> dict[str, Any]:
+        ways = modes(lengths)
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         first_plain = self.run(ways["plain"])
         first = self.run(ways["controller"])
@@ -121,7 +142,7 @@ class Cell:
             "cold": first_plain / first,
             "best fixed": best,
             "controller / best fixed": ratio(seconds[best], seconds["controller"]),
-            "first guesses accepted": statistics.mean(self.acceptance),
+            "guesses of fixed lengths accepted": statistics.mean(self.acceptance),
             "forwards of the controller by draft length": dict(sorted(self.lengths.items())),
             "its plain forwards by reason": dict(self.plain),
             "plain seconds": statistics.median(seconds["plain"]),
@@ -143,23 +164,30 @@ def foreign() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--draft", default="embedded")
     parser.add_argument("--batches", default="1,2,4,8,16,32")
     parser.add_argument("--workloads", default="high,low,zero")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--lengths")
+    parser.add_argument("--short", action="store_true")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.perf_counter if options.clock == "wall" else time.process_time
+    lengths = [int(n) for n in (options.lengths or ("4" if options.short else "1,2,4,8")).split(",")]
+    rounds = options.rounds or (3 if options.short else 5)
     batches = [int(size) for size in options.batches.split(",")]
     cells: list[dict[str, Any]] = []
     for workload in options.workloads.split(","):
-        llm = make_llm(workload, max(batches))
+        llm = make_llm(options.model, options.draft, workload, max(batches))
         for batch in batches:
             before, begin = foreign(), time.perf_counter()
-            figures = Cell(llm, workload, batch, options.tokens, clock).measure(options.rounds)
+            cell = Cell(llm, workload, batch, options.tokens, clock)
+            figures = cell.measure(rounds, lengths)
             figures["foreign cores"] = (foreign() - before) / (time.perf_counter() - begin)
             cells.append({"workload": workload, "batch": batch, **figures})
             show(cells[-1])
@@ -176,7 +204,8 @@ def main() -> None:
             "threads": options.threads,
             "clock": options.clock,
         }
-        about |= {"rounds": options.rounds, "tokens": options.tokens}
+        about |= {"rounds": rounds, "tokens": options.tokens}
+        about |= {"model": options.model, "draft": options.draft}
         record = {"about": about, "worst": worst, "cells": cells}
         (options.out / "controller.json").write_text(json.dumps(record, indent=1) + "\n")
 
@@ -188,7 +217,8 @@ def show(cell: dict[str, Any]) -> None:
     print(
         f"{name} {speeds} (cold {cell['cold']:.2f}); of the best, {cell['best fixed']}: "
         f"{against['median']:.2f} ({against['min']:.2f} to {against['max']:.2f}); "
-        f"{cell['forwards of the controller by draft length']}; foreign {cell['foreign cores']:.2f}",
+        f"{cell['forwards of the controller by draft length']}; "
+        f"plain: {cell['its plain forwards by reason']}; foreign {cell['foreign cores']:.2f}",
         flush=True,
     )
 

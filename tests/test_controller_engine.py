@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -164,6 +165,35 @@ def test_a_draft_that_is_always_wrong_is_given_up_and_named(
     assert all(g.speculation.plain["gain"] > 0 for g in got)
     assert [record.message for record in caplog.records if f"0 of its first {FEW} guesses" in record.message]
     assert len(caplog.records) == 1
+
+
+def test_a_draft_that_waits_is_seen_by_the_wall_and_told(
+    pair: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is always right, but its thread sleeps for longer than that saves; processor time would not show it."""
+    llm = make_llm(pair[0], method="ngram", adaptive=True, max_seq_len=112)
+    text, pause = prompts(1)[0], 0.0
+    truth = text + alone(llm, text, sampling(0.0, tokens=100, method="none")).token_ids
+
+    def guess(known: list[int], limit: int) -> Any:
+        time.sleep(pause)
+        return chain(truth[len(known) : len(known) + limit])
+
+    llm.engine.drafters["ngram"] = Adversary(guess, DEPTH)
+
+    def drafted() -> float:
+        """The share of forwards with a draft in one long completion."""
+        done = llm.generate(text, sampling(0.0, tokens=100))[0].speculation
+        assert sum(done.plain.values()) + done.drafts == done.target_forwards - 1
+        return done.drafts / done.target_forwards
+
+    assert any(drafted() > 0.8 for _ in range(20))
+    with caplog.at_level(logging.INFO, "sametoken"):
+        pause = 0.1
+        assert any(drafted() < 0.2 and llm.engine.load.paused for _ in range(20))
+        assert "drafting stopped" in caplog.text
+        pause = 0.0
+        assert any(drafted() > 0.8 for _ in range(40)), "drafts did not come back"
 
 
 def test_fixed_and_adaptive_requests_share_a_batch(pair: tuple[str, str]) -> None:

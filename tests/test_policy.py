@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
@@ -13,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 
 from sametoken.speculation.acceptance import HOPE, Acceptance, Gate
-from sametoken.speculation.advice import FEW, LONG_OFF, UNUSED, Advice
+from sametoken.speculation.account import CREDIT, SHARE, Account
+from sametoken.speculation.advice import FEW, UNUSED, WINDOW, Advice, Pauses
 from sametoken.speculation.allocation import MARGIN, Row, allocate
 from sametoken.speculation.cost import STRIDE, Costs, Curve, Measured
-from sametoken.speculation.policy import PROBE_MOST, PROBE_SHARE, Policy, Wish
+from sametoken.speculation.policy import PROBE_MOST, Policy, Wish
 
 LONGEST = 8
 FLAT = {2: 1.0, 16: 1.0, 32: 1.6, 64: 3.0}  # a kernel that is flat up to 16 rows
@@ -70,6 +72,7 @@ class World:
 
     def step(self) -> list[int]:
         wishes = self.policy.choose(self.rows())
+        before = self.tokens
         longest, drafting = 0, dict.fromkeys(self.methods, 0)
         for row, wish in enumerate(wishes):
             for method in wish.methods:
@@ -94,6 +97,7 @@ class World:
         self.seconds += seconds
         self.plain_seconds += self.truth.step(max(2, self.batch), self.batch, 100)
         self.tokens += self.batch
+        self.policy.saw_step(self.batch, 100, (self.tokens - before) / self.batch, seconds, longest > 0)
         self.used += wishes
         return [wish.limit for wish in wishes]
 
@@ -194,7 +198,7 @@ def test_without_acceptance_it_ends_at_nothing_and_costs_next_to_nothing(batch: 
     assert 1 - world.speed_up < 0.05  # learning included
     before, plain = world.seconds, world.plain_seconds
     later = world.run(1500)
-    assert (world.seconds - before) / (world.plain_seconds - plain) < 1 + 1.3 * PROBE_SHARE
+    assert (world.seconds - before) / (world.plain_seconds - plain) < 1 + 1.3 * SHARE
     assert sum(any(limits) for limits in later) >= 3, "it never tried again"
 
 
@@ -226,7 +230,7 @@ def test_it_finds_back_when_guesses_come_true_again() -> None:
     world.run(3000)
     world.chances["model"] = 0.9
     world.run(600)
-    assert all(limits[0] >= 2 for limits in world.run(50))
+    assert sum(limits[0] >= 2 for limits in world.run(50)) >= 49  # one may be a recall
 
 
 def test_one_good_row_among_bad_ones_drafts_for_itself() -> None:
@@ -259,6 +263,138 @@ def test_a_wrong_first_measurement_is_corrected() -> None:
     world.tokens = world.seconds = 0.0
     world.run(500)
     assert world.speed_up > 0.95
+
+
+# --- rows that share a forward: seconds of a 1 B model by tokens, as measured
+
+LARGE = {1: 0.040, 8: 0.058, 16: 0.087, 32: 0.142, 64: 0.216, 160: 0.438}
+
+
+@dataclass
+class Shared:
+    """A closed batch: `batch` requests of `tokens` tokens that begin together, on a clock of true costs.
+
+    Every other row's guesses come true with `good`, the others' with `bad`. `slow(seconds, tokens)` is the factor that
+    the machine adds at this time to a forward of so many tokens.
+    """
+
+    batch: int
+    good: float = 0.9
+    bad: float = 0.2
+    tokens: int = 64
+    belief: dict[int, float] = field(default_factory=lambda: LARGE)
+    slow: Callable[[float, int], float] = lambda seconds, tokens: 1.0
+    step: float = LARGE[1]  # seconds of one token
+
+    def __post_init__(self) -> None:
+        self.policy, self.luck = Policy(slots, runs_model, LONGEST), random.Random(self.batch)
+        scale = self.step / LARGE[1]
+        self.truth = Curve({count: seconds * scale for count, seconds in LARGE.items()})
+        believed = {count: seconds * scale for count, seconds in self.belief.items()}
+        self.costs = Costs(measured(believed, 0.01 * self.step, 0.0))
+        self.policy.costs = self.costs
+        self.clock, self.started = 0.0, 0
+        self.limits: list[tuple[float, int]] = []  # by time
+
+    def run(self, drafts: bool = True) -> float:
+        """Seconds until all are done."""
+        begin, left = self.clock, {self.started + i: self.tokens for i in range(self.batch)}
+        self.started += self.batch
+        while left:
+            rows = [Row(i, ("model",), min(LONGEST, n - 1), True, 100, 0, n) for i, n in left.items()]
+            wishes = self.policy.choose(rows) if drafts else [Wish(0, (), "gain")] * len(rows)
+            self._forward(rows, [wish.limit for wish in wishes], left, drafts)
+            for i in [i for i, n in left.items() if n <= 0]:
+                del left[i]
+                self.policy.forget(i, ["model"])
+        return self.clock - begin
+
+    def _forward(self, rows: Sequence[Row], limits: Sequence[int], left: dict[int, int], told: bool) -> None:
+        emitted, longest = 0, max(limits)
+        for row, limit in zip(rows, limits, strict=True):
+            chance = self.bad if row.id % 2 else self.good
+            accepted = next((i for i in range(limit) if self.luck.random() >= chance), limit)
+            if limit:
+                self.policy.learn(row.id, "model", limit, limit, accepted)
+            left[row.id] -= accepted + 1
+            emitted += accepted + 1
+        size = len(rows) * (1 + longest)
+        seconds = self.truth(size) * self.slow(self.clock, size)
+        draft = 0.01 * self.truth(1) * (1 + longest) if longest else 0.0
+        self.clock += seconds + draft
+        if told:
+            self.limits.append((self.clock, longest))
+            self.costs.saw_step(size, len(rows), 100, seconds, 0.0)
+            if longest:
+                self.costs.saw_draft("model", sum(map(bool, limits)), longest, draft)
+            self.policy.saw_step(len(rows), 100, emitted / len(rows), seconds + draft, longest > 0)
+
+    def ratios(self, rounds: int) -> list[float]:
+        """Speed over plain decoding, by round; the first one learns."""
+        return [self.run(drafts=False) / self.run() for _ in range(1 + rounds)][1:]
+
+
+@pytest.mark.parametrize(("bad", "least"), [(0.0, 0.9), (0.2, 0.97), (0.5, 0.97)])
+@pytest.mark.parametrize("batch", [2, 4, 8, 16, 32])
+def test_a_batch_of_good_and_bad_rows_is_not_slower_than_plain(batch: int, bad: float, least: float) -> None:
+    """Tokens per second of the moment are not all: rows slowed by their neighbours' drafts end the later.
+
+    Where half of the rows gain nothing at all, the others may be three times as fast at a bounded price.
+    """
+    assert statistics.median(Shared(batch, bad=bad).ratios(5)) >= least
+
+
+@pytest.mark.parametrize("factor", [0.4, 2.5])
+@pytest.mark.parametrize("batch", [1, 4, 32])
+def test_wrong_costs_of_long_forwards_do_not_make_it_slower_than_plain(batch: int, factor: float) -> None:
+    belief = {count: seconds * (factor if count > batch else 1.0) for count, seconds in LARGE.items()}
+    shared = Shared(batch, belief=belief)
+    assert statistics.median(shared.ratios(6)) >= 0.97
+    assert sum(shared.ratios(2)) >= 2 * 0.97
+
+
+@pytest.mark.parametrize("step", [0.0007, 0.04], ids=["small model", "1 B"])
+def test_a_start_on_a_busy_machine_leaves_the_drafts_out_for_seconds_only(step: float) -> None:
+    """Four busy neighbours for 5 s: every forward is late, long ones most, and so was the first measurement."""
+    busy = 5.0
+
+    def slow(seconds: float, tokens: int) -> float:
+        return 1.0 if seconds > busy else 4.0 if tokens == 1 else 12.0
+
+    belief = {count: seconds * slow(0.0, count) for count, seconds in LARGE.items()}
+    shared = Shared(1, bad=0.9, belief=belief, slow=slow, step=step)
+    while shared.clock < 2 * busy + 2.0:
+        shared.run()
+    late = [limit for when, limit in shared.limits if when > 2 * busy]
+    assert sum(limit >= 2 for limit in late) > 0.8 * len(late)
+
+
+def test_what_drafts_may_lose_is_bounded_whatever_is_believed() -> None:
+    """Drafts that cost three plain steps and bring nothing are told by the clock to stop, and come back ever again."""
+    account, lost, drafted = Account(1), 0.0, 0
+    for _ in range(5000):
+        if account.paused or account.pending:
+            account.saw_plain(1.0)
+        else:
+            account.saw_draft(1.0, 3.0, 3.0)
+            lost, drafted = lost + 2.0, drafted + 1
+    assert CREDIT <= lost <= CREDIT + 2.5 * SHARE * 5000  # a trial may end with a debt that is forgiven
+    assert drafted > 8
+    assert account.ratio == pytest.approx(1 / 3)
+
+
+def test_drafts_that_gain_go_on_through_stolen_slices_and_a_slower_machine() -> None:
+    account, paused = Account(4), 0
+    for i in range(2000):
+        pace = 1.0 if i < 1000 else 3.0
+        late = 20.0 if i % 50 == 0 else 1.0
+        if account.paused or account.pending:
+            account.saw_plain(pace)
+        else:
+            account.saw_draft(2.0, 1.3 * pace * late, 1.3)
+        paused += account.paused
+    assert paused == 0
+    assert account.ratio > 1.3
 
 
 # --- several drafters
@@ -435,14 +571,8 @@ def test_a_hopeless_draft_is_named_once() -> None:
     assert len([text for i in range(1000) for text in rare.saw_draft("draft_target", i == 3)]) == 1
 
 
-def test_a_long_pause_and_an_unused_draft_are_said_once() -> None:
+def test_an_unused_draft_is_named_once() -> None:
     advice = Advice()
-    said = [text for _ in range(3 * LONG_OFF) for text in advice.saw_forward(True, "ngram", 0.07, 0.25, 8)]
-    assert len(said) == 1
-    assert "about 7%" in said[0]
-    assert "from about 25%" in said[0]
-    busy = Advice()
-    assert not [t for i in range(3 * LONG_OFF) for t in busy.saw_forward(i % LONG_OFF != 0, "ngram", 0.1, 0.2, 1)]
     said = [text for _ in range(2 * UNUSED) for text in advice.saw_end(("ngram",), ["draft_target"])]
     assert len(said) == 1
     assert "draft_target" in said[0]
@@ -450,6 +580,22 @@ def test_a_long_pause_and_an_unused_draft_are_said_once() -> None:
     used.saw_end(("draft_target",), ["draft_target"])
     assert not [text for _ in range(UNUSED) for text in used.saw_end((), ["draft_target"])]
     assert not [text for _ in range(2 * UNUSED) for text in Advice().saw_end(("ngram",), [])]
+
+
+def test_changes_between_drafting_and_not_are_noticed_and_told_ever_more_rarely() -> None:
+    pauses = Pauses()
+
+    def window(reason: str) -> tuple[int, str]:
+        """Forwards without a draft for this reason but for a probe in ten; what was told, and the state."""
+        return sum(pauses.saw_forward(reason if i % 10 else "") for i in range(WINDOW)), pauses.reason
+
+    assert window("") == (0, "")
+    assert window("gain") == (1, "gain")
+    assert window("gain") == (0, "gain")
+    assert window("slower") == (0, "slower")  # the reason is another, drafts are still not made
+    assert window("recall") == (1, "")
+    told = [window(reason)[0] for reason in ("slower", "") * 15]
+    assert [i + 3 for i, count in enumerate(told) if count] == [4, 8, 16, 32]
 
 
 def test_a_rest_is_what_choosing_again_would_say() -> None:
@@ -461,8 +607,8 @@ def test_a_rest_is_what_choosing_again_would_say() -> None:
     while policy.rests([0, 1, 2, 3], 0):
         rested += 1
     assert 0 < rested < PROBE_MOST
-    assert not policy.rests([0, 1, 2], 0)
-    assert not policy.rests([0, 1, 2, 3], 5)
+    assert policy.rests([0, 1, 2], 0) is None
+    assert policy.rests([0, 1, 2, 3], 5) is None
 
 
 def test_a_drafter_with_nothing_to_say_does_not_keep_a_model_from_drafting() -> None:

@@ -261,7 +261,7 @@ def build_engine(
         schedule=speculative.schedule,
         gate=Gate(speculative.acceptance_window, speculative.acceptance_length_threshold),
     )
-    drafting = Drafting(drafters, policy, device)
+    drafting = Drafting(drafters, policy)
     runner = Runner(target, cache_for(target.config, target.dtype), drafting.taps)
     engine = Engine(
         runner,

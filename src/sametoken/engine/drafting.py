@@ -17,10 +17,10 @@ from sametoken.drafters.base import Drafter
 from sametoken.engine.request import Request
 from sametoken.engine.runner import merge
 from sametoken.engine.scheduler import Decode
-from sametoken.speculation.advice import Advice
+from sametoken.speculation.advice import Advice, Pauses
 from sametoken.speculation.allocation import Row
 from sametoken.speculation.draft import PADDING, Draft
-from sametoken.speculation.policy import NO_GAIN, Policy, Wish
+from sametoken.speculation.policy import Policy, Wish
 from sametoken.speculation.sampling import Sampling
 
 LOG = logging.getLogger("sametoken")
@@ -39,18 +39,16 @@ class Drafting:
     Args:
         drafters: by method.
         policy: chooses lengths and methods.
-        device: where the models are.
 
     Attributes:
         taps: the target layers that any of the drafters reads, in order of layer.
+        pauses: whether drafts are made, and why not.
     """
 
-    def __init__(self, drafters: dict[str, Drafter], policy: Policy, device: torch.device) -> None:
+    def __init__(self, drafters: dict[str, Drafter], policy: Policy) -> None:
         self.drafters, self.policy = drafters, policy
         self.taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
-        # Costs decide by their ratios, so on the host time that another process takes had better not count.
-        self.clock = time.thread_time if device.type == "cpu" else time.perf_counter
-        self._advice = Advice()
+        self._advice, self.pauses = Advice(), Pauses()
 
     def runs_model(self, method: str) -> bool:
         """Whether guessing takes forwards of a model; the others guess on the host for next to nothing."""
@@ -66,8 +64,9 @@ class Drafting:
         """How the decoding requests of the next step want to be drafted; it also reads `beside` prompt tokens."""
         if not pending:
             return []
-        if self.policy.rests([request.id for request in pending], beside):
-            return [NO_GAIN] * len(pending)
+        rest = self.policy.rests([request.id for request in pending], beside)
+        if rest is not None:
+            return [rest] * len(pending)
         return self.policy.choose([self._row(request) for request in pending], beside)
 
     def _row(self, request: Request) -> Row:
@@ -151,11 +150,11 @@ class Drafting:
         rows, limits = [decode[i].row for i in places], [decode[i].limit for i in places]
         drafter.catch_up(rows)
         together = sampling(requests)
-        begin = self.clock()
+        begin = time.perf_counter()
         draft = drafter.propose(rows, [request.tokens[-1] for request in requests], limits, together)
         assert draft.tokens.shape[1] <= 1 + max(map(drafter.slots, limits)), f"{method} drafts more than it said"
         if self.policy.costs is not None:
-            self.policy.costs.saw_draft(method, len(rows), max(limits), self.clock() - begin)
+            self.policy.costs.saw_draft(method, len(rows), max(limits), time.perf_counter() - begin)
         return draft
 
     def learn(
@@ -180,10 +179,30 @@ class Drafting:
                 self._say(*self._advice.saw_draft(maker, accepted > 0))
         adaptive = [item for item, request in zip(decode, decoding, strict=True) if request.adaptive]
         if adaptive:
-            off = all(item.reason == "gain" for item in adaptive)
             method = next(request.methods[0] for request in decoding if request.adaptive)
-            chance = self.policy.chance(method) if off else 1.0
-            self._say(*self._advice.saw_forward(off, method, chance, self.policy.needed, len(decode)))
+            self._tell_pauses("" if any(item.limit for item in adaptive) else adaptive[0].reason, method, len(decode))
+
+    def _tell_pauses(self, reason: str, method: str, rows: int) -> None:
+        """Logs that drafting stops or resumes, after a forward that might have drafted.
+
+        Args:
+            reason: why it did not, "" if it did.
+        """
+        if not self.pauses.saw_forward(reason):
+            return
+        if not self.pauses.reason:
+            LOG.info("drafting resumed")
+            return
+        why = {
+            "gain": f"about {self.policy.chance(method):.0%} of {method}'s first guesses come true, and "
+            f"with {rows} rows a draft pays from about {self.policy.needed:.0%}",
+            "slower": f"with {rows} rows drafts decoded at {self.policy.account(rows).ratio:.2f} of the "
+            "speed of plain steps",
+        }[self.pauses.reason]
+        LOG.warning(
+            f"drafting stopped: {why}. It is tried again now and then; a better or cheaper draft, or "
+            "smaller batches, would help, and method 'none' saves its memory"
+        )
 
     def observe(
         self, method: str, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None, prompt: bool

@@ -40,6 +40,8 @@ class EngineLoad(NamedTuple):
         pages_used, pages: of the cache's pool; pages kept for their prefix alone are not used.
         preemptions: requests that lost their row so far because pages ran out.
         draft_len: longest path that the last decoding step allowed a draft, 0 for none.
+        paused: why hardly anything was drafted lately though it was allowed, "gain" or "slower"
+            (see `Wish`); "" while drafts are made.
         draft_s, verify_s, other_s: seconds of all steps so far on drafts, on the target and on the rest.
     """
 
@@ -49,6 +51,7 @@ class EngineLoad(NamedTuple):
     pages: int
     preemptions: int
     draft_len: int
+    paused: str
     draft_s: float
     verify_s: float
     other_s: float
@@ -111,7 +114,7 @@ class Engine:
         pages = scheduler.blocks.pages - 1  # without the sink
         used = pages - scheduler.blocks.available
         counts = (len(scheduler.running), len(scheduler.waiting), used, pages, self._preemptions)
-        return EngineLoad(*counts, self._draft_len, *self._seconds)
+        return EngineLoad(*counts, self._draft_len, self.drafting.pauses.reason, *self._seconds)
 
     def add(self, request: Request) -> None:
         """Takes a request; it runs when there is room."""
@@ -139,7 +142,7 @@ class Engine:
     def _step(self) -> list[Request]:
         """The step as the host sees it through."""
         self._calibrate()
-        begin, clock = time.perf_counter(), self.drafting.clock
+        begin = time.perf_counter()
         plan = self.scheduler.plan()
         self._apply(plan)
         if not plan.decode and not plan.prefill:
@@ -148,11 +151,10 @@ class Engine:
         proposing = time.perf_counter()
         proposal = self.drafting.propose(plan.decode, decoding, self._sampling_of)
         drafted = time.perf_counter()
-        worked = clock()
         batch = self._batch(plan, proposal.draft)
         sampled = decoding + [self._rows[chunk.row] for chunk in plan.prefill if chunk.last]
         outcome = self.runner.run(batch, self._sampling_of(sampled) if sampled else None)
-        verified, computed = time.perf_counter(), clock()
+        verified = time.perf_counter()
         self._score_prompts(batch, outcome)
         failed = self._check_prompts(batch, outcome)
         paths = self._advance(sampled, proposal.draft, outcome)
@@ -169,10 +171,11 @@ class Engine:
         before = self._seconds
         self._seconds = (before[0] + draft_s, before[1] + verify_s, before[2] + other_s)
         self._draft_len = max((item.limit for item in plan.decode), default=self._draft_len)
-        self._time(batch, computed - worked, clock() - computed)
         if decoding:
             progress = sum(accepted + 1 for _, accepted in paths[: len(decoding)]) / len(decoding)
             self._pace.saw(sum(len(prompt.tokens) for prompt in batch.prompts), end - begin, progress)
+            if not batch.prompts:
+                self._time(batch, any(proposal.drafters), progress, verify_s, other_s, end - begin)
         return sampled + [request for request in failed if request not in sampled]
 
     def _calibrate(self) -> None:
@@ -186,13 +189,16 @@ class Engine:
             calibration = Calibration(self.runner, scheduler.free_rows, most, context)
             policy.costs = Costs(calibration.measure(self.drafters, policy.longest))
 
-    def _time(self, batch: Batch, verify_s: float, other_s: float) -> None:
-        """Lets the policy know what a step took that only decoded."""
-        costs = self.drafting.policy.costs
-        if costs is not None and batch.rows and not batch.prompts:
-            rows = len(batch.rows)
+    def _time(
+        self, batch: Batch, drafted: bool, progress: float, verify_s: float, other_s: float, seconds: float
+    ) -> None:
+        """Lets the policy know what a step that only decoded took by the wall, and how many tokens each row emitted."""
+        policy, rows = self.drafting.policy, len(batch.rows)
+        if policy.costs is not None:
+            context = sum(batch.starts) / rows
             tokens = max(self.runner.decoder.least_rows, batch.draft.tokens.numel())
-            costs.saw_step(tokens, rows, sum(batch.starts) / rows, verify_s, other_s)
+            policy.costs.saw_step(tokens, rows, context, verify_s, other_s)
+            policy.saw_step(rows, context, progress, seconds, drafted)
 
     def _apply(self, plan: Plan) -> None:
         """Lets go of preempted rows, then seats the admitted and hands out pages."""

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from sametoken.engine.request import SpeculationStats
 from sametoken.server.tally import Snapshot, Tally
+from sametoken.speculation.advice import PAUSES
 
 SECONDS = (
     0.001,
@@ -329,6 +330,14 @@ METRICS: tuple[MetricSpec, ...] = (
         "Forwards without a draft though it was allowed, by reason.",
         ("reason",),
         read=lambda now: now.totals.speculation.plain,
+    ),
+    MetricSpec(
+        "spec_decode_paused",
+        "gauge",
+        OURS,
+        "1 while hardly any of the last forwards drafted though it was allowed, by reason.",
+        ("reason",),
+        read=lambda now: {reason: float(now.load.paused == reason) for reason in PAUSES},
     ),
     MetricSpec(
         "spec_decode_acceptance_length",

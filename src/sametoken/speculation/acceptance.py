@@ -7,7 +7,9 @@ guess that is hopeful enough to be tried.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import mul
 
 HOPE = 0.6  # chance of a guess before anything was seen: high enough to draft, low enough to be dropped soon
 OFFER = 0.5  # chance that it has a guess at all, before it was asked: a drafter beside it may be needed from the start
@@ -51,12 +53,11 @@ class Acceptance:
 
     def gains(self, longest: int) -> list[float]:
         """Guesses expected to come true on a path of 1, 2, .. `longest` tokens, given that there is a draft."""
-        found, total, reach = [], 0.0, 1.0
-        for position in range(longest):
-            reach *= self.chance(position)
-            total += reach
-            found.append(total)
-        return found
+        return _gains(self.chance(position) for position in range(longest))
+
+    def seen(self, longest: int) -> list[float]:
+        """The same with nothing expected of what was not seen here."""
+        return _gains(self._mean(self._tries, self._hits, position, 0.0) for position in range(longest))
 
     def asked(self, offered: bool) -> None:
         """The drafter was asked and did or did not have a guess."""
@@ -79,6 +80,11 @@ class Acceptance:
                 self._hits.append(0.0)
             self._tries[position] += 1.0
             self._hits[position] += position < accepted
+
+
+def _gains(chances: Iterable[float]) -> list[float]:
+    """Guesses that come true on a path of 1, 2, .. tokens."""
+    return list(accumulate(accumulate(chances, mul)))
 
 
 class Gate:

@@ -5,11 +5,14 @@ Counts only; whoever owns the engine says it aloud.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 FEW, MANY = 24, 200  # first guesses after which none, or hardly any, being right is no accident
 NEAR_ZERO = 0.02
-LONG_OFF = 1000  # forwards in a row that could have drafted and did not
+WINDOW = 256  # forwards after which it is asked whether drafts are made
+PAUSES = ("gain", "slower")  # reasons of `Wish` for which the controller leaves drafts out
+MOSTLY = 0.8  # share of them without a draft from which on they are not: probes go on
 UNUSED = 32  # requests that ended without using a draft that was loaded
 
 
@@ -19,7 +22,6 @@ class Advice:
     def __init__(self) -> None:
         self._said: set[str] = set()
         self._first: dict[str, tuple[int, int]] = {}  # by method: first guesses tried and right
-        self._off = 0
         self._ended = 0
 
     def _once(self, topic: str, text: str) -> list[str]:
@@ -42,22 +44,6 @@ class Advice:
             "leave it out",
         )
 
-    def saw_forward(self, off: bool, method: str, chance: float, needed: float, rows: int) -> list[str]:
-        """A forward that might have drafted did (`off` false) or did not, for want of gain.
-
-        Args:
-            method: whose first guess has this `chance`; one guess a row pays from `needed` on with so many `rows`.
-        """
-        self._off = self._off + 1 if off else 0
-        if self._off < LONG_OFF:
-            return []
-        return self._once(
-            "off",
-            f"nothing was drafted in {self._off} forwards: about {chance:.0%} of {method}'s first guesses come true, "
-            f"and with {rows} rows a draft pays from about {needed:.0%}. It is tried again now and then; a better or "
-            "cheaper draft, or smaller batches, would help, and method 'none' saves its memory",
-        )
-
     def saw_end(self, methods: Collection[str], models: Collection[str]) -> list[str]:
         """A request ended that might use `methods`; `models` are the drafters for which weights were loaded."""
         self._ended = -UNUSED if set(methods) & set(models) else self._ended + 1
@@ -68,3 +54,30 @@ class Advice:
             f"a draft is loaded for {', '.join(sorted(models))}, but none of {self._ended} requests used it; leave it "
             "out to save its memory, or set method to that or to 'auto'",
         )
+
+
+class Pauses:
+    """Notices that drafting stops and resumes; only the 1st, 2nd, 4th, 8th .. change is worth a line.
+
+    Attributes:
+        reason: why hardly anything was drafted lately ("gain" or "slower", see `Wish`), "" while
+            drafts are made.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._plain: Counter[str] = Counter()
+        self._forwards = self._changes = 0
+
+    def saw_forward(self, reason: str) -> bool:
+        """A forward that might have drafted did (no reason) or did not; whether to say what changed."""
+        self._forwards += 1
+        self._plain[reason] += reason in PAUSES
+        if self._forwards < WINDOW:
+            return False
+        stopped = self._plain.total() > MOSTLY * WINDOW
+        changed = stopped != bool(self.reason)
+        self.reason = max(self._plain, key=self._plain.__getitem__) if stopped else ""
+        self._forwards, self._changes = 0, self._changes + changed
+        self._plain.clear()
+        return changed and not self._changes & (self._changes - 1)

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import NamedTuple
 
-STRIDE = 0.4  # most that one observation may be off, as a logarithm: a stolen time slice is no news
+STRIDE = 0.4  # most that one observation may be too slow, as a logarithm: a stolen time slice is no news
 FOLLOW, BEND = 0.2, 0.2  # shares of an error that go to the pace, and to a curve that has been seen often
 SURE = 8.0  # corrections after which a knot is believed
 HOST_SECONDS = 30e-6  # a guess on the host, until one was seen
@@ -60,23 +60,33 @@ class Curve:
         return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
 
     def known(self, count: float) -> bool:
-        """Whether the knot next to `count` has been corrected often enough to be believed."""
-        nearest = min(range(len(self._counts)), key=lambda i: abs(self._counts[i] - count))
-        return self._seen[nearest] >= SURE
+        """Whether the knots beside `count` have been corrected often enough to be believed."""
+        return all(self._seen[knot] >= SURE for knot, part in self._parts(count).items() if part)
 
-    def bend(self, count: float, error: float) -> None:
-        """Corrects the knots beside `count` for a logarithmic error, the nearer one more; the curve goes on rising."""
+    def _parts(self, count: float) -> dict[int, float]:
+        """The knots beside `count`, by place, and the seconds that each contributes there."""
         counts, seconds = self._counts, self._seconds
         above = min(bisect_left(counts, count), len(counts) - 1)
         below = max(0, above - 1)
         gap = max(1, counts[above] - counts[below])
-        share = min(1.0, max(0.0, (count - counts[below]) / gap)) if above > below else 1.0
-        for knot, weight in ((below, 1.0 - share), (above, share)):
+        place = min(1.0, max(0.0, (count - counts[below]) / gap)) if above > below else 1.0
+        return {below: (1.0 - place) * seconds[below], above: place * seconds[above]}
+
+    def bend(self, count: float, error: float) -> None:
+        """Corrects the knots beside `count` for a logarithmic error; the curve goes on rising.
+
+        A knot's share is its part in the sum, less where it has been seen often: what plain steps
+        cost is well known when a draft is first timed.
+        """
+        seconds, parts = self._seconds, self._parts(count)
+        blame = {knot: part / (1.0 + min(SURE, self._seen[knot])) for knot, part in parts.items()}
+        for knot, part in blame.items():
+            weight = part / sum(blame.values())
             self._seen[knot] += weight
             seconds[knot] *= math.exp(error * weight * max(BEND, 1.0 / (2.0 + self._seen[knot])))
-        for i in range(below - 1, -1, -1):
+        for i in range(min(parts) - 1, -1, -1):
             seconds[i] = min(seconds[i], seconds[i + 1])
-        for i in range(below + 1, len(seconds)):
+        for i in range(min(parts) + 1, len(seconds)):
             seconds[i] = max(seconds[i], seconds[i - 1])
 
 
@@ -132,7 +142,8 @@ class Costs:
         if method not in self._first:
             seen = seconds * math.exp(-self._pace) / rows
             known = self._host.get(method, HOST_SECONDS)
-            self._host[method] = known + FOLLOW * (min(seen, math.exp(STRIDE) * known) - known)
+            follow = FOLLOW if seen > known else 0.5
+            self._host[method] = known + follow * (min(seen, math.exp(STRIDE) * known) - known)
             return
         error = _bounded(math.log(max(seconds, 1e-9) / self.draft(method, rows, levels)) - self._pace)
         self._first[method].bend(rows, error)
@@ -140,4 +151,5 @@ class Costs:
 
 
 def _bounded(error: float) -> float:
-    return max(-STRIDE, min(STRIDE, error))
+    """An error that a stolen time slice may have made too large; nothing makes work faster than it is."""
+    return min(STRIDE, error)

@@ -6,21 +6,21 @@ one `Wish` per row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
 from sametoken.speculation.acceptance import Acceptance, Gate
-from sametoken.speculation.allocation import MARGIN, Batch, Row, allocate
+from sametoken.speculation.account import SHARE, Account
+from sametoken.speculation.allocation import Batch, Row, allocate
 from sametoken.speculation.cost import Costs
 
-PROBE_FIRST, PROBE_MOST = 8, 4096  # plain forwards between probes: at first, and at most
-PROBE_SHARE = 0.01  # of the time, most that probes take in the long run
-RECALL_FIRST, RECALL_MOST = 8, 128  # drafted forwards before one that goes without, to know what that costs
+PROBE_FIRST, PROBE_MOST = 8, 4096  # plain forwards between probes: at least, and at most
 EXPLORE = 16  # drafted forwards after which drafters that are not in use are asked too
 REST = 8  # forwards that a choice is kept for, whatever happened
-DOUBT, DOUBT_MOST = 0.006, 0.1  # more to promise for each row: of many estimates the best are too good to be true
 STAY = 1.04  # how many times better than a choice already made another must promise to be
 REVIEW = 32  # forwards after which a choice is made anew whatever happened
 HORIZON = 64  # tokens over which reading a backlog must pay for itself
@@ -29,8 +29,8 @@ HORIZON = 64  # tokens over which reading a backlog must pay for itself
 class Wish(NamedTuple):
     """A draft of at most `limit` tokens on a path by the first of `methods` that has one; why not, if there is none.
 
-    Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small,
-    "recall" of what a step without drafts costs.
+    Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small as
+    predicted, "slower" than plain steps as measured, "recall" of what a step without drafts costs.
     """
 
     limit: int
@@ -38,7 +38,7 @@ class Wish(NamedTuple):
     reason: str = ""
 
 
-NO_GAIN, RECALL = Wish(0, (), "gain"), Wish(0, (), "recall")
+NO_GAIN, SLOWER, RECALL = Wish(0, (), "gain"), Wish(0, (), "slower"), Wish(0, (), "recall")
 
 
 class Bid(NamedTuple):
@@ -94,7 +94,8 @@ class Policy:
         self._choice = _Choice()
         self._learned = False
         self._since, self._interval, self._probes, self._drafted = 0, PROBE_FIRST, 0, 0
-        self._recall = RECALL_FIRST
+        self._accounts: dict[int, Account] = {}  # by the binary digits of the number of rows
+        self._expected = 0.0  # plain steps that the next one should take; 0 where nothing can be learned from it
 
     def bound(self, rows: int) -> int:
         """Longest path in a batch of so many decoding rows."""
@@ -137,21 +138,39 @@ class Policy:
         for method in methods:
             self._requests.pop((request, method), None)
 
-    def rests(self, ids: Sequence[int], beside: int) -> bool:
-        """Whether these requests go on without drafts for one more step, with nothing new to consider: counts it if so.
+    def rests(self, ids: Sequence[int], beside: int) -> Wish | None:
+        """The wish of all these requests where they go on without drafts and nothing is new: counts the step if so.
 
         A step of a small model is short; looking at every row again would be felt.
         """
         kept, bound = self._choice, 0 if self.gate.closed else self.bound(len(ids))
+        if beside or kept.key != (bound, 0, False, len(ids), tuple(ids)):
+            return None
+        paused = self.account(len(ids)).paused
         due = self._learned or kept.age + 1 >= REVIEW or self._since + 1 >= self._interval
-        if due or beside or kept.methods or kept.key != (bound, 0, False, len(ids), tuple(ids)):
-            return False
+        if not paused and (due or kept.methods):
+            return None
         kept.age += 1
-        self._since += 1
-        return True
+        self._since += not paused
+        return SLOWER if paused else NO_GAIN
+
+    def account(self, rows: int) -> Account:
+        """What drafts gained or lost in batches of about so many rows."""
+        return self._accounts.setdefault(rows.bit_length(), Account(rows))
+
+    def saw_step(self, rows: int, context: float, tokens: float, seconds: float, drafted: bool) -> None:
+        """The step that was chosen last read no prompts, took `seconds` and emitted `tokens` per row."""
+        if self.costs is None or not self._expected:
+            return
+        cost = seconds / self.costs.step(rows, rows, context)
+        if drafted:
+            self.account(rows).saw_draft(tokens, cost, self._expected)
+        else:
+            self.account(rows).saw_plain(cost)
 
     def choose(self, rows: Sequence[Row], beside: int = 0) -> list[Wish]:
         """One wish per row of the next step, which also reads `beside` prompt tokens."""
+        self._expected = 0.0
         bound = 0 if self.gate.closed else self.bound(len(rows))
         free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and bound]
         if not free or self.costs is None:
@@ -162,17 +181,25 @@ class Policy:
             floor = self._others(rows, free, bound, wishes)
         batch = Batch(rows, beside, floor, self._slots, self.costs)
         self._review(batch, free, bound)
-        off = free
-        if self._choice.methods:
+        account, off = self.account(len(rows)), free
+        if not floor and (account.paused or account.pending):
+            plain = SLOWER if account.paused else RECALL
+            wishes, off = [plain if wish is NO_GAIN else wish for wish in wishes], []
+        elif self._choice.methods:
             self._drafted += 1
-            if self._drafted >= self._recall and not floor:
-                self._drafted, self._recall = 0, min(2 * self._recall, RECALL_MOST)
-                return [RECALL if wish is NO_GAIN else wish for wish in wishes]
             self._follow(rows, free, bound, wishes)
             off = [i for i in free if wishes[i] is NO_GAIN]
         for i, method in self._probe(batch, off):
             wishes[i] = Wish(1, (method,))
+        self._expected = 0.0 if floor else self._plain_steps(batch, wishes)
         return wishes
+
+    def _plain_steps(self, batch: Batch, wishes: Sequence[Wish]) -> float:
+        """How many plain steps the step with these drafts should take."""
+        methods = Counter(wish.methods[-1] for wish in wishes if wish.limit)
+        count = sum(methods.values())
+        shares = {method: number / count for method, number in methods.items()}
+        return batch.price(shares, max(wish.limit for wish in wishes), count) / batch.price({}, 0, 0)
 
     def _others(self, rows: Sequence[Row], free: Sequence[int], bound: int, wishes: list[Wish]) -> int:
         """Rows whose length is not chosen here; returns the nodes of the widest of them."""
@@ -217,8 +244,6 @@ class Policy:
         found = [self._best(batch, free, bound, with_model) for with_model in model]
         self._choice = max(found, key=lambda each: each[0])[1]
         self._choice.key, self._learned = key, False
-        if kept.methods and not self._choice.methods:
-            self._since, self._interval = 0, PROBE_FIRST
 
     def _best(self, batch: Batch, free: Sequence[int], bound: int, model: bool) -> tuple[float, _Choice]:
         """The best choice with or without a model, and its tokens per second."""
@@ -230,14 +255,17 @@ class Policy:
         methods = {m: share if self._runs_model(m) else 1.0 for bid in bids.values() for m in bid.methods}
         gains = [bids[i].gains if i in bids else () for i in range(len(rows))]
 
+        most = self._longest_step(batch, bids)
+
         def price(length: int, count: int) -> float:
-            return batch.price(methods, length, count)
+            seconds = batch.price(methods, length, count)
+            return seconds if not length or seconds <= most[length - 1] else math.inf
 
-        def rate(length: int, chosen: Iterable[int]) -> float:
+        def rate(length: int, chosen: Collection[int]) -> float:
             total = sum(gains[i][min(length, len(gains[i])) - 1] for i in chosen if length)
-            return (len(rows) + total) / price(length, len(list(chosen)))
+            return (len(rows) + total) / price(length, len(chosen))
 
-        length, chosen = allocate(gains, len(rows), price, MARGIN + min(DOUBT_MOST, DOUBT * (len(rows) - 1)))
+        length, chosen = allocate(gains, len(rows), price)
         best, kept = rate(length, chosen), self._choice
         drafting = [i for i in free if rows[i].id in kept.methods and bids[i].methods == kept.methods[rows[i].id]]
         # Estimates waver, and a row that is off for a while has a backlog to read: not for a gain within the noise.
@@ -245,6 +273,27 @@ class Policy:
         if same and best < STAY * rate(min(kept.length, bound), drafting):
             length, chosen = min(kept.length, bound), frozenset(drafting)
         return best, _Choice(length=length, methods={rows[i].id: bids[i].methods for i in chosen})
+
+    def _longest_step(self, batch: Batch, bids: Mapping[int, Bid]) -> list[float]:
+        """Most seconds that a step with paths of 1, 2, .. tokens may take.
+
+        All of n rows wait for the longest draft, and none should pay for its neighbours': a step may
+        take as many plain steps as the rows' own guesses are seen to save (the harmonic mean over
+        rows, what is not yet seen counted as nothing), and one more for the other n - 1 rows together.
+        """
+        rows, plain = batch.rows, batch.price({}, 0, 0)
+        if len(rows) == 1:
+            return [math.inf] * self.longest
+        seen = [
+            [self._acceptance(rows[i].id, method).seen(self.longest) for method in bid.methods]
+            for i, bid in bids.items()
+        ]
+        most = []
+        for place in range(self.longest):
+            own = sum(1.0 / (1.0 + max((gains[place] for gains in row), default=0.0)) for row in seen)
+            harmonic = len(rows) / (own + len(rows) - len(seen))
+            most.append(harmonic * (1.0 + 1.0 / (len(rows) - 1)) * plain)
+        return most
 
     def _bid(self, row: Row, bound: int, model: bool, costs: Costs, token: float) -> Bid:
         """The best way for one row to draft; `token` is the seconds that a token takes without."""
@@ -274,7 +323,7 @@ class Policy:
     def _probe(self, batch: Batch, off: Sequence[int]) -> list[tuple[int, str]]:
         """Rows that try one guess although it is not expected to pay, now and then, and with which drafter.
 
-        The pause doubles up to where probes take `PROBE_SHARE` of the time. Rows with little to read go first.
+        Probes take `SHARE` of the time. Rows with little to read go first.
         """
         self._since += bool(off)
         if not off or self._since < self._interval:
@@ -287,10 +336,8 @@ class Policy:
         self.needed = extra / plain * len(rows) / len(asked)
         debts = list(accumulate(batch.costs.feed(method, rows[i].backlog) for i, method in asked))
         count = max(1, sum(debt <= extra for debt in debts))
-        pause = max(PROBE_FIRST, min(PROBE_MOST, int((extra + debts[count - 1]) / (PROBE_SHARE * plain))))
-        if self._since < pause and extra + debts[count - 1] > plain:  # too dear to be made early
-            self._interval = pause
+        self._interval = max(PROBE_FIRST, min(PROBE_MOST, int((extra + debts[count - 1]) / (SHARE * plain))))
+        if self._since < self._interval:
             return []
-        self._interval = min(2 * self._interval, pause)
-        self._since, self._probes = 0, self._probes + 1
+        self._since, self._interval, self._probes = 0, PROBE_FIRST, self._probes + 1
         return asked[:count]
