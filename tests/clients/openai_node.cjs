@@ -46,8 +46,37 @@ async function aborted(body) {
   return { text };
 }
 
+// The client's own loop: it calls what the model asks for and sends the results back, twice.
+async function looped(body, stream) {
+  const calls = [];
+  const run = (args) => { calls.push(args); return 'It will rain.'; };
+  const tools = body.tools.map((tool) => ({
+    ...tool, function: { ...tool.function, function: run, parse: JSON.parse, description: 'The weather.' },
+  }));
+  const asked = { model, ...body, tools, stream, parallel_tool_calls: false };
+  const runner = client.chat.completions.runTools(asked, { maxChatCompletions: 2 });
+  await runner.done();
+  return { calls, roles: runner.messages.map((message) => message.role) };
+}
+
+const ran = (body) => looped(body, false);
+const ran_streamed = (body) => looped(body, true);
+
+// Several turns; each reply goes back as the client has it.
+async function conversed({ texts, ...body }) {
+  const messages = [];
+  const said = [];
+  for (const text of texts) {
+    messages.push({ role: 'user', content: text });
+    const { message } = (await create({ ...body, messages })).choices[0];
+    messages.push(message);
+    said.push(message.content);
+  }
+  return { said };
+}
+
 async function main() {
-  const ways = { streamed, accumulated, failed, aborted };
+  const ways = { streamed, accumulated, failed, aborted, ran, ran_streamed, conversed };
   const told = {};
   for (const [name, { way, body }] of Object.entries(JSON.parse(requests))) told[name] = await ways[way](body);
   console.log(JSON.stringify(told));
