@@ -75,7 +75,7 @@ def test_every_operation_was_done_and_refused(results: tuple[subprocess.Complete
             for each in record.get("interactions", {}).values():
                 if each["response"] is not None:
                     statuses.setdefault(record["label"], set()).add(each["response"]["status_code"])
-    assert len(statuses) == 17
+    assert len(statuses) == 19
     assert all(200 in seen for seen in statuses.values())
     reads = {operation for operation in statuses if operation.startswith("POST")} - {"POST /ping"}
     assert all(400 in statuses[operation] for operation in reads)

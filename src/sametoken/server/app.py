@@ -65,6 +65,8 @@ def _routes(
     yield "POST", "/v1/completions", text.completions
     yield "POST", "/v1/chat/completions", text.chat_completions
     yield "POST", "/v1/responses", text.responses
+    yield "POST", "/v1/messages", text.messages
+    yield "POST", "/v1/messages/count_tokens", text.count_tokens
     yield "POST", "/tokenize", tokens.tokenize
     yield "POST", "/detokenize", tokens.detokenize
     yield "GET", "/tokenizer_info", tokens.tokenizer_info
@@ -93,7 +95,7 @@ def _word_errors(app: FastAPI, worker: Worker) -> None:
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         worker.count(error)
-        return reply(error)
+        return reply(error, request.url.path)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
@@ -31,6 +31,25 @@ class ErrorReply(TypedDict):
     """What every answer above 399 is."""
 
     error: ErrorBody
+
+
+class AnthropicBody(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicError(TypedDict):
+    """What every answer of /v1/messages above 399 is."""
+
+    type: Literal["error"]
+    error: AnthropicBody
+
+
+MESSAGES = "/v1/messages"  # and what is below it
+ANTHROPIC = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
 
 
 class ApiError(Exception):
@@ -58,10 +77,17 @@ class ApiError(Exception):
         self.status, self.headers = status, dict(headers or {})
         self.body: ErrorReply = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
+    @property
+    def anthropic(self) -> AnthropicError:
+        """The same in Anthropic's envelope."""
+        kind = ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.body["error"]["message"]}}
 
-def reply(error: ApiError) -> JSONResponse:
-    """An error as an answer."""
-    return JSONResponse(error.body, error.status, error.headers)
+
+def reply(error: ApiError, path: str = "") -> JSONResponse:
+    """An error as an answer of this path, whose clients may expect Anthropic's envelope."""
+    body = error.anthropic if MESSAGES in path else error.body
+    return JSONResponse(body, error.status, error.headers)
 
 
 def refused(error: RequestError, fields: Mapping[str, str]) -> ApiError:

@@ -92,6 +92,7 @@ class EventStream(Response):
         events: what to send; its errors end the stream with an error event, since the status is out.
         failed: words an error, and counts it.
         ended: called once whichever way it ends, even if it never began.
+        anthropic: errors have Anthropic's envelope, and no mark ends the stream.
     """
 
     media_type = "text/event-stream"
@@ -101,10 +102,11 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         failed: Callable[[Exception], ApiError],
         ended: Callable[[], None],
+        anthropic: bool = False,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._failed, self._ended = events, failed, ended
+        self._events, self._failed, self._ended, self._anthropic = events, failed, ended, anthropic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.ensure_future(self._pump(send))
@@ -127,9 +129,10 @@ class EventStream(Response):
         except OSError:
             raise  # the connection, not the engine
         except Exception as error:
-            data = event(self._failed(error).body)
+            told = self._failed(error)
+            data = event(told.anthropic if self._anthropic else told.body)
             await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+        await send({"type": "http.response.body", "body": b"" if self._anthropic else DONE, "more_body": False})
 
 
 class Keys:
@@ -157,11 +160,13 @@ class Keys:
             headers={"WWW-Authenticate": "Bearer"},
         )
         self._refused(error)
-        await reply(error)(scope, receive, send)
+        await reply(error, scope["path"])(scope, receive, send)
 
     def _known(self, scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, key = given.partition(b" ")
+        headers = dict(scope["headers"])
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if b"x-api-key" in headers:  # Anthropic's clients
+            scheme, key = b"bearer", headers[b"x-api-key"]
         digest = hashlib.sha256(key.strip()).digest()
         # All keys, always, and digests of one length: the time says nothing about which key or how much of it.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]

@@ -12,8 +12,9 @@ from pydantic import TypeAdapter
 from sametoken.server import reply_schema as replies
 from sametoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from sametoken.server.embedding_api import EmbeddingsRequest
-from sametoken.server.errors import ErrorReply
+from sametoken.server.errors import AnthropicError, ErrorReply
 from sametoken.server.fields import Body
+from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.schema import CompletionRequest
 
@@ -52,6 +53,7 @@ class Operation(NamedTuple):
         reply: type of the JSON that it answers with; None is text.
         refusals: statuses of errors, which all have the envelope.
         body: of its request. `streams`: whether it can answer with events.
+        refusal: type of the JSON of its errors.
         unready: whether it answers 503 with its own reply while the server stops.
     """
 
@@ -60,12 +62,19 @@ class Operation(NamedTuple):
     body: type[Body] | None = None
     streams: bool = False
     unready: bool = False
+    refusal: Any = ErrorReply
 
 
 OPERATIONS = {
     "/v1/completions": Operation(replies.CompletionReply, TEXT_REFUSALS, CompletionRequest, streams=True),
     "/v1/chat/completions": Operation(replies.ChatReply, TEXT_REFUSALS, ChatRequest, streams=True),
     "/v1/responses": Operation(replies.ResponsesReply, TEXT_REFUSALS, ResponsesRequest, streams=True),
+    "/v1/messages": Operation(
+        replies.MessagesReply, TEXT_REFUSALS, MessagesRequest, streams=True, refusal=AnthropicError
+    ),
+    "/v1/messages/count_tokens": Operation(
+        replies.CountReply, BODY_REFUSALS, CountRequest, refusal=AnthropicError
+    ),
     "/tokenize": Operation(replies.TokenizeReply, BODY_REFUSALS, TokenizeRequest),
     "/detokenize": Operation(replies.DetokenizeReply, BODY_REFUSALS, DetokenizeRequest),
     "/tokenizer_info": Operation(replies.TokenizerInfoReply),
@@ -103,9 +112,8 @@ def describe(app: FastAPI, root_path: str) -> None:
 
 
 def _types() -> Iterator[Any]:
-    yield ErrorReply
     for operation in OPERATIONS.values():
-        yield from (each for each in (operation.body, operation.reply) if each is not None)
+        yield from (each for each in (operation.body, operation.reply, operation.refusal) if each is not None)
 
 
 def _schemas() -> dict[str, Any]:
@@ -123,7 +131,7 @@ def _described(operation: Operation) -> dict[str, Any]:
     if operation.unready:
         described["responses"]["503"] = {"description": REFUSALS[503], "content": content}
     for status in operation.refusals:
-        refusal = {"description": REFUSALS[status], "content": _content(ErrorReply)}
+        refusal = {"description": REFUSALS[status], "content": _content(operation.refusal)}
         described["responses"][str(status)] = {**refusal, "headers": RETRY} if status in (429, 503) else refusal
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": _content(operation.body)}

@@ -179,6 +179,49 @@ class ResponsesReply(TypedDict):
     speculative: NotRequired[SpeculationReport]
 
 
+class MessageText(TypedDict):
+    type: Literal["text"]
+    text: str
+    citations: None
+
+
+class MessageThinking(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class MessageToolUse(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class MessagesUsage(TypedDict):
+    """Tokens of the prompt that came from the cache are not among `input_tokens`."""
+
+    input_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int
+    output_tokens: int
+
+
+class MessagesReply(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[MessageText | MessageThinking | MessageToolUse]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class CountReply(TypedDict):
+    input_tokens: int
+
+
 class TokenizeReply(TypedDict):
     count: int
     max_model_len: int

@@ -13,13 +13,15 @@ from starlette.responses import JSONResponse, Response
 from sametoken.engine.completion import Completion
 from sametoken.engine.llm import Prompt
 from sametoken.errors import RequestError
-from sametoken.server.answers import Answer, CompletionAnswer
+from sametoken.server.answers import Answer, CompletionAnswer, Head
 from sametoken.server.api import Api
 from sametoken.server.chat_answer import ChatAnswer
 from sametoken.server.chat_schema import ChatRequest
 from sametoken.server.errors import CLIENT_GONE, ApiError, failed, invalid, refused
 from sametoken.server.fields import field_names
 from sametoken.server.http import EventStream, event, read, unless_gone
+from sametoken.server.messages_answer import MessagesAnswer
+from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.prompts import Rendered
 from sametoken.server.responses_answer import ResponsesAnswer
 from sametoken.server.responses_schema import ResponsesRequest
@@ -64,6 +66,28 @@ class TextApi(Api):
         answer = ResponsesAnswer(body, head, self._tokenizer, chat.reader(prompt.opening), job.requests[0].params)
         return await self._answer(request, body, job, answer)
 
+    async def messages(self, request: Request) -> Response:
+        """Continue a conversation, in Anthropic's form."""
+        body = await read(request, MessagesRequest, self._most)
+        chat, prompt, head = await self._read_messages(body)
+        job = await self._submit(chat, [prompt.ids], self._chat_sampling(chat, prompt))
+        answer = MessagesAnswer(head, chat.reader(prompt.opening), len(prompt.ids))
+        return await self._answer(request, chat, job, answer, anthropic=True)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens a conversation in Anthropic's form has as a prompt."""
+        body = await read(request, CountRequest, self._most)
+        _, prompt, _ = await self._read_messages(body)
+        return JSONResponse({"input_tokens": len(prompt.ids)})
+
+    async def _read_messages(self, body: CountRequest) -> tuple[ChatRequest, Rendered, Head]:
+        head = self._head("msg", body.model)
+        try:
+            chat = body.to_chat()
+        except ValidationError as error:
+            raise invalid(error, field_names(type(body))) from error
+        return chat, await self._prompts.of_chat(chat), head
+
     def _chat_sampling(self, body: ChatRequest, prompt: Rendered) -> Sampling:
         tags = self._tokenizer.tags_tool_calls
         return lambda recommended: body.to_sampling(recommended, tags, prompt.shows_marks, prompt.waits)
@@ -82,9 +106,11 @@ class TextApi(Api):
         LOG.debug("%s: %d sequences, user %r", type(body).__name__, len(job.requests), body.user)
         return job
 
-    async def _answer(self, request: Request, body: Generation, job: Job, answer: Answer) -> Response:
+    async def _answer(
+        self, request: Request, body: Generation, job: Job, answer: Answer, anthropic: bool = False
+    ) -> Response:
         if body.stream:
-            return EventStream(_events(job, answer), self._failed, job.close)
+            return EventStream(_events(job, answer), self._failed, job.close, anthropic)
         try:
             done = await unless_gone(request, _completions(job))
         finally:
