@@ -1,6 +1,6 @@
 """What a program with Anthropic's client sees of a server: anthropic_messages.py URL MODEL REQUEST.
 
-REQUEST is JSON: turns of a user, sampling settings and a tool. It prints an object with what each way of asking came to.
+REQUEST is JSON: turns of a user, sampling settings and a tool. It prints an object with what each way came to.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def streamed(client: anthropic.Anthropic, **asked: Any) -> dict[str, Any]:
         return {**seen(stream.get_final_message()), "text": text}
 
 
-def conversed(client: anthropic.Anthropic, turns: list[str], tool: dict[str, Any], **asked: Any) -> list[dict[str, Any]]:
+def conversed(
+    client: anthropic.Anthropic, turns: list[str], tool: dict[str, Any], **asked: Any
+) -> list[dict[str, Any]]:
     """A call, its result, and two replies, each with everything before it as the client gave it."""
     said: list[Any] = [{"role": "user", "content": turns[0]}]
     call = client.messages.create(messages=said, tools=[tool], tool_choice={"type": "any"}, **asked)
