@@ -66,6 +66,7 @@ class MessagesAnswer:
 
     def _begin(self, kind: str, name: str) -> Iterator[dict[str, Any]]:
         """A new block; `name` is that of a tool."""
+        block: dict[str, Any]
         match kind:
             case "tool_use":
                 block = {"type": kind, "id": new_call_id(), "name": name, "input": {}}
