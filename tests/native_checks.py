@@ -29,7 +29,7 @@ def built(name: str) -> Library | None:
         return None
 
 
-BUILT = {name: found for name, found in ((name, built(name)) for name in native.VARIANTS) if found is not None}
+BUILT = [found for found in map(built, native.VARIANTS) if found is not None]
 EMULATED = os.environ.get("SAMETOKEN_TEST_ARM") is not None
 
 
@@ -40,9 +40,11 @@ def use(kernels: Library, patch: pytest.MonkeyPatch) -> Library:
     return kernels
 
 
-@pytest.fixture(params=arm_kernels.PROCESSORS if EMULATED else BUILT)
+@pytest.fixture(params=arm_kernels.PROCESSORS if EMULATED else [each.name for each in BUILT])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    return use(arm_kernels.load(request.param) if EMULATED else BUILT[request.param], monkeypatch)
+    found = arm_kernels.load(request.param) if EMULATED else built(request.param)
+    assert found is not None
+    return use(found, monkeypatch)
 
 
 @pytest.fixture(autouse=True, params=[1, 2])
