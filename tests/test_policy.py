@@ -159,9 +159,9 @@ def test_better_guesses_are_never_drafted_shorter(chances: list[float], level: f
 
 
 @given(
-    limits=st.lists(st.tuples(st.integers(0, LONGEST), st.booleans()), min_size=1, max_size=6),
+    limits=st.lists(st.tuples(st.integers(0, 2 * LONGEST), st.booleans()), min_size=1, max_size=6),
     chance=st.floats(0, 1), calibrated=st.booleans(),
-    schedule=st.none() | st.dictionaries(st.integers(1, 6), st.integers(0, LONGEST), min_size=1),
+    schedule=st.none() | st.dictionaries(st.integers(1, 6), st.integers(0, 2 * LONGEST), min_size=1),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_nobody_drafts_beyond_its_limits(
@@ -171,7 +171,7 @@ def test_nobody_drafts_beyond_its_limits(
     policy.costs = Costs(measured()) if calibrated else None
     bound = LONGEST
     if schedule is not None:
-        bound = next((schedule[size] for size in sorted(schedule) if size >= len(limits)), 0)
+        bound = min(LONGEST, next((schedule[size] for size in sorted(schedule) if size >= len(limits)), 0))
     for _ in range(20):
         rows = [Row(i, ("model", "host"), limit, free, 10, 0, 50) for i, (limit, free) in enumerate(limits)]
         for row, wish in zip(rows, policy.choose(rows), strict=True):
@@ -435,6 +435,7 @@ def test_the_schedule_bounds_by_batch_size() -> None:
     assert [policy.bound(batch) for batch in (1, 4, 5, 8, 9, 32, 33)] == [8, 8, 2, 2, 1, 1, 0]
     world = World({"model": 1.0}, 5, measured({2: 1.0, 99: 1.0}, 0.01), schedule={4: 8, 6: 2})
     assert max(map(max, world.run(30))) == 2
+    assert Policy(slots, runs_model, 3, {2: 8, 4: 2}).bound(1) == 3  # a budget keeps drafts shorter than that
     world = World({"model": 1.0}, 7, schedule={4: 8, 6: 2}, adaptive=False)
     world.run(2)
     assert {wish.reason for wish in world.used} == {"batch"}

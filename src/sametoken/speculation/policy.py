@@ -72,7 +72,8 @@ class Policy:
         slots: nodes of a draft of a method whose paths have at most so many tokens.
         runs_model: whether a method runs a model; the others guess on the host for next to nothing.
         max_draft_len: longest path of any draft.
-        schedule: batch size -> longest path, for batches up to that size; none above the largest. None is no bound.
+        schedule: batch size -> longest path, for batches up to that size; none above the largest. None is no bound
+            but `max_draft_len`, which bounds these lengths too.
         gate: ends speculation for good.
     """
 
@@ -88,7 +89,9 @@ class Policy:
         self.gate = gate or Gate()
         self.needed = 0.0  # chance at which one guess a row would have paid when it was last probed
         self.longest, self._slots, self._runs_model = max_draft_len, slots, runs_model
-        self._schedule = sorted(schedule.items()) if schedule is not None else None
+        self._schedule = None
+        if schedule is not None:
+            self._schedule = sorted((size, min(length, max_draft_len)) for size, length in schedule.items())
         self._engine: dict[str, Acceptance] = {}
         self._requests: dict[tuple[int, str], Acceptance] = {}
         self._choice = _Choice()
