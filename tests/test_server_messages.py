@@ -155,7 +155,27 @@ def test_a_reply_goes_on_with_the_last_turn(server: Running) -> None:
     assert found == expected["choices"][0]["text"]
 
 
+def test_an_empty_last_turn_of_the_assistant_begins_the_reply(server: Running) -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": []}]
+    asked = {**ASKED, "temperature": 0}
+    found, expected = (server.post(PATH, {**asked, "messages": each}).json() for each in (turns, turns[:1]))
+    assert found["content"] == expected["content"]
+
+
+def blocks(role: str, *given: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [ASKED["messages"][0], {"role": role, "content": list(given)}]}
+
+
+USE = {"type": "tool_use", "id": "a", "name": "weather", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "a", "content": "rain"}
 REFUSED = [
+    (blocks("assistant", RESULT), 400, "invalid_request_error", "tool_result"),
+    (blocks("user", USE), 400, "invalid_request_error", "tool_use"),
+    (blocks("user", {"type": "thinking", "thinking": "so"}), 400, "invalid_request_error", "thinking"),
+    (blocks("assistant", USE), 400, "invalid_request_error", "send its tool_result"),
+    (blocks("assistant", {"type": "text", "text": "So"}, USE), 400, "invalid_request_error", "send its tool_result"),
+    ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice"),
+    ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences"),
     ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
     ({"model": "other"}, 404, "not_found_error", "other"),
     ({"messages": []}, 400, "invalid_request_error", "messages"),
@@ -184,6 +204,9 @@ def test_keys_are_taken_from_either_header(tiny_pair: Pair) -> None:
         for headers, status in (
             ({"x-api-key": "secret", "anthropic-version": "2023-06-01"}, 200),
             ({"Authorization": "Bearer secret"}, 200),
+            ({"x-api-key": "", "Authorization": "Bearer secret"}, 200),
+            ({"x-api-key": "secret", "Authorization": "Bearer of-a-proxy"}, 200),
+            ({"x-api-key": "wrong", "Authorization": "Bearer wrong"}, 401),
             ({"x-api-key": "wrong"}, 401),
             ({}, 401),
         ):

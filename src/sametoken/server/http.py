@@ -164,13 +164,14 @@ class Keys:
 
     def _known(self, scope: Scope) -> bool:
         headers = dict(scope["headers"])
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if b"x-api-key" in headers:  # Anthropic's clients
-            scheme, key = b"bearer", headers[b"x-api-key"]
-        digest = hashlib.sha256(key.strip()).digest()
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        given = [bearer] if scheme.lower() == b"bearer" else []
+        if b"x-api-key" in headers:  # of Anthropic's clients, which may send both
+            given.append(headers[b"x-api-key"])
+        digests = [hashlib.sha256(key.strip()).digest() for key in given]
         # All keys, always, and digests of one length: the time says nothing about which key or how much of it.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return not self._digests or (scheme.lower() == b"bearer" and any(matches))
+        matches = [hmac.compare_digest(digest, known) for digest in digests for known in self._digests]
+        return not self._digests or any(matches)
 
 
 def _is_open(path: str) -> bool:

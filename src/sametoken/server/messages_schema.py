@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from sametoken.server.chat_schema import MOST_TOOLS, ChatRequest, FunctionTitle, TemplateOptions
 from sametoken.server.fields import Body, Stops
 from sametoken.server.schema import Speculative
 
 Turn = dict[str, Any]  # as a message of /v1/chat/completions
+SPEAKERS = {"text": ("user", "assistant"), "thinking": ("assistant",), "tool_use": ("assistant",),
+            "tool_result": ("user",)}  # whose turns have which blocks
 UNREADABLE = ("image", "document", "search_result", "server_tool_use", "web_search_tool_result")
 
 
@@ -117,6 +119,12 @@ class Message(Body):
     role: Literal["user", "assistant"]
     content: Blocks
 
+    @model_validator(mode="after")
+    def _speaks_for_itself(self) -> Self:
+        if wrong := [block.type for block in self.content if self.role not in SPEAKERS[block.type]]:
+            raise ValueError(f"a turn of the {self.role} has no blocks of type {wrong[0]!r}; leave it out")
+        return self
+
     def turns(self) -> Iterator[Turn]:
         """The same for /v1/chat/completions: results of calls first, then what is said."""
         for block in self.content:
@@ -180,6 +188,10 @@ class ToolChoice(Body):
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
+    @property
+    def forces(self) -> bool:
+        return self.type in ("any", "tool")
+
     def chosen(self) -> Any:
         """As /v1/chat/completions has it."""
         if self.type == "tool":
@@ -232,6 +244,12 @@ class CountRequest(Body):
     thinking: Thinking | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
+    @model_validator(mode="after")
+    def _can_go_on(self) -> Self:
+        if any(isinstance(block, ToolUseBlock) for block in self.messages[-1].content):
+            raise ValueError("messages: the last turn calls a tool; send its tool_result in a turn of the user")
+        return self
+
     def to_chat(self) -> ChatRequest:
         """The same request to /v1/chat/completions.
 
@@ -242,6 +260,7 @@ class CountRequest(Body):
         if self.system:
             turns.insert(0, {"role": "system", "content": _text(self.system)})
         choice = self.tool_choice
+        goes_on = bool(turns) and turns[-1]["role"] == "assistant"
         options = dict(self.chat_template_kwargs or {})
         if self.thinking is not None:
             options.setdefault("enable_thinking", self.thinking.type != "disabled")
@@ -249,10 +268,10 @@ class CountRequest(Body):
             "messages": turns,
             "chat_template_kwargs": options or None,
             "tools": [tool.nested() for tool in self.tools] if self.tools else None,
-            "tool_choice": choice.chosen() if choice is not None and self.tools else None,
+            "tool_choice": choice.chosen() if choice is not None and (self.tools or choice.forces) else None,
             "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
-            "continue_final_message": self.messages[-1].role == "assistant" or None,
-            "add_generation_prompt": False if self.messages[-1].role == "assistant" else None,
+            "continue_final_message": goes_on,
+            "add_generation_prompt": not goes_on,
             **self._sampling(),
         }
         return ChatRequest.model_validate({key: value for key, value in given.items() if value is not None})

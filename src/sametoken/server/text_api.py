@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -70,7 +71,7 @@ class TextApi(Api):
         """Continue a conversation, in Anthropic's form."""
         body = await read(request, MessagesRequest, self._most)
         chat, prompt, head = await self._read_messages(body)
-        job = await self._submit(chat, [prompt.ids], self._chat_sampling(chat, prompt))
+        job = await self._submit(chat, [prompt.ids], self._chat_sampling(chat, prompt), {"stop": "stop_sequences"})
         answer = MessagesAnswer(head, chat.reader(prompt.opening), len(prompt.ids))
         return await self._answer(request, chat, job, answer, anthropic=True)
 
@@ -93,9 +94,14 @@ class TextApi(Api):
         return lambda recommended: body.to_sampling(recommended, tags, prompt.shows_marks, prompt.waits)
 
     async def _submit(
-        self, body: CompletionRequest | ChatRequest, prompts: Sequence[Prompt], sampling: Sampling
+        self,
+        body: CompletionRequest | ChatRequest,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        renamed: Mapping[str, str] = MappingProxyType({}),
     ) -> Job:
-        fields = {name: name for name in field_names(type(body))}
+        """Hands a request to the engine; `renamed` is what its client calls fields that errors may name."""
+        fields = {name: name for name in field_names(type(body))} | dict(renamed)
         if body.forms:
             fields["structured_outputs"] = body.forms[0]
         try:
