@@ -303,4 +303,4 @@ class ServerInfoReply(TypedDict):
 
     model: str
     offers: Offers
-    load: dict[str, float]
+    load: dict[str, float | str]
