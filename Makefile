@@ -72,7 +72,7 @@ test-lowest:
 	test -x .lowest/bin/pip || $(PYTHON) -m venv .lowest
 	.lowest/bin/python -c 'import torch' 2>/dev/null || \
 	.lowest/bin/pip install --quiet -c constraints-lowest.txt $(TORCH_LOWEST)
-	.lowest/bin/pip install --quiet -c constraints-lowest.txt '.[server,transformers,test]'
+	.lowest/bin/pip install --quiet -c constraints-lowest.txt '.[server,transformers,train,test]'
 	OMP_NUM_THREADS=1 .lowest/bin/python -m pytest -n 2 -o filterwarnings=default $(LOWEST_TESTS)
 
 # No GPU is needed. In a folder of its own: torch for the CPU does not need it, and it is large.

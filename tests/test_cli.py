@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cli_checks import LETTERS, SPECIAL, Answer, Pair, greedy
-from sametoken import SamplingParams
+from sametoken import SamplingParams, __version__
 from sametoken.cli import COMMANDS, module_name
 from sametoken.commands.generate import in_order
 from sametoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
@@ -50,7 +50,7 @@ def test_no_command_shows_the_help(run: Any) -> None:
 
 
 def test_version(run: Any) -> None:
-    assert run("--version") == Answer(0, "sametoken 0.1.0\n", "")
+    assert run("--version") == Answer(0, f"sametoken {__version__}\n", "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

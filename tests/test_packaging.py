@@ -247,7 +247,7 @@ def test_the_wheel_speaks_outside_of_the_repository(dist: Path, elsewhere: Path,
     ask = ("--prompt", "Hi! A latte, please.", "--chat", "--temperature", "0", "--max-tokens", "8", "--json")
     said = json.loads(run(program, "generate", *ask, cwd=tmp_path))
     assert said["text"].strip()
-    assert said["speculation"]["accepted"] + said["speculation"]["target_forwards"] == len(said["token_ids"])
+    assert 1 <= said["speculation"]["target_forwards"] <= len(said["token_ids"]) <= 8
 
 
 def test_an_editable_installation_reads_the_tree(tree: Path, elsewhere: Path, tmp_path: Path) -> None:

@@ -135,12 +135,14 @@ def _start(target: str, values: Values, run: RunSettings) -> int:
     _check_devices(run)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args
+    from torch.distributed.run import get_args_parser, parse_args
     from torch.distributed.run import run as launch
 
     # A process that fails has said why; the launcher would add its own traceback.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    launcher = ["--standalone", "--nproc-per-node", str(run.num_gpu), "--shutdown-timeout", str(LAST_STEP_S)]
+    launcher = ["--standalone", "--nproc-per-node", str(run.num_gpu)]
+    if "--shutdown-timeout" in get_args_parser().format_help():  # torch 2.12; before, it waits for 30 seconds
+        launcher += ["--shutdown-timeout", str(LAST_STEP_S)]
     try:
         arguments: Any = [*launcher, "-m", "sametoken.cli", "train", target, *_spelled(values)]
         launch(parse_args(arguments))  # type: ignore[no-untyped-call]
