@@ -125,6 +125,7 @@ def test_a_race_counts_what_its_completions_say(pair: Pair) -> None:
 def test_brackets_hold_what_was_drafted() -> None:
     assert demo._bracketed(["a", "b", "c", "", "d", "e"], [False, True, True, False, True, False]) == "a⟦bcd⟧e"
     assert demo._bracketed(["a", "b"], [True, True]) == "⟦ab⟧"
+    assert demo._bracketed(["a", "b", "\n"], [False, True, True]) == "a⟦b⟧\n"
 
 
 # --- the embedded pair

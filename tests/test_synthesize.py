@@ -329,7 +329,7 @@ def test_without_httpx_it_says_what_brings_it(place: Place, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "httpx", None)
     done = place("--url", "http://127.0.0.1:9", "--model", "m")
     assert done.code == 2
-    assert "needs httpx; it is not there: pip install 'sametoken[bench]' or 'sametoken[train]'" in done.err
+    assert "needs httpx, which is not installed; run: pip install 'sametoken[server]'" in done.err
 
 
 def test_files_that_are_missing_or_the_same_are_refused(place: Place, run: Any) -> None:

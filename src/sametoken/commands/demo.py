@@ -163,7 +163,8 @@ def _bracketed(parts: Sequence[str], origins: Sequence[bool]) -> str:
             text += "⟦" if drafted else "⟧"
             inside = drafted
         text += part
-    return text + "⟧" * inside
+    said = text.rstrip("\n")  # the end of the turn is shown as a new line, which the bracket stands before
+    return said + "⟧" * inside + text[len(said) :]
 
 
 def _table(scores: Sequence[tuple[str, Sequence[Score]]]) -> Table:

@@ -39,7 +39,7 @@ def open_client(url: str, api_key: str | None, timeout: float) -> httpx.AsyncCli
         import httpx
     except ImportError:
         raise ConfigError(
-            "asking a server needs httpx; it is not there: pip install 'sametoken[bench]' or 'sametoken[train]'"
+            "asking a server needs httpx, which is not installed; run: pip install 'sametoken[server]'"
         ) from None
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r}: expected a URL such as http://localhost:8000")
