@@ -139,7 +139,7 @@ def assemble(decoder: Decoder, *, ahead: bool, depth: int = 4) -> LLM:
     Args:
         ahead: whether whole steps run ahead of the host, as graphs where there are any.
     """
-    loaded = Loaded(decoder, None, load_tokenizer(TARGET), CONTEXT)
+    loaded = Loaded(decoder, None, load_tokenizer(TARGET), CONTEXT, sampling={}, pooling=None)
     with patch("sametoken.engine.llm.load_models", lambda *_: loaded):
         llm = LLM(
             "in memory", None, {"max_draft_len": depth}, kv_cache={"max_tokens": 4 * CONTEXT}, max_batch_size=8,

@@ -27,7 +27,7 @@ ROPES = [
     RopeConfig("linear", 500000.0, 4, 48, 48, factor=2.0),
     RopeConfig("llama3", 500000.0, 4, 48, 16, factor=8.0, low_freq_factor=2.0),
     RopeConfig("yarn", 10000.0, 4, 48, 24, factor=2.0, beta_fast=16.0, mscale=0.7, mscale_all_dim=0.4, truncate=False),
-    RopeConfig("yarn", 10000.0, 2, 48, 24, factor=2.0, attention_factor=1.5),
+    RopeConfig("yarn", 10000.0, 4, 48, 24, factor=2.0, attention_factor=1.5),
     RopeConfig("longrope", 10000.0, 4, 48, 16, factor=3.0, short_factor=(1.0, 1.5), long_factor=(2.0, 3.0)),
 ]
 

@@ -270,7 +270,7 @@ def test_another_tokenizer_and_another_template(pair: Pair, tmp_path: Path) -> N
         llm = LLM(pair.target, tokenizer=pair.draft, chat_template=given)
         assert llm.tokenizer.decode(llm.render_chat(said)) == "<hi>"
         assert llm.tokenizer.eos_ids == LLM(pair.target).tokenizer.eos_ids
-    with pytest.raises(CheckpointError, match=r"no\.jinja: No such file.*expected a file or a text in Jinja"):
+    with pytest.raises(CheckpointError, match=r"no\.jinja: No such file.*expected Jinja in UTF-8, a file or a text"):
         LLM(pair.target, chat_template=str(tmp_path / "no.jinja"))
     with pytest.raises(CheckpointError, match="the chat template is not valid"):
         LLM(pair.target, chat_template="{% for %}")

@@ -43,7 +43,8 @@ def attend(
 
 def _bounded(x: Tensor) -> Tensor:
     """x without NaN and below a size that no working model reaches; the token's own hidden state still shows them."""
-    return x.clamp(-BOUND, BOUND).nan_to_num_(nan=0.0)
+    bound = min(BOUND, torch.finfo(x.dtype).max)  # float16 ends before it
+    return x.clamp(-bound, bound).nan_to_num_(nan=0.0)
 
 
 def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None) -> Tensor:
