@@ -13,8 +13,12 @@ from sametoken.server.fields import Body, Stops
 from sametoken.server.schema import Speculative
 
 Turn = dict[str, Any]  # as a message of /v1/chat/completions
-SPEAKERS = {"text": ("user", "assistant"), "thinking": ("assistant",), "tool_use": ("assistant",),
-            "tool_result": ("user",)}  # whose turns have which blocks
+SPEAKERS = {
+    "text": ("user", "assistant"),
+    "thinking": ("assistant",),
+    "tool_use": ("assistant",),
+    "tool_result": ("user",),
+}  # whose turns have which blocks
 UNREADABLE = ("image", "document", "search_result", "server_tool_use", "web_search_tool_result")
 
 
