@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
 from cli_checks import LETTERS, SPECIAL, Pair
 from sametoken import LLM, CheckpointError
+from sametoken.data.extraction import Reader
 from server_checks import MODEL, Running, openai_client, running, with_pooling
 
 TEXTS = ["one two three", "a", "to be or not to be"]
@@ -75,6 +78,21 @@ def test_streams_go_on_and_keep_their_text(server: Running) -> None:
     asking.join()
     assert together == alone
     assert beside == [single] * 5
+
+
+def test_a_client_that_goes_away_is_not_read_for_any_longer(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, piece = [], Reader.piece
+
+    def slow(self: Reader, *given: Any) -> torch.Tensor:
+        read.append(given)
+        time.sleep(0.05)
+        return piece(self, *given)
+
+    monkeypatch.setattr(Reader, "piece", slow)
+    with pytest.raises(httpx.ReadTimeout):
+        server.post("/v1/embeddings", {"input": ["abc"] * 400}, timeout=0.5)
+    assert server.post("/v1/embeddings", {"input": "abc"}).status_code == 200
+    assert len(read) < 200
 
 
 def test_what_cannot_be_is_refused(server: Running, tiny_pair: Pair) -> None:

@@ -17,9 +17,9 @@ from sametoken.checkpoint.pooling import Pooling
 from sametoken.data.extraction import CHUNK, Reader
 from sametoken.errors import RequestError, SametokenError
 from sametoken.server.api import Api
-from sametoken.server.errors import ApiError, refused, stopped
+from sametoken.server.errors import CLIENT_GONE, ApiError, refused, stopped
 from sametoken.server.fields import Body, Prompts
-from sametoken.server.http import read
+from sametoken.server.http import read, unless_gone
 from sametoken.server.worker import Worker
 
 
@@ -64,10 +64,11 @@ class EmbeddingApi(Api):
             raise ApiError(400, words, param="dimensions")
         prompts = await asyncio.to_thread(self._spelled, body.input)
         try:
-            async with self._turn:
-                vectors = [await self._vector(ids, llm.pooling) for ids in prompts]
+            vectors = await unless_gone(request, self._vectors(prompts, llm.pooling))
         except SametokenError as error:
             raise stopped(error) from error
+        if vectors is None:
+            return Response(status_code=CLIENT_GONE)
         total = sum(map(len, prompts))
         return JSONResponse(
             {
@@ -95,6 +96,10 @@ class EmbeddingApi(Api):
                 words = f"input: got {wrong[0]}, expected token ids 0 .. {llm.config.vocab_size - 1}"
                 raise ApiError(400, words, param="input")
         return spelled
+
+    async def _vectors(self, prompts: Sequence[Sequence[int]], pooling: Pooling) -> list[list[float]]:
+        async with self._turn:
+            return [await self._vector(ids, pooling) for ids in prompts]
 
     async def _vector(self, ids: Sequence[int], pooling: Pooling) -> list[float]:
         """Reads a text in pieces, so that streams go on between them."""
