@@ -221,6 +221,9 @@ def test_a_prompt_is_cut_where_it_is_asked(served: Running) -> None:
         plain = served.post("/v1/completions", {**body, "prompt": kept}).json()
         assert got["choices"][0]["text"] == plain["choices"][0]["text"]
         assert got["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
+    # A reply longer than the context leaves room for one token of the prompt.
+    most = {"prompt": "a" * 500, "truncate_prompt_tokens": -1, "max_tokens": 10**6}
+    assert served.post("/v1/completions", {**body, **most}).json()["usage"]["prompt_tokens"] == 1
     long = served.post("/v1/completions", {**body, "prompt": "a" * 500, "truncate_prompt_tokens": -1}).json()
     assert long["usage"]["prompt_tokens"] == 128 - 5
     chat = {**body, "messages": [{"role": "user", "content": "a" * 500}], "truncate_prompt_tokens": 20}

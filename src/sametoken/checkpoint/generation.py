@@ -23,5 +23,6 @@ def recommended_sampling(directory: Path) -> dict[str, Any]:
     try:
         SamplingParams(**found)
     except RequestError as error:
-        raise CheckpointError(f"{directory / FILE}: {error}") from error
+        remedy = "correct the file, or leave it out with generation_config none"
+        raise CheckpointError(f"{directory / FILE}: {error} ({remedy})") from error
     return found

@@ -235,7 +235,7 @@ class Generation(Inert):
         most = self.truncate_prompt_tokens
         if most is None:
             return ids
-        most = max(0, context - (reply or 1)) if most == -1 else most
+        most = max(1, context - (reply or 1)) if most == -1 else most  # a longer reply is cut to the context
         return ids[:most] if self.truncation_side == "right" else ids[max(0, len(ids) - most) :]
 
     @property
