@@ -205,4 +205,4 @@ def test_without_httpx_the_command_to_install_it_is_named(run: Any, monkeypatch:
     monkeypatch.setitem(__import__("sys").modules, "httpx", None)
     answer = run("bench", "--url", "http://127.0.0.1:9")
     assert answer.code == 2
-    assert "pip install 'sametoken[bench]'" in answer.err
+    assert "pip install 'sametoken[server]'" in answer.err
