@@ -17,8 +17,9 @@ CLIENTS := tests/clients
 PROGRAMS := chromium curl node npm prometheus
 
 # The tests that are run with the lowest versions of everything: tokenizers, files, kernels, engine, server, training.
-LOWEST_TESTS := $(addprefix tests/test_,embedded.py tokenizer.py load.py native.py hub.py public.py serve_config.py \
-server_api.py structured.py trainer.py distill.py convert.py)
+LOWEST_TESTS := $(addprefix tests/,commands/test_embedded.py checkpoint/test_tokenizer.py checkpoint/test_load.py \
+kernels/test_native.py checkpoint/test_hub.py project/test_public.py dialects/test_serve_config.py \
+server/test_server_api.py engine/test_structured.py train/test_trainer.py train/test_distill.py train/test_convert.py)
 
 .PHONY: help setup demo serve test test-triton test-arm test-lowest support conformance clients programs check dist test-wheel clean
 
@@ -78,8 +79,8 @@ test-lowest:
 # No GPU is needed. In a folder of its own: torch for the CPU does not need it, and it is large.
 test-triton: $(INSTALLED)
 	test -d .triton || $(BIN)/pip install --quiet --no-deps --target .triton 'triton>=3.6,<4'
-	OMP_NUM_THREADS=1 PYTHONPATH=.triton $(BIN)/python -m pytest tests/test_triton_*.py \
-	tests/test_no_synchronisation.py
+	OMP_NUM_THREADS=1 PYTHONPATH=.triton $(BIN)/python -m pytest tests/kernels/test_triton_*.py \
+	tests/kernels/test_no_synchronisation.py
 	PYTHONPATH=.triton $(BIN)/python tests/triton_compile.py
 
 # No arm64 machine is needed. Without the tools this is a failure; in make test the same tests are skipped.
@@ -87,10 +88,10 @@ test-arm: $(INSTALLED)
 	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || { echo "error: \
 	missing tools; as root run: apt-get install g++-aarch64-linux-gnu qemu-user" | tr -s '[:space:]' ' ' >&2; exit 1; }
 	SAMETOKEN_TEST_ARM=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
-	tests/test_native.py tests/test_native_heads.py tests/test_native_arm.py
+	tests/kernels/test_native.py tests/kernels/test_native_heads.py tests/kernels/test_native_arm.py
 
 support: $(INSTALLED)
-	SAMETOKEN_WRITE_SUPPORT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_support_matrix.py -k test_cell
+	SAMETOKEN_WRITE_SUPPORT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/model/test_support_matrix.py -k test_cell
 	$(BIN)/python scripts/support_page.py
 
 # Writes docs/conformance.md. Peers get environments of their own; heads to serve are trained on first use.
@@ -100,7 +101,7 @@ conformance: $(INSTALLED)
 # What is not there is a failure here; in make test the same tests are skipped.
 clients: programs .clients/.installed .venv/.browser
 	SAMETOKEN_CLIENTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 600 \
-	$(CLIENTS) tests/test_playground_browser.py $(CLIENTS_OPTIONS)
+	$(CLIENTS) tests/server/test_playground_browser.py $(CLIENTS_OPTIONS)
 
 # Programs that are not there are installed as Debian's packages, if this user may.
 programs:
@@ -113,6 +114,7 @@ programs:
 
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests conformance scripts
+	$(BIN)/ruff format --check src tests conformance scripts benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -128,7 +130,7 @@ endef
 
 # A torch that is there is kept. Without one the index brings TORCH: for Linux on x86-64 that is the build for CUDA, 4.7 GB
 # with its libraries, of whichever version; a CPU build comes only from PyTorch's own index (README).
-$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/sametoken/native/*.cpp src/sametoken/native/*.h)
+$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/sametoken/kernels/cpu/*.cpp src/sametoken/kernels/cpu/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "error: python %d.%d is too old; \
 	install Python 3.11 or newer, or run: make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV_OPTIONS) .venv

@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 
 # A placeholder: there is no public repository yet. scripts/release_check.py refuses a release that names it.
 REPOSITORY = "https://sametoken.invalid/sametoken"
-FOLDER = "src/sametoken/native/"
+FOLDER = "src/sametoken/kernels/cpu/"
 HEADERS = sorted(map(str, Path(FOLDER).glob("*.h")))
 COMMON = ["-std=c++17", "-O3", "-g0", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-uninitialized"]
 ARM64 = {
@@ -25,7 +25,7 @@ ARM64 = {
     "neon_dot": ["-march=armv8.2-a+dotprod"],
     "neon": ["-march=armv8-a"],
 }
-# The compiler's flags by system, machine and variant; native/processor.py says what a processor must have for each.
+# The compiler's flags by system, machine and variant; kernels/cpu/processor.py says what a processor must have for each.
 VARIANTS = {
     ("Linux", "x86_64"): {
         "avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")] + ["-mfma"],
@@ -38,9 +38,9 @@ WANTED = os.environ.get("SAMETOKEN_BUILD_KERNELS", "auto")
 
 
 def extension(name: str, flags: list[str]) -> Extension:
-    # Not linked with -pthread: the runtime that torch brings is used, see native/library.py.
+    # Not linked with -pthread: the runtime that torch brings is used, see kernels/cpu/library.py.
     return Extension(
-        f"sametoken.native._kernels_{name}",
+        f"sametoken.kernels.cpu._kernels_{name}",
         [FOLDER + "decoder.cpp"],
         depends=HEADERS,
         extra_compile_args=COMMON + flags,

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16
-from sametoken.native.library import Library, PackedWeight, file_of
-from sametoken.native.memory import settled
-from sametoken.native.processor import VARIANTS, features
+from sametoken.kernels.cpu.library import Library, PackedWeight, file_of
+from sametoken.kernels.cpu.memory import settled
+from sametoken.kernels.cpu.processor import VARIANTS, features
 
 OUTPUTS, INPUTS = 8192, 2048
 BYTES = 3 * 2**28  # of weights that one pass reads

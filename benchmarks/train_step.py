@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from sametoken import embedded
 from sametoken.checkpoint.heads import write_head
-from sametoken.data.hidden_states import Features
+from sametoken.train.dataset.hidden_states import Features
 from sametoken.model.head_config import EagleConfig
 from sametoken.model.heads import EagleHead
 from sametoken.train.batch import Batch, goals

@@ -1,6 +1,6 @@
 """Refuses distributions that must not be published: another version than the tag's, or a placeholder as address.
 
-    python scripts/release_check.py TAG DIRECTORY
+python scripts/release_check.py TAG DIRECTORY
 """
 
 from __future__ import annotations

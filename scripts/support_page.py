@@ -13,7 +13,7 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "specul
 HEAD = """\
 # Support
 
-Written by `make support` from what `tests/test_support_matrix.py` found; the tests check that it still holds.
+Written by `make support` from what `tests/model/test_support_matrix.py` found; the tests check that it still holds.
 
 | family | {columns} |
 |---|{rules}|

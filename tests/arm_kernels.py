@@ -24,8 +24,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from sametoken.native import library as native
-from sametoken.native.library import Library
+from sametoken.kernels.cpu import library as native
+from sametoken.kernels.cpu.library import Library
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build/arm"

@@ -13,10 +13,10 @@ import torch
 
 import arm_kernels
 from sametoken.errors import ConfigError
+from sametoken.kernels.cpu import library as native
+from sametoken.kernels.cpu.library import Library
 from sametoken.model import linear as linear_module
 from sametoken.model import native as native_module
-from sametoken.native import library as native
-from sametoken.native.library import Library
 
 
 def built(name: str) -> Library | None:

@@ -9,7 +9,7 @@ import torch
 import sametoken
 from peers_engines.protocol import Clock, serve
 from sametoken import LLM, SamplingParams
-from sametoken.native.library import library
+from sametoken.kernels.cpu.library import library
 from sametoken.speculation.params import RequestSpeculation
 
 MODES = {

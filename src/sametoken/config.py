@@ -58,9 +58,7 @@ def _path(given: str) -> str:
 
 def _collector(given: str) -> str:
     if not re.match(r"https?://[^/]", given):
-        raise ValueError(
-            "expected an http:// or https:// URL of OTLP over HTTP, for example http://localhost:4318"
-        )
+        raise ValueError("expected an http:// or https:// URL of OTLP over HTTP, for example http://localhost:4318")
     return given
 
 

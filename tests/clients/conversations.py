@@ -53,9 +53,11 @@ def openai_python() -> dict[str, Any]:
             calls.append(arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": rain(**arguments)})
     last = client.chat.completions.create(model=MODEL, messages=messages, **SETTINGS)
-    parsed = client.chat.completions.parse(
-        model=MODEL, messages=messages[:1], response_format=Forecast, **SETTINGS
-    ).choices[0].message
+    parsed = (
+        client.chat.completions.parse(model=MODEL, messages=messages[:1], response_format=Forecast, **SETTINGS)
+        .choices[0]
+        .message
+    )
     client.chat.completions.create(model=MODEL, messages=[*messages[:1], parsed, *messages[:1]], **SETTINGS)
     return {"said": said, "calls": calls, "last": last.choices[0].message.content, "responses": responses(client)}
 

@@ -45,7 +45,7 @@ def describe(device: str, dtype: str | None, threads: int | None, load_before: f
 
 
 def _kernels() -> str:
-    from sametoken.native.library import status  # with torch, which measuring a server does without
+    from sametoken.kernels.cpu.library import status  # with torch, which measuring a server does without
 
     return status().variant or "none"
 

@@ -208,9 +208,7 @@ def _dear_verify(case: Case) -> str | None:
     smaller = [f"{found:.2f} at batch {batch}" for batch, found in sorted(known.items()) if found is not None]
     compared = f" (it is {', '.join(smaller)})" if smaller else ""
     reason = "Batch too large to verify for free" if rows > 1 else "Verification is not free"
-    return (
-        f"{reason}: the forward over {tokens} tokens costs {factor:.2f} of the plain one over {rows}{compared}."
-    )
+    return f"{reason}: the forward over {tokens} tokens costs {factor:.2f} of the plain one over {rows}{compared}."
 
 
 def _verifyfactor(other: Cell, case: Case) -> float | None:

@@ -147,9 +147,7 @@ class _Bench:
     prompt_len: int | None
     prompts: int
 
-    def measure(
-        self, grid: Grid, reference: Reference, advance: Callable[[str], None], measured: Measured
-    ) -> None:
+    def measure(self, grid: Grid, reference: Reference, advance: Callable[[str], None], measured: Measured) -> None:
         """All variants in `grid.repeat` rounds, each round beginning with another variant; notes whole rounds."""
         lengths = [PLAIN, *grid.draft_lens]
         for length in lengths:

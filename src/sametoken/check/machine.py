@@ -76,7 +76,7 @@ def describe() -> Machine:
     """
     import torch
 
-    from sametoken.native.library import status
+    from sametoken.kernels.cpu.library import status
     from sametoken.runtime.memory import available_bytes, total_bytes
 
     kernels, cache = status(), cache_directory()

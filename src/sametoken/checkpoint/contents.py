@@ -114,4 +114,3 @@ def trained_part(directory: Path) -> Path | None:
         return None
     parts = (directory / part for part in RUN_PARTS)
     return next((part for part in parts if (part / "config.json").is_file()), None)
-

@@ -39,9 +39,7 @@ NOT_NEEDED = re.compile(r"verifier_(lm_head|norm)\.weight")
 
 _MEDUSA_PREFIX = re.compile(r"^(model\.)?medusa_heads?\.")
 # Three digits at most: no head has more parts, and a larger number would be counted up to.
-_LINEAR = re.compile(
-    r"(\d{1,3})\.(\d{1,3})\.linear\.(weight|bias)|blocks\.(\d{1,3})\.layers\.(\d{1,3})\.(weight|bias)"
-)
+_LINEAR = re.compile(r"(\d{1,3})\.(\d{1,3})\.linear\.(weight|bias)|blocks\.(\d{1,3})\.layers\.(\d{1,3})\.(weight|bias)")
 _OUTPUT = re.compile(r"(\d{1,3})\.\d{1,3}\.weight|lm_heads\.(\d{1,3})\.weight")
 
 

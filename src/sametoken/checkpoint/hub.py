@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sametoken.checkpoint.contents import of_directory, of_file, of_names, states_head
-from sametoken.checkpoint.objects import json_object
 from sametoken.checkpoint.paths import user_path
 from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError, shown
+from sametoken.files import json_object
 from sametoken.model.config import FAMILIES
 from sametoken.model.unsupported import quantised, refused_architecture, refused_format
 
@@ -181,9 +181,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"{directory} has no config.json: {of_directory(directory)}")
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(
-            f"{directory}: architectures in config.json is {shown(names)}, expected a list of names"
-        )
+        raise CheckpointError(f"{directory}: architectures in config.json is {shown(names)}, expected a list of names")
     if states_head(config) and not any(name in FAMILIES for name in names):
         raise CheckpointError(
             f"{directory} holds a head ({', '.join(names) or 'by its config.json'}), expected a whole model; give the "

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from sametoken.checkpoint.contents import of_directory
 from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.mapping import Place, Places, rules_for
-from sametoken.checkpoint.objects import json_object
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
+from sametoken.files import json_object
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS

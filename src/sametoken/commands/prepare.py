@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from sametoken.checkpoint.tokenizer import Tokenizer
-    from sametoken.data.masks import Masked
-    from sametoken.data.prepared import Origin, Prepared
+    from sametoken.train.dataset.masks import Masked
+    from sametoken.train.dataset.prepared import Origin, Prepared
 
 MAX_LEN = 2048
 RUN = ("dtype", "device")  # settings of the engine that the target is run with
@@ -68,7 +68,7 @@ def command(model: str | None, values: Values) -> int:
 
     from sametoken.checkpoint.places import target_directory
     from sametoken.checkpoint.tokenizer import load_tokenizer
-    from sametoken.data.preparation import tokenise
+    from sametoken.train.dataset.preparation import tokenise
 
     directory = target_directory(model or embedded.NAME, values["revision"])
     tokenizer = load_tokenizer(directory)
@@ -133,9 +133,9 @@ def _origin(
 ) -> Origin:
     from sametoken.checkpoint.hub import read_config
     from sametoken.checkpoint.identity import model_digest
-    from sametoken.data.preparation import data_digest
-    from sametoken.data.prepared import Origin
     from sametoken.model.config import ModelConfig
+    from sametoken.train.dataset.preparation import data_digest
+    from sametoken.train.dataset.prepared import Origin
 
     return Origin(
         target=model or embedded.NAME,
@@ -153,7 +153,7 @@ def _origin(
 
 
 def _prepare(tokenizer: Tokenizer, origin: Origin, values: Values) -> Prepared:
-    from sametoken.data.preparation import prepare
+    from sametoken.train.dataset.preparation import prepare
 
     with _bar("preparing", None) as step:
         return prepare(values["data"], values["output"], tokenizer, origin, lambda: step(1))
@@ -182,8 +182,16 @@ def summary(prepared: Prepared) -> Iterator[str]:
 
 def _write_hidden_states(prepared: Prepared, directory: str, engine: EngineConfig, values: Values) -> str:
     """Writes what is missing of this process's part and says what there is."""
-    from sametoken.data.extraction import check_size, extract, parse_bytes, parse_part, parse_taps, spec_of, spell
     from sametoken.engine.build import load_models
+    from sametoken.train.dataset.extraction import (
+        check_size,
+        extract,
+        parse_bytes,
+        parse_part,
+        parse_taps,
+        spec_of,
+        spell,
+    )
 
     budget = None if values["budget"] is None else parse_bytes(values["budget"])
     part = parse_part(values["shard"] or _rank())
@@ -208,7 +216,7 @@ def coloured(tokenizer: Tokenizer, masked: Masked, max_len: int) -> Text:
     """A sample as a terminal shows it, special tokens included; what lies beyond `max_len` is struck through."""
     from rich.text import Text
 
-    from sametoken.data.masks import spans_of
+    from sametoken.train.dataset.masks import spans_of
 
     mask, shown = masked.mask, Text()
     borders = {0, len(mask), min(max_len, len(mask)), *chain.from_iterable(spans_of(mask))}

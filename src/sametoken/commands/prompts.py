@@ -43,6 +43,8 @@ def first_turns(file: str) -> list[Source]:
     """
     items = read_items(file, "--prompts")
     if longer := sum(bool(item.later) for item in items):
-        print(f"{file}: {longer} of {len(items)} prompts have more than one turn; only the first is asked",
-              file=sys.stderr)
+        print(
+            f"{file}: {longer} of {len(items)} prompts have more than one turn; only the first is asked",
+            file=sys.stderr,
+        )
     return [item.source for item in items]

@@ -94,7 +94,7 @@ def command(model: str | None, values: Values) -> int:
 
 def _self_settings(values: Values) -> dict[str, Any]:
     """What decides the users' turns that the model writes."""
-    from sametoken.data.files import stamp
+    from sametoken.files import stamp
 
     chosen = {option.name: values[option.name] for option in SELF if option.name != "exclude"}
     # Left out without one: outputs of before this option go on.

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sametoken.data.files import lock, make_directory, write_json
 from sametoken.errors import ConfigError, DataError
+from sametoken.files import lock, make_directory, write_json
 
 FORMAT = 1
 SYNC_LINES = 64

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from sametoken.data.conversations import ID_KEYS, Row, read_rows
-from sametoken.data.files import make_directory, replacing
 from sametoken.errors import ConfigError, DataError
+from sametoken.files import make_directory, replacing
 
 NAME = "train-{0:05d}-{0:05d}.jsonl"
 MOST_SHARDS = 100_000  # what five digits can name

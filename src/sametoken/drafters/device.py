@@ -14,9 +14,10 @@ from torch import Tensor
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.draft_model import DraftModelDrafter
 from sametoken.runtime.cache import Span
+from sametoken.runtime.draw import draw
 from sametoken.runtime.lanes import Lanes
 from sametoken.speculation.draft import PADDING, Draft
-from sametoken.speculation.sampling import Sampling, sample
+from sametoken.speculation.sampling import Sampling
 
 
 class Proposer(Protocol):
@@ -100,7 +101,7 @@ class DraftChain:
         """[B, 1] the draft's own draws after the nodes at positions `at` [B], under the target's noise."""
         logits = self._decoder.logits(hidden)
         root = torch.zeros_like(at).view(-1, 1)
-        return sample(logits.unsqueeze(1), Draft(root, root - 1), root.unsqueeze(2) == 0, at, sampling)
+        return draw(logits.unsqueeze(1), Draft(root, root - 1), root.unsqueeze(2) == 0, at, sampling)
 
 
 def proposers(drafters: Mapping[str, Drafter], plain: str) -> dict[str, Proposer]:

@@ -18,8 +18,9 @@ from sametoken.drafters.tree import Tree
 from sametoken.model.decoder import Decoder, Hidden
 from sametoken.model.native import Certain
 from sametoken.runtime.cache import KVCache, Span
+from sametoken.runtime.draw import draw
 from sametoken.speculation.draft import PADDING, Draft, chain_parents, chain_reach
-from sametoken.speculation.sampling import Sampling, rank, sample
+from sametoken.speculation.sampling import Sampling, rank
 
 FEED_ROWS = 512  # most tokens that one forward reads
 LONG_BACKLOG = 16  # beyond this a backlog is read first, or the other rows' next feed would be padded to its width
@@ -186,7 +187,7 @@ class DraftModelDrafter(GrowingDrafter[_Row]):
                 padding = [tokens[-1].new_full((count, nodes - 1), PADDING)] if nodes > 1 else []
                 hidden = self._run(torch.cat([tokens[-1], *padding], dim=1), span)[::nodes]
             logits = self.decoder.logits(hidden).unsqueeze(1)
-            tokens.append(sample(logits, alone, itself, starts + (level - 1), sampling))
+            tokens.append(draw(logits, alone, itself, starts + (level - 1), sampling))
         return torch.cat(tokens, dim=1)
 
     def _forward(self, rows: Sequence[int], tree: Tree) -> Tensor:

@@ -19,8 +19,9 @@ from sametoken.model.decoder import Decoder, attend_in
 from sametoken.model.heads import EagleHead
 from sametoken.model.native import Certain, NativeEagle
 from sametoken.runtime.cache import KVCache, Span
+from sametoken.runtime.draw import draw
 from sametoken.speculation.draft import PADDING, Draft, chain_parents, chain_reach
-from sametoken.speculation.sampling import Sampling, rank, sample
+from sametoken.speculation.sampling import Sampling, rank
 
 FEED_ROWS = 512  # most slots that one forward reads
 LONG_BACKLOG = 16  # beyond this a backlog is read first, or the other rows' next feed would be padded to its width
@@ -195,7 +196,7 @@ class EagleDrafter(GrowingDrafter[_Row]):
             return best if self._ids is None else self._ids[best]
         root = torch.zeros_like(position).unsqueeze(1)
         wide = self._widened(logits).unsqueeze(1)
-        return sample(wide, Draft(root, root - 1), (root == 0).unsqueeze(2), position, sampling).squeeze(1)
+        return draw(wide, Draft(root, root - 1), (root == 0).unsqueeze(2), position, sampling).squeeze(1)
 
     def _tree(
         self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], output: Tensor, sampling: Sampling

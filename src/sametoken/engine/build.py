@@ -19,6 +19,9 @@ from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.checkpoint.pooling import Pooling, read_pooling
 from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, has_tokenizer, load_tokenizer
 from sametoken.config import MODEL_METHODS, EngineConfig, KVCacheConfig, SpeculativeConfig
+from sametoken.control.acceptance import Gate
+from sametoken.control.pace import Pace
+from sametoken.control.policy import Policy
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.device import proposers
 from sametoken.drafters.factory import (
@@ -34,17 +37,14 @@ from sametoken.engine.blocks import BlockManager
 from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.drafting import Drafting
 from sametoken.engine.engine import NO_DRAFT, Engine
-from sametoken.engine.pace import Pace
 from sametoken.engine.runner import Runner
 from sametoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
+from sametoken.kernels.cpu.library import status
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS, least_bytes
-from sametoken.native.library import status
 from sametoken.runtime.cache import KEY_BLOCK, KVCache, PageTable
 from sametoken.runtime.memory import available_bytes
-from sametoken.speculation.acceptance import Gate
-from sametoken.speculation.policy import Policy
 
 LOG = logging.getLogger("sametoken")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -301,9 +301,7 @@ def default_method(speculative: SpeculativeConfig, draft: Model | None) -> str:
     return asked
 
 
-def _plan_pages(
-    loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int
-) -> tuple[int, Context]:
+def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int) -> tuple[int, Context]:
     """Pages of the pool, sink included, and the longest sequence they hold with its lookahead."""
     page, context, asked = cache.tokens_per_block, loaded.max_seq_len, config.max_seq_len is not None
     per_page = sum(

@@ -13,9 +13,9 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
+from sametoken.control.cost import Measured
 from sametoken.drafters.base import Drafter
 from sametoken.engine.runner import Batch, Runner
-from sametoken.speculation.cost import Measured
 from sametoken.speculation.draft import Draft, chain_parents
 from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling, Sampling

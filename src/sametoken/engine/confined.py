@@ -50,9 +50,7 @@ class AfterMark:
         spelled: the bytes of every token of the vocabulary. `ends`: tokens that end the output.
     """
 
-    def __init__(
-        self, form: Form, after: str, opens: str, spelled: Sequence[bytes], ends: Sequence[int]
-    ) -> None:
+    def __init__(self, form: Form, after: str, opens: str, spelled: Sequence[bytes], ends: Sequence[int]) -> None:
         self._form, self._after, self._opens = form, re.compile(after.encode()), opens.encode()
         self._spelled, self._ends = spelled, list(ends)
         self._place = _Place(True, b"", ())

@@ -11,9 +11,10 @@ from torch import Tensor
 from sametoken.drafters.device import Proposer
 from sametoken.engine.runner import Runner
 from sametoken.runtime.cache import Span
+from sametoken.runtime.draw import draw
 from sametoken.runtime.lanes import Lanes
 from sametoken.speculation.draft import PADDING, Draft, chain_parents
-from sametoken.speculation.sampling import Sampling, sample
+from sametoken.speculation.sampling import Sampling
 from sametoken.speculation.verify import verify
 
 
@@ -37,7 +38,7 @@ def decode_step(runner: Runner, proposer: Proposer, lanes: Lanes, sampling: Samp
     view = runner.cache.view([Span(lanes.rows, (), lanes.lengths, reach, nodes, keys)])
     hidden = runner.decoder(draft.tokens.flatten(), runner.cache, view)
     logits = runner.decoder.logits(hidden.last).view(batch, nodes, -1)
-    drawn = sample(logits, draft, reach, lanes.lengths, sampling)
+    drawn = draw(logits, draft, reach, lanes.lengths, sampling)
     verdict = verify(draft, reach, drawn)
 
     count = (verdict.length + 1) * lanes.active

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sametoken.control.advice import Advice, Pauses
+from sametoken.control.allocation import Row
+from sametoken.control.policy import Policy, Wish
 from sametoken.drafters.base import Drafter
 from sametoken.engine.request import Request
 from sametoken.engine.runner import merge
 from sametoken.engine.scheduler import Decode
-from sametoken.speculation.advice import Advice, Pauses
-from sametoken.speculation.allocation import Row
 from sametoken.speculation.draft import PADDING, Draft
-from sametoken.speculation.policy import Policy, Wish
 from sametoken.speculation.sampling import Sampling
 
 LOG = logging.getLogger("sametoken")

@@ -13,19 +13,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sametoken.control.cost import Costs
+from sametoken.control.pace import Pace
 from sametoken.drafters.base import Drafter
 from sametoken.engine.blocks import BlockManager
 from sametoken.engine.calibration import Calibration
 from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.drafting import Drafting
-from sametoken.engine.pace import Pace
 from sametoken.engine.request import Request, TokenLogprob
 from sametoken.engine.runner import Batch, Outcome, Prompt, Runner
 from sametoken.engine.scheduler import Plan, Scheduler
 from sametoken.errors import RequestError, SametokenError, not_finite
-from sametoken.native.library import serial_torch
+from sametoken.kernels.cpu.library import serial_torch
 from sametoken.runtime.cache import PageTable
-from sametoken.speculation.cost import Costs
 from sametoken.speculation.draft import PADDING, Draft
 from sametoken.speculation.sampling import Sampling, token_logprobs
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, Span
+from sametoken.runtime.draw import draw
 from sametoken.speculation.draft import PADDING, Draft, ancestors, chain_parents, chain_reach
-from sametoken.speculation.sampling import Sampling, sample
+from sametoken.speculation.sampling import Sampling
 from sametoken.speculation.verify import Verdict, verify
 
 
@@ -111,7 +112,7 @@ class Runner:
             reach = ancestors(draft.parents)
             starts = torch.cat([starts, self._ints([p.start + len(p.tokens) - 1 for p in lasts])])
         logits = self.decoder.logits(hidden.last[index.flatten()]).view(sampled, nodes, -1)
-        verdict = verify(draft, reach, sample(logits, draft, reach, starts, sampling))
+        verdict = verify(draft, reach, draw(logits, draft, reach, starts, sampling))
         if batch.rows:
             self.cache.commit(rows, starts[: len(rows)], verdict.path[: len(rows)])
         return Outcome(verdict, logits, features, prompt_hidden)

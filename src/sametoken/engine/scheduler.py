@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from sametoken.control.pace import Pace
+from sametoken.control.policy import Wish
 from sametoken.engine.blocks import BlockManager, Match
-from sametoken.engine.pace import Pace
 from sametoken.engine.request import Request
-from sametoken.speculation.policy import Wish
 
 
 class Decode(NamedTuple):

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sametoken.kernels.devices import fused
 from sametoken.runtime.cache import KVCache, Segment, View
-from sametoken.speculation.devices import fused
 
 TILE = 16
 # From 64 folded rows on the bfloat16 kernel may repack the keys, which changes its arithmetic.
@@ -21,9 +21,7 @@ PACKED_ROWS = 64
 BOUND = 1e9  # of keys and values in the cache
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, cache: KVCache, view: View, layer: int, window: int | None
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, cache: KVCache, view: View, layer: int, window: int | None) -> Tensor:
     """Stores the new keys and values, then attends.
 
     Args:
@@ -73,11 +71,14 @@ def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: in
 
 def _paged(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None) -> Tensor:
     """On CUDA the kernel walks the page table itself and gives a tree's nodes the bits of plain decoding."""
-    from sametoken.model.triton_attention import Tree, paged_attention
+    from sametoken.kernels.triton.attention import Tree, paged_attention
 
     group = q.shape[1] // cache.keys.shape[2]
     if group not in segment.trees:
-        segment.trees[group] = Tree.of(segment.span, cache.table, segment.length, group)
+        span, table = segment.span, cache.table
+        segment.trees[group] = Tree.of(
+            span.rows, span.starts, span.reach, span.nodes, table.table, table.page_size, segment.length, group
+        )
     return paged_attention(q, cache.keys[layer], cache.values[layer], segment.trees[group], window)
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sametoken.speculation.devices import fused
+from sametoken.kernels.devices import fused
 
 # Up to so many elements torch does not share an activation among threads, gelu being the first to be shared. Beyond,
 # a thread's share may end within a row, and the exponential of its last few elements is another function than that of
@@ -41,7 +41,7 @@ class RMSNorm(nn.Module):
 def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:  # [T, 2 I] -> [T, I]
     """activation(gate) * up, for gate and up side by side."""
     if activation is F.silu and fused(gate_up):
-        from sametoken.model.triton_pointwise import silu_gated
+        from sametoken.kernels.triton.pointwise import silu_gated
 
         return silu_gated(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sametoken.kernels.cpu.library import Library, PackedWeight, library
 from sametoken.model.formats.base import Stored, WeightFormat
 from sametoken.model.formats.packing import pack_bfloat16, unpaired
 from sametoken.model.product import can_pack, linear
-from sametoken.native.library import Library, PackedWeight, library
 
 
 def kernels_for(weight: Tensor) -> Library | None:

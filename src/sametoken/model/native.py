@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sametoken.model.linear import Embedding, Linear
-from sametoken.native.library import (
+from sametoken.kernels.cpu.library import (
     Draw,
     Feed,
     Join,
@@ -31,6 +30,7 @@ from sametoken.native.library import (
     library,
     struct_of,
 )
+from sametoken.model.linear import Embedding, Linear
 from sametoken.runtime.cache import KVCache, View
 from sametoken.runtime.cache import Span as CacheSpan
 from sametoken.speculation.rows import Sampling

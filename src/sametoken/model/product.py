@@ -1,8 +1,8 @@
 """Products x W^T of plain torch whose rows do not depend on how many rows stand beside them.
 
 On CPU never one row alone (another kernel) and at most ROW_BLOCK rows a call (beyond, oneDNN blocks the reduction
-differently by row count). Both limits were measured; `tests/test_row_invariance.py` holds them. On CUDA the library
-chooses a kernel by row count, so there every product has the same number of rows, if that is asked for.
+differently by row count). Both limits were measured; `tests/kernels/test_row_invariance.py` holds them. On CUDA the
+library chooses a kernel by row count, so there every product has the same number of rows, if that is asked for.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sametoken.kernels.devices import fused
 from sametoken.model.config import RopeConfig
-from sametoken.speculation.devices import fused
 
 
 def _exponents(rope: RopeConfig, device: torch.device | str) -> Tensor:
@@ -141,7 +141,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         cos, sin: [T, 1, dim] rows of `rope_tables`, in x's dtype.
     """
     if fused(x):
-        from sametoken.model.triton_pointwise import rotate
+        from sametoken.kernels.triton.pointwise import rotate
 
         return rotate(x, cos, sin)
     dim = cos.shape[-1]

@@ -59,9 +59,7 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     return app
 
 
-def _routes(
-    text: TextApi, tokens: TokenApi, embedding: EmbeddingApi, about: AboutApi
-) -> Iterator[Endpoint]:
+def _routes(text: TextApi, tokens: TokenApi, embedding: EmbeddingApi, about: AboutApi) -> Iterator[Endpoint]:
     yield "POST", "/v1/completions", text.completions
     yield "POST", "/v1/chat/completions", text.chat_completions
     yield "POST", "/v1/responses", text.responses

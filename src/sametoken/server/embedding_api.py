@@ -14,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sametoken.checkpoint.pooling import Pooling
-from sametoken.data.extraction import CHUNK, Reader
 from sametoken.errors import RequestError, SametokenError
 from sametoken.server.api import Api
 from sametoken.server.errors import CLIENT_GONE, ApiError, refused, stopped
 from sametoken.server.fields import Body, Prompts
 from sametoken.server.http import read, unless_gone
 from sametoken.server.worker import Worker
+from sametoken.train.dataset.extraction import CHUNK, Reader
 
 
 class EmbeddingsRequest(Body):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from sametoken.control.advice import PAUSES
 from sametoken.engine.request import SpeculationStats
 from sametoken.server.tally import Snapshot, Tally
-from sametoken.speculation.advice import PAUSES
 
 SECONDS = (
     0.001,
@@ -36,9 +36,7 @@ CHOICES = (1, 2, 5, 10, 20)
 SAME, OURS = "same", ""
 
 
-Reading = (
-    float | Mapping[str, float] | Tally
-)  # a number, one per value of the label, or a histogram
+Reading = float | Mapping[str, float] | Tally  # a number, one per value of the label, or a histogram
 
 
 class MetricSpec(NamedTuple):
@@ -256,9 +254,7 @@ METRICS: tuple[MetricSpec, ...] = (
         buckets=PER_TOKEN,
     ),
     # Ends.
-    MetricSpec(
-        "request_success", "counter", SAME, "Sequences that ended, by reason.", ("finished_reason",)
-    ),
+    MetricSpec("request_success", "counter", SAME, "Sequences that ended, by reason.", ("finished_reason",)),
     MetricSpec(
         "request_errors",
         "counter",
@@ -301,9 +297,7 @@ METRICS: tuple[MetricSpec, ...] = (
         OURS,
         "Forwards whose draft reached this position.",
         ("position",),
-        read=lambda now: _reached(
-            now.totals.speculation.drafted_lengths, _positions(now.totals.speculation)
-        ),
+        read=lambda now: _reached(now.totals.speculation.drafted_lengths, _positions(now.totals.speculation)),
     ),
     MetricSpec(
         "spec_decode_num_accepted_tokens_per_pos",
@@ -311,9 +305,7 @@ METRICS: tuple[MetricSpec, ...] = (
         SAME,
         "Forwards whose draft was accepted at least this far; the first guess is position 0.",
         ("position",),
-        read=lambda now: _reached(
-            now.totals.speculation.accepted_lengths, _positions(now.totals.speculation)
-        ),
+        read=lambda now: _reached(now.totals.speculation.accepted_lengths, _positions(now.totals.speculation)),
     ),
     MetricSpec(
         "spec_decode_drafted_by",

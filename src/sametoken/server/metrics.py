@@ -57,8 +57,7 @@ class Metrics(Collector):
         }
         self._counts["info"][model, __version__] = 1
         self._gap, self._pause = (
-            self._tallies[name]
-            for name in ("inter_token_latency_seconds", "inter_output_latency_seconds")
+            self._tallies[name] for name in ("inter_token_latency_seconds", "inter_output_latency_seconds")
         )
         self.registry = CollectorRegistry()
         self.registry.register(self)

@@ -72,9 +72,7 @@ OPERATIONS = {
     "/v1/messages": Operation(
         replies.MessagesReply, TEXT_REFUSALS, MessagesRequest, streams=True, refusal=AnthropicError
     ),
-    "/v1/messages/count_tokens": Operation(
-        replies.CountReply, BODY_REFUSALS, CountRequest, refusal=AnthropicError
-    ),
+    "/v1/messages/count_tokens": Operation(replies.CountReply, BODY_REFUSALS, CountRequest, refusal=AnthropicError),
     "/tokenize": Operation(replies.TokenizeReply, BODY_REFUSALS, TokenizeRequest),
     "/detokenize": Operation(replies.DetokenizeReply, BODY_REFUSALS, DetokenizeRequest),
     "/tokenizer_info": Operation(replies.TokenizerInfoReply),

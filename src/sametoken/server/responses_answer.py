@@ -75,9 +75,7 @@ class ResponsesAnswer:
             scored, self._scored = self._logprobs(self._scored), []
             item["content"][0]["text"] += piece.text
             item["content"][0]["logprobs"] += scored
-            yield self._about(
-                "response.output_text.delta", content_index=0, delta=piece.text, logprobs=scored, **told
-            )
+            yield self._about("response.output_text.delta", content_index=0, delta=piece.text, logprobs=scored, **told)
 
     def _begin(self, kind: str, name: str) -> Iterator[dict[str, Any]]:
         self._items.append(_item(kind, name))
@@ -94,9 +92,7 @@ class ResponsesAnswer:
         item = self._items[-1]
         item["status"] = status
         if item["type"] == "function_call":
-            yield self._about(
-                "response.function_call_arguments.done", name=item["name"], arguments=item["arguments"]
-            )
+            yield self._about("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"])
         else:
             part = copy.deepcopy(item["content"][0])
             if item["type"] == "message":
@@ -106,9 +102,7 @@ class ResponsesAnswer:
                 self._scored = []
                 yield self._about("response.reasoning_text.done", content_index=0, text=part["text"])
             yield self._about("response.content_part.done", content_index=0, part=part)
-        yield self._event(
-            "response.output_item.done", output_index=len(self._items) - 1, item=copy.deepcopy(item)
-        )
+        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=copy.deepcopy(item))
 
     def _finish(self, completion: Completion, told: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Ends the items; a reply that says nothing at all is an empty message."""

@@ -41,9 +41,7 @@ class Tally:
         total: sum of all observations.
     """
 
-    def __init__(
-        self, bounds: Sequence[float], counts: Sequence[int] | None = None, total: float = 0.0
-    ) -> None:
+    def __init__(self, bounds: Sequence[float], counts: Sequence[int] | None = None, total: float = 0.0) -> None:
         self._bounds, self.total = tuple(bounds), total
         self._counts = [0] * (len(self._bounds) + 1) if counts is None else list(counts)
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.speculation.devices import fused
 from sametoken.speculation.draft import PADDING, Draft, depth
 from sametoken.speculation.noise import noise
 from sametoken.speculation.processors import (
@@ -28,7 +27,7 @@ from sametoken.speculation.processors import (
 from sametoken.speculation.rows import RowSampling, Sampling
 from sametoken.speculation.structure import confine
 
-__all__ = ["RowSampling", "Sampling", "TokenLogprobs", "rank", "sample", "token_logprobs"]
+__all__ = ["RowSampling", "Sampling", "TokenLogprobs", "confined_scores", "rank", "sample", "token_logprobs"]
 
 
 class TokenLogprobs(NamedTuple):
@@ -60,14 +59,12 @@ def sample(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampli
     Returns:
         [B, N] int64; `PADDING` where no token can be drawn: the scores are not numbers, or every token is banned.
     """
-    if fused(logits) and sampling.truncation is None:
-        return _fused(logits, draft, reach, position, sampling)
     if sampling.greedy:
         # max names the first of equals, like every other path here; float32 because bfloat16 reductions are slow.
         best, token = logits.to(torch.float32).max(-1)
         return _unless_absurd(token, best)
     at = position.unsqueeze(1) + depth(reach) + 1
-    total, ids = _race(_confined(logits, draft, reach, at, sampling), at, sampling, sampling.candidates)
+    total, ids = _race(confined_scores(logits, draft, reach, at, sampling), at, sampling, sampling.candidates)
     # NaN and infinite scores make every cost NaN or infinite.
     if sampling.candidates == 0:
         least, token = total.min(-1)
@@ -80,16 +77,6 @@ def sample(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampli
 def _unless_absurd(token: Tensor, won: Tensor) -> Tensor:
     """The tokens, `PADDING` in place of those that won with a number that is not finite."""
     return token.masked_fill_(won - won != 0, PADDING)  # inf - inf is NaN; cheaper than isfinite
-
-
-def _fused(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
-    """The same draw by a kernel that hashes the noise on the spot instead of writing it down."""
-    from sametoken.speculation.triton_draw import draw
-
-    at = position.unsqueeze(1) + depth(reach) + 1
-    plain = not sampling.edited and sampling.grammars is None
-    scores = logits if plain else _confined(logits, draft, reach, at, sampling)
-    return draw(scores, at, sampling.seed, sampling.temperature, sampling.loudness)
 
 
 def rank(logits: Tensor, position: Tensor, sampling: Sampling, k: int) -> tuple[Tensor, Tensor]:
@@ -133,7 +120,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> TokenLogprobs:
     return TokenLogprobs((-own - total).squeeze(1), ahead.sum(-1) + 1, -values - total, best)
 
 
-def _confined(logits: Tensor, draft: Draft, reach: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
+def confined_scores(logits: Tensor, draft: Draft, reach: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
     """Edited scores, confined to the rows' grammars; not for drafters, whose trees are not made when they rank."""
     scores = _edit(logits, draft, reach, at, sampling)
     if sampling.grammars is not None:

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sametoken.train.converted import convert, restore
+    from sametoken.train.hf.converted import convert, restore
 
 __all__ = ["convert", "restore"]
 
@@ -14,4 +14,4 @@ __all__ = ["convert", "restore"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.converted"), name)
+    return getattr(import_module(f"{__name__}.hf.converted"), name)

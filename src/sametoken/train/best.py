@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sametoken.checkpoint.paths import user_path
-from sametoken.data.files import read_object, stamp, write_json
 from sametoken.errors import DataError
+from sametoken.files import read_object, stamp, write_json
 from sametoken.train.settings import KeepSettings
 
 RECORD = "best.json"

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from sametoken.data.files import Stamp, make_directory, read_object, read_tensors, write_json, write_tensors
 from sametoken.errors import CheckpointError, DataError
+from sametoken.files import Stamp, make_directory, read_object, read_tensors, write_json, write_tensors
 
 FORMAT = 1
 MANIFEST, WEIGHTS, OPTIMISER = "manifest.json", "model.safetensors", "optimizer.safetensors"

@@ -20,13 +20,13 @@ from sametoken.checkpoint.load import load_parameters, read_tensors
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.places import draft_directory
 from sametoken.checkpoint.write import write_model
-from sametoken.data.hidden_states import Features
 from sametoken.errors import ConfigError, DraftMismatchError, unknown_name
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.heads import STD
 from sametoken.train.attention import UnrolledAttention
 from sametoken.train.batch import Batch
+from sametoken.train.dataset.hidden_states import Features
 from sametoken.train.loss import Judge, Report, Teacher, judge
 from sametoken.train.on_policy import rewrite
 from sametoken.train.settings import HeadSettings, LossSettings, read_keys

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from sametoken.checkpoint.heads import read_head
 from sametoken.checkpoint.places import draft_directory
-from sametoken.data.extraction import parse_taps
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.model.config import ModelConfig, RopeConfig
 from sametoken.model.head_config import EagleConfig, HeadConfig, MedusaConfig, default_taps
 from sametoken.model.heads import EagleHead, MedusaHeads, initialise
+from sametoken.train.dataset.extraction import parse_taps
 from sametoken.train.settings import HeadSettings, read_keys
 
 THETA = 10000.0  # a draft's rotation is its own; this is what the published heads were trained with

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sametoken.data.files import replacing
 from sametoken.errors import ConfigError, DataError
+from sametoken.files import replacing
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sametoken.data.packing import pack
 from sametoken.errors import DataError
+from sametoken.train.dataset.packing import pack
 from sametoken.train.settings import ROW, RunSettings
 
 Row = list[int]  # samples that are packed together

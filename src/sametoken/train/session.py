@@ -16,13 +16,13 @@ from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.places import target_directory
 from sametoken.checkpoint.tokenizer import load_tokenizer
-from sametoken.data.files import alone_in
-from sametoken.data.preparation import data_digest, prepare
-from sametoken.data.prepared import MANIFEST, Origin, Prepared
 from sametoken.errors import ConfigError
+from sametoken.files import alone_in
 from sametoken.interrupt import Stop
 from sametoken.model.config import ModelConfig
 from sametoken.model.head_config import EagleConfig
+from sametoken.train.dataset.preparation import data_digest, prepare
+from sametoken.train.dataset.prepared import MANIFEST, Origin, Prepared
 from sametoken.train.defaults import Facts, filled
 from sametoken.train.distill import Distilled, new_draft
 from sametoken.train.heads import new_head

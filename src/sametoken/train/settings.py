@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from sametoken.checkpoint.objects import json_object
 from sametoken.checkpoint.paths import user_path
 from sametoken.config import MOST_THREADS, Positive, Settings
 from sametoken.errors import ConfigError
+from sametoken.files import json_object
 
 MODES = ("eagle3", "eagle", "eagle1", "medusa", "draft")
 ALIASES = {"eagle": "eagle3"}  # a mode that names a family, and the member it stands for

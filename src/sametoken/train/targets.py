@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.load import Stored, load_decoder, load_parameters, read_tensors
 from sametoken.checkpoint.mapping import rules_for
-from sametoken.data.extraction import Reader, features
-from sametoken.data.hidden_states import Features, HiddenSpec
-from sametoken.data.prepared import Prepared
 from sametoken.errors import DataError
 from sametoken.model.config import ModelConfig
 from sametoken.model.linear import Embedding, Linear
+from sametoken.train.dataset.extraction import Reader, features
+from sametoken.train.dataset.hidden_states import Features, HiddenSpec
+from sametoken.train.dataset.prepared import Prepared
 
 Source = Callable[[int, Tensor], Features]  # features of a sample by its number and its tokens [S]
 

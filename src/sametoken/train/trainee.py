@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from sametoken.checkpoint.heads import write_head
-from sametoken.data.hidden_states import Features
 from sametoken.model.heads import EagleHead, MedusaHeads
 from sametoken.speculation.noise import uniform
 from sametoken.train.batch import Batch
+from sametoken.train.dataset.hidden_states import Features
 from sametoken.train.heads import empty_head
 from sametoken.train.loss import Judge, Report, Teacher, feature_loss, judge
 from sametoken.train.settings import HeadSettings, LossSettings

@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 import torch
 
 from sametoken.checkpoint.paths import user_path
-from sametoken.data.files import make_directory
-from sametoken.data.hidden_states import Features
-from sametoken.data.prepared import SAMPLES, Prepared
 from sametoken.data.synthesize import derived_seed
 from sametoken.errors import SametokenError
+from sametoken.files import make_directory
 from sametoken.interrupt import Stop
 from sametoken.train import checkpoints
 from sametoken.train.batch import Batch, goals
 from sametoken.train.best import Best, judged_by
 from sametoken.train.checkpoints import JUDGED, Saved
+from sametoken.train.dataset.hidden_states import Features
+from sametoken.train.dataset.prepared import SAMPLES, Prepared
 from sametoken.train.journal import Journal
 from sametoken.train.loss import Report
 from sametoken.train.optimisers import optimisers

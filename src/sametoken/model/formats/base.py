@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from sametoken.native.library import PackedWeight
+from sametoken.kernels.cpu.library import PackedWeight
 
 
 class Stored(NamedTuple):

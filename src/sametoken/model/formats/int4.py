@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sametoken.kernels.cpu.library import INT4, PackedWeight
 from sametoken.model.formats.base import Stored, signed_bytes
 from sametoken.model.formats.packing import WIDTH, nibbles, packed_weight, padded_outputs
-from sametoken.native.library import INT4, PackedWeight
 
 # Scales that are tried for a group, relative to the one that maps its greatest weight to -8: clipping the greatest a
 # little often costs less than rounding the rest more coarsely.

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sametoken.kernels.cpu.library import INT8, INT8_WEIGHT_ONLY, PackedWeight
 from sametoken.model.formats.base import Stored, integer_product, signed_bytes
 from sametoken.model.formats.packing import packed_weight, padded_outputs, pairs, quads
 from sametoken.model.product import linear
-from sametoken.native.library import INT8, INT8_WEIGHT_ONLY, PackedWeight
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.native.library import BF16, PackedWeight, Weight, address
-from sametoken.native.memory import settled
+from sametoken.kernels.cpu.library import BF16, PackedWeight, Weight, address
+from sametoken.kernels.cpu.memory import settled
 
 TILE, WIDTH = 16, 128
 

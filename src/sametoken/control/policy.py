@@ -1,0 +1,346 @@
+"""The controller: who drafts how much in the next step, plain decoding included as a choice that can be left again.
+
+Pure: no clock, no engine. It is told what rows there are, what was accepted and what things took, and answers with
+one `Wish` per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from sametoken.control.acceptance import Acceptance, Gate
+from sametoken.control.account import SHARE, Account
+from sametoken.control.allocation import Batch, Row, allocate
+from sametoken.control.cost import Costs
+
+PROBE_FIRST, PROBE_MOST = 8, 4096  # plain forwards between probes: at least, and at most
+EXPLORE = 16  # drafted forwards after which drafters that are not in use are asked too
+REST = 8  # forwards that a choice is kept for, whatever happened
+STAY = 1.04  # how many times better than a choice already made another must promise to be
+REVIEW = 32  # forwards after which a choice is made anew whatever happened
+HORIZON = 64  # tokens over which reading a backlog must pay for itself
+
+
+class Wish(NamedTuple):
+    """A draft of at most `limit` tokens on a path by the first of `methods` that has one; why not, if there is none.
+
+    Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small as
+    predicted, "slower" than plain steps as measured, "recall" of what a step without drafts costs.
+    """
+
+    limit: int
+    methods: tuple[str, ...]
+    reason: str = ""
+
+
+NO_GAIN, SLOWER, RECALL = Wish(0, (), "gain"), Wish(0, (), "slower"), Wish(0, (), "recall")
+
+
+class Bid(NamedTuple):
+    """What drafting one row is expected to bring.
+
+    Attributes:
+        gains: guesses that come true on a path of 1, 2, .. tokens.
+        methods: the drafters to be asked, in order.
+        models: how often a model runs for it; less than 1 when a guess on the host may come first.
+    """
+
+    gains: Sequence[float] = ()
+    methods: tuple[str, ...] = ()
+    models: float = 0.0
+
+
+@dataclass
+class _Choice:
+    """The last review: who drafts how, for which batch, and how old it is."""
+
+    key: object = None
+    length: int = 0
+    methods: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    age: int = 0
+
+
+class Policy:
+    """The controller of one engine.
+
+    Args:
+        slots: nodes of a draft of a method whose paths have at most so many tokens.
+        runs_model: whether a method runs a model; the others guess on the host for next to nothing.
+        max_draft_len: longest path of any draft.
+        schedule: batch size -> longest path, for batches up to that size; none above the largest. None is no bound
+            but `max_draft_len`, which bounds these lengths too.
+        gate: ends speculation for good.
+    """
+
+    def __init__(
+        self,
+        slots: Callable[[str, int], int],
+        runs_model: Callable[[str], bool],
+        max_draft_len: int,
+        schedule: Mapping[int, int] | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        self.costs: Costs | None = None  # until it is measured, whoever may draft does
+        self.gate = gate or Gate()
+        self.needed = 0.0  # chance at which one guess a row would have paid when it was last probed
+        self.longest, self._slots, self._runs_model = max_draft_len, slots, runs_model
+        self._schedule = None
+        if schedule is not None:
+            self._schedule = sorted((size, min(length, max_draft_len)) for size, length in schedule.items())
+        self._engine: dict[str, Acceptance] = {}
+        self._requests: dict[tuple[int, str], Acceptance] = {}
+        self._choice = _Choice()
+        self._learned = False
+        self._since, self._interval, self._probes, self._drafted = 0, PROBE_FIRST, 0, 0
+        self._accounts: dict[int, Account] = {}  # by the binary digits of the number of rows
+        self._expected = 0.0  # plain steps that the next one should take; 0 where nothing can be learned from it
+
+    def bound(self, rows: int) -> int:
+        """Longest path in a batch of so many decoding rows."""
+        if self._schedule is None:
+            return self.longest
+        return next((length for size, length in self._schedule if rows <= size), 0)
+
+    def expects(self, method: str) -> bool:
+        """Whether new rows will probably draft with this method, so that reading along is not in vain."""
+        return not self.gate.closed and (
+            self._choice.key is None or any(method in methods for methods in self._choice.methods.values())
+        )
+
+    def chance(self, method: str) -> float:
+        """That the first guess of a method comes true, over all requests."""
+        return self._acceptance(None, method).chance(0)
+
+    def _acceptance(self, request: int | None, method: str) -> Acceptance:
+        if method not in self._engine:
+            self._engine[method] = Acceptance()
+        wider = self._engine[method]
+        if request is None:
+            return wider
+        if (request, method) not in self._requests:
+            self._requests[request, method] = Acceptance(wider)
+        return self._requests[request, method]
+
+    def learn(self, request: int, method: str, asked: int, longest: int, accepted: int) -> None:
+        """A draft of `method` for which `asked` tokens were allowed had `longest` on a path, `accepted` came true."""
+        host = not self._runs_model(method)
+        for acceptance in (self._acceptance(None, method), self._acceptance(request, method)):
+            if host:
+                acceptance.asked(longest > 0)
+            if longest:
+                acceptance.learn(accepted, asked)
+        self._learned = True
+
+    def forget(self, request: int, methods: Sequence[str]) -> None:
+        """The request ended."""
+        for method in methods:
+            self._requests.pop((request, method), None)
+
+    def rests(self, ids: Sequence[int], beside: int) -> Wish | None:
+        """The wish of all these requests where they go on without drafts and nothing is new: counts the step if so.
+
+        A step of a small model is short; looking at every row again would be felt.
+        """
+        kept, bound = self._choice, 0 if self.gate.closed else self.bound(len(ids))
+        if beside or kept.key != (bound, 0, False, len(ids), tuple(ids)):
+            return None
+        paused = self.account(len(ids)).paused
+        due = self._learned or kept.age + 1 >= REVIEW or self._since + 1 >= self._interval
+        if not paused and (due or kept.methods):
+            return None
+        kept.age += 1
+        self._since += not paused
+        return SLOWER if paused else NO_GAIN
+
+    def account(self, rows: int) -> Account:
+        """What drafts gained or lost in batches of about so many rows."""
+        return self._accounts.setdefault(rows.bit_length(), Account(rows))
+
+    def saw_step(self, rows: int, context: float, tokens: float, seconds: float, drafted: bool) -> None:
+        """The step that was chosen last read no prompts, took `seconds` and emitted `tokens` per row."""
+        if self.costs is None or not self._expected:
+            return
+        cost = seconds / self.costs.step(rows, rows, context)
+        if drafted:
+            self.account(rows).saw_draft(tokens, cost, self._expected)
+        else:
+            self.account(rows).saw_plain(cost)
+
+    def choose(self, rows: Sequence[Row], beside: int = 0) -> list[Wish]:
+        """One wish per row of the next step, which also reads `beside` prompt tokens."""
+        self._expected = 0.0
+        bound = 0 if self.gate.closed else self.bound(len(rows))
+        free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and bound]
+        if not free or self.costs is None:
+            return [self._most(row, bound) for row in rows]
+        wishes = [NO_GAIN] * len(rows)
+        floor = 0
+        if len(free) < len(rows):
+            floor = self._others(rows, free, bound, wishes)
+        batch = Batch(rows, beside, floor, self._slots, self.costs)
+        self._review(batch, free, bound)
+        account, off = self.account(len(rows)), free
+        if not floor and (account.paused or account.pending):
+            plain = SLOWER if account.paused else RECALL
+            wishes, off = [plain if wish is NO_GAIN else wish for wish in wishes], []
+        elif self._choice.methods:
+            self._drafted += 1
+            self._follow(rows, free, bound, wishes)
+            off = [i for i in free if wishes[i] is NO_GAIN]
+        for i, method in self._probe(batch, off):
+            wishes[i] = Wish(1, (method,))
+        self._expected = 0.0 if floor else self._plain_steps(batch, wishes)
+        return wishes
+
+    def _plain_steps(self, batch: Batch, wishes: Sequence[Wish]) -> float:
+        """How many plain steps the step with these drafts should take."""
+        methods = Counter(wish.methods[-1] for wish in wishes if wish.limit)
+        count = sum(methods.values())
+        shares = {method: number / count for method, number in methods.items()}
+        return batch.price(shares, max(wish.limit for wish in wishes), count) / batch.price({}, 0, 0)
+
+    def _others(self, rows: Sequence[Row], free: Sequence[int], bound: int, wishes: list[Wish]) -> int:
+        """Rows whose length is not chosen here; returns the nodes of the widest of them."""
+        for i in set(range(len(rows))) - set(free):
+            wishes[i] = self._most(rows[i], bound)
+        return max((self._slots(method, wish.limit) for wish in wishes for method in wish.methods), default=0)
+
+    def _follow(self, rows: Sequence[Row], free: Sequence[int], bound: int, wishes: list[Wish]) -> None:
+        """Rows that the last choice lets draft do so; now and then they ask drafters that are not in use as well."""
+        chosen, length = self._choice.methods, min(self._choice.length, bound)
+        explore = self._drafted % EXPLORE == EXPLORE - 1
+        for i in free:
+            row = rows[i]
+            methods = chosen.get(row.id)
+            if methods and explore and len(row.methods) > 1:
+                methods = self._all(row.methods, methods)
+            if methods:
+                wishes[i] = Wish(min(length, row.limit), methods)
+
+    def _all(self, methods: Sequence[str], used: Sequence[str]) -> tuple[str, ...]:
+        """All methods, those on the host first and among them those that are not in use."""
+        return tuple(sorted(methods, key=lambda method: (self._runs_model(method), method in used)))
+
+    def _most(self, row: Row, bound: int) -> Wish:
+        """As much as the row may draft, in the order of its methods."""
+        limit = min(row.limit, bound)
+        if limit:
+            return Wish(limit, row.methods)
+        if self.gate.closed:
+            return Wish(0, (), "threshold")
+        return Wish(0, (), "batch" if row.limit else "end")
+
+    def _review(self, batch: Batch, free: Sequence[int], bound: int) -> None:
+        """Makes the choice anew where something may have changed it; with many rows, not at every news."""
+        kept = self._choice
+        kept.age += 1
+        key = (bound, batch.floor, batch.beside > 0, len(batch.rows), tuple(batch.rows[i].id for i in free))
+        news = self._learned and kept.age >= max(REST, len(batch.rows))
+        if kept.key == key and kept.age < REVIEW and not news:
+            return
+        model = {self._runs_model(method) for i in free for method in batch.rows[i].methods}
+        found = [self._best(batch, free, bound, with_model) for with_model in model]
+        self._choice = max(found, key=lambda each: each[0])[1]
+        self._choice.key, self._learned = key, False
+
+    def _best(self, batch: Batch, free: Sequence[int], bound: int, model: bool) -> tuple[float, _Choice]:
+        """The best choice with or without a model, and its tokens per second."""
+        rows = batch.rows
+        token = batch.price({}, 0, 0) / len(rows)
+        bids = {i: self._bid(rows[i], bound, model, batch.costs, token) for i in free}
+        models = [bid.models for bid in bids.values() if bid.methods]
+        share = sum(models) / max(1, len(models))
+        methods = {m: share if self._runs_model(m) else 1.0 for bid in bids.values() for m in bid.methods}
+        gains = [bids[i].gains if i in bids else () for i in range(len(rows))]
+
+        most = self._longest_step(batch, bids)
+
+        def price(length: int, count: int) -> float:
+            seconds = batch.price(methods, length, count)
+            return seconds if not length or seconds <= most[length - 1] else math.inf
+
+        def rate(length: int, chosen: Collection[int]) -> float:
+            total = sum(gains[i][min(length, len(gains[i])) - 1] for i in chosen if length)
+            return (len(rows) + total) / price(length, len(chosen))
+
+        length, chosen = allocate(gains, len(rows), price)
+        best, kept = rate(length, chosen), self._choice
+        drafting = [i for i in free if rows[i].id in kept.methods and bids[i].methods == kept.methods[rows[i].id]]
+        # Estimates waver, and a row that is off for a while has a backlog to read: not for a gain within the noise.
+        same = bool(length and kept.length and len(drafting) == len(kept.methods))
+        if same and best < STAY * rate(min(kept.length, bound), drafting):
+            length, chosen = min(kept.length, bound), frozenset(drafting)
+        return best, _Choice(length=length, methods={rows[i].id: bids[i].methods for i in chosen})
+
+    def _longest_step(self, batch: Batch, bids: Mapping[int, Bid]) -> list[float]:
+        """Most seconds that a step with paths of 1, 2, .. tokens may take.
+
+        All of n rows wait for the longest draft, and none should pay for its neighbours': a step may
+        take as many plain steps as the rows' own guesses are seen to save (the harmonic mean over
+        rows, what is not yet seen counted as nothing), and one more for the other n - 1 rows together.
+        """
+        rows, plain = batch.rows, batch.price({}, 0, 0)
+        if len(rows) == 1:
+            return [math.inf] * self.longest
+        seen = [
+            [self._acceptance(rows[i].id, method).seen(self.longest) for method in bid.methods]
+            for i, bid in bids.items()
+        ]
+        most = []
+        for place in range(self.longest):
+            own = sum(1.0 / (1.0 + max((gains[place] for gains in row), default=0.0)) for row in seen)
+            harmonic = len(rows) / (own + len(rows) - len(seen))
+            most.append(harmonic * (1.0 + 1.0 / (len(rows) - 1)) * plain)
+        return most
+
+    def _bid(self, row: Row, bound: int, model: bool, costs: Costs, token: float) -> Bid:
+        """The best way for one row to draft; `token` is the seconds that a token takes without."""
+        longest = min(row.limit, bound)
+        hosts = [method for method in row.methods if not self._runs_model(method)]
+        host = max(hosts, key=lambda m: self._gains(row, m, longest)[-1], default=None)
+        mind = next((m for m in row.methods if model and self._runs_model(m)), None)
+        if mind is None:
+            return Bid() if host is None else Bid(self._gains(row, host, longest), (host,))
+        debt = costs.feed(mind, row.backlog) / token / max(1, min(HORIZON, row.room))
+        thought = [gain - debt for gain in self._gains(row, mind, longest)]
+        if host is None:
+            return Bid(thought, (mind,), 1.0)
+        acceptance = self._acceptance(row.id, host)
+        copied, offer = acceptance.gains(longest), acceptance.offer
+        if copied[-1] < thought[-1]:
+            return Bid(thought, (mind,), 1.0)
+        mixed = [offer * a + (1.0 - offer) * b for a, b in zip(copied, thought, strict=True)]
+        return Bid(mixed, (host, mind), 1.0 - offer)
+
+    def _gains(self, row: Row, method: str, longest: int) -> list[float]:
+        """Guesses expected to come true, whether or not the method has any."""
+        acceptance = self._acceptance(row.id, method)
+        offer = 1.0 if self._runs_model(method) else acceptance.offer
+        return [offer * gain for gain in acceptance.gains(longest)]
+
+    def _probe(self, batch: Batch, off: Sequence[int]) -> list[tuple[int, str]]:
+        """Rows that try one guess although it is not expected to pay, now and then, and with which drafter.
+
+        Probes take `SHARE` of the time. Rows with little to read go first.
+        """
+        self._since += bool(off)
+        if not off or self._since < self._interval:
+            return []
+        rows = batch.rows
+        order = sorted(off, key=lambda i: rows[i].backlog)
+        asked = [(i, rows[i].methods[self._probes % len(rows[i].methods)]) for i in order]
+        plain = batch.price({}, 0, 0)
+        extra = batch.price({method: 1.0 for _, method in asked}, 1, len(asked)) - plain
+        self.needed = extra / plain * len(rows) / len(asked)
+        debts = list(accumulate(batch.costs.feed(method, rows[i].backlog) for i, method in asked))
+        count = max(1, sum(debt <= extra for debt in debts))
+        self._interval = max(PROBE_FIRST, min(PROBE_MOST, int((extra + debts[count - 1]) / (SHARE * plain))))
+        if self._since < self._interval:
+            return []
+        self._since, self._interval, self._probes = 0, PROBE_FIRST, self._probes + 1
+        return asked[:count]

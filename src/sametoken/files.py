@@ -1,0 +1,223 @@
+"""Files that are whole or not there: written beside their place and moved into it, stamped with size and hash."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+
+from sametoken.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+BLOCK = 1 << 20
+AGAIN = "delete it and prepare again"
+
+
+class Stamp(NamedTuple):
+    """What a file must be: its size in bytes and its SHA-256 in hexadecimal."""
+
+    bytes: int
+    sha256: str
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of `file` when the block ends without an error, and only then.
+
+    Raises:
+        DataError: the disk is full or the place is not writable; what was there before still is.
+    """
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        part.touch()
+        mode = part.stat().st_mode
+        yield part
+        part.chmod(mode)  # safetensors writes files that only their owner can read
+        _sync(part)
+        os.replace(part, file)
+        _sync(file.parent)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{file} cannot be written ({_reason(error)}); nothing was left half written") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def discard_parts(file: Path) -> None:
+    """Removes what killed processes left of `file`, which no other process may be writing now."""
+    for part in file.parent.glob(f".{file.name}.*.part"):
+        part.unlink(missing_ok=True)
+
+
+def make_directory(directory: Path) -> None:
+    """The directory, with its parents.
+
+    Raises:
+        DataError: it cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{directory} cannot be made ({error.strerror}); choose another directory") from error
+
+
+def lock(descriptor: int, path: Path) -> None:
+    """Keeps a second writer out; the kernel forgets the lock with the process, however that ends.
+
+    Args:
+        descriptor: of the open file or directory.
+        path: its name, for messages.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{path} is being written by another process; wait for it or choose another place") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # some network file systems have no locks
+            raise
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Makes a directory and keeps a second writer out of it within the block. Raises as `make_directory` and `lock`."""
+    make_directory(directory)
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        lock(descriptor, directory)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Writes an object, atomically. Raises DataError as `replacing` does."""
+    with replacing(file) as part:
+        part.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        DataError: it is missing or holds something else.
+    """
+    try:
+        return json_object(file)
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}; expected what `sametoken prepare` writes") from error
+    except ValueError as error:
+        raise DataError(f"{file} {error}; {AGAIN}") from error
+
+
+def dataclass_of(kind: type[T], found: Mapping[str, Any]) -> T:
+    """A dataclass of JSON values.
+
+    Raises:
+        TypeError: a field is missing, unknown or of another type.
+    """
+    kind(**found)  # pydantic says nothing of names that it does not know
+    try:
+        return TypeAdapter(kind).validate_python(dict(found))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = ".".join(map(str, problem["loc"]))
+        raise TypeError(f"{name} is {problem['input']!r}: {problem['msg']}") from error
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> Stamp:
+    """Writes a safetensors file, atomically. Raises DataError as `replacing` does."""
+    from safetensors.torch import save_file
+
+    with replacing(file) as part:
+        save_file(dict(tensors), part)
+        return stamp(part)
+
+
+def read_tensors(file: Path, expected: Stamp) -> dict[str, Tensor]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        DataError: it is missing or not the file that was stamped.
+    """
+    from safetensors.torch import load_file
+
+    check(file, expected)
+    try:
+        tensors: dict[str, Tensor] = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{file}: not readable as safetensors ({error}); {AGAIN}") from error
+    return tensors
+
+
+def check(file: Path, expected: Stamp) -> None:
+    """Compares a file with its stamp.
+
+    Raises:
+        DataError: with what was expected and what was found.
+    """
+    try:
+        size = file.stat().st_size
+        if size != expected.bytes:
+            raise DataError(f"{file}: found {size} bytes, expected {expected.bytes}; {AGAIN}")
+        found = stamp(file)
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}, expected {expected.bytes} bytes; {AGAIN}") from error
+    if found != expected:
+        raise DataError(f"{file}: found SHA-256 {found.sha256[:16]}..., expected {expected.sha256[:16]}...; {AGAIN}")
+
+
+def stamp(*files: Path) -> Stamp:
+    """Size and hash of files, one after the other."""
+    size, digest = 0, hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(BLOCK):
+                size += len(block)
+                digest.update(block)
+    return Stamp(size, digest.hexdigest())
+
+
+def _sync(path: Path) -> None:
+    """To the disk itself: a rename that outlives its content in a power cut would leave an empty file."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:  # directories cannot be synchronised everywhere
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(handle)
+
+
+def _reason(error: Exception) -> str:
+    return str((error.strerror if isinstance(error, OSError) else None) or error)
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds something else; the message goes on after the file's name.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"({file.stat().st_size} bytes) is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"holds a {type(content).__name__}, expected a JSON object")  # noqa: TRY004 - of the file
+    return content

@@ -1,0 +1,1 @@
+"""Compiled kernels: `cpu` in C++, `triton` for CUDA."""

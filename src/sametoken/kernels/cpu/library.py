@@ -1,0 +1,330 @@
+"""The compiled library as Python sees it: which variant this machine runs, its structures, its calls.
+
+Tensors that a structure points to must be kept alive by whoever holds the structure.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.errors import ConfigError
+from sametoken.kernels.cpu.processor import VARIANTS, features, rebuild, unsupported
+
+LOG = logging.getLogger("sametoken")
+SWITCH = "SAMETOKEN_NATIVE"
+INTERFACE = 3  # as decoder.cpp: what was built from other sources has other structures
+BF16, INT8, INT8_WEIGHT_ONLY, INT4 = range(4)
+# Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
+ALONE_BYTES = 2**19
+
+
+class Weight(Structure):
+    """See linear.h."""
+
+    _fields_ = [
+        ("format", c_int32), ("inputs", c_int32), ("outputs", c_int32), ("group", c_int32),
+        ("data", c_void_p), ("scale", c_void_p), ("bias", c_void_p),
+    ]  # fmt: skip
+
+
+class Layer(Structure):
+    """See forward.h."""
+
+    _fields_ = [
+        ("attention_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("mlp_norm", c_void_p),
+        ("qkv", Weight), ("out", Weight), ("gate_up", Weight), ("down", Weight), ("window", c_int64),
+    ]  # fmt: skip
+
+
+class Join(Structure):
+    """See forward.h."""
+
+    _fields_ = [
+        ("fc", POINTER(Weight)), ("paired", c_int32), ("normed_residual", c_int32), ("embed_norm", c_void_p),
+        ("hidden_norm", c_void_p), ("whole_norm", c_void_p), ("part_norms", c_void_p), ("parts", c_int32),
+    ]  # fmt: skip
+
+
+class Model(Structure):
+    """See forward.h."""
+
+    _fields_ = [
+        ("layers", c_int32), ("hidden", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_size", c_int32),
+        ("rotated", c_int32), ("intermediate", c_int32), ("activation", c_int32), ("eps", c_float),
+        ("embed_packed", c_int32), ("vocabulary", c_int64), ("embed", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
+        ("positions", c_int64),
+        ("layer", POINTER(Layer)), ("join", POINTER(Join)),
+    ]  # fmt: skip
+
+
+class Pages(Structure):
+    """See forward.h."""
+
+    _fields_ = [
+        ("keys", c_void_p), ("values", c_void_p), ("layer_stride", c_int64), ("page_size", c_int64),
+        ("table_stride", c_int64), ("table", c_void_p),
+    ]  # fmt: skip
+
+
+class Span(Structure):
+    """See attention.h."""
+
+    _fields_ = [
+        ("batch", c_int32), ("nodes", c_int32), ("total", c_int32),
+        ("rows", c_void_p), ("starts", c_void_p), ("reach", c_void_p),
+    ]  # fmt: skip
+
+
+class Output(Structure):
+    """See decoder.cpp."""
+
+    _fields_ = [("head", POINTER(Weight)), ("norm", c_void_p), ("ids", c_void_p), ("recycled", c_int32)]
+
+
+class Feed(Structure):
+    """See decoder.cpp."""
+
+    _fields_ = [("span", Span), ("tokens", c_void_p), ("lengths", c_void_p), ("features", c_void_p)]
+
+
+class Draw(Structure):
+    """See draw.h."""
+
+    _fields_ = [
+        ("seeds", c_void_p), ("positions", c_void_p), ("temperature", c_void_p), ("loudness", c_void_p),
+        ("max_cost", c_void_p), ("top_k", c_void_p), ("top_p", c_void_p),
+    ]  # fmt: skip
+
+
+class PackedWeight(NamedTuple):
+    """A linear's weight in the library's layout.
+
+    Attributes:
+        weight: the structure, which points into `kept`.
+        kept: data, and scale and bias where there are any.
+    """
+
+    weight: Weight
+    kept: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.kept)
+
+
+class Library:
+    """One loaded variant."""
+
+    def __init__(self, name: str, file: Path) -> None:
+        self.name = name
+        library = ctypes.CDLL(str(file))
+        if getattr(library, "sametoken_interface", lambda: 0)() != INTERFACE:
+            raise OSError(f"{file} was built from other sources; install the package again")
+        self._linear, self._forward = library.sametoken_linear, library.sametoken_forward
+        self._fuse, self._guess = library.sametoken_fuse, library.sametoken_guess
+        self._linear.argtypes = [POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_int32, c_int32]
+        self._forward.argtypes = [
+            POINTER(Model), POINTER(Pages), POINTER(Span), c_int32, c_void_p, c_int32, c_void_p, POINTER(c_void_p),
+            c_int32,
+        ]  # fmt: skip
+
+        self._fuse.argtypes = [POINTER(Model), c_void_p, c_int32, c_void_p, c_int32]
+        self._guess.argtypes = [
+            POINTER(Model), POINTER(Pages), POINTER(Feed), POINTER(Output), POINTER(Draw), c_void_p,
+            c_int32, c_int32, c_int32,
+        ]  # fmt: skip
+
+    def linear(
+        self, packed: PackedWeight, x: Tensor, dtype: torch.dtype, norm: tuple[Tensor, float] | None = None
+    ) -> Tensor:
+        """norm(x) W^T + bias.
+
+        Args:
+            x: [M, in] bfloat16.
+            dtype: of the result, bfloat16 or float32.
+            norm: weight [in] and epsilon of an RMS norm that comes first, or None.
+        """
+        x = x.contiguous()
+        y = torch.empty(x.shape[0], packed.weight.outputs, dtype=dtype)
+        weight, eps = (None, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
+        wide = dtype == torch.float32
+        threads = _threads(packed.nbytes)
+        _check(self._linear(packed.weight, x.data_ptr(), x.shape[0], weight, eps, y.data_ptr(), wide, threads))
+        return y
+
+    def fuse(self, model: Model, features: Tensor, nbytes: int) -> Tensor:
+        """[T, H] hidden states of features [T, W] bfloat16, for a head of EAGLE-3."""
+        features = features.contiguous()
+        x = torch.empty(features.shape[0], model.hidden, dtype=torch.bfloat16)
+        _check(self._fuse(model, features.data_ptr(), features.shape[0], x.data_ptr(), _threads(nbytes)))
+        return x
+
+    def forward(
+        self,
+        model: Model,
+        pages: Pages,
+        spans: Sequence[Span],
+        tokens: Tensor,
+        x: Tensor,
+        taps: Sequence[Tensor | None],
+        nbytes: int,
+    ) -> None:
+        """All blocks of a decoder or head.
+
+        Args:
+            tokens: [T] int64, padding negative.
+            x: [T, H] bfloat16, becomes the output of the last block; what a model with `join` reads beside tokens.
+            taps: one per layer, [T, H] bfloat16 that receives the layer's output, or None.
+            nbytes: of all weights, by which the number of threads is chosen.
+        """
+        pointers = (c_void_p * len(taps))(*(None if tap is None else tap.data_ptr() for tap in taps))
+        listed = (Span * len(spans))(*spans)
+        count, threads = tokens.shape[0], _threads(nbytes)
+        _check(
+            self._forward(model, pages, listed, len(spans), tokens.data_ptr(), count, x.data_ptr(), pointers, threads)
+        )
+
+    def guess(
+        self, model: Model, pages: Pages, feed: Feed, output: Output, draw: Draw, levels: int, nbytes: tuple[int, int]
+    ) -> Tensor:
+        """Each row's last certain token and its continuation, [B, 1 + levels] int64.
+
+        Args:
+            feed: what rows read first.
+            draw: how they draw.
+            levels: tokens of a continuation; the last one is not read.
+            nbytes: of the blocks' weights and of the head's.
+        """
+        guesses = torch.empty(feed.span.batch, 1 + levels, dtype=torch.int64)
+        threads = [_threads(each) for each in nbytes]
+        _check(self._guess(model, pages, feed, output, draw, guesses.data_ptr(), levels, *threads))
+        return guesses
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a contiguous tensor's data lie, for a structure; None for null."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+class KernelStatus(NamedTuple):
+    """Which kernels this process computes with.
+
+    Attributes:
+        variant: name of the loaded variant; None where torch computes alone, which is slower.
+        features: what this processor has of what any variant asks for, sorted.
+        reason: why there is no variant; None where there is one.
+        advice: what mends that, with the command; None where nothing does or nothing is wrong.
+    """
+
+    variant: str | None
+    features: tuple[str, ...]
+    reason: str | None = None
+    advice: str | None = None
+
+
+def library() -> Library | None:
+    """The best variant that was built and that this machine runs; None where there is none.
+
+    The choice depends on the machine alone, never on a measurement: sums of bfloat16 products differ between variants
+    in their last bits, and the same seed must give the same text tomorrow.
+
+    Raises:
+        ConfigError: the environment asks for a variant that is not there.
+    """
+    return _chosen()[0]
+
+
+def status() -> KernelStatus:
+    """What `library` chose, and why and what to do where it found nothing.
+
+    Raises:
+        ConfigError: as `library`.
+    """
+    return _chosen()[1]
+
+
+def choose() -> tuple[Library | None, KernelStatus]:
+    """What `library` and `status` remember, looked up anew."""
+    wanted = os.environ.get(SWITCH, "auto")
+    if wanted not in ("auto", "off", *VARIANTS):
+        raise ConfigError(f"{SWITCH}={wanted!r}: expected auto, off, {', '.join(VARIANTS)}")
+    found = tuple(sorted(features()))
+    if wanted == "off":
+        return None, KernelStatus(None, found, f"{SWITCH}=off leaves them out", f"unset {SWITCH}")
+    names = [name for name in VARIANTS if wanted in ("auto", name) and VARIANTS[name] <= features()]
+    reason = "none were built when this package was installed" if names else unsupported()
+    for name in names:
+        file = file_of(name)
+        if file is not None:
+            try:
+                return Library(name, file), KernelStatus(name, found)
+            except OSError as error:
+                LOG.warning("the compiled kernels are left out and torch is slower: %s", error)
+                reason = f"they cannot be loaded: {error}"
+    if wanted in VARIANTS:
+        raise ConfigError(
+            f"{SWITCH}={wanted!r}: not built from these sources, or this CPU lacks its instructions; use auto"
+        )
+    return None, KernelStatus(None, found, reason, rebuild() if names else None)
+
+
+_chosen = cache(choose)
+
+
+def file_of(variant: str) -> Path | None:
+    """Where a variant lies that was built, None where it was not."""
+    file = Path(__file__).parent / f"_kernels_{variant}.so"
+    return file if file.exists() else None
+
+
+class _Team(threading.local):
+    """Threads of a call from this thread while torch itself has one."""
+
+    size: int | None = None
+
+
+_team = _Team()
+
+
+@contextmanager
+def serial_torch() -> Iterator[None]:
+    """Leaves torch one thread and its others to the library, whose threads would wait for the same cores as torch's."""
+    if _team.size is not None:
+        yield
+        return
+    _team.size = threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _team.size = None
+
+
+def _threads(nbytes: int) -> int:
+    return 1 if nbytes <= ALONE_BYTES else _team.size or torch.get_num_threads()
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise MemoryError("the compiled kernels ran out of memory for their workspace")
+
+
+def struct_of(kind: type[Structure], **values: Any) -> Any:
+    """A structure with pointers given as tensors."""
+    return kind(**{name: address(value) if isinstance(value, Tensor) else value for name, value in values.items()})

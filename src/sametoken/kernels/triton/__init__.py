@@ -1,0 +1,1 @@
+"""Kernels for CUDA in Triton; importing a module needs triton."""

@@ -1,0 +1,247 @@
+"""Hidden states of prepared samples, computed by the target and written shard by shard.
+
+Whole shards only, so a run that was stopped goes on where it was, and several processes share the shards among them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.errors import ConfigError, DataError
+from sametoken.files import discard_parts, make_directory, write_tensors
+from sametoken.model.decoder import Decoder
+from sametoken.model.head_config import default_taps
+from sametoken.runtime.cache import KVCache, PageTable, Span
+from sametoken.speculation.draft import chain_reach
+from sametoken.train.dataset.hidden_states import (
+    DIRECTORY,
+    DTYPES,
+    FORMAT,
+    Features,
+    HiddenSpec,
+    HiddenStates,
+    claim,
+    encode,
+    write_stamp,
+)
+from sametoken.train.dataset.prepared import SAMPLES, Prepared
+
+CHUNK = 512  # tokens of a forward
+PAGE = 32
+UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
+         "tib": 1 << 40}  # fmt: skip
+
+
+class Reader:
+    """A target that reads one sequence at a time, in pieces, with a cache of its own.
+
+    Args:
+        decoder: the target.
+        taps: blocks whose outputs are wanted, 0-based.
+        longest: tokens of the longest sequence.
+    """
+
+    def __init__(self, decoder: Decoder, taps: tuple[int, ...], longest: int) -> None:
+        self._decoder, self._taps = decoder, taps
+        self.device = decoder.embed.weight.device
+        config, pages = decoder.config, -(-(longest + 1) // PAGE)
+        self._table = PageTable(1, pages + 1, pages, PAGE, self.device)
+        self._table.extend(0, range(1, pages + 1))
+        self._cache = KVCache(
+            config.num_layers, config.num_kv_heads, config.head_dim, self._table, decoder.dtype, self.device
+        )
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """[S, n + 1, H] of `tokens` [S]: the taps and the last state after the final norm, in the decoder's dtype."""
+        return torch.cat([self.piece(tokens, start) for start in range(0, len(tokens), CHUNK)])
+
+    @torch.no_grad()
+    def piece(self, tokens: Tensor, start: int) -> Tensor:
+        """The same for the tokens from `start`, at most `CHUNK`, whose predecessors were read before."""
+        tokens = tokens[start : start + CHUNK]
+        count = len(tokens)
+        nodes = max(count, self._decoder.least_rows)  # a node that pads comes after all others, which cannot see it
+        padded = torch.full((nodes,), -1, dtype=torch.int64, device=self.device)
+        padded[:count] = tokens
+        place = torch.tensor([start], device=self.device)
+        reach = chain_reach(1, nodes, self.device)
+        span = Span(torch.zeros_like(place), (0,), place, reach, nodes, start + nodes)
+        hidden = self._decoder(padded, self._cache, self._cache.view([span]), self._taps)
+        return torch.stack([*hidden.taps, self._decoder.norm(hidden.last)], dim=1)[:count]
+
+
+def features(states: Tensor) -> Features:
+    """What `Reader` returns, as the features of a sample."""
+    return Features(states[:, :-1].flatten(1), states[:, -1])
+
+
+class Extracted(NamedTuple):
+    """How many shards this run wrote, of how many that were its own."""
+
+    written: int
+    own: int
+
+
+def parse_taps(text: str, layers: int) -> tuple[int, ...]:
+    """Blocks from "2,8,13" or from what they are for: eagle3, eagle1 and medusa (these two read the last state only).
+
+    Raises:
+        ConfigError: it is neither, or the target has no such block.
+    """
+    if text in ("eagle1", "medusa"):
+        return ()
+    if text == "eagle3":
+        return default_taps(3, layers)
+    if not re.fullmatch(r"\d{1,9}( *, *\d{1,9})*", text):
+        raise ConfigError(f"--taps {text!r}: expected eagle3, eagle1, medusa, or blocks from 0 such as 2,8,13")
+    taps = tuple(int(tap) for tap in text.split(","))
+    if max(taps) >= layers or len(set(taps)) < len(taps):
+        raise ConfigError(f"--taps {text}: expected different blocks from 0 to {layers - 1}, which the target has")
+    return taps
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from "50GB", "1.5 TiB" or a number.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    unit = UNITS.get(found[2].removesuffix("b") + "b" if found[2] else "") if found else None
+    if found is None or unit is None:
+        raise ConfigError(f"--budget {text!r}: expected a size such as 50GB or 1.5TiB")
+    return int(float(found[1]) * unit)
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Number and count of "0/4".
+
+    Raises:
+        ConfigError: it is no part.
+    """
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+    if found is None or int(found[1]) >= int(found[2]):
+        raise ConfigError(f"--shard {text!r}: expected number/count with numbers from 0, such as 0/4")
+    return int(found[1]), int(found[2])
+
+
+def spec_of(prepared: Prepared, decoder: Decoder, taps: tuple[int, ...], dtype: str) -> HiddenSpec:
+    """What the hidden states of these samples under this target are.
+
+    Raises:
+        ConfigError: there is no such dtype.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"--hidden-dtype {dtype!r}: expected {' or '.join(DTYPES)}")
+    origin = prepared.manifest.origin
+    return HiddenSpec(
+        FORMAT, origin.target, origin.target_digest, origin.tokenizer_digest, prepared.manifest.files[SAMPLES].sha256,
+        taps, decoder.config.hidden_size, dtype, str(decoder.dtype).removeprefix("torch."),
+    )  # fmt: skip
+
+
+def check_size(prepared: Prepared, spec: HiddenSpec, budget: int | None) -> int:
+    """Bytes of all hidden states together; refuses them before anything is written.
+
+    Args:
+        budget: the most they may take, None for what is free.
+
+    Raises:
+        DataError: they would take more than that, or than the disk has left.
+    """
+    lengths = prepared.lengths()
+    size = sum(lengths) * spec.bytes_per_token
+    each = f"{sum(lengths)} tokens of {spec.bytes_per_token} bytes"
+    smaller = "use fewer samples, a smaller --max-len, fewer --taps" + (
+        " or --hidden-dtype fp8" if spec.dtype != "fp8" else ""
+    )
+    if budget is not None and size > budget:
+        raise DataError(f"the hidden states need {spell(size)} ({each}), the budget is {spell(budget)}; {smaller}")
+    stored = HiddenStates(prepared.directory / DIRECTORY, spec, lengths)
+    left = sum(lengths[i] for number in stored.missing() for i in stored.shards[number]) * spec.bytes_per_token
+    free = shutil.disk_usage(prepared.directory).free
+    if left > free:
+        raise DataError(
+            f"the hidden states need {spell(size)} ({each}), {spell(left)} of that still to be written, and "
+            f"{prepared.directory} has {spell(free)} left; make room, or {smaller}"
+        )
+    return size
+
+
+def extract(
+    prepared: Prepared,
+    decoder: Decoder,
+    spec: HiddenSpec,
+    part: tuple[int, int] = (0, 1),
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> Extracted:
+    """Writes the hidden states that are missing.
+
+    Args:
+        spec: from `spec_of`.
+        part: number and count of the processes that share the work; this one writes every count-th shard.
+        progress: called with the tokens of every sample.
+
+    Raises:
+        DataError: other hidden states are there, the disk is full, or states are not finite.
+    """
+    directory = prepared.directory / DIRECTORY
+    make_directory(directory)
+    claim(directory, spec)
+    lengths = prepared.lengths()
+    stored = HiddenStates(directory, spec, lengths)
+    number, count = part
+    own = range(number, len(stored.shards), count)
+    reader = Reader(decoder, spec.taps, max(lengths))
+    written = 0
+    for shard in own:
+        if not stored.has(shard):
+            _write(prepared, reader, spec, (stored.file(shard), stored.shards[shard]), progress)
+            written += 1
+    return Extracted(written, len(own))
+
+
+def _write(
+    prepared: Prepared, reader: Reader, spec: HiddenSpec, shard: tuple[Path, range], progress: Callable[[int], None]
+) -> None:
+    file, samples = shard
+    discard_parts(file)
+    whole = _concatenated(list(_encoded(prepared, reader, spec, samples, progress)))
+    write_stamp(file, write_tensors(file, whole))
+
+
+def _encoded(
+    prepared: Prepared, reader: Reader, spec: HiddenSpec, samples: range, progress: Callable[[int], None]
+) -> Iterator[dict[str, Tensor]]:
+    for sample in samples:
+        name, tokens, _ = prepared[sample]
+        try:
+            yield {key: value.cpu() for key, value in encode(reader(tokens), spec.dtype).items()}
+        except DataError as error:
+            raise DataError(f"conversation {name}: {error}") from error
+        progress(len(tokens))
+
+
+def _concatenated(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    # float8 has no concatenation, bytes have
+    def joined(name: str) -> Tensor:
+        dtype = parts[0][name].dtype
+        return torch.cat([part[name].contiguous().view(torch.uint8) for part in parts]).view(dtype)
+
+    return {name: joined(name) for name in parts[0]}
+
+
+def spell(size: int) -> str:
+    """Bytes in words, in powers of ten as disks are sold."""
+    number, units = float(size), ["bytes", "kB", "MB", "GB", "TB"]
+    while number >= 1000 and len(units) > 1:
+        number /= 1000
+        units.pop(0)
+    return f"{number:.0f} bytes" if units[0] == "bytes" else f"{number:.1f} {units[0]}"

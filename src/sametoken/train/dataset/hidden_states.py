@@ -1,0 +1,228 @@
+"""Hidden states of prepared samples on disk: the format, how large it is, and how it is read.
+
+A directory `hidden` beside the samples holds manifest.json, and per shard a safetensors file with its stamp as JSON.
+A shard is there when its stamp is. Legend: T tokens of a shard, S of a sample, n taps, H hidden size.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sametoken.errors import DataError
+from sametoken.files import AGAIN, Stamp, check, dataclass_of, read_object, write_json
+
+DIRECTORY, MANIFEST = "hidden", "manifest.json"
+FORMAT = 1
+SHARD_BYTES = 256 << 20
+DTYPES = ("bfloat16", "fp8")
+LARGEST = torch.finfo(torch.float8_e4m3fn).max
+
+
+class Features(NamedTuple):
+    """What the target makes of a sample.
+
+    Attributes:
+        taps: [S, n * H] outputs of the tapped blocks side by side, in their order.
+        last: [S, H] output of the last block AFTER the target's final norm, which its head reads.
+    """
+
+    taps: Tensor
+    last: Tensor
+
+
+@dataclass(frozen=True)
+class HiddenSpec:
+    """What hidden states are of; two runs with an equal one write equal shards.
+
+    Attributes:
+        format: version of this layout.
+        target, target_digest: the model's name and `checkpoint.identity.model_digest`.
+        tokenizer_digest: of the tokenizer and the chat template.
+        samples_sha256: of the samples' file.
+        taps: blocks, 0-based, whose outputs are kept; the last state is always kept.
+        hidden_size: H.
+        dtype: one of DTYPES; fp8 is e4m3 with a float32 scale per token and tap.
+        computed_in: torch name of the dtype that the target ran in.
+        shard_bytes: what a shard holds at most, unless a single sample is larger.
+    """
+
+    format: int
+    target: str
+    target_digest: str
+    tokenizer_digest: str
+    samples_sha256: str
+    taps: tuple[int, ...]
+    hidden_size: int
+    dtype: str
+    computed_in: str
+    shard_bytes: int = SHARD_BYTES
+
+    @property
+    def bytes_per_token(self) -> int:
+        """On disk, all taps and the last state together."""
+        groups = len(self.taps) + 1
+        return groups * (self.hidden_size + 4 if self.dtype == "fp8" else 2 * self.hidden_size)
+
+    def shards(self, lengths: Sequence[int]) -> list[range]:
+        """The samples of each shard, in order."""
+        starts, held = [0], 0
+        for sample, length in enumerate(lengths):
+            if held and (held + length) * self.bytes_per_token > self.shard_bytes:
+                starts.append(sample)
+                held = 0
+            held += length
+        return [range(a, b) for a, b in zip(starts, [*starts[1:], len(lengths)], strict=True)]
+
+
+def encode(states: Tensor, dtype: str) -> dict[str, Tensor]:
+    """Hidden states [T, n + 1, H] as a shard holds them.
+
+    Raises:
+        DataError: they are not finite numbers.
+    """
+    if not states.isfinite().all():
+        raise DataError("the target's hidden states hold NaN or Inf; run it in a wider dtype (--dtype float32)")
+    if dtype == "bfloat16":
+        return {"states": states.to(torch.bfloat16).contiguous()}
+    wide = states.float()
+    scales = (wide.abs().amax(-1) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+    return {"states": (wide / scales.unsqueeze(-1)).to(torch.float8_e4m3fn), "scales": scales}
+
+
+def decode(stored: dict[str, Tensor]) -> Tensor:
+    """bfloat16 [T, n + 1, H] of what `encode` made."""
+    if "scales" not in stored:
+        return stored["states"]
+    return (stored["states"].float() * stored["scales"].unsqueeze(-1)).to(torch.bfloat16)
+
+
+class HiddenStates:
+    """The hidden states of samples, read sample by sample; a shard's hash is checked when it is first touched.
+
+    Args:
+        directory: holds the manifest and the shards.
+        lengths: tokens of each sample.
+    """
+
+    def __init__(self, directory: Path, spec: HiddenSpec, lengths: Sequence[int]) -> None:
+        self._directory, self.spec = directory, spec
+        self.shards = spec.shards(lengths)
+        self._starts = [shard.start for shard in self.shards]
+        self._ends = list(accumulate(lengths))
+        self._checked: set[int] = set()
+
+    @staticmethod
+    def open(directory: Path, lengths: Sequence[int]) -> HiddenStates | None:
+        """Those in a directory; None if there are none.
+
+        Raises:
+            DataError: the manifest is damaged or of another version.
+        """
+        if not (directory / MANIFEST).exists():
+            return None
+        return HiddenStates(directory, read_spec(directory / MANIFEST), lengths)
+
+    def __getitem__(self, sample: int) -> Features:
+        """Raises DataError if the sample's shard is missing or damaged."""
+        number = bisect_right(self._starts, sample) - 1
+        file = self._whole(number)
+        ends = [0, *self._ends]
+        base, start, stop = ends[self._starts[number]], ends[sample], ends[sample + 1]
+        try:
+            with safe_open(file, framework="pt") as opened:
+                stored = {name: opened.get_slice(name)[start - base : stop - base] for name in opened.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{file}: not readable as safetensors ({error}); {AGAIN}") from error
+        states = decode(stored)
+        return Features(states[:, :-1].flatten(1), states[:, -1])
+
+    def file(self, number: int) -> Path:
+        """Where a shard is or would be."""
+        return self._directory / f"shard-{number:05d}.safetensors"
+
+    def has(self, number: int) -> bool:
+        """True if a shard was written wholly; a damaged one counts as there."""
+        return _stamp_file(self.file(number)).exists()
+
+    def missing(self) -> list[int]:
+        """Shards that were not written yet."""
+        return [number for number in range(len(self.shards)) if not self.has(number)]
+
+    def _whole(self, number: int) -> Path:
+        file = self.file(number)
+        if number in self._checked:
+            return file
+        if not self.has(number):
+            raise DataError(
+                f"{file} is missing: {len(self.missing())} of {len(self.shards)} shards were not written; "
+                "run `sametoken prepare --hidden-states` again to write them"
+            )
+        check(file, read_stamp(file))
+        self._checked.add(number)
+        return file
+
+
+def read_spec(file: Path) -> HiddenSpec:
+    """The manifest of hidden states.
+
+    Raises:
+        DataError: it is damaged or of another version.
+    """
+    found = read_object(file)
+    try:
+        spec = dataclass_of(HiddenSpec, {**found, "taps": tuple(found["taps"])})
+    except (TypeError, KeyError) as error:
+        raise DataError(f"{file}: not a manifest of hidden states ({error}); {AGAIN}") from error
+    if spec.format != FORMAT:
+        raise DataError(f"{file}: format {spec.format}, expected {FORMAT}; {AGAIN}")
+    return spec
+
+
+def claim(directory: Path, spec: HiddenSpec) -> None:
+    """Says what a directory's hidden states are of, or agrees with what it says.
+
+    Raises:
+        DataError: it holds those of something else, naming the first difference.
+    """
+    file = directory / MANIFEST
+    if not file.exists():
+        write_json(file, asdict(spec))
+        return
+    found, expected = asdict(read_spec(file)), asdict(spec)
+    for key in expected.keys() - {"target"}:  # a name may change, what it names may not
+        if found[key] != expected[key]:
+            raise DataError(
+                f"{file}: found {key} {_shown(found[key])}, expected {_shown(expected[key])}; "
+                f"delete {directory} to make the hidden states anew, or run with the settings that made them"
+            )
+
+
+def write_stamp(file: Path, stamp: Stamp) -> None:
+    """Says that a shard is whole; comes after the shard itself."""
+    write_json(_stamp_file(file), stamp._asdict())
+
+
+def read_stamp(file: Path) -> Stamp:
+    """What a shard must be. Raises DataError if that is damaged."""
+    found = read_object(_stamp_file(file))
+    try:
+        return Stamp(int(found["bytes"]), str(found["sha256"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{_stamp_file(file)}: not a stamp ({error}); {AGAIN}") from error
+
+
+def _stamp_file(file: Path) -> Path:
+    return file.with_suffix(".json")
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -1,0 +1,199 @@
+"""Conversations into prepared samples: tokens and masks, cut to length, counted, and written as one directory."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.checkpoint.paths import user_path
+from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.data.conversations import CONVERSATION_KEYS, Row, parse_record, read_rows, row_id
+from sametoken.errors import DataError, RequestError
+from sametoken.files import make_directory, stamp, write_json, write_tensors
+from sametoken.train.dataset.masks import Masked, Rules, mask_conversation, mask_text
+from sametoken.train.dataset.prepared import (
+    FORMAT,
+    MANIFEST,
+    SAMPLES,
+    VOCABULARY,
+    Counts,
+    Manifest,
+    Origin,
+    Prepared,
+    check_origin,
+)
+from sametoken.train.dataset.vocabulary import choose_vocabulary, count_tokens
+
+
+class Tokenised(NamedTuple):
+    """A row of the data by its id, before it is cut."""
+
+    id: str
+    masked: Masked
+
+
+def tokenise(
+    files: Iterable[str | Path],
+    tokenizer: Tokenizer,
+    *,
+    end_of_turn: bool = True,
+    all_tokens: bool = False,
+    template: Mapping[str, Any] | None = None,
+) -> Iterator[Tokenised]:
+    """The rows of files of conversations, in order; a row with `text` and no messages counts wholly.
+
+    Args:
+        end_of_turn: the token that ends an answer counts too.
+        all_tokens: count everything, not only what the assistant says.
+        template: what the chat template reads besides messages and the row's own tools.
+
+    Raises:
+        DataError: a file is unreadable or a row is no conversation, or nothing of it counts; names file and line.
+    """
+    for file in files:
+        for row in read_rows(file):
+            try:
+                found = _tokenise(row, tokenizer, Rules(end_of_turn, template or {}), all_tokens)
+            except RequestError as error:
+                raise DataError(f"{row.where} (conversation {row_id(row)}): {error}") from error
+            if found is not None:
+                yield Tokenised(row_id(row), found)
+
+
+def _tokenise(row: Row, tokenizer: Tokenizer, rules: Rules, all_tokens: bool) -> Masked | None:
+    """None for a row without a conversation."""
+    name = f"{row.where} (conversation {row_id(row)})"
+    stated = any(row.entry.get(key) for key in CONVERSATION_KEYS)
+    if not stated and isinstance(text := row.entry.get("text"), str):
+        if not text:
+            raise DataError(f"{name}: no token counts: the text is empty; remove the row")
+        return mask_text(tokenizer, text)
+    if (record := parse_record(row)) is None:
+        return None
+    if isinstance(tools := record.rest.get("tools"), list):
+        rules = rules._replace(variables={"tools": tools, **rules.variables})
+    if all_tokens:
+        text = tokenizer.apply_chat_template(record.messages, add_generation_prompt=False, **rules.variables)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        return Masked(tokens, [True] * len(tokens))
+    try:
+        return mask_conversation(tokenizer, record.messages, rules, cut=record.truncated)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error
+
+
+def prepare(
+    files: Sequence[str | Path],
+    directory: str | Path,
+    tokenizer: Tokenizer,
+    origin: Origin,
+    progress: Callable[[], None] = lambda: None,
+) -> Prepared:
+    """Writes the samples of files of conversations; a directory made from the same in the same way is kept as it is.
+
+    Args:
+        files: of conversations.
+        directory: to write to; it is made if it is not there.
+        tokenizer: the target's.
+        origin: what they are made from and how, `data_sha256` of `files` included (see `data_digest`).
+        progress: called after every row.
+
+    Raises:
+        DataError: the data are no conversations, nothing of one counts, the directory was made otherwise, or the disk
+            is full.
+    """
+    path = user_path(directory)
+    if (path / MANIFEST).exists():
+        check_origin(path, origin)
+        return Prepared.open(path)
+    gathered = _gather(files, tokenizer, origin, progress)
+    tensors = gathered.tensors()
+    counted = count_tokens(tensors["tokens"], tensors["mask"], origin.vocab_size)
+    coverage, vocabulary = None, None
+    if origin.draft_vocab_size is not None:
+        forced = tokenizer.special_ids.union(tokenizer.eos_ids)
+        vocabulary = choose_vocabulary(counted, origin.draft_vocab_size, forced, fill=origin.fill_vocabulary)
+        coverage = vocabulary.coverage(counted)
+    make_directory(path)
+    stamps = {SAMPLES: write_tensors(path / SAMPLES, tensors)}
+    if vocabulary is not None:
+        stamps[VOCABULARY] = write_tensors(path / VOCABULARY, vocabulary._asdict())
+    counts = Counts(
+        len(gathered.ids), len(gathered.tokens), int(counted.sum()), gathered.truncated, gathered.dropped,
+        gathered.unserved, gathered.unended, int((counted > 0).sum()), coverage,
+    )  # fmt: skip
+    write_json(path / MANIFEST, Manifest(FORMAT, origin, counts, stamps).to_json())
+    return Prepared.open(path)
+
+
+def data_digest(files: Sequence[str | Path]) -> str:
+    """SHA-256 of the files of conversations.
+
+    Raises:
+        DataError: one cannot be read.
+    """
+    paths = [user_path(file) for file in files]
+    try:
+        return stamp(*paths).sha256
+    except OSError as error:
+        raise DataError(f"{error.filename}: {error.strerror}; expected a readable file of conversations") from error
+
+
+class _Gathered:
+    """Samples as they grow: compact, since a corpus has more tokens than Python lists can bear."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.tokens, self.mask, self.ends = array("i"), bytearray(), array("q")
+        self.truncated = self.dropped = self.unserved = self.unended = 0
+
+    def add(self, name: str, masked: Masked, max_len: int) -> None:
+        """Keeps the head of a sample, or nothing where nothing of that counts."""
+        tokens, mask = masked.tokens[:max_len], masked.mask[:max_len]
+        self.truncated += len(masked.tokens) > max_len
+        if not any(mask):
+            self.dropped += 1
+            return
+        self.unserved += not masked.as_served
+        self.unended += not masked.ended
+        self.ids.append(name)
+        self.tokens.extend(tokens)
+        self.mask.extend(mask)
+        self.ends.append(len(self.tokens))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As the file of samples holds them."""
+        ids = json.dumps(self.ids, ensure_ascii=False).encode()
+        return {
+            "tokens": torch.frombuffer(self.tokens, dtype=torch.int32),
+            "mask": torch.frombuffer(self.mask, dtype=torch.bool),
+            "ends": torch.frombuffer(self.ends, dtype=torch.int64),
+            "ids": torch.frombuffer(bytearray(ids), dtype=torch.uint8),
+        }
+
+
+def _gather(
+    files: Sequence[str | Path], tokenizer: Tokenizer, origin: Origin, progress: Callable[[], None]
+) -> _Gathered:
+    gathered = _Gathered()
+    rows = tokenise(
+        files, tokenizer, end_of_turn=origin.end_of_turn, all_tokens=origin.all_tokens, template=origin.template
+    )
+    for name, masked in rows:
+        if (largest := max(masked.tokens)) >= origin.vocab_size:
+            raise DataError(
+                f"conversation {name} holds token {largest}, but {origin.target} has {origin.vocab_size} tokens; its "
+                "tokenizer belongs to another model"
+            )
+        gathered.add(name, masked, origin.max_len)
+        progress()
+    if not gathered.ids:
+        what = f"of all {gathered.dropped} nothing counts in the first {origin.max_len} tokens; raise --max-len"
+        raise DataError(f"{', '.join(map(str, files))}: no samples: {what if gathered.dropped else 'no conversations'}")
+    return gathered

@@ -1,0 +1,236 @@
+"""A directory of prepared samples: token ids, loss masks, a draft vocabulary and perhaps hidden states.
+
+manifest.json says what they were made from and what the files must be; samples.safetensors and vocabulary.safetensors
+hold them. A directory without a manifest is not prepared. Legend: S tokens of a sample, T of all, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.checkpoint.identity import model_digest
+from sametoken.checkpoint.paths import user_path
+from sametoken.errors import DataError
+from sametoken.files import AGAIN, Stamp, dataclass_of, read_object, read_tensors
+from sametoken.train.dataset.hidden_states import DIRECTORY, Features, HiddenStates
+from sametoken.train.dataset.hidden_states import MANIFEST as HIDDEN_MANIFEST
+from sametoken.train.dataset.vocabulary import DraftVocabulary
+
+FORMAT = 1
+MANIFEST, SAMPLES, VOCABULARY = "manifest.json", "samples.safetensors", "vocabulary.safetensors"
+
+
+class Sample(NamedTuple):
+    """One sample.
+
+    Attributes:
+        tokens: int64 [S].
+        mask: bool [S], True where the token is a thing to predict.
+    """
+
+    id: str
+    tokens: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What samples are made from and how; equal ones give equal samples.
+
+    Attributes:
+        target: the model's name. `target_digest`: `checkpoint.identity.model_digest` of it.
+        tokenizer_digest: of the tokenizer and the chat template.
+        data_sha256: of the files of conversations, one after the other.
+        vocab_size: V, rows of the target's embedding.
+        max_len: tokens that a sample has at most.
+        end_of_turn: the token that ends an answer counts.
+        all_tokens: every token counts.
+        template: what the chat template was given besides the messages.
+        draft_vocab_size: tokens of the draft vocabulary, None for none.
+        fill_vocabulary: whether it was filled up with tokens that do not occur.
+    """
+
+    target: str
+    target_digest: str
+    tokenizer_digest: str
+    data_sha256: str
+    vocab_size: int
+    max_len: int = 2048
+    end_of_turn: bool = True
+    all_tokens: bool = False
+    template: Mapping[str, Any] = field(default_factory=dict)
+    draft_vocab_size: int | None = None
+    fill_vocabulary: bool = False
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What preparing met.
+
+    Attributes:
+        samples, tokens, masked: what there is; masked tokens count in the loss.
+        truncated: samples that were cut at `max_len`. `dropped`: those of which nothing counted afterwards.
+        unserved: samples whose last prompt a server would render otherwise, see `masks.Masked.as_served`.
+        unended: samples with an answer that no token ends, see `masks.Masked.ended`.
+        distinct: different tokens that count.
+        coverage: share of the masked tokens that the draft vocabulary has, None without one.
+    """
+
+    samples: int
+    tokens: int
+    masked: int
+    truncated: int
+    dropped: int
+    unserved: int
+    unended: int
+    distinct: int
+    coverage: float | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a directory holds.
+
+    Attributes:
+        files: what each file must be.
+        taps, hidden_dtype: of the hidden states on disk, None where there are none.
+    """
+
+    format: int
+    origin: Origin
+    counts: Counts
+    files: Mapping[str, Stamp]
+    taps: tuple[int, ...] | None = None
+    hidden_dtype: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As manifest.json holds it; the hidden states have a manifest of their own."""
+        stamps = {name: stamp._asdict() for name, stamp in self.files.items()}
+        return {
+            "format": self.format, "origin": asdict(self.origin), "counts": asdict(self.counts), "files": stamps
+        }  # fmt: skip
+
+
+class Prepared:
+    """Prepared samples, in their order; made by `preparation.prepare`.
+
+    Attributes:
+        directory: where they are.
+        manifest: what they are.
+        draft_vocabulary: None if none was asked for.
+        hidden_states: None if there are none; some shards may be missing while they are written.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        stored = read_tensors(directory / SAMPLES, manifest.files[SAMPLES])
+        self._tokens, self._mask = stored["tokens"], stored["mask"]
+        self._starts: list[int] = [0, *stored["ends"].tolist()]
+        self._ids: list[str] = json.loads(stored["ids"].numpy().tobytes())
+        self.draft_vocabulary: DraftVocabulary | None = None
+        if VOCABULARY in manifest.files:
+            self.draft_vocabulary = DraftVocabulary(**read_tensors(directory / VOCABULARY, manifest.files[VOCABULARY]))
+        self.hidden_states = HiddenStates.open(directory / DIRECTORY, self.lengths())
+        if self.hidden_states is not None:
+            spec = self.hidden_states.spec
+            manifest = replace(manifest, taps=spec.taps, hidden_dtype=spec.dtype)
+            if spec.samples_sha256 != manifest.files[SAMPLES].sha256:
+                raise DataError(
+                    f"{directory / DIRECTORY / HIDDEN_MANIFEST}: found hidden states of samples "
+                    f"{spec.samples_sha256[:16]}..., expected {manifest.files[SAMPLES].sha256[:16]}...; delete "
+                    f"{directory / DIRECTORY} to make them anew"
+                )
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Prepared:
+        """The samples in a directory.
+
+        Raises:
+            DataError: it was not prepared, or a file is missing, damaged or of another version.
+        """
+        path = user_path(directory)
+        return cls(path, read_manifest(path))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def lengths(self) -> list[int]:
+        """Tokens of each sample."""
+        return [stop - start for start, stop in pairwise(self._starts)]
+
+    def __getitem__(self, sample: int) -> Sample:
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample}, expected 0 to {len(self) - 1}")
+        part = slice(self._starts[sample], self._starts[sample + 1])
+        return Sample(self._ids[sample], self._tokens[part].to(torch.int64), self._mask[part])
+
+    def features(self, sample: int) -> Features | None:
+        """The hidden states of a sample, None if there are none on disk.
+
+        Raises:
+            DataError: its shard is missing or damaged.
+        """
+        return None if self.hidden_states is None else self.hidden_states[sample]
+
+    def check_target(self, directory: Path) -> None:
+        """Refuses another target than the one that the samples were prepared for.
+
+        Args:
+            directory: the checkpoint that is to be trained for.
+
+        Raises:
+            DataError: it is another.
+        """
+        found, expected = model_digest(directory), self.manifest.origin.target_digest
+        if found != expected:
+            raise DataError(
+                f"{self.directory / MANIFEST}: prepared for {self.manifest.origin.target} ({expected[:16]}...), found "
+                f"{directory} ({found[:16]}...); prepare the data again for this target"
+            )
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a prepared directory.
+
+    Raises:
+        DataError: there is none, or it is damaged or of another version.
+    """
+    file = directory / MANIFEST
+    found = read_object(file)
+    if found.get("format") != FORMAT:
+        raise DataError(f"{file}: format {found.get('format')!r}, expected {FORMAT}; {AGAIN}")
+    try:
+        stamps = {SAMPLES: found["files"][SAMPLES], **found["files"]}
+        stamps = {name: Stamp(**stamp) for name, stamp in stamps.items()}
+        origin, counts = dataclass_of(Origin, found["origin"]), dataclass_of(Counts, found["counts"])
+        if (VOCABULARY in stamps) != (origin.draft_vocab_size is not None):
+            raise TypeError(f"draft_vocab_size is {origin.draft_vocab_size}, the files are {', '.join(stamps)}")  # noqa: TRY301
+        return Manifest(FORMAT, origin, counts, stamps)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{file}: not a manifest of prepared samples ({error}); {AGAIN}") from error
+
+
+def check_origin(directory: Path, wanted: Origin) -> Manifest:
+    """The manifest of a directory that was prepared from the same and in the same way.
+
+    Raises:
+        DataError: something differs, naming the first difference.
+    """
+    manifest = read_manifest(directory)
+    for name in (each.name for each in fields(Origin) if each.name != "target"):  # a name may change, a model may not
+        found, expected = getattr(manifest.origin, name), getattr(wanted, name)
+        if found != expected:
+            raise DataError(
+                f"{directory / MANIFEST}: found {name} {found}, expected {expected}; choose another --output, delete "
+                "it, or run with what made it"
+            )
+    return manifest

@@ -1,0 +1,340 @@
+"""A transformers model with a head in training, usable wherever the model was, as with `transformers.Trainer`.
+
+`convert` changes the model in place to a subclass of its own class. Given labels, its forward runs the frozen model,
+unrolls the head beside it and returns the head's loss; without, it is the model's own forward. Only the head trains.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from sametoken.checkpoint.heads import read_head
+from sametoken.checkpoint.paths import user_path
+from sametoken.errors import CheckpointError, ConfigError, DataError
+from sametoken.files import make_directory, read_object, write_json, write_tensors
+from sametoken.model.config import ModelConfig
+from sametoken.model.head_config import EagleConfig, HeadConfig
+from sametoken.model.heads import EagleHead, MedusaHeads, initialise
+from sametoken.train.hf import base
+from sametoken.train.batch import Batch, goals
+from sametoken.train.dataset.hidden_states import Features
+from sametoken.train.heads import empty_head
+from sametoken.train.hf.modelopt import Chosen, configure, read, read_vocabulary
+from sametoken.train.loss import Report
+from sametoken.train.settings import ALIASES
+from sametoken.train.trainee import Trainee, steps_of, with_noise
+
+PART = "sametoken"  # the attribute of the model that holds the head in training
+PREFIX = f"{PART}.head."
+HEAD, MANIFEST, WEIGHTS = "head", "sametoken.json", "model.safetensors"
+IGNORED = -100  # labels of tokens that are not to be guessed, as transformers has them
+FORMAT = 1
+
+
+class Outputs(dict[str, Any]):
+    """A forward's outputs by key or by attribute.
+
+    Keys:
+        loss: scalar.
+        logits: [B, S, V] of the model itself; absent in training, where nothing reads them.
+        accuracies: [K] share of right guesses of each step among those whose path was right before them.
+        acceptance_length: scalar, tokens per forward that greedy chains of K guesses would yield, bonus included.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no output {name!r}; there are {', '.join(self)}") from None
+
+
+class Plan(NamedTuple):
+    """What a converted model was made with, and how it is written.
+
+    Attributes:
+        mode, config: as `convert` was given them. `chosen`: what they mean.
+        target: the model's architecture.
+        save_base: the model's own weights are saved beside the head.
+    """
+
+    mode: str
+    config: Mapping[str, Any]
+    chosen: Chosen
+    target: ModelConfig
+    save_base: bool
+
+
+class Converted(nn.Module):
+    """What a converted model does differently; its class comes first, then the model's own."""
+
+    sametoken: Trainee
+    sametoken_plan: Plan
+    accepts_loss_kwargs = False  # the loss is the mean of one batch, as transformers.Trainer asks for
+
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, labels: Tensor | None = None,
+        **others: Any,
+    ) -> Any:  # fmt: skip
+        """The head's loss where there are labels, and otherwise the model's own outputs.
+
+        Args:
+            input_ids: int64 [B, S].
+            attention_mask: [B, S], 0 for padding, which may stand on either side.
+            labels: int64 [B, S] the same ids, not moved, or -100 where a token is not to be guessed.
+
+        Raises:
+            DataError: labels are of another shape, moved, or of other tokens.
+            ConfigError: an argument other than these is given beside labels.
+        """
+        if labels is None:
+            return super().forward(input_ids=input_ids, attention_mask=attention_mask, **others)
+        if given := [name for name, value in others.items() if value is not None and name != "use_cache"]:
+            raise ConfigError(f"got {given[0]} beside labels, expected input_ids and attention_mask alone")
+        if input_ids is None:
+            raise ConfigError("got labels without input_ids; a head is trained on tokens")
+        return self._guess(input_ids, attention_mask, labels)
+
+    def _guess(self, tokens: Tensor, attention_mask: Tensor | None, labels: Tensor) -> Outputs:
+        trainee, plan = self.sametoken, self.sametoken_plan
+        config = trainee.head.config
+        taps = config.taps if isinstance(config, EagleConfig) and config.version == 3 else ()
+        features = base.read(self, tokens, attention_mask, taps)
+        real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        batch = _batch(tokens, real, labels)
+        trainee.ends = base.ends_of(self, plan.target)
+        trainee.draft_ids = trainee.draft_ids.to(tokens.device)
+        trainee.dtype = _computed_in(features.last)
+        taken = _read_by_head(Features(features.taps[real], features.last[real]), batch, plan, self.training)
+        rule = trainee.settings
+        goal = goals(batch, trainee.steps, rule.decay, per_document=rule.loss_mean == "document")
+        loss, report = trainee(batch, taken, goal.weights / goal.total.clamp(min=1))
+        outputs = Outputs(loss=loss)
+        if not self.training:
+            outputs["logits"] = self.get_output_embeddings()(features.last)  # type: ignore[operator]
+        return Outputs(outputs, **(_figures(report) if plan.chosen.report else {}))
+
+    def train(self, mode: bool = True) -> Converted:
+        """Training is for the head; the frozen model keeps its dropout off."""
+        super().train(mode)
+        for name, child in self.named_children():
+            if name != PART:
+                child.eval()
+        return self
+
+    def gradient_checkpointing_enable(self, *how: Any, **named: Any) -> None:
+        """The head's activations are computed again for the gradient, whole steps at a time, however it is asked."""
+        self.sametoken.recompute = True
+
+    def gradient_checkpointing_disable(self) -> None:
+        """The head's activations are kept for the gradient."""
+        self.sametoken.recompute = False
+
+    # transformers 5 asks under both names
+    activation_checkpointing_enable = gradient_checkpointing_enable
+    activation_checkpointing_disable = gradient_checkpointing_disable
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self.sametoken.recompute
+
+    def save_pretrained(
+        self, save_directory: str | Path, is_main_process: bool = True, state_dict: Mapping[str, Tensor] | None = None,
+        **others: Any,
+    ) -> None:  # fmt: skip
+        """Writes the head, ready to serve, into `head` of a directory, and beside it what training goes on from.
+
+        That is model.safetensors, the weights in training by their names in this model, which `restore` and
+        `transformers.Trainer` read. The model's own weights and its config.json, which is as it was, are written too if
+        `convert` was told to; then the directory is a whole checkpoint of the model.
+
+        Raises:
+            CheckpointError: `head` holds something else, or the disk is full.
+        """
+        plan, place = self.sametoken_plan, user_path(save_directory)
+        if others and not plan.save_base:
+            raise ConfigError(f"{next(iter(others))} is for the model's own weights; convert with save_base=True")
+        weights = self.state_dict() if state_dict is None else state_dict
+        if plan.save_base:
+            arguments = {"is_main_process": is_main_process, "state_dict": dict(weights), **others}
+            super().save_pretrained(place, **arguments)  # type: ignore[misc]
+        if not is_main_process:
+            return
+        try:
+            make_directory(place)
+            head = {name: value.contiguous().cpu() for name, value in weights.items() if name.startswith(PREFIX)}
+            bare = {name.removeprefix(f"{PART}."): value for name, value in head.items()}
+            self.sametoken.write(place / HEAD, bare, _stated(self.sametoken.head.config))
+            if not plan.save_base:
+                write_tensors(place / WEIGHTS, head)
+            content = {"format": FORMAT, "mode": plan.mode, "config": dict(plan.config), "save_base": plan.save_base}
+            write_json(place / MANIFEST, content)
+        except DataError as error:
+            raise CheckpointError(str(error)) from error
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Takes the weights of a whole model, or those of its head alone, as `save_pretrained` writes them.
+
+        Raises:
+            CheckpointError: they are of a head of another architecture.
+        """
+        given = {name for name in state_dict if name.startswith(PREFIX)}
+        expected = {name for name in self.state_dict() if name.startswith(PREFIX)}
+        if given != expected:
+            name = min(given ^ expected)
+            raise CheckpointError(
+                f"the checkpoint's head has {len(given)} tensors, expected {len(expected)}, first that differs: "
+                f"{name}; convert with the mode and configuration that it was trained with"
+            )
+        alone = len(given) == len(state_dict)
+        found = super().load_state_dict(state_dict, strict=strict and not alone, assign=assign)
+        if alone:
+            found.missing_keys[:] = []  # the model itself is where it was
+        return found
+
+
+def convert(model: Any, modes: Sequence[tuple[str, Mapping[str, Any]]], *, save_base: bool = False) -> Any:
+    """Gives a transformers model a head to train, in place; the model itself is frozen.
+
+    Args:
+        model: a causal language model of an architecture that can be served here.
+        modes: one pair of a mode ("medusa", "eagle1", "eagle3", or "eagle" for eagle3) and its configuration in
+            ModelOpt's names.
+        save_base: `save_pretrained` writes the model's own weights too.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: the mode or a name of the configuration is unknown or refused.
+        UnsupportedModelError: the model is of another architecture, or computes its ends in another way.
+    """
+    if isinstance(model, Converted):
+        raise ConfigError("the model is converted already; load it anew for another head")
+    mode, config = _one(modes)
+    chosen = read(mode, config)
+    if mode in ALIASES:
+        warnings.warn(f"mode {mode!r} means {ALIASES[mode]}; eagle1 is EAGLE-1 and EAGLE-2", stacklevel=2)
+    target = base.config_of(model)
+    base.check_ends(model)
+    ids = read_vocabulary(chosen.vocabulary, target.vocab_size)
+    table = model.get_output_embeddings().weight
+    with torch.device("cpu" if table.is_meta else table.device):
+        made = configure(chosen, target, ids)
+        head = empty_head(made)
+        seed = int(torch.randint(2**31, (), device="cpu"))  # so `transformers.set_seed` decides the first weights
+        if isinstance(head, EagleHead) and ids is not None:
+            head.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
+        initialise(head, table.detach(), torch.Generator(table.device).manual_seed(seed), chosen.std)
+    return _attach(model, head, Plan(mode, config, chosen, target, save_base))
+
+
+def _one(modes: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, Mapping[str, Any]]:
+    """The one pair of a mode and a configuration."""
+    match modes:
+        case [(str() as mode, Mapping() as config)]:
+            return mode, config
+    raise ConfigError(f"got modes {modes!r}, expected one pair of a name and a mapping, as in [('eagle3', {{}})]")
+
+
+def restore(model: Any, directory: str | Path) -> Any:
+    """Gives a model the head that `save_pretrained` wrote, to go on training it.
+
+    Args:
+        model: the same model as before, as transformers loads it.
+
+    Raises:
+        CheckpointError: the directory holds no such head, or a damaged one.
+        DraftMismatchError: the head is of another model.
+    """
+    if isinstance(model, Converted):
+        raise ConfigError("the model is converted already; load it anew for another head")
+    place = user_path(directory)
+    try:
+        content = read_object(place / MANIFEST)
+        if content.get("format") != FORMAT:
+            raise CheckpointError(f"{place / MANIFEST}: format {content.get('format')!r}, expected {FORMAT}")
+        mode, config, save_base = content["mode"], content["config"], content["save_base"]
+        files = sorted(place.glob("model*.safetensors"))
+        stored = {name: value for file in files for name, value in load_file(file).items() if name.startswith(PREFIX)}
+    except DataError as error:
+        raise CheckpointError(f"{place}: holds no head in training ({str(error).partition(';')[0]})") from error
+    except (KeyError, OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{place}: damaged ({error}); save it again") from error
+    target = base.config_of(model)
+    base.check_ends(model)
+    device = model.get_output_embeddings().weight.device
+    head = read_head(place / HEAD, target, torch.float32, device, pack=False).module
+    found = _attach(model, head, Plan(mode, config, read(mode, config), target, save_base))
+    found.load_state_dict(stored)
+    return found
+
+
+def _attach(model: Any, head: EagleHead | MedusaHeads, plan: Plan) -> Any:
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    chosen, ends = plan.chosen, base.ends_of(model, plan.target)
+    steps = steps_of(chosen.head, chosen.loss)
+    own = type(model)
+    # The same name, so that files name the architecture that transformers knows.
+    model.__class__ = type(own.__name__, (Converted, own), {"__module__": own.__module__})
+    name = str(getattr(model.config, "_name_or_path", "") or own.__name__)
+    setattr(model, PART, Trainee(head, ends, chosen.loss, steps, torch.float32, target_name=name))
+    model.sametoken_plan = plan
+    model.train(model.training)
+    return model
+
+
+def _batch(tokens: Tensor, real: Tensor, labels: Tensor) -> Batch:
+    """The rows side by side, without their padding."""
+    if labels.shape != tokens.shape or real.shape != tokens.shape:
+        raise DataError(
+            f"input_ids are {list(tokens.shape)}, attention_mask {list(real.shape)}, labels {list(labels.shape)}; "
+            "expected one shape"
+        )
+    if bool((real[:, 1:] != real[:, :-1]).sum(-1).gt(1).any()):
+        raise DataError("attention_mask has padding between tokens, expected it before or after them")
+    wanted = (labels != IGNORED) & real
+    if not torch.equal(tokens[wanted], labels[wanted]):
+        raise DataError(
+            f"labels differ from input_ids at {int((tokens != labels)[wanted].sum())} tokens, expected the same ids or "
+            f"{IGNORED}: they are moved here, not in the data"
+        )
+    lengths = tuple(length for length in real.sum(-1).tolist() if length)
+    return Batch(tokens[real], wanted[real], lengths)
+
+
+def _stated(config: HeadConfig) -> torch.dtype:
+    """The dtype of a head's files."""
+    stated: torch.dtype = getattr(torch, config.layers.dtype if isinstance(config, EagleConfig) else config.dtype)
+    return stated
+
+
+def _computed_in(last: Tensor) -> torch.dtype:
+    """What the head computes in: what autocast says, or what the model is in."""
+    device = last.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else last.dtype
+
+
+def _read_by_head(features: Features, batch: Batch, plan: Plan, training: bool) -> Features:
+    """Taps as they are; for EAGLE-1 the last states, in training with noise."""
+    width = plan.chosen.loss.noise
+    if plan.chosen.head.method != "eagle1":
+        return features
+    if not training or not width:
+        return Features(features.last, features.last)
+    # Of the states that transformers.Trainer saves and restores; it does not say which sample a document is.
+    seeds = torch.randint(2**63 - 1, (len(batch.lengths),))
+    return Features(with_noise(features.last, batch, width, seeds), features.last)
+
+
+def _figures(report: Report) -> dict[str, Tensor]:
+    accuracies = (report.path / report.reached.clamp(min=1)).float()
+    return {"accuracies": accuracies, "acceptance_length": 1 + accuracies.cumprod(0).sum()}

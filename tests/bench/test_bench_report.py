@@ -1,0 +1,89 @@
+"""The page of a report stands alone, shows every figure and table, and keeps what users named from becoming markup."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from test_bench_explain import load
+
+from bench_checks import cell, run_of
+from sametoken.bench import plots
+from sametoken.bench.plots import INK, charts
+from sametoken.bench.record import RUN, read_runs, write_run
+from sametoken.bench.report import write_report
+from sametoken.errors import ConfigError
+
+HALF = [0.5] * 8
+
+
+def test_the_page_stands_alone(tmp_path: Path) -> None:
+    loads = [load(1, 1.5), load(4, 0.9), load(1, None, "baseline"), load(4, None, "baseline")]
+    engine = run_of(cell([1, 2, 4], HALF, workload="<b>x</b> & y"), cell([1, 2, 4], HALF, temperature=0.7))
+    runs = [engine, run_of(kind="server", loads=loads)]
+    page, *pictures = write_report(runs, tmp_path / "made" / "here")
+    assert [file.stem for file in pictures] == ["speed-up", "acceptance", "time-1", "time-2", "latency-closed"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in pictures)
+    text = page.read_text()
+    assert text.count("<svg") == text.count("</svg>") == len(pictures)
+    # Names of XML languages are the only addresses, and nothing is fetched from elsewhere.
+    outside = set(re.findall(r"https?://[\w./-]+", text))
+    assert outside <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert not re.search(r"<(script|link|img|iframe)\b|@import|url\((?!#)", text)
+    assert "<b>x</b>" not in text
+    assert "&lt;b&gt;x&lt;/b&gt; &amp; y" in text
+    assert INK not in text.partition("</style>")[2]
+    assert "prefers-color-scheme: dark" in text
+    for words in (
+        "Speed-up over plain decoding",
+        "guesses accepted by position",
+        "Recommended:",
+        "1.50x",
+        "load average",
+    ):
+        assert words in text
+
+
+def test_figures_of_one_page_share_no_ids() -> None:
+    drawn = charts([run_of(cell([1, 2], HALF), cell([1, 2], HALF, temperature=0.7))])
+    used: list[set[str]] = []
+    for chart in drawn:
+        root = ElementTree.fromstring(chart.svg)
+        referred = {
+            name for node in root.iter() for value in node.attrib.values() for name in re.findall(r"#(\w+)\)?$", value)
+        }
+        used.append({name for name in referred if not re.fullmatch(r"[0-9a-f]{6}", name)})
+    assert all(used)
+    assert sum(map(len, used)) == len(set().union(*used))
+
+
+def test_many_cells_are_spread_over_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "_render", lambda name, draw: ("", b""))
+    drawn = charts([run_of(*(cell([1, 2], HALF, temperature=n / 10) for n in range(8)))])
+    names = [chart.name for chart in drawn]
+    assert len(names) == len(set(names)) == 2 * 2 + 8
+
+
+def test_a_run_survives_being_written(tmp_path: Path) -> None:
+    run = run_of(cell([1, 3], HALF))
+    file = write_run(run, tmp_path)
+    assert read_runs([str(file)]) == [run]
+    assert RUN.validate_json(file.read_bytes()).cells[0].label == "made-up, temperature 0, batch 1"
+
+
+def test_without_matplotlib_the_command_to_install_it_is_named(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    write_run(run_of(cell([1], HALF)), tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    answer = run("bench", "report", str(tmp_path))
+    assert answer.code == 2
+    assert "pip install 'sametoken[bench]'" in answer.err
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="expected a directory that can be written"):
+        write_report([run_of(cell([1], HALF))], tmp_path / "file")

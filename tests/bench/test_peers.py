@@ -1,0 +1,304 @@
+"""The parts of the peer benchmark that decide what a figure is: clocks, loads, ratios, hosts, agreement."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from peers import chosen
+from peers_engines import cells, report
+from peers_engines.cells import CELLS, GOALS, Attempt, Cell, Goal, Spread, agreement, ratio, speeds
+from peers_engines.host import EngineError, Host, Hosts, Launch
+from peers_engines.launches import Peers, launch
+from peers_engines.llama_cpp import arguments, read_answer
+from peers_engines.load import free_bytes, machine_seconds, process_seconds, usage
+from peers_engines.protocol import Clock
+
+from sametoken.errors import ConfigError
+
+OURS, THEIRS = Cell("sametoken", "bf16", "plain"), Cell("transformers", "bf16", "plain")
+
+
+def attempt(cell: Cell, number: int, speed: float, foreign: float = 0.0) -> Attempt:
+    """An attempt of two prompts at this speed, with this many foreign cores."""
+    answers = [{"tokens": [1, 2], "timed_tokens": n, "seconds": n / speed, "steps": n} for n in (10, 30)]
+    return Attempt(number, cell, answers, wall=2.0, foreign=2.0 * foreign)
+
+
+def test_the_clock_leaves_the_first_emission_out() -> None:
+    clock = Clock()
+    clock.emit([5, 6])
+    time.sleep(0.02)
+    clock.emit([])
+    clock.emit([7, 8, 9])
+    answer = clock.answer(4)
+    assert answer["tokens"] == [5, 6, 7, 8]
+    assert answer["timed_tokens"] == 3
+    assert answer["steps"] == 1
+    assert answer["seconds"] >= 0.02
+    with pytest.raises(RuntimeError, match="5 tokens came, expected 6"):
+        clock.answer(6)
+
+
+def test_the_servers_clock_becomes_the_same_answer() -> None:
+    timings = {"predicted_n": 9, "predicted_ms": 2000.0, "prompt_ms": 500.0, "draft_n": 8, "draft_n_accepted": 6}
+    answer = read_answer({"tokens": list(range(9)), "timings": timings}, 9)
+    assert (answer["timed_tokens"], answer["seconds"], answer["steps"]) == (8, 2.0, 2)
+    with pytest.raises(RuntimeError, match="stopped by itself"):
+        read_answer({"tokens": [1], "timings": timings}, 9)
+
+
+def test_a_server_drafts_only_when_asked() -> None:
+    spec = {"server": "s", "model": "m", "draft": "d", "threads": 2, "max_len": 128, "draft_len": 4}
+    plain, drafted = (arguments({**spec, "mode": mode}, 1) for mode in ("plain", "draft"))
+    assert "-md" not in plain
+    assert drafted[drafted.index("--spec-draft-n-max") + 1] == "4"
+    assert drafted[drafted.index("--spec-draft-p-min") + 1] == "0"
+
+
+def test_busy_time_is_all_but_idle_and_disk() -> None:
+    hertz = os.sysconf("SC_CLK_TCK")
+    assert machine_seconds("cpu  100 10 20 5000 700 1 2 3 90 0\ncpu0 1") == 136 / hertz
+
+
+def test_a_process_counts_for_its_own_session_only() -> None:
+    stat = "77 (a (b) c) S 1 77 42 0 -1 0 0 0 0 0 200 30 4 6 20 0 1 0"
+    assert process_seconds(stat, 42) == 240 / os.sysconf("SC_CLK_TCK")
+    assert process_seconds(stat, 43) == 0
+
+
+def test_work_in_another_session_is_foreign() -> None:
+    code = "import time\nbegin = time.process_time()\nwhile time.process_time() - begin < 0.4: pass"
+    before = usage(os.getsid(0))
+    subprocess.run([sys.executable, "-c", code], start_new_session=True, check=True)
+    # Asked as a session that no process has: then all that was used is foreign, this test's own time included.
+    after = usage(0)
+    assert after.foreign_since(before._replace(session=after.session)) >= 0.3
+    assert free_bytes() > 0
+
+
+def test_speed_is_over_all_prompts() -> None:
+    one = Attempt(0, OURS, [{"timed_tokens": 10, "seconds": 1.0, "steps": 5}], 1, 0)
+    one.answers.append({"timed_tokens": 10, "seconds": 4.0, "steps": 10})
+    assert one.speed == 4.0
+    assert one.acceptance_length == pytest.approx(20 / 15)
+
+
+def test_loaded_attempts_are_left_out_unless_nothing_else_is_left() -> None:
+    some = [attempt(OURS, 0, 10), attempt(OURS, 1, 2, foreign=0.9), attempt(OURS, 2, 12)]
+    assert speeds(some)[OURS] == pytest.approx(Spread(11, 10, 12, 2, 3, False))
+    none = [attempt(OURS, 0, 10, foreign=0.16), attempt(OURS, 1, 2, foreign=0.9)]
+    assert speeds(none)[OURS] == pytest.approx(Spread(6, 2, 10, 2, 2, True))
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    goal = Goal(OURS, (THEIRS,), 2.0)
+    drifting = [attempt(OURS, 0, 20), attempt(THEIRS, 0, 10), attempt(OURS, 1, 6), attempt(THEIRS, 1, 3)]
+    assert ratio(goal, drifting) == pytest.approx(Spread(2, 2, 2, 2, 2, False))
+    # One side under load spoils the round; a round without one side gives nothing.
+    spoiled = [*drifting, attempt(OURS, 2, 20), attempt(THEIRS, 2, 1, foreign=1), attempt(OURS, 3, 50)]
+    assert ratio(goal, spoiled) == pytest.approx(Spread(2, 2, 2, 2, 3, False))
+    assert ratio(goal, [attempt(OURS, 0, 20)]) is None
+
+
+def test_the_best_of_the_others_is_chosen_in_each_round() -> None:
+    other = Cell("llama.cpp", "bf16", "plain")
+    goal = Goal(OURS, (THEIRS, other), 1.0)
+    attempts = [attempt(OURS, 0, 12), attempt(THEIRS, 0, 3), attempt(other, 0, 6)]
+    attempts += [attempt(OURS, 1, 12), attempt(THEIRS, 1, 4)]
+    assert ratio(goal, attempts) == pytest.approx(Spread(2.5, 2, 3, 2, 2, False))
+
+
+def test_agreement_counts_equal_prompts() -> None:
+    drafted = Cell("transformers", "bf16", "draft")
+    texts = {OURS: [[1, 2], [3, 4]], THEIRS: [[1, 2], [3, 5]], drafted: [[1, 2], [3, 4]]}
+    assert agreement(drafted, texts) == (1, 2, 2)
+    assert agreement(OURS, texts) == (None, None, 2)
+    assert agreement(Cell("llama.cpp", "q8_0", "draft"), {Cell("llama.cpp", "q8_0", "draft"): [[1]]}) == (None, None, 1)
+
+
+def test_every_goal_is_between_cells_that_exist() -> None:
+    named = {cell for goal in GOALS for cell in (goal.above, *goal.below)}
+    assert named <= set(CELLS)
+    assert len(set(CELLS)) == len(CELLS)
+
+
+def test_cells_are_chosen_by_engine_and_pattern() -> None:
+    assert [str(c) for c in chosen("vllm", "*/draft,*/int8/*")] == ["vllm/bf16/draft"]
+    assert chosen(None, "*") == list(CELLS)
+    with pytest.raises(ConfigError, match="'vlm'"):
+        chosen("vlm", "*")
+    with pytest.raises(ConfigError, match="matches none"):
+        chosen(None, "*/int3/*")
+
+
+def test_an_engine_that_is_not_there_says_why(tmp_path: Path) -> None:
+    peers = Peers(tmp_path, tmp_path, None, sys.executable, None, tmp_path, {})
+    with pytest.raises(EngineError, match="--vllm-python"):
+        launch(Cell("vllm", "bf16", "plain"), peers)
+    with pytest.raises(EngineError, match="--llama-cpp"):
+        launch(Cell("llama.cpp", "bf16", "plain"), peers)
+    with pytest.raises(EngineError, match="build the targets"):
+        launch(Cell("llama.cpp", "bf16", "plain"), peers._replace(llama_cpp=tmp_path))
+
+
+CHILD = """
+import os
+from peers_engines.protocol import serve
+
+class Engine:
+    version = "7"
+
+    def __init__(self, spec):
+        print("noise on standard output")
+        os.system("echo noise of a program")
+        if spec["mode"] == "broken":
+            raise ValueError("no such model")
+        self.asked = 0
+
+    def run(self, mode, prompt, max_tokens):
+        if max_tokens == 0:
+            os._exit(3)
+        self.asked += 1
+        return {"tokens": prompt * max_tokens, "asked": self.asked}
+
+if __name__ == "__main__":
+    serve(Engine)
+"""
+
+
+@pytest.fixture
+def launch_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Launches the engine above, whose module lies beside peers_engines' own."""
+    package = tmp_path / "package" / "peers_engines"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "protocol.py").write_text(Path(cells.__file__).with_name("protocol.py").read_text())
+    (package / "child.py").write_text(CHILD)
+    monkeypatch.setattr("peers_engines.host.ROOT", package.parent)
+    return lambda mode: Launch(sys.executable, "child", {"threads": 1, "mode": mode})
+
+
+def becomes_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal within a few seconds."""
+    stat, deadline = Path(f"/proc/{pid}/stat"), time.monotonic() + 5
+    while stat.read_text().rpartition(")")[2].split()[0] != "T":
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_host_answers_and_sleeps_in_between(launch_child: Any, tmp_path: Path) -> None:
+    host = Host(launch_child("plain"), tmp_path / "log")
+    try:
+        visit = host.ask({"mode": "plain", "prompt": [7], "max_tokens": 2})
+        assert visit.answer == {"tokens": [7, 7], "asked": 1}
+        assert visit.wall > 0
+        assert becomes_stopped(host.process.pid)
+        assert "noise on standard output" in (tmp_path / "log").read_text()
+        assert host.ask({"mode": "plain", "prompt": [1], "max_tokens": 1}).answer["asked"] == 2
+        with pytest.raises(EngineError, match="ended with code 3"):
+            host.ask({"mode": "plain", "prompt": [1], "max_tokens": 0})
+    finally:
+        host.close()
+
+
+def test_engines_end_with_a_benchmark_that_is_killed(launch_child: Any, tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from peers_engines import host\n"
+        f"host.ROOT = Path({str(tmp_path / 'package')!r})\n"
+        f"launch = host.Launch(sys.executable, 'child', {dict(launch_child('plain').spec)!r})\n"
+        f"print(host.Host(launch, Path({str(tmp_path / 'log')!r})).process.pid, flush=True); time.sleep(60)"
+    )
+    root = str(Path(cells.__file__).parents[1])
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": root}) as benchmark:
+        assert benchmark.stdout is not None
+        engine = Path("/proc") / benchmark.stdout.readline().decode().strip()
+        assert engine.exists()
+        benchmark.kill()
+        deadline = time.monotonic() + 10
+        while is_alive(engine) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert not is_alive(engine)
+
+
+def is_alive(process: Path) -> bool:
+    """Whether a process runs or is stopped; one that ended may wait for its parent as a zombie."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_an_engine_that_cannot_be_built_gives_its_reason(launch_child: Any, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="ValueError: no such model"):
+        Host(launch_child("broken"), tmp_path / "log")
+
+
+def test_hosts_warm_up_once_and_close_the_last_used_for_room(
+    launch_child: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = Hosts(tmp_path / "logs")
+    request = {"mode": "plain", "prompt": [1], "max_tokens": 1}
+    try:
+        first = hosts.ask(("a",), launch_child("plain"), request, [request, request])
+        assert first.answer["asked"] == 3
+        assert hosts.ask(("a",), launch_child("plain"), request, [request]).answer["asked"] == 4
+        hosts.ask(("b",), launch_child("plain"), request, [])
+        room = iter([0, 10**12])
+        monkeypatch.setattr("peers_engines.host.free_bytes", lambda: next(room))
+        hosts.ask(("c",), launch_child("plain"), request, [])
+        assert list(hosts.running) == [("a",), ("c",)]
+        assert hosts.versions == {"a": "7", "b": "7", "c": "7"}
+    finally:
+        hosts.close()
+
+
+def sample_report() -> report.Report:
+    setup = {
+        "target": "T", "draft": "D", "prompts": 2, "prompt_tokens": [3, 9], "max_tokens": 2, "draft_len": 4,
+        "threads": 2, "versions": {"sametoken": "1"},
+    }  # fmt: skip
+    attempts = [attempt(OURS, 0, 20), attempt(THEIRS, 0, 10), attempt(OURS, 1, 20), attempt(THEIRS, 1, 8, foreign=1)]
+    missing = Cell("vllm", "bf16", "plain")
+    return report.Report(setup, (OURS, THEIRS, missing), attempts, {missing: "not installed"})
+
+
+def test_the_report_names_the_model_the_ratio_and_what_is_absent() -> None:
+    text = report.text(sample_report())
+    assert text.count("T; draft: D") == 2
+    row = next(line for line in text.splitlines() if "sametoken/bf16/plain / transformers" in line)
+    assert "2.00x (2.00 to 2.00)" in row
+    assert "reached" in row
+    assert "- vllm/bf16/plain: not installed" in text
+    assert any("transformers/bf16/plain" in line and "| 1/2 " in line for line in text.splitlines())
+
+
+def test_a_goal_is_not_judged_on_loaded_attempts_alone() -> None:
+    goal = GOALS[0]
+    fast, slow, loaded = (
+        report.verdict(goal, Spread(r, r, r, 1, 1, busy)) for r, busy in ((9, False), (0.1, False), (9, True))
+    )
+    assert (fast[3], slow[3], loaded[3]) == ("reached", "missed", "open: loaded")
+    assert report.verdict(goal, None)[1] == "absent"
+
+
+def test_all_attempts_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report.write(sample_report(), tmp_path)
+    written = json.loads((tmp_path / "peers.json").read_text())
+    assert [a["clean"] for a in written["attempts"]] == [True, True, True, False]
+    assert written["attempts"][0]["answers"][0]["tokens"] == "1 2"
+    assert written["ratios"]["sametoken/bf16/plain / transformers/bf16/plain"]["kept"] == 1
+    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")

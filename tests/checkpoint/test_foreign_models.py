@@ -1,0 +1,219 @@
+"""What is no checkpoint that can be loaded: the error says what it is, that it is not supported, and what works."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cli_checks import Pair
+from head_checks import eagle_config, random_weights, shape_of
+from sametoken import LLM, SametokenError
+from sametoken.checkpoint.heads import write_head
+from sametoken.engine import build
+from sametoken.errors import CheckpointError, MemoryPlanError
+from sametoken.model.config import FAMILIES
+from sametoken.model.heads import EagleHead
+from sametoken.model.unsupported import ARCHITECTURES, FORMATS
+
+
+def refusal(model: Path | str, draft: Path | None = None) -> str:
+    with pytest.raises(SametokenError) as caught:
+        LLM(str(model), None if draft is None else str(draft))
+    assert isinstance(caught.value, CheckpointError)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert str(model) in message or str(draft) in message
+    return message
+
+
+@pytest.fixture
+def checkpoint(tiny_pair: Pair, tmp_path: Path) -> Path:
+    """A copy of the tiny target, to be changed."""
+    return Path(shutil.copytree(tiny_pair.target, tmp_path / "model"))
+
+
+@pytest.fixture
+def head(tiny_pair: Pair, tmp_path: Path) -> Path:
+    target = shape_of(tiny_pair.target)
+    made = EagleHead(eagle_config(target), torch.float32)
+    random_weights(made)
+    write_head(made, tmp_path / "head", target, target_name=tiny_pair.target)
+    return tmp_path / "head"
+
+
+def change(directory: Path, **keys: Any) -> Path:
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
+    return directory
+
+
+# What config.json of published models says, without the sizes.
+PUBLISHED: list[tuple[dict[str, Any], str, str]] = [
+    ({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}, "vision_config": {}},
+     "is Gemma 3, a model that reads images", "Qwen/Qwen3-4B"),
+    ({"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}, "is a Gemma decoder", "Qwen/Qwen3-4B"),
+    ({"architectures": ["Llama4ForConditionalGeneration"], "text_config": {}, "vision_config": {}},
+     "is Llama 4, a mixture of experts", "Llama-3.3-70B-Instruct"),
+    ({"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": {}},
+     "is Mistral Small 3.1 or later", "mistralai/Mistral-Small-24B-Instruct-2501"),
+    ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}, "mixture of experts", "use a dense model"),
+    ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "mixture of experts", "use a dense model"),
+    ({"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}, "experts", "dense"),
+    ({"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "fp8"}}, "latent", "dense"),
+    ({"architectures": ["NewMoeForCausalLM"]}, "mixture of experts", "use a dense model"),
+    ({"architectures": ["NewForCausalLM"], "n_routed_experts": 4}, "mixture of experts", "use a dense model"),
+    ({"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {}}, "reads images", "text-only Qwen"),
+    ({"architectures": ["LlavaForConditionalGeneration"], "text_config": {}}, "reads images", "text-only"),
+    ({"architectures": ["BertForMaskedLM"]}, "is an encoder, which writes no text", "ForCausalLM"),
+    ({"architectures": ["XLMRobertaModel"]}, "is an encoder, which writes no text", "ForCausalLM"),
+    ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "encoder-decoder", "ForCausalLM"),
+    ({"architectures": ["FalconForCausalLM"]}, "a decoder of another family", "LlamaForCausalLM"),
+    ({"architectures": ["MambaForCausalLM"]}, "recurrent", "use a dense model"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("keys", "what", "instead"), PUBLISHED, ids=lambda value: str(value)[:40])
+def test_architectures_say_what_they_are(keys: dict[str, Any], what: str, instead: str, checkpoint: Path) -> None:
+    message = refusal(change(checkpoint, **keys))
+    assert what in message
+    assert "support" in message
+    assert instead in message
+    assert keys["architectures"][0] in message
+
+
+def test_the_table_names_no_architecture_that_can_be_loaded() -> None:
+    assert not FAMILIES.keys() & ARCHITECTURES.keys()
+    assert all("support" in kind.what for kind in ARCHITECTURES.values())
+
+
+@pytest.mark.parametrize(
+    ("stated", "name"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "AWQ"),
+        ({"quant_method": "gptq", "bits": 4}, "GPTQ"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "compressed-tensors"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "Model-Optimizer NVFP4"),
+        ({"quant_method": "later-than-this"}, "'later-than-this'"),
+        ({}, "a format that it does not name"),
+        ("int4", "a format that it does not name"),
+    ],
+)
+def test_quantised_weights_say_in_which_format(stated: Any, name: str, checkpoint: Path) -> None:
+    message = refusal(change(checkpoint, quantization_config=stated))
+    assert f"'quantization_config': the weights are quantised ({name}" in message
+    assert "not supported yet; use the unquantised checkpoint, and --quantization int8 or int4" in message
+
+
+def test_model_optimizers_own_file_counts(checkpoint: Path) -> None:
+    stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+    (checkpoint / "hf_quant_config.json").write_text(json.dumps(stated))
+    assert "hf_quant_config.json says that the weights are quantised (NVFP4" in refusal(checkpoint)
+    stated["quantization"]["quant_algo"] = None  # only the cache is quantised, and that is no fact of the weights
+    (checkpoint / "hf_quant_config.json").write_text(json.dumps(stated))
+    LLM(str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        (["adapter_config.json", "adapter_model.safetensors"], "a LoRA adapter, which is not supported yet; merge it"),
+        (["model-Q4_K_M.gguf", "README.md"], "GGUF, the format of llama.cpp, which is not supported yet; give"),
+        (["params.json", "consolidated.00.pth", "tokenizer.model"], "original layout of Meta or Mistral"),
+        (["train-00000-of-00001.parquet", "README.md"], "a data set, no model"),
+        (["questions.jsonl"], "a data set, no model"),
+        (["model_index.json"], "a diffusion pipeline"),
+        (["model.safetensors"], "weights without their config.json"),
+        (["model.onnx"], "ONNX"),
+        (["tokenizer.json", "tokenizer_config.json"], "a tokenizer without a model"),
+        (["manifest.json", "samples.safetensors"], "samples of `sametoken prepare`"),
+        (["notes.txt"], "found notes.txt; expected a Hugging Face checkpoint"),
+        ([], "it is empty; expected a Hugging Face checkpoint"),
+    ],
+)
+def test_directories_without_a_configuration(names: list[str], what: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"{}")
+    message = refusal(tmp_path)
+    assert "has no config.json" in message
+    assert what in message
+
+
+def test_a_directory_of_checkpoints_names_one(checkpoint: Path) -> None:
+    assert f"there is one in {checkpoint}" in refusal(checkpoint.parent)
+
+
+def test_a_configuration_beside_other_weights(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.gguf").touch()
+    assert "no weights" in (message := refusal(checkpoint))
+    assert "GGUF" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("model.gguf", "GGUF, the format of llama.cpp"),
+        ("model.safetensors", "weights alone; expected the directory"),
+        ("pytorch_model.bin", "weights alone; expected the directory"),
+        ("config.json", "one file of a checkpoint"),
+        ("chat.jsonl", "data, no model"),
+        ("model.tar", "an archive"),
+        ("notes", "not a checkpoint"),
+    ],
+)
+def test_a_file_instead_of_a_directory(name: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"GGUF")
+    message = refusal(tmp_path / name)
+    assert "is a file, expected a directory" in message
+    assert what in message
+
+
+def test_a_head_given_as_the_model(head: Path, checkpoint: Path) -> None:
+    assert "holds a head" in (message := refusal(head))
+    assert "--draft" in message
+    # A head whose config.json says nothing: its tensors do.
+    shutil.copy(head / "model.safetensors", checkpoint / "model.safetensors")
+    assert "fc.weight is part of an EAGLE head; give" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize("command", ["export", "doctor"])
+def test_a_model_given_as_a_head(command: str, tiny_pair: Pair, tmp_path: Path, run: Any) -> None:
+    more = ["--output", str(tmp_path / "out")] if command == "export" else []
+    answer = run(command, tiny_pair.draft, "--target", tiny_pair.target, *more)
+    assert answer.code == 2
+    assert "is a whole model (LlamaForCausalLM), expected an EAGLE or Medusa head" in answer.err
+    assert len(answer.err.strip().splitlines()) == 1
+
+
+def test_a_model_larger_than_the_memory_is_refused_before_its_weights_are_read(checkpoint: Path) -> None:
+    shape = {"hidden_size": 1 << 20, "num_attention_heads": 1 << 10, "num_hidden_layers": 100, "vocab_size": 1 << 20}
+    with pytest.raises(MemoryPlanError, match=r"the weights of .* take .* GB .* are free; use quantization int8"):
+        LLM(str(change(checkpoint, **shape, num_key_value_heads=1 << 10, head_dim=1 << 10)))
+
+
+def test_rotary_tables_larger_than_the_memory_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(checkpoint, max_position_embeddings=1 << 24)
+    monkeypatch.setattr(build, "available_bytes", lambda device: 1 << 28)
+    with pytest.raises(MemoryPlanError, match="lower max_seq_len"):
+        LLM(str(checkpoint))
+    assert LLM(str(checkpoint), max_seq_len=64).max_seq_len == 64
+
+
+@pytest.mark.parametrize("model", [None, 5, b"x", ["a"], "", " ", "a\0b", "x" * 5000])
+def test_what_is_no_name_of_a_model(model: Any, tiny_pair: Pair) -> None:
+    for arguments in ((model,), (tiny_pair.target, model)):
+        if arguments[-1] is None and len(arguments) == 2:
+            continue  # no draft
+        with pytest.raises(SametokenError) as caught:
+            LLM(*arguments)
+        assert len(str(caught.value)) < 400
+
+
+def test_formats_are_named_in_lower_case() -> None:
+    assert all(name == name.lower() for name in FORMATS)

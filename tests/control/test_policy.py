@@ -1,0 +1,624 @@
+"""The controller as arithmetic: the best choice by brute force, and whole runs in a world with known costs and luck."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from sametoken.control.acceptance import HOPE, Acceptance, Gate
+from sametoken.control.account import CREDIT, SHARE, Account
+from sametoken.control.advice import FEW, UNUSED, WINDOW, Advice, Pauses
+from sametoken.control.allocation import MARGIN, Row, allocate
+from sametoken.control.cost import STRIDE, Costs, Curve, Measured
+from sametoken.control.policy import PROBE_MOST, Policy, Wish
+
+LONGEST = 8
+FLAT = {2: 1.0, 16: 1.0, 32: 1.6, 64: 3.0}  # a kernel that is flat up to 16 rows
+STEEP = {2: 1.0, 64: 16.0}
+
+
+def measured(step: Mapping[int, float] = FLAT, draft: float = 0.06, feed: float = 0.002) -> Measured:
+    flat = {"model": {1: draft, 64: draft}}
+    return Measured(step, 0.0, 0.0, flat, flat, {"model": feed})
+
+
+def runs_model(method: str) -> bool:
+    return method == "model"
+
+
+def slots(method: str, limit: int) -> int:
+    return 3 * limit if method == "tree" else limit
+
+
+@dataclass
+class World:
+    """Rows whose guesses come true by chance, and a clock that only knows the true costs.
+
+    `chances` per method: that a guess comes true if those before did; `offers`: that the method has a guess at all.
+    """
+
+    chances: dict[str, float]
+    batch: int = 1
+    costs: Measured = field(default_factory=measured)
+    offers: dict[str, float] = field(default_factory=dict)
+    methods: tuple[str, ...] = ("model",)
+    backlog: int = 0
+    adaptive: bool = True
+    schedule: dict[int, int] | None = None
+    belief: Measured | None = None  # what the policy was told of the costs, if not the truth
+
+    def __post_init__(self) -> None:
+        self.luck = random.Random(0)
+        self.policy = Policy(slots, runs_model, LONGEST, self.schedule)
+        self.policy.costs = Costs(self.belief or self.costs)
+        self.truth = Costs(self.costs)
+        self.seconds = self.tokens = self.plain_seconds = 0.0
+        self.used: list[Wish] = []
+
+    def rows(self) -> list[Row]:
+        return [Row(i, self.methods, LONGEST, self.adaptive, 100, self.backlog, 500) for i in range(self.batch)]
+
+    def run(self, forwards: int) -> list[list[int]]:
+        """The limits chosen in each forward."""
+        return [self.step() for _ in range(forwards)]
+
+    def step(self) -> list[int]:
+        wishes = self.policy.choose(self.rows())
+        before = self.tokens
+        longest, drafting = 0, dict.fromkeys(self.methods, 0)
+        for row, wish in enumerate(wishes):
+            for method in wish.methods:
+                drafting[method] += 1
+                offered = self.luck.random() < self.offers.get(method, 1.0)
+                made = wish.limit if offered else 0
+                accepted = next((i for i in range(made) if self.luck.random() >= self.chances[method]), made)
+                self.policy.learn(row, method, wish.limit, made, accepted)
+                self.tokens += accepted
+                longest = max(longest, slots(method, made))
+                if offered:
+                    break
+        limit = max(wish.limit for wish in wishes)
+        seconds = self.truth.step(max(2, self.batch * (1 + longest)), self.batch, 100)
+        assert self.policy.costs is not None
+        self.policy.costs.saw_step(max(2, self.batch * (1 + longest)), self.batch, 100, seconds, 0.0)
+        for method, rows in drafting.items():
+            draft = self.truth.draft(method, rows, limit)
+            if rows:
+                self.policy.costs.saw_draft(method, rows, limit, draft)
+            seconds += draft + (self.truth.feed(method, self.backlog) * rows if rows else 0.0)
+        self.seconds += seconds
+        self.plain_seconds += self.truth.step(max(2, self.batch), self.batch, 100)
+        self.tokens += self.batch
+        self.policy.saw_step(self.batch, 100, (self.tokens - before) / self.batch, seconds, longest > 0)
+        self.used += wishes
+        return [wish.limit for wish in wishes]
+
+    @property
+    def speed_up(self) -> float:
+        """Tokens per second, over those of plain decoding."""
+        plain = self.truth.step(max(2, self.batch), self.batch, 100) / self.batch
+        return self.tokens / self.seconds * plain
+
+    def fixed(self, length: int) -> float:
+        """The speed-up of a fixed length, from the true numbers."""
+        chance = self.chances["model"]
+        gain = sum(chance**k for k in range(1, length + 1))
+        step = self.truth.step(max(2, self.batch * (1 + length)), self.batch, 100)
+        plain = self.truth.step(max(2, self.batch), self.batch, 100)
+        return (1 + gain) * plain / (step + self.truth.draft("model", self.batch, length))
+
+
+# --- the choice
+
+
+@given(data=st.data(), rows=st.integers(1, 4), lengths=st.integers(1, 3))
+@settings(max_examples=150, deadline=None)
+def test_allocation_is_what_brute_force_finds(data: st.DataObject, rows: int, lengths: int) -> None:
+    chance = st.floats(0, 1)
+    chances = [data.draw(st.lists(chance, max_size=lengths)) for _ in range(rows)]
+    gains = [list(itertools.accumulate(itertools.accumulate(row, lambda a, b: a * b))) for row in chances]
+    seconds = data.draw(st.lists(st.floats(0.1, 10), min_size=(lengths + 1) * (rows + 1), max_size=99))
+
+    def price(length: int, count: int) -> float:
+        return seconds[length * (rows + 1) + count]
+
+    def rate(length: int, chosen: Sequence[int]) -> float:
+        total = sum(gains[i][min(length, len(gains[i])) - 1] for i in chosen)
+        return (rows + total) / price(length, len(chosen))
+
+    plain = rows / price(0, 0) * MARGIN
+    able = [i for i in range(rows) if gains[i]]
+    subsets = [s for n in range(1, rows + 1) for s in itertools.combinations(able, n)]
+    best = max((rate(length, s) for length in range(1, max(map(len, gains)) + 1) for s in subsets), default=0.0)
+    length, chosen = allocate(gains, rows, price)
+    if best <= plain:
+        assert (length, chosen) == (0, frozenset())
+    else:
+        assert rate(length, sorted(chosen)) == pytest.approx(best)
+
+
+@given(
+    chances=st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted),
+    level=st.floats(0, 1), row=st.floats(0, 1),
+)  # fmt: skip
+@settings(deadline=None)
+def test_better_guesses_are_never_drafted_shorter(chances: list[float], level: float, row: float) -> None:
+    def length(chance: float) -> int:
+        gains = [sum(chance**k for k in range(1, n + 1)) for n in range(1, LONGEST + 1)]
+        return allocate([gains], 1, lambda n, rows: 1 + (level + row) * n)[0]
+
+    assert length(chances[0]) <= length(chances[1])
+
+
+@given(
+    limits=st.lists(st.tuples(st.integers(0, 2 * LONGEST), st.booleans()), min_size=1, max_size=6),
+    chance=st.floats(0, 1), calibrated=st.booleans(),
+    schedule=st.none() | st.dictionaries(st.integers(1, 6), st.integers(0, 2 * LONGEST), min_size=1),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_nobody_drafts_beyond_its_limits(
+    limits: list[tuple[int, bool]], chance: float, calibrated: bool, schedule: dict[int, int] | None
+) -> None:
+    policy, luck = Policy(slots, runs_model, LONGEST, schedule), random.Random(1)
+    policy.costs = Costs(measured()) if calibrated else None
+    bound = LONGEST
+    if schedule is not None:
+        bound = min(LONGEST, next((schedule[size] for size in sorted(schedule) if size >= len(limits)), 0))
+    for _ in range(20):
+        rows = [Row(i, ("model", "host"), limit, free, 10, 0, 50) for i, (limit, free) in enumerate(limits)]
+        for row, wish in zip(rows, policy.choose(rows), strict=True):
+            assert 0 <= wish.limit <= min(row.limit, bound)
+            assert bool(wish.limit) == bool(wish.methods) == (not wish.reason)
+            assert set(wish.methods) <= set(row.methods)
+            if not row.adaptive:
+                assert wish.limit == min(row.limit, bound)
+            if wish.reason in ("end", "batch"):
+                assert (wish.reason == "end") == (row.limit == 0)
+            if wish.limit:
+                accepted = next((i for i in range(wish.limit) if luck.random() >= chance), wish.limit)
+                policy.learn(row.id, wish.methods[0], wish.limit, wish.limit, accepted)
+
+
+# --- whole runs
+
+
+@pytest.mark.parametrize("batch", [1, 4, 32])
+@pytest.mark.parametrize("step", [FLAT, STEEP], ids=["flat", "steep"])
+def test_without_acceptance_it_ends_at_nothing_and_costs_next_to_nothing(batch: int, step: dict[int, float]) -> None:
+    world = World({"model": 0.0}, batch, measured(step))
+    world.run(200)
+    assert 1 - world.speed_up < 0.05  # learning included
+    before, plain = world.seconds, world.plain_seconds
+    later = world.run(1500)
+    assert (world.seconds - before) / (world.plain_seconds - plain) < 1 + 1.3 * SHARE
+    assert sum(any(limits) for limits in later) >= 3, "it never tried again"
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_with_perfect_acceptance_and_free_rows_it_takes_the_full_length(batch: int) -> None:
+    step = {2: 1.0, 64: 1.0}
+    assert World({"model": 1.0}, batch, measured(step, draft=0.01)).run(50)[-1] == [LONGEST] * batch
+
+
+def test_a_busy_batch_drafts_little_and_an_idle_one_a_lot() -> None:
+    lengths = [World({"model": 0.8}, batch).run(150)[-1] for batch in (1, 8, 32)]
+    assert lengths[0][0] >= 4 > max(lengths[1]) >= 1 > max(lengths[2])
+
+
+@pytest.mark.parametrize("chance", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("batch", [1, 6, 32])
+@pytest.mark.parametrize("step", [FLAT, STEEP], ids=["flat", "steep"])
+def test_it_is_about_as_fast_as_the_best_fixed_length(chance: float, batch: int, step: dict[int, float]) -> None:
+    world = World({"model": chance}, batch, measured(step))
+    world.run(200)
+    world.tokens = world.seconds = 0.0
+    world.run(600)
+    best = max(1.0, *(world.fixed(length) for length in range(1, LONGEST + 1)))
+    assert world.speed_up > 0.95 * best
+
+
+def test_it_finds_back_when_guesses_come_true_again() -> None:
+    world = World({"model": 0.0})
+    world.run(3000)
+    world.chances["model"] = 0.9
+    world.run(600)
+    assert sum(limits[0] >= 2 for limits in world.run(50)) >= 49  # one may be a recall
+
+
+def test_one_good_row_among_bad_ones_drafts_for_itself() -> None:
+    policy = Policy(slots, runs_model, LONGEST)
+    policy.costs = Costs(measured({2: 1.0, 64: 1.0}, draft=0.05))
+    rows = [Row(i, ("model",), LONGEST, True, 100, 0, 500) for i in range(4)]
+    for _ in range(400):
+        for row, wish in zip(rows, policy.choose(rows), strict=True):
+            if wish.limit:
+                policy.learn(row.id, "model", wish.limit, wish.limit, wish.limit if row.id == 2 else 0)
+    limits = [wish.limit for wish in policy.choose(rows)]
+    assert limits[2] == LONGEST
+
+
+def test_reading_a_long_backlog_must_pay() -> None:
+    """A row that was never read by the draft model is not read for a probe that costs more than it may."""
+    world = World({"model": 0.0}, backlog=5000, costs=measured(feed=0.01))
+    world.run(4000)
+    assert world.speed_up > 0.9
+    eager = World({"model": 0.9}, backlog=0)
+    eager.run(50)
+    assert eager.run(1)[0][0] >= 4
+
+
+def test_a_wrong_first_measurement_is_corrected() -> None:
+    """Told that drafts cost little and rows nothing, it learns what they cost, plain steps included."""
+    belief = measured({2: 1.0, 16: 1.0, 64: 1.0}, draft=0.1)
+    world = World({"model": 0.5}, 4, measured(STEEP, draft=0.3), belief=belief)
+    world.run(1000)
+    world.tokens = world.seconds = 0.0
+    world.run(500)
+    assert world.speed_up > 0.95
+
+
+# --- rows that share a forward: seconds of a 1 B model by tokens, as measured
+
+LARGE = {1: 0.040, 8: 0.058, 16: 0.087, 32: 0.142, 64: 0.216, 160: 0.438}
+
+
+@dataclass
+class Shared:
+    """A closed batch: `batch` requests of `tokens` tokens that begin together, on a clock of true costs.
+
+    Every other row's guesses come true with `good`, the others' with `bad`. `slow(seconds, tokens)` is the factor that
+    the machine adds at this time to a forward of so many tokens.
+    """
+
+    batch: int
+    good: float = 0.9
+    bad: float = 0.2
+    tokens: int = 64
+    belief: dict[int, float] = field(default_factory=lambda: LARGE)
+    slow: Callable[[float, int], float] = lambda seconds, tokens: 1.0
+    step: float = LARGE[1]  # seconds of one token
+
+    def __post_init__(self) -> None:
+        self.policy, self.luck = Policy(slots, runs_model, LONGEST), random.Random(self.batch)
+        scale = self.step / LARGE[1]
+        self.truth = Curve({count: seconds * scale for count, seconds in LARGE.items()})
+        believed = {count: seconds * scale for count, seconds in self.belief.items()}
+        self.costs = Costs(measured(believed, 0.01 * self.step, 0.0))
+        self.policy.costs = self.costs
+        self.clock, self.started = 0.0, 0
+        self.limits: list[tuple[float, int]] = []  # by time
+
+    def run(self, drafts: bool = True) -> float:
+        """Seconds until all are done."""
+        begin, left = self.clock, {self.started + i: self.tokens for i in range(self.batch)}
+        self.started += self.batch
+        while left:
+            rows = [Row(i, ("model",), min(LONGEST, n - 1), True, 100, 0, n) for i, n in left.items()]
+            wishes = self.policy.choose(rows) if drafts else [Wish(0, (), "gain")] * len(rows)
+            self._forward(rows, [wish.limit for wish in wishes], left, drafts)
+            for i in [i for i, n in left.items() if n <= 0]:
+                del left[i]
+                self.policy.forget(i, ["model"])
+        return self.clock - begin
+
+    def _forward(self, rows: Sequence[Row], limits: Sequence[int], left: dict[int, int], told: bool) -> None:
+        emitted, longest = 0, max(limits)
+        for row, limit in zip(rows, limits, strict=True):
+            chance = self.bad if row.id % 2 else self.good
+            accepted = next((i for i in range(limit) if self.luck.random() >= chance), limit)
+            if limit:
+                self.policy.learn(row.id, "model", limit, limit, accepted)
+            left[row.id] -= accepted + 1
+            emitted += accepted + 1
+        size = len(rows) * (1 + longest)
+        seconds = self.truth(size) * self.slow(self.clock, size)
+        draft = 0.01 * self.truth(1) * (1 + longest) if longest else 0.0
+        self.clock += seconds + draft
+        if told:
+            self.limits.append((self.clock, longest))
+            self.costs.saw_step(size, len(rows), 100, seconds, 0.0)
+            if longest:
+                self.costs.saw_draft("model", sum(map(bool, limits)), longest, draft)
+            self.policy.saw_step(len(rows), 100, emitted / len(rows), seconds + draft, longest > 0)
+
+    def ratios(self, rounds: int) -> list[float]:
+        """Speed over plain decoding, by round; the first one learns."""
+        return [self.run(drafts=False) / self.run() for _ in range(1 + rounds)][1:]
+
+
+@pytest.mark.parametrize(("bad", "least"), [(0.0, 0.9), (0.2, 0.97), (0.5, 0.97)])
+@pytest.mark.parametrize("batch", [2, 4, 8, 16, 32])
+def test_a_batch_of_good_and_bad_rows_is_not_slower_than_plain(batch: int, bad: float, least: float) -> None:
+    """Tokens per second of the moment are not all: rows slowed by their neighbours' drafts end the later.
+
+    Where half of the rows gain nothing at all, the others may be three times as fast at a bounded price.
+    """
+    assert statistics.median(Shared(batch, bad=bad).ratios(5)) >= least
+
+
+@pytest.mark.parametrize("factor", [0.4, 2.5])
+@pytest.mark.parametrize("batch", [1, 4, 32])
+def test_wrong_costs_of_long_forwards_do_not_make_it_slower_than_plain(batch: int, factor: float) -> None:
+    belief = {count: seconds * (factor if count > batch else 1.0) for count, seconds in LARGE.items()}
+    shared = Shared(batch, belief=belief)
+    assert statistics.median(shared.ratios(6)) >= 0.97
+    assert sum(shared.ratios(2)) >= 2 * 0.97
+
+
+@pytest.mark.parametrize("step", [0.0007, 0.04], ids=["small model", "1 B"])
+def test_a_start_on_a_busy_machine_leaves_the_drafts_out_for_seconds_only(step: float) -> None:
+    """Four busy neighbours for 5 s: every forward is late, long ones most, and so was the first measurement."""
+    busy = 5.0
+
+    def slow(seconds: float, tokens: int) -> float:
+        return 1.0 if seconds > busy else 4.0 if tokens == 1 else 12.0
+
+    belief = {count: seconds * slow(0.0, count) for count, seconds in LARGE.items()}
+    shared = Shared(1, bad=0.9, belief=belief, slow=slow, step=step)
+    while shared.clock < 2 * busy + 2.0:
+        shared.run()
+    late = [limit for when, limit in shared.limits if when > 2 * busy]
+    assert sum(limit >= 2 for limit in late) > 0.8 * len(late)
+
+
+def test_what_drafts_may_lose_is_bounded_whatever_is_believed() -> None:
+    """Drafts that cost three plain steps and bring nothing are told by the clock to stop, and come back ever again."""
+    account, lost, drafted = Account(1), 0.0, 0
+    for _ in range(5000):
+        if account.paused or account.pending:
+            account.saw_plain(1.0)
+        else:
+            account.saw_draft(1.0, 3.0, 3.0)
+            lost, drafted = lost + 2.0, drafted + 1
+    assert CREDIT <= lost <= CREDIT + 2.5 * SHARE * 5000  # a trial may end with a debt that is forgiven
+    assert drafted > 8
+    assert account.ratio == pytest.approx(1 / 3)
+
+
+def test_drafts_that_gain_go_on_through_stolen_slices_and_a_slower_machine() -> None:
+    account, paused = Account(4), 0
+    for i in range(2000):
+        pace = 1.0 if i < 1000 else 3.0
+        late = 20.0 if i % 50 == 0 else 1.0
+        if account.paused or account.pending:
+            account.saw_plain(pace)
+        else:
+            account.saw_draft(2.0, 1.3 * pace * late, 1.3)
+        paused += account.paused
+    assert paused == 0
+    assert account.ratio > 1.3
+
+
+# --- several drafters
+
+
+def test_a_copy_that_comes_true_is_preferred_to_the_model_and_the_model_fills_in() -> None:
+    cheap = measured(draft=0.02)
+    world = World({"model": 0.8, "host": 0.9}, 1, cheap, offers={"host": 0.5}, methods=("model", "host"))
+    world.run(300)
+    assert [wish.methods for wish in world.used[-40:]].count(("host", "model")) >= 36
+
+
+def test_a_copy_that_does_not_come_true_gives_way_to_the_model() -> None:
+    world = World({"model": 0.8, "host": 0.1}, methods=("model", "host"))
+    world.run(300)
+    assert [wish.methods for wish in world.used[-40:]].count(("model",)) >= 36  # the copy is tried now and then
+
+
+def test_a_model_that_does_not_pay_gives_way_to_the_copy() -> None:
+    world = World({"model": 0.3, "host": 0.5}, offers={"host": 0.4}, methods=("model", "host"))
+    world.costs = measured(draft=0.5)
+    world.__post_init__()
+    world.run(400)
+    assert [wish.methods for wish in world.used[-40:]].count(("host",)) >= 34
+
+
+def test_a_copy_that_is_never_there_costs_nothing() -> None:
+    world = World({"host": 0.0}, methods=("host",), offers={"host": 0.0})
+    world.run(500)
+    assert world.speed_up > 0.99
+
+
+# --- what was said explicitly
+
+
+def test_the_schedule_bounds_by_batch_size() -> None:
+    policy = Policy(slots, runs_model, LONGEST, {4: 8, 1: 8, 8: 2, 32: 1})
+    assert [policy.bound(batch) for batch in (1, 4, 5, 8, 9, 32, 33)] == [8, 8, 2, 2, 1, 1, 0]
+    world = World({"model": 1.0}, 5, measured({2: 1.0, 99: 1.0}, 0.01), schedule={4: 8, 6: 2})
+    assert max(map(max, world.run(30))) == 2
+    assert Policy(slots, runs_model, 3, {2: 8, 4: 2}).bound(1) == 3  # a budget keeps drafts shorter than that
+    world = World({"model": 1.0}, 7, schedule={4: 8, 6: 2}, adaptive=False)
+    world.run(2)
+    assert {wish.reason for wish in world.used} == {"batch"}
+
+
+def test_fixed_rows_draft_what_they_are_told() -> None:
+    assert World({"model": 0.0}, adaptive=False).run(100) == [[LONGEST]] * 100
+
+
+def test_the_gate_closes_for_good_after_a_window_of_poor_requests() -> None:
+    gate = Gate(3, 0.5)
+    assert [gate.record(*each) for each in ((9, 3), (0, 5), (0, 0), (1, 5))] == [False] * 4  # 0 forwards say nothing
+    assert gate.average == pytest.approx((3 + 0 + 0.2) / 3)
+    assert gate.record(0, 4)
+    assert gate.closed
+    assert not gate.record(9, 1)
+    policy = Policy(slots, runs_model, LONGEST, gate=gate)
+    assert policy.choose([Row(0, ("model",), 8, False, 5, 0, 9)]) == [Wish(0, (), "threshold")]
+    assert not policy.expects("model")
+    assert not Gate(0, 5.0).record(0, 3)
+
+
+# --- costs
+
+
+@given(points=st.dictionaries(st.integers(1, 99), st.floats(0.1, 9), min_size=1, max_size=6), at=st.floats(1, 200))
+def test_a_curve_never_falls_and_lies_between_its_points(points: dict[int, float], at: float) -> None:
+    curve = Curve(points)
+    assert curve(at) <= curve(at + 1) * (1 + 1e-9)
+    knots = sorted(points)
+    for below, above in itertools.pairwise(knots):
+        assert curve(below) <= curve((below + above) / 2) * (1 + 1e-9)
+        assert curve((below + above) / 2) <= curve(above) * (1 + 1e-9)
+    assert curve(knots[0]) == pytest.approx(points[knots[0]])
+
+
+@given(errors=st.lists(st.tuples(st.floats(1, 99), st.floats(-1, 1)), max_size=30))
+def test_a_bent_curve_never_falls(errors: list[tuple[float, float]]) -> None:
+    curve = Curve({2: 1.0, 8: 1.1, 32: 3.0})
+    for at, error in errors:
+        curve.bend(at, error)
+    values = [curve(at) for at in range(1, 100)]
+    assert all(above >= below * (1 - 1e-9) for below, above in itertools.pairwise(values))
+    assert values[0] > 0
+
+
+def test_costs_follow_what_is_seen() -> None:
+    costs = Costs(measured({2: 1.0, 32: 2.0}))
+    for _ in range(300):
+        costs.saw_step(2, 1, 10, 3.0, 0.5)
+        costs.saw_step(2, 1, 10, 3.0, 0.5)  # everything three times slower ...
+        costs.saw_step(32, 1, 10, 24.0, 0.5)  # ... and many rows twelve times
+    assert costs.step(32, 1, 10) / costs.step(2, 1, 10) == pytest.approx(24.5 / 3.5, rel=0.1)
+
+
+def test_a_wrong_first_measurement_is_mended_without_a_draft() -> None:
+    """Else an engine that thinks plain steps twice as cheap as they are would not draft for a long time."""
+    costs = Costs(measured({2: 0.5, 8: 1.3}))
+    for _ in range(12):
+        costs.saw_step(2, 1, 10, 1.0, 0.0)
+    assert costs.step(8, 1, 10) / costs.step(2, 1, 10) == pytest.approx(1.3, rel=0.15)
+
+
+def test_one_stolen_slice_moves_little() -> None:
+    costs = Costs(measured())
+    for _ in range(50):
+        costs.saw_step(2, 1, 10, 1.0, 0.01)
+    before = costs.step(8, 2, 10) / costs.step(2, 2, 10)
+    costs.saw_step(2, 1, 10, 1000.0, 500.0)
+    costs.saw_draft("model", 1, 4, 1000.0)
+    assert costs.step(8, 2, 10) / costs.step(2, 2, 10) == pytest.approx(before, rel=0.05)
+    assert costs.draft("model", 1, 4) < 0.06 * 5 * math.exp(STRIDE)
+    assert costs.step(2, 1, 10) < 1.1
+
+
+def test_a_drafter_on_the_host_has_its_time_learned() -> None:
+    costs = Costs(measured())
+    for _ in range(60):
+        costs.saw_draft("host", 4, 3, 0.0004)
+    assert costs.draft("host", 8, 1) == pytest.approx(0.0008, rel=0.05)
+    assert costs.draft("model", 0, 4) == costs.draft("model", 4, 0) == 0.0
+
+
+# --- acceptance
+
+
+@given(chance=st.floats(0.05, 0.95), seed=st.integers(0, 9))
+@settings(max_examples=20, deadline=None)
+def test_acceptance_approaches_the_truth(chance: float, seed: int) -> None:
+    luck, seen = random.Random(seed), Acceptance()
+    for _ in range(2000):
+        seen.learn(next((i for i in range(4) if luck.random() >= chance), 4), 4)
+    assert seen.chance(0) == pytest.approx(chance, abs=0.15)
+    gains = seen.gains(6)
+    assert gains == sorted(gains)
+    assert gains[0] == seen.chance(0)
+
+
+def test_what_is_unknown_is_told_by_what_is_nearest() -> None:
+    engine = Acceptance()
+    assert engine.chance(0) == engine.chance(5) == HOPE
+    for _ in range(100):
+        engine.learn(0, 2)
+    assert engine.chance(0) < 0.05
+    fresh = Acceptance(engine)
+    assert fresh.chance(0) == pytest.approx(engine.chance(0))
+    for _ in range(10):
+        fresh.learn(2, 2)
+    assert fresh.chance(0) > 0.5 > engine.chance(0)
+    assert fresh.chance(1) > 0.5
+
+
+def test_a_place_given_up_is_thought_well_of_again() -> None:
+    seen = Acceptance()
+    for _ in range(50):
+        seen.learn(1, 2)  # the second guess never comes true
+    low = seen.chance(1)
+    for _ in range(1000):
+        seen.learn(1, 1)  # and is not made any more
+    assert low < 0.05 < 0.5 < seen.chance(1)
+
+
+# --- warnings
+
+
+def test_a_hopeless_draft_is_named_once() -> None:
+    advice = Advice()
+    said = [text for _ in range(10 * FEW) for text in advice.saw_draft("draft_target", False)]
+    assert len(said) == 1
+    assert f"draft_target: 0 of its first {FEW} guesses" in said[0]
+    lucky = Advice()
+    assert not [text for i in range(1000) for text in lucky.saw_draft("draft_target", i % 5 == 0)]
+    rare = Advice()
+    assert len([text for i in range(1000) for text in rare.saw_draft("draft_target", i == 3)]) == 1
+
+
+def test_an_unused_draft_is_named_once() -> None:
+    advice = Advice()
+    said = [text for _ in range(2 * UNUSED) for text in advice.saw_end(("ngram",), ["draft_target"])]
+    assert len(said) == 1
+    assert "draft_target" in said[0]
+    used = Advice()
+    used.saw_end(("draft_target",), ["draft_target"])
+    assert not [text for _ in range(UNUSED) for text in used.saw_end((), ["draft_target"])]
+    assert not [text for _ in range(2 * UNUSED) for text in Advice().saw_end(("ngram",), [])]
+
+
+def test_changes_between_drafting_and_not_are_noticed_and_told_ever_more_rarely() -> None:
+    pauses = Pauses()
+
+    def window(reason: str) -> tuple[int, str]:
+        """Forwards without a draft for this reason but for a probe in ten; what was told, and the state."""
+        return sum(pauses.saw_forward(reason if i % 10 else "") for i in range(WINDOW)), pauses.reason
+
+    assert window("") == (0, "")
+    assert window("gain") == (1, "gain")
+    assert window("gain") == (0, "gain")
+    assert window("slower") == (0, "slower")  # the reason is another, drafts are still not made
+    assert window("recall") == (1, "")
+    told = [window(reason)[0] for reason in ("slower", "") * 15]
+    assert [i + 3 for i, count in enumerate(told) if count] == [4, 8, 16, 32]
+
+
+def test_a_rest_is_what_choosing_again_would_say() -> None:
+    """While nothing changes, `rests` stands for `choose`; a probe, a draft or another batch ends it."""
+    world = World({"model": 0.0}, 4, measured(STEEP))
+    world.run(400)
+    policy = world.policy
+    rested = 0
+    while policy.rests([0, 1, 2, 3], 0):
+        rested += 1
+    assert 0 < rested < PROBE_MOST
+    assert policy.rests([0, 1, 2], 0) is None
+    assert policy.rests([0, 1, 2, 3], 5) is None
+
+
+def test_a_drafter_with_nothing_to_say_does_not_keep_a_model_from_drafting() -> None:
+    """From the first forward on: whoever asks for ten tokens has not time to find out."""
+    world = World({"model": 0.7, "host": 0.7}, offers={"host": 0.0}, methods=("host", "model"))
+    world.run(6)
+    assert all("model" in wish.methods for wish in world.used)
+
+
+def test_a_drafter_that_was_never_asked_is_tried_without_a_model() -> None:
+    world = World({"host": 0.7}, methods=("host",))
+    assert all(limits[0] > 0 for limits in world.run(6))

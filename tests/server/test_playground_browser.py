@@ -1,0 +1,354 @@
+"""The pages for people in a real browser: what they show and ask, on a desk and a phone, and for whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sametoken import LLM
+from server_checks import Gate, Running, running
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is missing: pip install 'sametoken[browser]'"
+)
+CHROMIUM = Path("/usr/bin/chromium")
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is missing: apt-get install chromium")
+
+PROMPT = "Hello! What do you like to do for fun?"
+BODY = {"temperature": 0, "max_tokens": 128}
+PATIENCE_MS = 60_000
+DESK, PHONES = {"width": 1100, "height": 900}, ({"width": 390, "height": 844}, {"width": 320, "height": 640})
+
+
+@pytest.fixture(scope="module")
+def llm(one_thread: None) -> LLM:
+    return LLM("embedded", "embedded", {"adaptive": False})  # a busy machine must not decide whether there are drafts
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        made = driver.chromium.launch(executable_path=str(CHROMIUM), headless=True, args=options)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page whose console must stay free of errors but those of the network, which tests cause."""
+    context = browser.new_context(viewport=DESK, reduced_motion="reduce")
+    made, errors = context.new_page(), []
+    made.set_default_timeout(PATIENCE_MS)
+    made.on("pageerror", lambda error: errors.append(str(error)))
+    made.on("console", lambda said: errors.append(said.text) if "Content Security Policy" in said.text else None)
+    yield made
+    context.close()
+    assert not errors
+
+
+def ask(page: Any, text: str) -> None:
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def ready(page: Any, url: str) -> None:
+    page.goto(url)
+    page.wait_for_selector("#status[data-state=ready]")
+
+
+def idle(page: Any) -> None:
+    page.wait_for_selector("#stop:disabled", state="attached")
+
+
+def test_it_streams_compares_and_explains_tokens(page: Any, llm: LLM) -> None:
+    with running(llm) as server:
+        ready(page, server.url)
+        page.check("#compare")
+        ask(page, PROMPT)
+        verdict = page.wait_for_selector(".verdict").inner_text()
+        idle(page)
+        expected = server.post(
+            "/v1/chat/completions",
+            {**BODY, "messages": [{"role": "user", "content": PROMPT}], "speculative": {"report": True}},
+        ).json()
+    assert f"all {expected['usage']['completion_tokens']} tokens are the same" in verdict
+    texts = [page.eval_on_selector_all(f".pane:nth-child({i}) .token:not(.end)", JOINED) for i in (1, 2)]
+    assert texts == [expected["choices"][0]["message"]["content"].strip()] * 2
+    assert page.locator(".pane:nth-child(1) .drafted").count() > 0
+    assert page.locator(".pane:nth-child(2) .drafted").count() == 0
+    stats = expected["choices"][0]["speculative"]["stats"]
+    assert float(page.inner_text("#acceptance")) == round(stats["acceptance_length"], 2) > 1
+    assert page.locator("#chart rect").count() >= 1
+    assert page.inner_text("#said") == expected["choices"][0]["message"]["content"]
+    assert page.inner_text(".turn .note") == ""  # for who wants no motion there is a replay only when asked for
+    page.hover(".pane:nth-child(1) .drafted >> nth=0")
+    assert "drafted at place 1, accepted\nprobability" in page.inner_text("#tip")
+    page.focus(".pane:nth-child(1) .tokens")
+    told = []
+    for _ in range(page.locator(".pane:nth-child(1) .token").count()):
+        page.keyboard.press("ArrowRight")
+        told.append(page.inner_text("#tip"))
+    assert sum("the target's own token" in words for words in told) > 0
+    rejected = [words for words in told if "rejected at place" in words]
+    assert len(rejected) == page.locator(".pane:nth-child(1) .refused").count() > 0
+    page.hover(".pane:nth-child(2) .token >> nth=0")
+    assert page.locator(".token.current").count() == 1
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#tip")
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_pages_work_below_a_proxys_prefix(page: Any, llm: LLM, slash: str) -> None:
+    with running(llm, root_path="/llm") as server:
+        ready(page, server.url + "/llm" + slash)
+        ask(page, PROMPT)
+        idle(page)
+        assert page.locator(".pane .token").count() > 1
+        page.goto(server.url + "/llm/docs" + slash)
+        page.wait_for_selector(".opblock")
+
+
+JOINED = "found => found.map(each => each.textContent).join('').trim()"
+
+
+def test_a_conversation_goes_on_and_a_text_is_continued(page: Any, llm: LLM) -> None:
+    with running(llm) as server:
+        ready(page, server.url)
+        for turn in ("I just got a new dog!", "He is a beagle."):
+            ask(page, turn)
+            idle(page)
+        prompts = [llm.render_chat([{"role": "user", "content": "I just got a new dog!"}])]
+        first = page.eval_on_selector_all(".turn:nth-child(1) .token:not(.end)", JOINED)
+        assert (
+            first == server.post("/v1/completions", {**BODY, "prompt": prompts[0]}).json()["choices"][0]["text"].strip()
+        )
+        page.check("input[value=completion]")
+        page.fill("#most", "5")
+        ask(page, "I like")
+        idle(page)
+        assert page.locator(".turn:nth-child(3) .token").count() == 5
+        page.click("#reset")
+        assert page.locator(".turn").count() == 0
+
+
+def test_it_wants_a_key_and_says_what_the_server_refuses(page: Any, llm: LLM) -> None:
+    with running(llm, api_key=["secret"]) as server:
+        page.goto(server.url)
+        page.wait_for_selector("#status[data-state=lost]")
+        assert "API key" in page.inner_text("#status")
+        page.fill("#key", "secret")
+        page.press("#key", "Tab")
+        page.wait_for_selector("#status[data-state=ready]")
+        page.reload()
+        page.wait_for_selector("#status[data-state=ready]")
+        page.fill("#most", "0")
+        ask(page, PROMPT)
+        assert "max_tokens" in page.wait_for_selector(".error").inner_text()
+        idle(page)
+        assert page.input_value("#prompt") == PROMPT
+        assert page.get_attribute("#status", "data-state") == "ready"
+
+
+def stopped_in_the_middle(page: Any, server: Running, gate: Gate) -> None:
+    gate.let(2)
+    page.wait_for_selector("#turns .token")
+    server.stop()
+    deadline = time.monotonic() + 60
+    while server.server.worker.engine._inbox.empty() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    gate.open()
+
+
+def test_it_says_that_the_server_went_and_goes_on_when_it_is_back(page: Any) -> None:
+    own = LLM("embedded", "embedded")
+    with running(own) as server:
+        port = int(server.url.rpartition(":")[2])
+        ready(page, server.url)
+        gate = Gate(own)
+        ask(page, PROMPT)
+        stopped_in_the_middle(page, server, gate)
+        assert "server stopped" in page.wait_for_selector(".error").inner_text()
+        page.wait_for_selector("#status[data-state=lost]")
+    with running(own, port=port):
+        page.wait_for_selector("#status[data-state=ready]")
+        ask(page, PROMPT)
+        page.wait_for_selector(".turn:nth-child(2) .token.end")
+        idle(page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_and_is_readable_in_light_and_dark(page: Any, llm: LLM, scheme: str) -> None:
+    page.set_viewport_size(PHONES[0])
+    page.emulate_media(color_scheme=scheme)
+    with running(llm) as server:
+        ready(page, server.url)
+        page.click("#settings summary")
+        page.click("#figures summary")
+        page.check("#compare")
+        ask(page, PROMPT)
+        page.wait_for_selector(".verdict")
+        idle(page)
+        page.fill("#most", "0")
+        ask(page, PROMPT)
+        page.wait_for_selector(".error")
+    for size in PHONES:
+        page.set_viewport_size(size)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        assert page.locator("#send").is_visible()
+    page.hover("#turns .token.drafted >> nth=0")
+    for selector in TEXTS:
+        assert page.evaluate(CONTRAST, [selector, "color"]) >= 4.5, selector
+    for selector, edge in EDGES.items():
+        assert page.evaluate(CONTRAST, [selector, edge]) >= 3, selector
+
+
+# WCAG 2.2 asks for 4.5 between text and its background (1.4.3), and 3 for what edges must be seen (1.4.11).
+TEXTS = (
+    "body", "#model", "a", "#status", "#prompt", "#method", "#send", "#reset", ".asked", ".pane h3", ".figures",
+    ".verdict", ".token.drafted", ".token.refused", ".token.end", ".error", "#tip", "dt", "dd", "figcaption", ".note",
+    "output",
+)  # fmt: skip
+EDGES = {
+    "#turns .drafted:not(.current)": "borderBottomColor", "#turns .refused": "borderBottomColor",
+    "#prompt": "borderTopColor", "#method": "borderTopColor", "#reset": "borderTopColor", "#key": "borderTopColor",
+    ".token.current": "outlineColor", "#prompt:focus-visible": "outlineColor", "#turns .bar": "backgroundColor",
+}  # fmt: skip
+# The contrast of a colour of an element and the nearest background that is not transparent; a fill's is outside of it.
+CONTRAST = """([selector, property]) => {
+  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [0.2126, 0.7152, 0.0722].reduce((sum, weight, i) => {
+    const part = [r, g, b][i] / 255;
+    return sum + weight * (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  }, 0);
+  let at = document.querySelector(selector);
+  if (!at) throw new Error(`no ${selector}`);
+  const ink = light(numbers(getComputedStyle(at)[property]));
+  if (property !== "color") at = at.parentElement;
+  while (numbers(getComputedStyle(at).backgroundColor)[3] === 0) at = at.parentElement;
+  const page = light(numbers(getComputedStyle(at).backgroundColor));
+  return (Math.max(ink, page) + 0.05) / (Math.min(ink, page) + 0.05);
+}"""
+
+
+def sent(page: Any) -> list[dict[str, Any]]:
+    """The bodies that the page goes on to send."""
+    bodies: list[dict[str, Any]] = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    return bodies
+
+
+def test_the_method_that_is_chosen_is_asked_for(page: Any, llm: LLM) -> None:
+    with running(llm) as server:
+        ready(page, server.url)
+        bodies, answers = sent(page), []
+        offered = page.eval_on_selector_all("#method option", "found => found.map(each => each.value)")
+        assert offered == ["", *llm.methods, "auto", "none"]
+        assert llm.method in page.inner_text("#method option:checked")
+        for turn, method in enumerate(offered, start=1):
+            page.select_option("#method", method)
+            assert page.is_disabled("#compare") == page.is_disabled("#length") == (method == "none")
+            page.click("#reset")
+            ask(page, PROMPT)
+            page.wait_for_selector(".token.end")
+            idle(page)
+            assert bodies[turn - 1]["speculative"].get("method", "") == method
+            title = "plain" if method == "none" else f"speculative, {method or llm.method}"
+            assert page.inner_text(".pane h3") == title
+            answers.append(page.eval_on_selector_all("#turns .token", JOINED))
+            drafted = page.locator("#turns .drafted").count()
+            assert drafted == 0 or method != "none"
+            assert drafted > 0 or method not in ("", llm.method)
+        assert len(set(answers)) == 1
+
+
+def test_a_server_that_drafts_nothing_says_so_and_drafts_if_asked(page: Any, one_thread: None) -> None:
+    with running(LLM("embedded", None, {"adaptive": False})) as server:
+        ready(page, server.url)
+        assert page.is_visible("#no-draft")
+        assert page.is_disabled("#compare")
+        page.select_option("#method", "ngram")
+        assert page.is_hidden("#no-draft")
+        assert page.is_enabled("#compare")
+
+
+def test_nothing_jumps_while_an_answer_streams(page: Any, one_thread: None) -> None:
+    own = LLM("embedded", "embedded", {"adaptive": False})
+    with running(own) as server:
+        ready(page, server.url)
+        page.check("#compare")
+        gate = Gate(own)
+        ask(page, PROMPT)
+        gate.let(2)
+        page.wait_for_selector("#turns .token")
+        page.evaluate(SHIFTS)
+        gate.open()
+        page.wait_for_selector(".verdict")
+        idle(page)
+        assert page.locator("#turns .token").count() > 10
+        assert page.evaluate("window.shifted") <= 0.01, "Chromium's layout shift, of which 0.1 is called good"
+
+
+SHIFTS = """() => {
+  window.shifted = 0;
+  const add = found => found.getEntries().forEach(entry => { window.shifted += entry.value; });
+  new PerformanceObserver(add).observe({ type: "layout-shift" });
+}"""
+
+
+def test_the_keyboard_reaches_everything_and_is_seen_there(page: Any, llm: LLM) -> None:
+    with running(llm, api_key=["secret"]) as server:
+        page.goto(server.url)
+        page.wait_for_selector("#status[data-state=lost]")
+        page.fill("#key", "secret")
+        page.press("#key", "Tab")
+        page.wait_for_selector("#status[data-state=ready]")
+        page.click(".suggestion >> nth=0")
+        page.wait_for_selector(".token.end")
+        idle(page)
+        outlines: dict[str, float] = {}
+        while len(outlines) < 40:
+            page.keyboard.press("Tab")
+            place, outline = page.evaluate(FOCUSED)
+            if place in outlines:
+                break
+            outlines[place] = outline
+    settings = {"Settings", "method", "length", "fixed", "compare", "mode", "temperature", "most", "seed", "key"}
+    assert {"API", "This answer", "tokens", "prompt", "send", "reset", *settings} <= outlines.keys()
+    assert all(outline >= 2 for place, outline in outlines.items() if place != "BODY"), outlines
+
+
+FOCUSED = """() => {
+  const at = document.activeElement;
+  const place = at === document.body ? "BODY" : at.id || at.name || at.className || at.textContent;
+  return [place, parseFloat(getComputedStyle(at).outlineWidth)];
+}"""
+
+
+def test_every_control_has_a_name(page: Any, llm: LLM) -> None:
+    with running(llm) as server:
+        ready(page, server.url)
+        tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
+    roles = {"button", "checkbox", "radio", "slider", "spinbutton", "textbox", "combobox", "link", "DisclosureTriangle"}
+    found = [node for node in tree if node.get("role", {}).get("value") in roles]
+    assert len(found) > 15
+    assert [node for node in found if not node["name"]["value"].strip()] == []
+
+
+def test_the_reference_shows_every_operation_and_asks_no_other_host(page: Any, llm: LLM) -> None:
+    with running(llm) as server:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(server.url + "/docs")
+        page.wait_for_selector(".opblock")
+        shown = page.eval_on_selector_all(".opblock-summary-path", "found => found.map(each => each.dataset.path)")
+        paths = server.get("/openapi.json").json()["paths"]
+        assert sorted(shown) == sorted(path for path, methods in paths.items() for _ in methods)
+        page.click(".opblock-summary >> nth=0")
+        page.wait_for_selector(".opblock-body")
+    assert asked
+    assert all(url.startswith(server.url + "/") for url in asked)
