@@ -21,11 +21,11 @@ import torch
 from cpu_step import busy
 from torch import Tensor
 
-from sametoken.model.formats.names import FORMATS
-from sametoken.model.formats.packing import pack_bfloat16
 from sametoken.kernels.cpu.library import Library, PackedWeight, file_of
 from sametoken.kernels.cpu.memory import settled
 from sametoken.kernels.cpu.processor import VARIANTS, features
+from sametoken.model.formats.names import FORMATS
+from sametoken.model.formats.packing import pack_bfloat16
 
 OUTPUTS, INPUTS = 8192, 2048
 BYTES = 3 * 2**28  # of weights that one pass reads

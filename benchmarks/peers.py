@@ -30,10 +30,10 @@ from peers_engines.report import Report
 
 from sametoken.checkpoint.hub import read_config, resolve
 from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
-from sametoken.data.prompt_files import read_items
-from sametoken.data.prompts import BUILT_IN, Conversation, Source, as_turn
 from sametoken.embedded import draft, target
 from sametoken.errors import ConfigError, SametokenError
+from sametoken.prompts.files import read_items
+from sametoken.prompts.sources import BUILT_IN, Conversation, Source, as_turn
 
 WARM_UP_TOKENS = 8
 SLACK = 16  # positions that an engine may want past the last token beside a draft

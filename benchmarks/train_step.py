@@ -28,10 +28,10 @@ from torch.nn import functional as F
 
 from sametoken import embedded
 from sametoken.checkpoint.heads import write_head
-from sametoken.train.dataset.hidden_states import Features
 from sametoken.model.head_config import EagleConfig
 from sametoken.model.heads import EagleHead
 from sametoken.train.batch import Batch, goals
+from sametoken.train.dataset.hidden_states import Features
 from sametoken.train.heads import new_head
 from sametoken.train.parallel import Parallel
 from sametoken.train.settings import HeadSettings, LossSettings

@@ -15,10 +15,10 @@ from conformance.trained import method, slug, trained_heads
 from sametoken import LLM, SamplingParams
 from sametoken.checkpoint.heads import read_head, write_head
 from sametoken.checkpoint.hub import read_config
-from sametoken.data.prompts import BUILT_IN, as_turn
 from sametoken.embedded import NAME, TARGET
 from sametoken.errors import UnsupportedModelError
 from sametoken.model.config import ModelConfig
+from sametoken.prompts.sources import BUILT_IN, as_turn
 
 PEER = "vllm"
 DRAFT_LEN = 4

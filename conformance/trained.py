@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from sametoken import LLM, SamplingParams
-from sametoken.data.prompts import BUILT_IN, as_turn
 from sametoken.embedded import NAME
+from sametoken.prompts.sources import BUILT_IN, as_turn
 
 SHORT = ["--max_steps", "150", "--num_epochs", "20", "--optim", "muon", "--lr", "5e-3", "--training_seq_len", "512",
          "--train_bs", "2"]  # fmt: skip

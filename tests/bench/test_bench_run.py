@@ -17,9 +17,9 @@ from sametoken.bench.drive import Job, Take, drive
 from sametoken.bench.record import Cell, Mismatch, Run, read_runs
 from sametoken.bench.run import Grid, Measured, prepare, run
 from sametoken.bench.workloads import Workload, spell_turn
-from sametoken.data.prompt_files import Item
-from sametoken.data.prompts import Conversation, as_turn
 from sametoken.errors import PromptTooLongError
+from sametoken.prompts.files import Item
+from sametoken.prompts.sources import Conversation, as_turn
 from sametoken.speculation.params import RequestSpeculation
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)

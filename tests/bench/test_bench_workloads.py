@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sametoken import SametokenError
 from sametoken.bench.workloads import fit, read_workload
-from sametoken.commands.prompts import given_prompts
-from sametoken.data.prompts import BUILT_IN, Conversation
+from sametoken.commands.given import given_prompts
+from sametoken.prompts.sources import BUILT_IN, Conversation
 
 SPEC_BENCH = [
     {"question_id": 1, "category": "writing", "turns": ["Write.", "Again."]},

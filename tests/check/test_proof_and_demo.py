@@ -12,11 +12,12 @@ from rich.console import Console
 
 from cli_checks import Pair, greedy
 from sametoken import LLM, LosslessnessError, SamplingParams, embedded
-from sametoken.commands import demo, race
+from sametoken.check import race
+from sametoken.commands import demo
 from sametoken.commands.verify import verify
 from sametoken.control.advice import UNUSED
-from sametoken.data.prompts import BUILT_IN, Spelled
 from sametoken.engine.runner import Batch, Outcome, Runner
+from sametoken.prompts.sources import BUILT_IN, EncodedPrompt
 
 
 class Broken(Runner):
@@ -50,7 +51,7 @@ def test_verify_compares_every_method_and_is_content(run: Any, pair: Pair) -> No
 
 def test_verify_gives_no_advice_on_a_draft_that_had_its_turn(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     llm = LLM(pair.target, pair.draft)
-    prompts = [Spelled(text, llm.tokenizer.encode(text)) for text in ("a", "b") * UNUSED]
+    prompts = [EncodedPrompt(text, llm.tokenizer.encode(text)) for text in ("a", "b") * UNUSED]
     assert verify(llm, prompts, SamplingParams(max_tokens=2), [0.0], ["none", "draft_target"]) == 0
     assert not caplog.messages
 
@@ -59,7 +60,7 @@ def test_verify_finds_a_broken_verifier_and_says_where(pair: Pair, capsys: pytes
     llm = LLM(pair.target, pair.draft)
     llm.engine.runner = Broken(llm.engine.runner)
     text = "one two one two"
-    prompts = [Spelled(text, llm.tokenizer.encode(text))]
+    prompts = [EncodedPrompt(text, llm.tokenizer.encode(text))]
     assert verify(llm, prompts, SamplingParams(max_tokens=8), [0.0], ["draft_target"]) == 1
     out = capsys.readouterr().out
     assert "different" in out

@@ -88,7 +88,7 @@ def test_bench_of_a_server_keeps_its_whole_rounds(tmp_path: Path, number: str) -
 def test_verify_tells_what_it_compared(pair: Pair, number: str) -> None:
     words = ("verify", pair.target, "--method", "ngram", "--num-prompts", "2", "--max-tokens", "6", "--threads", "1")
     # The reference, then the cases ngram one by one, ngram together; the next temperature begins with its reference.
-    done = stopped("sametoken.commands.proof:Proof._complete", 4, number, *words)
+    done = stopped("sametoken.check.proof:Proof._complete", 4, number, *words)
     assert done.returncode == 130, done.stderr
     assert "stopped, equal so far: " in done.stdout
     assert "tokens in 2 cases of 2 prompts; run the same command for all cases" in done.stdout

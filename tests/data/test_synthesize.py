@@ -21,9 +21,9 @@ from fake_server import serving
 from sametoken import LLM, SamplingParams
 from sametoken.commands.options import Option, joined_words
 from sametoken.data.answers import NoAnswerError, Sampling, ServerAnswers
-from sametoken.data.prompts import as_turn
 from sametoken.data.remote import open_client
 from sametoken.data.synthesize import HOPELESS, read_tasks
+from sametoken.prompts.sources import as_turn
 
 Row = dict[str, Any]
 

@@ -12,8 +12,8 @@ import torch
 from cli_checks import Pair
 from head_checks import eagle_config, random_weights, shape_of
 from head_files import read_files
+from sametoken.check.diagnosis import Acceptance, Reading, advise
 from sametoken.checkpoint.heads import read_head, write_head
-from sametoken.commands.diagnosis import Acceptance, Reading, advise
 from sametoken.model.head_config import MedusaConfig
 from sametoken.model.heads import EagleHead, MedusaHeads
 

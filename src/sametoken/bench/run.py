@@ -11,10 +11,10 @@ from sametoken.bench.drive import Job, Take, drive
 from sametoken.bench.measure import acceptance, context_costs, per_token, ratio_interval, spread, step_costs
 from sametoken.bench.record import Category, Cell, Mismatch, TimeShares, Variant
 from sametoken.bench.workloads import Workload, fit, spell_turn
-from sametoken.data.prompt_files import Item
-from sametoken.data.prompts import Conversation
 from sametoken.engine.llm import LLM
 from sametoken.errors import PromptTooLongError
+from sametoken.prompts.files import Item
+from sametoken.prompts.sources import Conversation
 from sametoken.speculation.params import RequestSpeculation, SamplingParams
 
 PLAIN = 0  # the draft length that is no draft

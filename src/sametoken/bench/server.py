@@ -15,11 +15,11 @@ from sametoken.bench.client import NO_USAGE, Answer, ask
 from sametoken.bench.measure import per_token, ratio_interval, spread
 from sametoken.bench.record import Load
 from sametoken.bench.workloads import Workload
-from sametoken.data.prompt_files import Item
-from sametoken.data.prompts import Conversation
 from sametoken.data.remote import first_model, open_client
 from sametoken.errors import SametokenError
 from sametoken.interrupt import cancel_at_signals
+from sametoken.prompts.files import Item
+from sametoken.prompts.sources import Conversation
 
 if TYPE_CHECKING:
     import httpx

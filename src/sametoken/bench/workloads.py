@@ -7,9 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sametoken.data.prompt_files import Entry, Item, parse_items, read_entries
-from sametoken.data.prompts import CATEGORISED, Conversation, Source, as_turn, check_text, spell
 from sametoken.errors import ConfigError, HubError, RequestError, unknown_name
+from sametoken.prompts.files import Entry, Item, parse_items, read_entries
+from sametoken.prompts.sources import CATEGORISED, Conversation, Source, as_turn, check_text, encode_prompt
 
 if TYPE_CHECKING:
     from sametoken.engine.llm import LLM
@@ -107,8 +107,8 @@ def _hub_entries(name: str, limit: int | None) -> tuple[list[Entry], str | None]
 def spell_turn(llm: LLM, source: Source) -> list[int]:
     """Token ids of a prompt; a single turn is its text where the model has no chat template."""
     if isinstance(source, Conversation) and len(source.messages) == 1 and not llm.tokenizer.has_chat_template:
-        return spell(llm, str(source.messages[0].get("content", ""))).ids
-    return spell(llm, source).ids
+        return encode_prompt(llm.tokenizer, str(source.messages[0].get("content", ""))).ids
+    return encode_prompt(llm.tokenizer, source).ids
 
 
 def fit(ids: Sequence[int], length: int | None) -> list[int]:

@@ -21,12 +21,12 @@ from rich.text import Text
 from sametoken import embedded
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import CACHE, Option, Values, engine_options
-from sametoken.data.prompts import as_turn, spell
 from sametoken.errors import ConfigError
+from sametoken.prompts.sources import encode_texts
 from sametoken.speculation.params import SamplingParams
 
 if TYPE_CHECKING:
-    from sametoken.commands.race import Race, Score
+    from sametoken.check.race import Race, Score
     from sametoken.engine.llm import LLM
 
 PROMPTS = (
@@ -81,11 +81,10 @@ def show(llms: Sequence[LLM], params: SamplingParams, repeat: int, console: Cons
     Raises:
         LosslessnessError: plain and speculative tokens differ.
     """
-    from sametoken.commands.race import race, record, score
+    from sametoken.check.race import race, record, score
 
     llm = llms[0]
-    texts = [as_turn(text) if llm.tokenizer.has_chat_template else text for text in PROMPTS]
-    prompts = [spell(llm, text).ids for text in texts]
+    prompts = [prompt.ids for prompt in encode_texts(llm.tokenizer, PROMPTS)]
     for each in llms:
         record(each, prompts[0], params)  # the first run allocates and compiles
     races = []
@@ -106,7 +105,7 @@ def show(llms: Sequence[LLM], params: SamplingParams, repeat: int, console: Cons
 
 def _replay(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:
     """All sides at the speed they had when they ran alone."""
-    from sametoken.commands.race import pieces
+    from sametoken.check.race import pieces
 
     texts = [pieces(llm, take.completion, params) for take in race.takes]
 
@@ -138,7 +137,7 @@ def _title(method: str) -> str:
 
 
 def _print_all(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:
-    from sametoken.commands.race import pieces
+    from sametoken.check.race import pieces
 
     texts = {"plain": "".join(pieces(llm, race.plain.completion, params))}
     for take in race.drafted:

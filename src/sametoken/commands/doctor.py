@@ -14,7 +14,7 @@ from sametoken.errors import ConfigError
 from sametoken.speculation.params import SamplingParams
 
 if TYPE_CHECKING:
-    from sametoken.commands.diagnosis import Acceptance, Diagnosis
+    from sametoken.check.diagnosis import Acceptance, Diagnosis
 
 ARGUMENT = Argument(
     str, "directory, training run or Hub id of a head, from whichever trainer; left out: this machine.", "[HEAD]", True
@@ -47,9 +47,9 @@ def command(name: str | None, values: Values) -> int:
     # A draft of fixed length: the controller would stop asking a head that accepts little.
     speculative = SpeculativeConfig(max_draft_len=values["max_draft_len"], adaptive=False)
 
+    from sametoken.check.diagnosis import Trial, advise, diagnose, measure
     from sametoken.checkpoint.hub import read_config
     from sametoken.checkpoint.places import draft_directory, target_directory
-    from sametoken.commands.diagnosis import Trial, advise, diagnose, measure
     from sametoken.model.config import ModelConfig
 
     target = embedded.target(values["target"])

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from sametoken.commands.given import given_prompts
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import Option, Values, engine_options, sampling_of, sampling_options
-from sametoken.commands.prompts import given_prompts
-from sametoken.data.prompts import Spelled, spell
 from sametoken.errors import ConfigError
+from sametoken.prompts.sources import EncodedPrompt, encode_prompt
 
 if TYPE_CHECKING:
     from sametoken.engine.completion import Chunk, Completion
@@ -36,7 +36,7 @@ def command(model: str | None, values: Values) -> int:
     sampling_of(values)  # a wrong value is refused before a model is loaded
     llm = open_llm(model, values)
     params = sampling_of(values, llm.default_sampling)
-    prompts = [spell(llm, source) for source in sources]
+    prompts = [encode_prompt(llm.tokenizer, source) for source in sources]
     chunks = in_order(llm.stream([prompt.ids for prompt in prompts], params), len(prompts), params.n)
     if values["json"]:
         failed = _write_json(chunks, prompts)
@@ -58,7 +58,7 @@ def in_order(chunks: Iterable[Chunk], prompts: int, choices: int) -> Iterator[Ch
                 turn = next(turns, None)
 
 
-def _write_json(chunks: Iterable[Chunk], prompts: Sequence[Spelled]) -> int:
+def _write_json(chunks: Iterable[Chunk], prompts: Sequence[EncodedPrompt]) -> int:
     """Writes one record per completion; returns how many ended with an error."""
     failed = 0
     for chunk in chunks:

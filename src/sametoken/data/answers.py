@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from sametoken.data.prompts import Conversation, Source, spell
 from sametoken.data.remote import PassingError, error_words, persist, post
 from sametoken.errors import ConfigError, RequestError, SametokenError
+from sametoken.prompts.sources import Conversation, Source, encode_prompt
 from sametoken.speculation.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class EngineAnswers:
     async def answer(self, prompt: Source, seed: int) -> Answer:
         params = SamplingParams(**{**self._engine.llm.default_sampling, **self._sampling.given}, seed=seed)
         try:
-            (done,) = await self._engine.generate([spell(self._engine.llm, prompt).ids], params)
+            (done,) = await self._engine.generate([encode_prompt(self._engine.llm.tokenizer, prompt).ids], params)
         except RequestError as error:
             raise NoAnswerError(str(error), lasting=True) from error
         if done.error is not None:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from sametoken.data.answers import Answerer, NoAnswerError
 from sametoken.data.conversations import ID_KEYS, Row, check_text, parse_record, read_rows, row_id
 from sametoken.data.journal import Lines
-from sametoken.data.prompts import Conversation
 from sametoken.errors import DataError, SametokenError
+from sametoken.prompts.sources import Conversation
 
 FINISHED = {"finished": True}
 PROMPT_KEYS = ("prompt", "text")

@@ -15,12 +15,12 @@ from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.places import target_directory
 from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from sametoken.data.conversations import CONVERSATION_KEYS, ID_KEYS, Row, parse_record, read_rows
-from sametoken.data.prompt_files import parse_items
-from sametoken.data.prompts import Conversation, Source
 from sametoken.engine.completion import Completion
 from sametoken.engine.llm import LLM
 from sametoken.errors import DataError
 from sametoken.model.config import ModelConfig
+from sametoken.prompts.files import parse_items
+from sametoken.prompts.sources import Conversation, Source
 from sametoken.speculation.params import SamplingParams
 
 CATEGORY = "category"  # key of a conversation by which results are told apart

@@ -23,10 +23,10 @@ from sametoken.files import make_directory, read_object, write_json, write_tenso
 from sametoken.model.config import ModelConfig
 from sametoken.model.head_config import EagleConfig, HeadConfig
 from sametoken.model.heads import EagleHead, MedusaHeads, initialise
-from sametoken.train.hf import base
 from sametoken.train.batch import Batch, goals
 from sametoken.train.dataset.hidden_states import Features
 from sametoken.train.heads import empty_head
+from sametoken.train.hf import base
 from sametoken.train.hf.modelopt import Chosen, configure, read, read_vocabulary
 from sametoken.train.loss import Report
 from sametoken.train.settings import ALIASES

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sametoken.errors import RequestError
 
 if TYPE_CHECKING:
-    from sametoken.engine.llm import LLM
+    from sametoken.checkpoint.tokenizer import Tokenizer
 
 STDIN = "-"
 
@@ -54,19 +54,29 @@ class Conversation(NamedTuple):
 Source = str | Conversation
 
 
-class Spelled(NamedTuple):
+class EncodedPrompt(NamedTuple):
     """A prompt as the model reads it: its text, and the token ids of that text."""
 
     text: str
     ids: list[int]
 
 
-def spell(llm: LLM, source: Source) -> Spelled:
-    """A prompt for this model."""
+def encode_prompt(tokenizer: Tokenizer, source: Source) -> EncodedPrompt:
+    """A prompt for the model of this tokenizer.
+
+    Raises:
+        RequestError: a conversation, and the model has no chat template or the template refuses it.
+    """
     if isinstance(source, Conversation):
-        text = llm.tokenizer.apply_chat_template(source.messages)
-        return Spelled(text, llm.tokenizer.encode(text, add_special_tokens=False))
-    return Spelled(source, llm.tokenizer.encode(source))
+        text = tokenizer.apply_chat_template(source.messages)
+        return EncodedPrompt(text, tokenizer.encode(text, add_special_tokens=False))
+    return EncodedPrompt(source, tokenizer.encode(source))
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str] = BUILT_IN) -> list[EncodedPrompt]:
+    """Texts for the model of this tokenizer: each a user's turn where there is a chat template."""
+    chat = tokenizer.has_chat_template
+    return [encode_prompt(tokenizer, as_turn(text) if chat else text) for text in texts]
 
 
 def as_turn(text: str) -> Conversation:

@@ -18,11 +18,11 @@ from sametoken.checkpoint.head_configs import Described, describe
 from sametoken.checkpoint.head_files import Files
 from sametoken.checkpoint.head_layouts import ENGINES, lay_out, refusals
 from sametoken.checkpoint.heads import LoadedHead, read_head, stored_dtype, with_taps, write_head
-from sametoken.data.prompts import BUILT_IN, as_turn, spell
 from sametoken.engine.llm import LLM
 from sametoken.model.config import ModelConfig, RopeConfig
 from sametoken.model.head_config import EagleConfig, HeadConfig
 from sametoken.model.heads import EagleHead, MedusaHeads
+from sametoken.prompts.sources import encode_texts
 from sametoken.speculation.params import SamplingParams
 
 CLEARLY = 1.05  # another reading must accept so many times the tokens to be called the better one
@@ -210,8 +210,7 @@ def measure(diagnosis: Diagnosis, loaded: LoadedHead, trial: Trial) -> Iterator[
 
 
 def _accepted(llm: LLM, module: EagleHead | MedusaHeads, reading: Reading, trial: Trial) -> Acceptance:
-    chat = llm.tokenizer.has_chat_template
-    prompts = [spell(llm, as_turn(text) if chat else text).ids for text in BUILT_IN[: trial.prompts]]
+    prompts = [prompt.ids for prompt in encode_texts(llm.tokenizer)[: trial.prompts]]
     done = llm.generate(prompts, trial.params)
     stats = [completion.speculation for completion in done]
     emitted, drafted = sum(one.emitted for one in stats), sum(one.drafted for one in stats)

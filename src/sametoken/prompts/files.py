@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sametoken.checkpoint.paths import user_path
-from sametoken.data.prompts import STDIN, Conversation, Source, as_turn, check_text
 from sametoken.errors import ConfigError, RequestError, unknown_name
+from sametoken.prompts.sources import STDIN, Conversation, Source, as_turn, check_text
 
 KEYS = ("messages", "prompt", "category")
 Entry = tuple[str, dict[str, Any]]  # where it stands, and the object

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from sametoken.data.prompt_files import read_items
-from sametoken.data.prompts import STDIN, Source, as_turn, check_text
 from sametoken.errors import ConfigError
+from sametoken.prompts.files import read_items
+from sametoken.prompts.sources import STDIN, Source, as_turn, check_text
 
 
 def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[Source]:

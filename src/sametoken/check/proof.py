@@ -1,20 +1,29 @@
 """The proof that speculation changes no token: the same requests plain and speculative, compared id by id.
 
 The reference is plain decoding of one prompt at a time; every case differs from it in method, batch or both.
+
+    found = list(prove(llm, encode_texts(llm.tokenizer), SamplingParams(max_tokens=64, seed=0)))
+    assert all(comparison.difference is None for comparison in found)
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import NamedTuple
 
+from sametoken.config import MODEL_METHODS
 from sametoken.engine.completion import Completion
 from sametoken.engine.llm import LLM
+from sametoken.errors import ConfigError
+from sametoken.prompts.sources import EncodedPrompt
 from sametoken.speculation.params import RequestSpeculation, SamplingParams
 
 PLAIN = "none"
+TEMPERATURES = (0.0, 0.7, 1.0)
 
 
 class Case(NamedTuple):
@@ -41,7 +50,7 @@ class Difference(NamedTuple):
     margin: float | None
 
 
-class Result(NamedTuple):
+class Comparison(NamedTuple):
     """What a case showed.
 
     Attributes:
@@ -54,6 +63,58 @@ class Result(NamedTuple):
     tokens: int
     acceptance_length: float
     difference: Difference | None
+
+
+def prove(
+    llm: LLM,
+    prompts: Sequence[EncodedPrompt],
+    params: SamplingParams,
+    temperatures: Sequence[float] = TEMPERATURES,
+    methods: Sequence[str] | None = None,
+) -> Iterator[Comparison]:
+    """Runs every case, and yields what each showed as soon as it is known.
+
+    Args:
+        params: of every prompt; its temperature is replaced, and prompt i has seed `params.seed + i`.
+        methods: drafters to prove; None is plain batches and every drafter of the engine.
+
+    Raises:
+        ConfigError: the engine has no such drafter.
+    """
+    if missing := [m for m in methods or () if m not in (PLAIN, *llm.methods)]:
+        kind, known = MODEL_METHODS.get(missing[0], "a draft"), ", ".join(llm.methods)
+        raise ConfigError(f"--method {missing[0]} needs {kind}; give --draft PATH (this engine has {known})")
+    proof = Proof(llm, [prompt.ids for prompt in prompts], params)
+    return proof.run(methods or (PLAIN, *llm.methods), temperatures)
+
+
+def in_words(llm: LLM, found: Comparison, prompts: Sequence[EncodedPrompt]) -> str:
+    """The first difference of a comparison that has one, as a line for a report."""
+    assert found.difference is not None
+    index, position, plain, other, margin = found.difference
+    case, batch = found.case, "batched" if found.case.batched else "one by one"
+    gap = "past the end of the plain output" if margin is None else f"logit margin there {margin:.6g}"
+    return (
+        f"first difference: method {case.method}, temperature {case.temperature:g}, {batch}, prompt {index} "
+        f"{prompts[index].text!r}, position {position}: plain {_token(llm, plain)}, "
+        f"speculative {_token(llm, other)}; {gap}"
+    )
+
+
+def _token(llm: LLM, token: int | None) -> str:
+    return "nothing (it ended)" if token is None else f"{token} {llm.tokenizer.token_text(token)!r}"
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Holds back the engine's warnings about drafts that do not pay: a proof runs every method on purpose."""
+    log = logging.getLogger("sametoken")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +130,8 @@ class Proof:
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
 
-    def run(self, methods: Sequence[str], temperatures: Sequence[float]) -> Iterator[Result]:
-        """Results of all cases, one temperature after the other."""
+    def run(self, methods: Sequence[str], temperatures: Sequence[float]) -> Iterator[Comparison]:
+        """Comparisons of all cases, one temperature after the other."""
         for temperature in temperatures:
             plain = Case(PLAIN, temperature, batched=False)
             reference = self._complete(plain)
@@ -81,7 +142,7 @@ class Proof:
 
     def _params(self, case: Case) -> list[SamplingParams]:
         seed = self.params.seed or 0
-        speculative = RequestSpeculation(method=case.method, adaptive=False)  # every draft there can be is to be proved
+        speculative = RequestSpeculation(method=case.method, adaptive=False)  # drafts at every step
         common = replace(self.params, temperature=case.temperature, speculative=speculative)
         return [replace(common, seed=seed + i) for i in range(len(self.prompts))]
 
@@ -91,10 +152,10 @@ class Proof:
             return self.llm.generate(self.prompts, params)
         return [self.llm.generate(prompt, own)[0] for prompt, own in zip(self.prompts, params, strict=True)]
 
-    def _compare(self, case: Case, reference: Sequence[Completion], found: Sequence[Completion]) -> Result:
+    def _compare(self, case: Case, reference: Sequence[Completion], found: Sequence[Completion]) -> Comparison:
         stats = [completion.speculation for completion in found]
         forwards = sum(s.target_forwards for s in stats)
-        return Result(
+        return Comparison(
             case,
             tokens=sum(max(len(a.token_ids), len(b.token_ids)) for a, b in zip(reference, found, strict=True)),
             acceptance_length=sum(s.emitted for s in stats) / forwards if forwards else 0.0,
