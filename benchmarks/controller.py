@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from sametoken import LLM, SamplingParams
-from sametoken.drafters.draft_model import DraftModelDrafter
 from sametoken.engine.request import Request
+from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.speculation.draft import PADDING, Draft
 from sametoken.speculation.params import RequestSpeculation
 from sametoken.speculation.sampling import Sampling

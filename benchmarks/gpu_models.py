@@ -16,11 +16,11 @@ from torch import Tensor
 from sametoken import LLM
 from sametoken.checkpoint.tokenizer import load_tokenizer
 from sametoken.drafters.base import Drafter
-from sametoken.drafters.device import proposers
 from sametoken.embedded import TARGET
 from sametoken.engine.build import Loaded
 from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.engine import NO_DRAFT
+from sametoken.heads.draft_model.device import proposers
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.lanes import Lanes

@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sametoken import embedded
-from sametoken.checkpoint.heads import write_head
-from sametoken.model.head_config import EagleConfig
-from sametoken.model.heads import EagleHead
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.write import write_head
 from sametoken.train.batch import Batch, goals
 from sametoken.train.dataset.hidden_states import Features
 from sametoken.train.heads import new_head

@@ -12,10 +12,11 @@ from torch import Tensor
 from conformance import peer, results
 from conformance.results import Result
 from conformance.unroll import Tables, chain, unrolled
-from sametoken.checkpoint.heads import LoadedHead, read_head
 from sametoken.checkpoint.hub import read_config
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.read import LoadedHead, read_head
 from sametoken.model.config import ModelConfig
-from sametoken.model.heads import EagleHead, MedusaHeads
 
 PEER = "modelopt"
 

@@ -16,12 +16,12 @@ from conformance.against_modelopt import target_tables
 from conformance.our_heads import random_head, variants
 from conformance.results import Result
 from conformance.unroll import Chains, Tables, unrolled
-from sametoken.checkpoint.heads import write_head
 from sametoken.checkpoint.hub import read_config
 from sametoken.errors import SametokenError
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.write import write_head
 from sametoken.model.config import ModelConfig
-from sametoken.model.head_config import EagleConfig
-from sametoken.model.heads import EagleHead
 
 PEER = "speculators"
 STEPS = 4

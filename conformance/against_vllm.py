@@ -13,10 +13,11 @@ from conformance import peer, results
 from conformance.results import Result
 from conformance.trained import method, slug, trained_heads
 from sametoken import LLM, SamplingParams
-from sametoken.checkpoint.heads import read_head, write_head
 from sametoken.checkpoint.hub import read_config
 from sametoken.embedded import NAME, TARGET
 from sametoken.errors import UnsupportedModelError
+from sametoken.heads.read import read_head
+from sametoken.heads.write import write_head
 from sametoken.model.config import ModelConfig
 from sametoken.prompts.sources import BUILT_IN, as_turn
 

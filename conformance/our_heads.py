@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from sametoken.heads.eagle.config import EagleConfig, default_taps
+from sametoken.heads.eagle.module import EagleHead
 from sametoken.model.config import ModelConfig
-from sametoken.model.head_config import EagleConfig, default_taps
-from sametoken.model.heads import EagleHead
 
 REDUCED = 200  # draft vocabulary
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.model.heads import EagleHead
+from sametoken.heads.eagle.module import EagleHead
 
 
 class Chains:

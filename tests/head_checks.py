@@ -20,9 +20,12 @@ from engine_checks import make_llm
 from sametoken import LLM
 from sametoken.checkpoint.hub import read_config, resolve
 from sametoken.engine import build
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.modules import pack
 from sametoken.model.config import ModelConfig, RopeConfig
-from sametoken.model.head_config import EagleConfig, MedusaConfig
-from sametoken.model.heads import EagleHead, MedusaHeads, pack
 
 TAPS = (0, 1)
 SPREAD = 0.2  # standard deviation of random weights: wide, so that a wrong detail shows

@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.model.config import ModelConfig
-from sametoken.model.head_config import EagleConfig, MedusaConfig
-from sametoken.model.heads import EagleHead, MedusaHeads
 
 HIDDEN, VOCAB, LAYERS, DRAFT_VOCAB = 16, 40, 8, 12
 FACTS = {

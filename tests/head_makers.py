@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.modules import initialise
 from sametoken.model.config import ModelConfig
-from sametoken.model.head_config import EagleConfig
-from sametoken.model.heads import EagleHead, initialise
 
 TARGET = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from head_files import DRAFT_VOCAB, HIDDEN, TARGET, VOCAB
-from sametoken.checkpoint.head_names import eagle_tensors
-from sametoken.checkpoint.heads import LoadedHead, read_head
+from sametoken.heads.eagle.names import eagle_tensors
+from sametoken.heads.read import LoadedHead, read_head
 from sametoken.model.config import ModelConfig
 
 IDS = "eagle_aux_hidden_state_layer_ids"

@@ -22,9 +22,10 @@ import tiny_models
 from cli_checks import Pair, speak
 from head_checks import eagle_config, random_weights, shape_of
 from sametoken import LLM, SametokenError, SamplingParams
-from sametoken.checkpoint.heads import write_head
-from sametoken.model.head_config import MedusaConfig
-from sametoken.model.heads import EagleHead, MedusaHeads
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.write import write_head
 
 CASES = int(os.environ.get("SAMETOKEN_FUZZ_CASES", "20"))
 SEED = int(os.environ.get("SAMETOKEN_FUZZ_SEED", "0"))

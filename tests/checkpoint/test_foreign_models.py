@@ -13,11 +13,11 @@ import torch
 from cli_checks import Pair
 from head_checks import eagle_config, random_weights, shape_of
 from sametoken import LLM, SametokenError
-from sametoken.checkpoint.heads import write_head
 from sametoken.engine import build
 from sametoken.errors import CheckpointError, MemoryPlanError
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.write import write_head
 from sametoken.model.config import FAMILIES
-from sametoken.model.heads import EagleHead
 from sametoken.model.unsupported import ARCHITECTURES, FORMATS
 
 

@@ -22,10 +22,11 @@ from engine_checks import DEPTH, PAGE, alone, check_idle, prompts, said, save_pa
 from head_checks import Reference, eagle_config, llm_with, random_weights, shape_of, weights_of
 from sametoken import LLM, SamplingParams
 from sametoken.drafters.base import Drafter
-from sametoken.drafters.eagle import EagleDrafter
 from sametoken.drafters.padded import Guess, chain, padded
 from sametoken.engine.scheduler import Plan
-from sametoken.model.heads import EagleHead, pack
+from sametoken.heads.eagle.drafter import EagleDrafter
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.modules import pack
 from sametoken.speculation.draft import Draft
 from sametoken.speculation.sampling import Sampling
 from tiny_models import VOCAB
@@ -271,7 +272,7 @@ def test_plain_requests_and_the_head_share_pages(target: Target) -> None:
 @pytest.mark.parametrize("version", [1, 3])
 def test_long_backlogs_are_read_unasked(target: Target, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that decodes plainly keeps few features; what it says afterwards is the same."""
-    monkeypatch.setattr("sametoken.drafters.eagle.MOST_KEPT", 20)
+    monkeypatch.setattr("sametoken.heads.eagle.drafter.MOST_KEPT", 20)
     head, reference = fresh(target, version=version)
     llm = llm_with(target.directory, head)
     drafter = llm.engine.drafters[llm.method]

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from head_files import TARGET, VOCAB, eagle_1, eagle_3, medusa, random_head, write_files
 from producers import BASE, IDS, SAFEAILAB, SPECFORGE, SPECULATORS, read, tensors_of, without
-from sametoken.checkpoint.head_names import medusa_tensors
-from sametoken.checkpoint.heads import is_head
 from sametoken.errors import CheckpointError, DraftMismatchError, SametokenError, UnsupportedModelError
+from sametoken.heads.medusa.names import medusa_tensors
+from sametoken.heads.read import is_head
 from sametoken.model.config import ModelConfig
 
 

@@ -13,9 +13,11 @@ from cli_checks import Pair
 from head_checks import eagle_config, random_weights, shape_of
 from head_files import read_files
 from sametoken.check.diagnosis import Acceptance, Reading, advise
-from sametoken.checkpoint.heads import read_head, write_head
-from sametoken.model.head_config import MedusaConfig
-from sametoken.model.heads import EagleHead, MedusaHeads
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.read import read_head
+from sametoken.heads.write import write_head
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 

@@ -14,11 +14,11 @@ import torch
 
 from engine_rules import FLAGS, READERS, EngineError, Read
 from head_files import HIDDEN, LAYERS, TARGET, VOCAB, eagle_1, eagle_3, layers, medusa, random_head, read_files
-from sametoken.checkpoint.head_layouts import refusals
-from sametoken.checkpoint.head_names import eagle_tensors
-from sametoken.checkpoint.heads import write_head
 from sametoken.errors import UnsupportedModelError
-from sametoken.model.head_config import EagleConfig
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.names import eagle_tensors
+from sametoken.heads.layouts import refusals
+from sametoken.heads.write import write_head
 
 NEWER: dict[str, EagleConfig] = {
     "plain": eagle_3(),
@@ -54,7 +54,7 @@ CELLS = [(layout, version, name) for layout, version in READERS for name in (NEW
 
 def read(layout: str, version: int, head: Any, place: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> Read:
     if monkeypatch is not None:
-        monkeypatch.setattr("sametoken.checkpoint.heads.refusals", lambda *_: [])
+        monkeypatch.setattr("sametoken.heads.write.refusals", lambda *_: [])
     write_head(head, place, TARGET, layout=layout, target_name="some/target")
     config, tensors = read_files(place)
     return READERS[layout, version](config, tensors, LAYERS)

@@ -16,11 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from head_files import TARGET, VOCAB, eagle_1, eagle_3, layers, medusa, outputs, random_head, read_files
-from sametoken.checkpoint.head_layouts import ENGINES, refusals
-from sametoken.checkpoint.heads import is_head, read_head, stored_dtype, write_head
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.layouts import ENGINES, refusals
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.read import is_head, read_head, stored_dtype
+from sametoken.heads.write import write_head
 from sametoken.model.config import RopeConfig
-from sametoken.model.head_config import EagleConfig, MedusaConfig
 
 ROPES = [
     RopeConfig("default", 10000.0, 4, 48, 48),
@@ -178,7 +180,7 @@ def test_nothing_is_lost_when_writing_fails(tmp_path: Path, monkeypatch: pytest.
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    for broken in ("sametoken.checkpoint.heads.save_file", "sametoken.checkpoint.heads.json.dumps"):
+    for broken in ("sametoken.heads.write.save_file", "sametoken.heads.write.json.dumps"):
         with monkeypatch.context() as patched:
             patched.setattr(broken, full)
             with pytest.raises(CheckpointError, match="No space left"):

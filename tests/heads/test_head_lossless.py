@@ -15,7 +15,8 @@ from drafter_checks import check_draft
 from engine_checks import alone, check_idle, llama, make_llm, prompts, said, save_pair, watch
 from head_checks import llm_with, make_eagle, make_medusa
 from sametoken import LLM, Completion, SamplingParams
-from sametoken.model.heads import EagleHead, MedusaHeads
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.speculation.draft import Draft
 
 pytestmark = pytest.mark.usefixtures("one_thread")

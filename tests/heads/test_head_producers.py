@@ -15,8 +15,8 @@ from torch import Tensor
 
 from head_files import HIDDEN, LAYERS, VOCAB, eagle_1, eagle_3, layers, medusa, outputs, random_head, write_files
 from producers import BASE, IDS, MODELOPT, SAFEAILAB, SPECFORGE, SPECULATORS, midlayer, read, tensors_of, without
-from sametoken.checkpoint.head_names import medusa_tensors
-from sametoken.checkpoint.heads import LoadedHead, is_head
+from sametoken.heads.medusa.names import medusa_tensors
+from sametoken.heads.read import LoadedHead, is_head
 
 
 def check_same(loaded: LoadedHead, head: Any) -> None:

@@ -16,11 +16,13 @@ from cli_checks import Pair, greedy
 from engine_checks import alone, llama, make_llm, prompts, said
 from head_checks import Reference, eagle_config, llm_with, random_weights, shape_of, weights_of
 from sametoken import LLM, ConfigError, SamplingParams, SpeculativeConfig, embedded
-from sametoken.checkpoint.heads import write_head
 from sametoken.commands.models import model_names
 from sametoken.errors import CheckpointError, DraftMismatchError
-from sametoken.model.head_config import MedusaConfig
-from sametoken.model.heads import EagleHead, MedusaHeads, initialise, pack
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.modules import initialise, pack
+from sametoken.heads.write import write_head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from native_checks import kernels, threads
+from sametoken.heads.eagle.compiled import NativeEagle
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.modules import pack
 from sametoken.kernels.cpu.library import Library
 from sametoken.model.config import ModelConfig, RopeConfig
 from sametoken.model.decoder import Decoder, attend_in
 from sametoken.model.formats.names import FORMATS
-from sametoken.model.head_config import EagleConfig
-from sametoken.model.heads import EagleHead, pack
 from sametoken.model.linear import Embedding, Linear
-from sametoken.model.native import Certain, NativeEagle
+from sametoken.model.native import Certain
 from sametoken.runtime.cache import KVCache, PageTable, Span, View
 from sametoken.speculation.draft import Draft, ancestors, chain_parents
 from sametoken.speculation.params import SamplingParams

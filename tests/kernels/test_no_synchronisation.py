@@ -18,10 +18,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sametoken.drafters.device import DraftChain, Plain, Proposer
-from sametoken.drafters.draft_model import DraftModelDrafter
+from sametoken.drafters.device import Plain, Proposer
 from sametoken.engine.device_step import decode_step
 from sametoken.engine.runner import Batch, Runner
+from sametoken.heads.draft_model.device import DraftChain
+from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable

@@ -21,9 +21,9 @@ from cli_checks import speak
 from engine_checks import alone, check_idle, make_llm, prompts, said, sharpen
 from head_checks import shape_of
 from sametoken import Completion, SamplingParams
-from sametoken.checkpoint.head_layouts import ENGINES
-from sametoken.checkpoint.heads import LoadedHead, read_head
-from sametoken.model.head_config import MedusaConfig
+from sametoken.heads.layouts import ENGINES
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.read import LoadedHead, read_head
 from tiny_models import build
 from training_checks import write_conversations
 

@@ -18,9 +18,9 @@ from conformance.our_heads import random_head, variants
 from conformance.results import Comparison, Result
 from conformance.unroll import Tables, chain, unrolled
 
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.module import EagleHead
 from sametoken.model.config import ModelConfig
-from sametoken.model.head_config import EagleConfig
-from sametoken.model.heads import EagleHead
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 VOCAB, HIDDEN, POSITIONS = 300, 32, 14

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sametoken.checkpoint.heads import read_head
 from sametoken.data.conversations import read_records
 from sametoken.engine.llm import LLM
 from sametoken.errors import DataError
-from sametoken.model.head_config import MedusaConfig
-from sametoken.model.heads import MedusaHeads, initialise
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.modules import initialise
+from sametoken.heads.read import read_head
 from sametoken.speculation.params import SamplingParams
 from sametoken.train.batch import Batch
 from sametoken.train.evaluate import Asked, judge, judge_of, open_llm, read_questions

@@ -13,8 +13,8 @@ import torch
 from cli_checks import Pair
 from head_checks import eagle_config, random_weights, shape_of
 from sametoken import LLM, SametokenError
-from sametoken.checkpoint.heads import write_head
-from sametoken.model.heads import EagleHead
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.write import write_head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

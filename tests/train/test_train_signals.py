@@ -15,9 +15,9 @@ import pytest
 import torch
 from test_trainer import files_of
 
-from sametoken.checkpoint.heads import read_head
 from sametoken.checkpoint.hub import read_config
 from sametoken.errors import SametokenError
+from sametoken.heads.read import read_head
 from sametoken.model.config import ModelConfig
 from sametoken.train.best import RECORD
 from sametoken.train.checkpoints import all_checkpoints, load

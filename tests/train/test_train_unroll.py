@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from head_makers import FLAGS, eagle_config, random_head
+from sametoken.heads.eagle.module import EagleHead
 from sametoken.model.decoder import attend_in
-from sametoken.model.heads import EagleHead
 from sametoken.runtime.cache import KVCache, PageTable, Span
 from sametoken.speculation.draft import chain_reach
 from sametoken.train.batch import Batch

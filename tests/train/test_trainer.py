@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sametoken.checkpoint.heads import read_head
 from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.tokenizer import load_tokenizer
 from sametoken.errors import CheckpointError, ConfigError, DataError, SametokenError
+from sametoken.heads.read import read_head
 from sametoken.model.config import ModelConfig
 from sametoken.train.checkpoints import all_checkpoints
 from sametoken.train.dataset.extraction import extract, spec_of

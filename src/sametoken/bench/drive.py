@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sametoken.bench.measure import Step
-from sametoken.drafters.factory import MODEL_FREE, build_model_free
 from sametoken.engine.llm import LLM
 from sametoken.engine.request import Request, SpeculationStats
+from sametoken.heads.factory import MODEL_FREE, build_model_free
 from sametoken.speculation.params import SamplingParams
 
 

@@ -14,14 +14,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sametoken.checkpoint.head_configs import Described, describe
-from sametoken.checkpoint.head_files import Files
-from sametoken.checkpoint.head_layouts import ENGINES, lay_out, refusals
-from sametoken.checkpoint.heads import LoadedHead, read_head, stored_dtype, with_taps, write_head
 from sametoken.engine.llm import LLM
+from sametoken.heads.anyhead import Described, HeadConfig
+from sametoken.heads.describe import describe
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.files import Files
+from sametoken.heads.layouts import ENGINES, lay_out, refusals
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.read import LoadedHead, read_head, stored_dtype, with_taps
+from sametoken.heads.write import write_head
 from sametoken.model.config import ModelConfig, RopeConfig
-from sametoken.model.head_config import EagleConfig, HeadConfig
-from sametoken.model.heads import EagleHead, MedusaHeads
 from sametoken.prompts.sources import encode_texts
 from sametoken.speculation.params import SamplingParams
 

@@ -29,10 +29,11 @@ def command(name: str, values: Values) -> int:
 
     import torch
 
-    from sametoken.checkpoint.head_layouts import ENGINES
-    from sametoken.checkpoint.heads import read_head, stored_dtype, with_taps, write_head
     from sametoken.checkpoint.hub import read_config
     from sametoken.checkpoint.places import draft_directory, target_directory
+    from sametoken.heads.layouts import ENGINES
+    from sametoken.heads.read import read_head, stored_dtype, with_taps
+    from sametoken.heads.write import write_head
     from sametoken.model.config import ModelConfig
 
     if values["to"] not in ENGINES:

@@ -12,7 +12,6 @@ import torch
 
 from sametoken import embedded
 from sametoken.checkpoint.generation import recommended_sampling
-from sametoken.checkpoint.heads import is_head, read_head
 from sametoken.checkpoint.hub import read_config, resolve
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.places import draft_directory, target_directory
@@ -23,8 +22,14 @@ from sametoken.control.acceptance import Gate
 from sametoken.control.pace import Pace
 from sametoken.control.policy import Policy
 from sametoken.drafters.base import Drafter
-from sametoken.drafters.device import proposers
-from sametoken.drafters.factory import (
+from sametoken.engine.blocks import BlockManager
+from sametoken.engine.captured import CapturedSteps
+from sametoken.engine.drafting import Drafting
+from sametoken.engine.engine import NO_DRAFT, Engine
+from sametoken.engine.runner import Runner
+from sametoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
+from sametoken.heads.draft_model.device import proposers
+from sametoken.heads.factory import (
     MODEL_FREE,
     Model,
     build_drafter,
@@ -33,12 +38,7 @@ from sametoken.drafters.factory import (
     method_of,
     most_nodes,
 )
-from sametoken.engine.blocks import BlockManager
-from sametoken.engine.captured import CapturedSteps
-from sametoken.engine.drafting import Drafting
-from sametoken.engine.engine import NO_DRAFT, Engine
-from sametoken.engine.runner import Runner
-from sametoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
+from sametoken.heads.read import is_head, read_head
 from sametoken.kernels.cpu.library import status
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder

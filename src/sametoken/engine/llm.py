@@ -14,7 +14,6 @@ from sametoken.checkpoint.chat import Message, is_list
 from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.drafters.automaton import SuffixAutomaton
-from sametoken.drafters.factory import FORCED, PREDICTION
 from sametoken.drafters.prediction import index_prediction
 from sametoken.engine.build import build_engine, default_method, load_models
 from sametoken.engine.completion import Chunk, Completion
@@ -24,6 +23,7 @@ from sametoken.engine.engine import AUTO, NO_DRAFT, Engine
 from sametoken.engine.grammar import Grammars
 from sametoken.engine.request import Request
 from sametoken.errors import NO_WINDOWS, ConfigError, PromptTooLongError, RequestError, shown
+from sametoken.heads.factory import FORCED, PREDICTION
 from sametoken.speculation.noise import choice_seed
 from sametoken.speculation.params import RequestSpeculation, SamplingParams
 from sametoken.speculation.sampling import RowSampling

@@ -1,6 +1,6 @@
-"""The blocks of a decoder or a head as one call of the compiled kernels: facts and weights as the structures they read.
+"""The blocks of a decoder as one call of the compiled kernels: facts and weights as the structures they read.
 
-Computes what `model.decoder.Block` and `model.heads` compute, in their order and with their roundings. Whatever stands
+Computes what `model.decoder.Block` computes, in its order and with its roundings; heads build on it. Whatever stands
 beside a row never shows in its bits, without blocks of rows, padded keys or trees taken apart.
 """
 
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from sametoken.kernels.cpu.library import (
     Draw,
     Feed,
-    Join,
     Layer,
     Library,
     Model,
@@ -38,7 +37,6 @@ from sametoken.speculation.rows import Sampling
 if TYPE_CHECKING:
     from sametoken.model.config import ModelConfig
     from sametoken.model.decoder import Block, Decoder
-    from sametoken.model.heads import EagleHead, FirstBlock
     from sametoken.model.layers import RMSNorm
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
@@ -98,7 +96,7 @@ class Certain(NamedTuple):
         return self.features[torch.tensor(at)]
 
 
-class _Compiled:
+class Compiled:
     """Blocks and output head on the CPU; what decoders and heads share.
 
     Args:
@@ -112,7 +110,7 @@ class _Compiled:
         config, embed, self._kernels = parts.config, parts.embed, kernels
         cos, sin = (table.squeeze(1).contiguous() for table in parts.rope(torch.device("cpu")))
         layers = (Layer * config.num_layers)(*(_layer(block) for block in parts.blocks))
-        self._head, self._norm = _packed(parts.head), parts.norm
+        self._head, self._norm = packed(parts.head), parts.norm
         self._model = struct_of(
             Model, layers=config.num_layers, hidden=config.hidden_size, heads=config.num_heads,
             kv_heads=config.num_kv_heads, head_size=config.head_dim, rotated=config.rope.dim,
@@ -124,7 +122,7 @@ class _Compiled:
         norm = None if parts.norm is None else parts.norm.weight.detach()
         self._output = struct_of(Output, head=pointer(self._head.weight), norm=norm, ids=ids, recycled=recycled)
         self._kept = (cos, sin, layers, ids, join, parts)  # what the structures point to
-        self._nbytes = sum(_packed(linear).nbytes for block in parts.blocks for linear in _linears(block))
+        self._nbytes = sum(packed(linear).nbytes for block in parts.blocks for linear in _linears(block))
 
     def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
         kept = [(span, span.reach.contiguous()) for span in view.spans]
@@ -162,17 +160,17 @@ class _Compiled:
         return self._kernels.linear(self._head, last, torch.float32, norm)
 
 
-class NativeDecoder(_Compiled):
+class NativeDecoder(Compiled):
     """Blocks and head of a decoder whose linears are packed for the kernels."""
 
     @staticmethod
     def of(decoder: Decoder) -> NativeDecoder | None:
         """The compiled form of a decoder, None where the kernels are missing or cannot compute it."""
-        kernels, head = library(), _head(decoder)
+        kernels, head = library(), output_head(decoder)
         if kernels is None or head is None or head.native is None:
             return None
         config, rope, ids = decoder.config, decoder.rope_tables, torch.arange(head.out_features)
-        parts = Parts(config, _blocks(decoder), rope, decoder.embed, decoder.norm, head, ids)
+        parts = Parts(config, blocks_of(decoder), rope, decoder.embed, decoder.norm, head, ids)
         return NativeDecoder(parts, kernels) if parts.fit() else None
 
     def __call__(
@@ -184,60 +182,6 @@ class NativeDecoder(_Compiled):
         outputs = [found.get(layer) for layer in range(self._model.layers)]
         last = self._run(tokens, torch.empty(shape, dtype=torch.bfloat16), cache, view, outputs)
         return last, tuple(found[tap] for tap in taps)
-
-
-class NativeEagle(_Compiled):
-    """An EAGLE head whose linears are packed for the kernels, with what it shares of its target."""
-
-    ahead = 1  # a slot reads the token after its position
-
-    def __init__(self, head: EagleHead, parts: Parts, kernels: Library) -> None:
-        config, first, self._fc = head.config, parts.blocks[0], _packed(head.fc)
-        each = cast("list[RMSNorm]", [] if head.fc_norms is None else list(head.fc_norms))
-        norms = {
-            "whole_norm": None if head.input_norm is None else head.input_norm.weight.detach(),
-            "part_norms": torch.cat([norm.weight.detach() for norm in each]) if each else None,
-        }
-        self._paired = config.version == 3
-        if self._paired:
-            joint = cast("FirstBlock", first)
-            norms["embed_norm"] = joint.embed_norm.weight.detach()
-            norms["hidden_norm"] = joint.hidden_norm.weight.detach()
-        self._norms = norms  # what the structure points to
-        join = struct_of(
-            Join, fc=pointer(self._fc.weight), paired=self._paired, parts=len(config.taps),
-            normed_residual=config.norm_before_residual, **norms,
-        )  # fmt: skip
-        super().__init__(parts, kernels, config.version == 1 or config.norm_output, pointer(join))
-
-    @staticmethod
-    def of(head: EagleHead, target: Decoder) -> NativeEagle | None:
-        """The compiled form of a head beside its target, None where the kernels are missing or cannot compute it."""
-        kernels, output = library(), _head(target) if head.head is None else head.head
-        if kernels is None or output is None:
-            return None
-        embed = target.embed if head.embed is None else head.embed
-        ids = torch.arange(output.out_features) if head.head is None else head.draft_ids
-        parts = Parts(head.config.layers, _blocks(head), head.rope_tables, embed, head.norm, output, ids)
-        features = target.dtype == torch.bfloat16 and head.config.target_hidden_size % LANES == 0
-        return NativeEagle(head, parts, kernels) if features and parts.fit(head.fc) else None
-
-    def fuse(self, features: Tensor) -> Tensor:
-        """`EagleHead.fuse`."""
-        return self._kernels.fuse(self._model, features, self._fc.nbytes) if self._paired else features
-
-    def __call__(self, tokens: Tensor, hidden: Tensor, cache: KVCache, view: View) -> Tensor:
-        """One step for the slots that `view` names.
-
-        Args:
-            tokens: [T] after the slots' positions.
-            hidden: [T, H] fused features, or what the step before recycled; finite for padding too.
-
-        Returns:
-            [T, H] output of the last block.
-        """
-        none = [None] * self._model.layers
-        return self._run(tokens, hidden.clone(memory_format=torch.contiguous_format), cache, view, none)
 
 
 def _pages(cache: KVCache) -> Pages:
@@ -261,11 +205,13 @@ def _longs(values: Sequence[int]) -> Any:
     return (c_int64 * len(values))(*values)
 
 
-def _blocks(module: nn.Module) -> list[Block]:
+def blocks_of(module: nn.Module) -> list[Block]:
+    """The blocks of a decoder or a head, in order."""
     return cast("list[Block]", list(cast("nn.ModuleList", module.blocks)))
 
 
-def _head(decoder: Decoder) -> Linear | None:
+def output_head(decoder: Decoder) -> Linear | None:
+    """What `decoder.logits` multiplies with: the output head, or the token vectors in its place."""
     return decoder.embed.head if decoder.head is None else decoder.head
 
 
@@ -273,7 +219,8 @@ def _linears(block: Block) -> tuple[Linear, ...]:
     return block.qkv, block.out, block.gate_up, block.down
 
 
-def _packed(linear: Linear) -> PackedWeight:
+def packed(linear: Linear) -> PackedWeight:
+    """The weight of a linear that is packed for the kernels."""
     assert linear.native is not None
     return linear.native
 
@@ -282,5 +229,5 @@ def _layer(block: Block) -> Layer:
     norms = (block.attention_norm, block.q_norm, block.k_norm, block.mlp_norm)
     names = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
     pointers = {name: None if norm is None else address(norm.weight) for name, norm in zip(names, norms, strict=True)}
-    qkv, out, gate_up, down = (_packed(each).weight for each in _linears(block))
+    qkv, out, gate_up, down = (packed(each).weight for each in _linears(block))
     return Layer(**pointers, qkv=qkv, out=out, gate_up=gate_up, down=down, window=block.window or 0)

@@ -21,9 +21,9 @@ from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.places import draft_directory
 from sametoken.checkpoint.write import write_model
 from sametoken.errors import ConfigError, DraftMismatchError, unknown_name
+from sametoken.heads.modules import STD
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
-from sametoken.model.heads import STD
 from sametoken.train.attention import UnrolledAttention
 from sametoken.train.batch import Batch
 from sametoken.train.dataset.hidden_states import Features

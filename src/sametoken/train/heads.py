@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sametoken.checkpoint.heads import read_head
 from sametoken.checkpoint.places import draft_directory
 from sametoken.errors import ConfigError, unknown_name
+from sametoken.heads.anyhead import HeadConfig
+from sametoken.heads.eagle.config import EagleConfig, default_taps
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.modules import initialise
+from sametoken.heads.read import read_head
 from sametoken.model.config import ModelConfig, RopeConfig
-from sametoken.model.head_config import EagleConfig, HeadConfig, MedusaConfig, default_taps
-from sametoken.model.heads import EagleHead, MedusaHeads, initialise
 from sametoken.train.dataset.extraction import parse_taps
 from sametoken.train.settings import HeadSettings, read_keys
 

@@ -18,9 +18,9 @@ from sametoken.checkpoint.places import target_directory
 from sametoken.checkpoint.tokenizer import load_tokenizer
 from sametoken.errors import ConfigError
 from sametoken.files import alone_in
+from sametoken.heads.eagle.config import EagleConfig
 from sametoken.interrupt import Stop
 from sametoken.model.config import ModelConfig
-from sametoken.model.head_config import EagleConfig
 from sametoken.train.dataset.preparation import data_digest, prepare
 from sametoken.train.dataset.prepared import MANIFEST, Origin, Prepared
 from sametoken.train.defaults import Facts, filled

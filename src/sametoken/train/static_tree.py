@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sametoken.checkpoint.heads import read_head, write_head
 from sametoken.checkpoint.places import target_directory
 from sametoken.engine.llm import LLM
 from sametoken.errors import ConfigError
-from sametoken.model.heads import MedusaHeads
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.read import read_head
+from sametoken.heads.write import write_head
 from sametoken.speculation.params import SamplingParams
 from sametoken.train.evaluate import Question
 from sametoken.train.targets import Ends, read_ends, run

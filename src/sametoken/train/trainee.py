@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sametoken.checkpoint.heads import write_head
-from sametoken.model.heads import EagleHead, MedusaHeads
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.write import write_head
 from sametoken.speculation.noise import uniform
 from sametoken.train.batch import Batch
 from sametoken.train.dataset.hidden_states import Features

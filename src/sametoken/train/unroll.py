@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from sametoken.model.heads import EagleHead
+from sametoken.heads.eagle.module import EagleHead
 from sametoken.train.attention import UnrolledAttention
 from sametoken.train.batch import Batch
 

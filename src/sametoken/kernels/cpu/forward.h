@@ -1,6 +1,6 @@
 // One forward of a decoder, or of a head that reads hidden states beside tokens, as one team walking through all layers.
 //
-// Source of the architecture: `sametoken.model.decoder` and `sametoken.model.heads`, whose order of operations and
+// Source of the architecture: `sametoken.model.decoder` and `sametoken.heads`, whose order of operations and
 // rounding this follows.
 #pragma once
 #include <type_traits>

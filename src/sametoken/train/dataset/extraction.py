@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sametoken.errors import ConfigError, DataError
 from sametoken.files import discard_parts, make_directory, write_tensors
+from sametoken.heads.eagle.config import default_taps
 from sametoken.model.decoder import Decoder
-from sametoken.model.head_config import default_taps
 from sametoken.runtime.cache import KVCache, PageTable, Span
 from sametoken.speculation.draft import chain_reach
 from sametoken.train.dataset.hidden_states import (

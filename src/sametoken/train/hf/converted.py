@@ -16,13 +16,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sametoken.checkpoint.heads import read_head
 from sametoken.checkpoint.paths import user_path
 from sametoken.errors import CheckpointError, ConfigError, DataError
 from sametoken.files import make_directory, read_object, write_json, write_tensors
+from sametoken.heads.anyhead import HeadConfig
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.modules import initialise
+from sametoken.heads.read import read_head
 from sametoken.model.config import ModelConfig
-from sametoken.model.head_config import EagleConfig, HeadConfig
-from sametoken.model.heads import EagleHead, MedusaHeads, initialise
 from sametoken.train.batch import Batch, goals
 from sametoken.train.dataset.hidden_states import Features
 from sametoken.train.heads import empty_head

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.errors import ConfigError, unknown_name
+from sametoken.heads.anyhead import HeadConfig
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.modules import STD
 from sametoken.model.config import ACTIVATIONS, DTYPES, ModelConfig
-from sametoken.model.head_config import EagleConfig, HeadConfig
-from sametoken.model.heads import STD
 from sametoken.train.dataset.prepared import MANIFEST, Prepared
 from sametoken.train.heads import THETA, head_config
 from sametoken.train.settings import ALIASES, MODES, HeadSettings, LossSettings

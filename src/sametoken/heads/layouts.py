@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 
 from sametoken.checkpoint.contents import OURS
-from sametoken.checkpoint.head_names import eagle_tensors, medusa_tensors
-from sametoken.checkpoint.head_taps import IDS
+from sametoken.heads.anyhead import HeadConfig
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.eagle.names import eagle_tensors
+from sametoken.heads.eagle.taps import IDS
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.medusa.names import medusa_tensors
 from sametoken.model.config import ModelConfig, RopeConfig
-from sametoken.model.head_config import EagleConfig, HeadConfig, MedusaConfig
-from sametoken.model.heads import EagleHead, MedusaHeads
 
 ENGINES = {
     "hf": "sametoken",

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.padded import Guess, padded
+from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.model.decoder import Decoder
-from sametoken.model.heads import MedusaHeads
 from sametoken.speculation.draft import PADDING, Draft
 from sametoken.speculation.sampling import Sampling, rank
 

@@ -1,4 +1,4 @@
-"""The heads that guess from a target's hidden states: one module each, the same in training and in serving.
+"""The EAGLE head: one module, the same in training and in serving.
 
 What differs there is only where attention finds its keys, which the caller says (`Attend`), and whether the linears
 are packed. Legend: T tokens, H hidden size of the head, Ht of the target, V vocabulary, Vd draft vocabulary.
@@ -6,20 +6,15 @@ are packed. Legend: T tokens, H hidden size of the head, Ht of the target, V voc
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sametoken.heads.eagle.config import EagleConfig
 from sametoken.model.decoder import Attend, Block, rope_at
 from sametoken.model.formats.base import WeightFormat
-from sametoken.model.head_config import EagleConfig, MedusaConfig
 from sametoken.model.layers import RMSNorm
 from sametoken.model.linear import Embedding, Linear
 from sametoken.model.rotary import rope_tables
-
-STD = 0.02  # of random weights, as transformers initialises linears
 
 
 class FirstBlock(Block):
@@ -145,93 +140,3 @@ class EagleHead(nn.Module):
             cos, sin = rope_tables(self.config.layers.rope, self.config.layers.max_position, device, self.dtype)
             self._rope = cos.unsqueeze(1), sin.unsqueeze(1)
         return self._rope
-
-
-class ResBlock(nn.Module):
-    """x + SiLU(linear(x))."""
-
-    def __init__(self, size: int, dtype: torch.dtype, format: WeightFormat | None) -> None:
-        super().__init__()
-        self.linear = Linear(size, size, True, dtype, format)
-
-    def forward(self, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
-        return x + F.silu(self.linear(x))
-
-
-class MedusaHead(nn.Module):
-    """Residual blocks and, where it has one, an output layer."""
-
-    def __init__(self, config: MedusaConfig, dtype: torch.dtype, format: WeightFormat | None) -> None:
-        super().__init__()
-        size = config.hidden_size
-        self.blocks = nn.ModuleList(ResBlock(size, dtype, format) for _ in range(config.num_layers))
-        self.head = Linear(size, config.vocab_size, False, dtype, format) if config.own_heads else None
-
-
-class MedusaHeads(nn.Module):
-    """Guesses several tokens at once, each head one place further, from the target's last normed hidden state.
-
-    Architecture: FasterDecoding/Medusa, with independent blocks.
-    """
-
-    def __init__(self, config: MedusaConfig, dtype: torch.dtype, format: WeightFormat | None = None) -> None:
-        super().__init__()
-        self.config, self.dtype = config, dtype
-        self.heads = nn.ModuleList(MedusaHead(config, dtype, format) for _ in range(config.num_heads))
-
-    def states(self, hidden: Tensor) -> list[Tensor]:
-        """Per head [T, H] what its output layer reads; head i guesses the token i + 2 places after that of `hidden`."""
-        found = []
-        for head in self.each():
-            x = hidden
-            for block in head.blocks:
-                x = block(x)
-            found.append(x)
-        return found
-
-    def logits(self, hidden: Tensor) -> list[Tensor]:
-        """Per head [T, V] by the heads' own output layers."""
-        scores = []
-        for head, state in zip(self.each(), self.states(hidden), strict=True):
-            assert head.head is not None, "heads without output layers use the target's"
-            scores.append(head.head(state))
-        return scores
-
-    def each(self) -> list[MedusaHead]:
-        """The heads in order."""
-        return cast("list[MedusaHead]", list(self.heads))
-
-
-def pack(module: nn.Module) -> None:
-    """Packs every linear of a head that will only be served."""
-    for part in module.modules():
-        if isinstance(part, Linear | Embedding):
-            part.deterministic = False  # a guess may differ beside other rows; it changes no token
-            part.pack()
-
-
-def initialise(
-    module: EagleHead | MedusaHeads, target_head: Tensor, generator: torch.Generator, std: float = STD
-) -> None:
-    """Weights to begin training with, in place: random ones, output layers copied from the target's.
-
-    Medusa's residual blocks begin at zero, so that head i begins as the target's own guess.
-
-    Args:
-        target_head: [V, Ht] the target's output layer; used where the head is as wide as the target.
-        std: standard deviation of the random weights.
-    """
-    for name, parameter in module.named_parameters():
-        if parameter.dim() == 1:
-            parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
-        elif isinstance(module, MedusaHeads) and ".blocks." in name:
-            parameter.data.zero_()
-        else:
-            parameter.data.normal_(0.0, std, generator=generator)
-    if isinstance(module, EagleHead):
-        if module.head is not None and target_head.shape[1] == module.config.layers.hidden_size:
-            module.head.weight.data.copy_(target_head[module.draft_ids.to(target_head.device)])
-        return
-    for part in module.modules():
-        if isinstance(part, MedusaHead) and part.head is not None:
-            part.head.weight.data.copy_(target_head)

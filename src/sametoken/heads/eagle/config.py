@@ -1,15 +1,15 @@
-"""Architecture facts of the heads that are trained beside a target: EAGLE (1, 2, 3, 3.1) and Medusa.
+"""Architecture facts of EAGLE heads: 1 and 2 (one checkpoint), 3 and 3.1.
 
 Taps are target layers as the output of block i, 0-based, the one convention inside; files have others, see
-`checkpoint.heads`. Sources: SafeAILab/EAGLE, FasterDecoding/Medusa, and the EAGLE 3.1 flags of vLLM and SGLang.
+`heads.eagle.taps`. Sources: SafeAILab/EAGLE, and the EAGLE 3.1 flags of vLLM and SGLang.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from sametoken.errors import ConfigError
+from sametoken.heads.checks import check
 from sametoken.model.config import ModelConfig
 
 
@@ -51,68 +51,29 @@ class EagleConfig:
     own_head: bool = True
 
     def __post_init__(self) -> None:
-        _check(self.version in (1, 3), "version", self.version, "1 or 3")
-        _check(bool(self.taps) and min(self.taps) >= 0, "taps", self.taps, "layers, 0-based")
-        _check(len(self.taps) == len(set(self.taps)), "taps", self.taps, "different layers")
+        check(self.version in (1, 3), "version", self.version, "1 or 3")
+        check(bool(self.taps) and min(self.taps) >= 0, "taps", self.taps, "layers, 0-based")
+        check(len(self.taps) == len(set(self.taps)), "taps", self.taps, "different layers")
         vocabulary = self.layers.vocab_size
-        _check(0 < self.draft_vocab_size <= vocabulary, "draft_vocab_size", self.draft_vocab_size, f"1 .. {vocabulary}")
+        check(0 < self.draft_vocab_size <= vocabulary, "draft_vocab_size", self.draft_vocab_size, f"1 .. {vocabulary}")
         if not self.own_embed or self.version == 1:
-            _check(
+            check(
                 self.layers.hidden_size == self.target_hidden_size, "hidden_size", self.layers.hidden_size,
                 f"the target's {self.target_hidden_size}, since the head shares its token vectors",
             )  # fmt: skip
         one = len(self.taps) == 1 or self.version == 3
-        _check(one, "taps", self.taps, "the target's last layer alone for EAGLE-1")
+        check(one, "taps", self.taps, "the target's last layer alone for EAGLE-1")
         newer = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
         foreign = newer if self.version == 1 else ("input_norm", "fc_bias")
         for name in foreign:
-            _check(not getattr(self, name), name, True, f"False: EAGLE-{self.version} has no such part")
+            check(not getattr(self, name), name, True, f"False: EAGLE-{self.version} has no such part")
         reduced = self.draft_vocab_size < vocabulary
-        _check(self.own_head or not reduced, "draft_vocab_size", self.draft_vocab_size, "an output head of its own")
+        check(self.own_head or not reduced, "draft_vocab_size", self.draft_vocab_size, "an output head of its own")
 
     @property
     def fused_size(self) -> int:
         """Width of what `fc` reads: all taps, or for version 1 a token vector and the feature."""
         return self.target_hidden_size * (len(self.taps) if self.version == 3 else 2)
-
-
-@dataclass(frozen=True)
-class MedusaConfig:
-    """What Medusa heads compute: guesses of the tokens after the target's own next one.
-
-    Attributes:
-        num_heads: tokens guessed; head i guesses the token i + 2 places after the one it reads.
-        num_layers: independent residual blocks of a head.
-        own_heads: each head has an output layer; otherwise all use the target's.
-        dtype: torch name of the dtype that the weights were saved in.
-        choices: static tree: each node as the ranks of its path, parents before children; () is the chain of best ones.
-    """
-
-    num_heads: int
-    num_layers: int
-    hidden_size: int
-    vocab_size: int
-    own_heads: bool = True
-    dtype: str = "bfloat16"
-    choices: tuple[tuple[int, ...], ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("num_heads", "num_layers", "hidden_size", "vocab_size"):
-            least = 0 if name == "num_layers" else 1
-            _check(getattr(self, name) >= least, f"medusa_{name}", getattr(self, name), f"at least {least}")
-        known: set[tuple[int, ...]] = {()}
-        for path in self.choices:
-            _check(path[:-1] in known, "medusa_choices", path, "its parent before it")
-            _check(len(path) <= self.num_heads, "medusa_choices", path, f"at most {self.num_heads} ranks, one per head")
-            known.add(path)
-
-    @property
-    def tree(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes of a draft without its root, parents before children."""
-        return self.choices or tuple((0,) * depth for depth in range(1, self.num_heads + 1))
-
-
-HeadConfig = EagleConfig | MedusaConfig
 
 
 def default_taps(version: int, layers: int) -> tuple[int, ...]:
@@ -127,8 +88,3 @@ def default_taps(version: int, layers: int) -> tuple[int, ...]:
     if not taps[0] < taps[1] < taps[2]:
         raise ConfigError(f"the target has {layers} blocks, expected at least 7 for the usual taps; name them (--taps)")
     return taps
-
-
-def _check(holds: bool, name: str, got: Any, expected: str) -> None:
-    if not holds:
-        raise ConfigError(f"{name} of the head is {got!r}, expected {expected}")

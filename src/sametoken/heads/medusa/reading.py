@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from sametoken.checkpoint.contents import OURS
-from sametoken.checkpoint.head_files import Files, mapping
-from sametoken.checkpoint.head_names import medusa_place
 from sametoken.errors import CheckpointError, DraftMismatchError, UnsupportedModelError
+from sametoken.heads.files import Files, mapping
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.medusa.names import medusa_place
 from sametoken.model.config import ModelConfig
-from sametoken.model.head_config import MedusaConfig
 
 
 def describe_medusa(files: Files, target: ModelConfig) -> tuple[MedusaConfig, str, tuple[str, ...]]:

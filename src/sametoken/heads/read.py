@@ -1,37 +1,35 @@
-"""Heads on disk: whether a directory holds one, the module it becomes, and writing it for an engine.
+"""Heads on disk: whether a directory holds one, and the module it becomes.
 
 The one place where foreign conventions (names, ids of layers, maps of the vocabulary) become ours.
 """
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sametoken.checkpoint.contents import states_head
-from sametoken.checkpoint.head_configs import describe
-from sametoken.checkpoint.head_files import HEAD_FILES, Files
-from sametoken.checkpoint.head_layouts import ENGINES, Written, advice, lay_out, refusals
-from sametoken.checkpoint.head_names import INSIDE, EagleNames, MedusaNames, medusa_place, plain_name
 from sametoken.checkpoint.hub import read_json
 from sametoken.checkpoint.load import Stored, load_parameters, read_tensors, seen_tensors
-from sametoken.checkpoint.medusa_config import is_vllm_medusa
-from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError, UnsupportedModelError, unknown_name
+from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError
+from sametoken.heads.anyhead import HeadConfig
+from sametoken.heads.describe import describe
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.eagle.names import INSIDE, EagleNames, plain_name
+from sametoken.heads.files import HEAD_FILES, Files
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.medusa.module import MedusaHeads
+from sametoken.heads.medusa.names import MedusaNames, medusa_place
+from sametoken.heads.medusa.reading import is_vllm_medusa
+from sametoken.heads.modules import pack as pack_linears
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.base import WeightFormat
-from sametoken.model.head_config import EagleConfig, HeadConfig, MedusaConfig
-from sametoken.model.heads import EagleHead, MedusaHeads
-from sametoken.model.heads import pack as pack_linears
-from sametoken.model.linear import Linear
 
 
 class LoadedHead(NamedTuple):
@@ -114,104 +112,6 @@ def with_taps(head: EagleHead | MedusaHeads, taps: tuple[int, ...], target: Mode
         raise ConfigError(f"taps {list(taps)}: the target has layers 0 to {target.num_layers - 1}, not {absent[0]}")
     head.config = replace(head.config, taps=taps)
     return head
-
-
-def write_head(
-    head: EagleHead | MedusaHeads,
-    directory: Path,
-    target: ModelConfig,
-    *,
-    layout: str = "hf",
-    target_name: str,
-    dtype: torch.dtype | None = None,
-    force: bool = False,
-) -> tuple[str, ...]:
-    """Writes a head for an engine, all of it or nothing.
-
-    Args:
-        head: with plain, unpacked linears.
-        directory: is made, or replaced if it is empty or holds a head and nothing else.
-        target: facts of the model it drafts for, and `target_name` its name for whoever reads the file.
-        layout: a key of `head_layouts.ENGINES`.
-        dtype: of the stored weights, by default the head's own.
-        force: write into a directory that holds other files, which stay.
-
-    Returns:
-        What to know when serving it.
-
-    Raises:
-        UnsupportedModelError: the engine does not compute some part of the head.
-        CheckpointError: the directory holds other files, or cannot be written.
-    """
-    if layout not in ENGINES:
-        raise ConfigError(unknown_name("layout", layout, ENGINES))
-    if any(isinstance(part, Linear) and (part.packed or part.native or part.stored) for part in head.modules()):
-        raise CheckpointError("the head is packed for serving; read it with pack=False to write it")
-    written = lay_out(head, target, layout, target_name)
-    full = lay_out(head, target, "hf", target_name).tensors if layout == "vllm" else None
-    if reasons := refusals(head.config, layout, full):
-        raise UnsupportedModelError(
-            f"{ENGINES[layout]} cannot run this head as it was trained: {'; '.join(reasons)}. Serve it with sametoken, "
-            "or train one without"
-        )
-    kept = {parameter.dtype for parameter in head.parameters()}
-    dtype = dtype or (kept.pop() if len(kept) == 1 else torch.float32)
-    name = str(dtype).removeprefix("torch.")
-    written.config.update({key: name for key in ("dtype", "torch_dtype") if key in written.config})
-    for key, tensor in written.tensors.items():
-        written.tensors[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
-    _replace(directory, written, force)
-    return advice(head.config, layout)
-
-
-def _replace(directory: Path, written: Written, force: bool) -> None:
-    """Writes everything beside its place first; a full disk leaves what was there."""
-    try:
-        _check_place(directory, force)
-        new = not directory.exists()
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".head-", dir=directory.parent if new else directory) as place:
-            made = Path(place) / "head"
-            _fill(made, written)
-            if new:
-                made.rename(directory)
-            else:
-                _move(made, directory, written.file)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{directory} cannot be written ({error}); check the free space and the permissions"
-        ) from error
-
-
-def _check_place(directory: Path, force: bool) -> None:
-    names = sorted(entry.name for entry in directory.iterdir()) if directory.exists() else []
-    others = [name for name in names if name not in ("config.json", *HEAD_FILES)]
-    if not force and (others or (names and not is_head(directory))):
-        raise CheckpointError(
-            f"{directory} holds {others[0] if others else 'a whole model'}, expected an empty directory or a head; "
-            "choose another place, or force it"
-        )
-
-
-def _fill(made: Path, written: Written) -> None:
-    made.mkdir()
-    config, weights = made / "config.json", made / written.file
-    config.write_text(json.dumps(written.config, indent=2) + "\n", encoding="utf-8")
-    tensors = {name: tensor.contiguous().cpu() for name, tensor in written.tensors.items()}
-    save_file(tensors, weights, metadata={"format": "pt"})
-    weights.chmod(config.stat().st_mode)  # safetensors lets only the owner read
-
-
-def _move(made: Path, directory: Path, file: str) -> None:
-    """Puts files in the place of others; a config.json that changes is absent while the weights are not its own."""
-    old, new = directory / "config.json", made / "config.json"
-    if old.exists() and old.read_bytes() != new.read_bytes():
-        old.unlink()
-    for name in HEAD_FILES:
-        if name != file:
-            (directory / name).unlink(missing_ok=True)
-    (made / file).replace(directory / file)
-    new.replace(old)
 
 
 def _empty(config: HeadConfig, dtype: torch.dtype, format: WeightFormat | None) -> EagleHead | MedusaHeads:

@@ -8,17 +8,18 @@ import torch
 
 from sametoken.config import SpeculativeConfig
 from sametoken.drafters.base import Drafter
-from sametoken.drafters.draft_model import DraftModelDrafter
-from sametoken.drafters.eagle import EagleDrafter
 from sametoken.drafters.forced import ForcedDrafter
-from sametoken.drafters.medusa import MedusaDrafter, tree_of
 from sametoken.drafters.ngram import NgramDrafter
 from sametoken.drafters.prediction import PredictionDrafter
 from sametoken.drafters.suffix import SuffixDrafter
 from sametoken.errors import ConfigError
+from sametoken.heads.draft_model.drafter import DraftModelDrafter
+from sametoken.heads.eagle.drafter import EagleDrafter
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.medusa.drafter import MedusaDrafter, tree_of
+from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
-from sametoken.model.heads import EagleHead, MedusaHeads
 from sametoken.runtime.cache import KVCache
 
 Model = Decoder | EagleHead | MedusaHeads  # what guesses: a draft model or a head of the target

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sametoken.checkpoint.contents import OURS
-from sametoken.checkpoint.head_files import mapping
 from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError
+from sametoken.heads.eagle.config import default_taps
+from sametoken.heads.files import mapping
 from sametoken.model.config import ModelConfig
-from sametoken.model.head_config import default_taps
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 

@@ -7,52 +7,25 @@ A part is there if its tensor is; a flag of config.json that says otherwise is a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sametoken.checkpoint.contents import OURS, architectures
-from sametoken.checkpoint.head_files import Files, mapping
-from sametoken.checkpoint.head_names import INSIDE, medusa_place, plain_name
-from sametoken.checkpoint.head_taps import Taps, read_taps
-from sametoken.checkpoint.medusa_config import describe_medusa
-from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError, UnsupportedModelError
+from sametoken.errors import CheckpointError, DraftMismatchError, UnsupportedModelError
+from sametoken.heads.anyhead import Described
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.names import INSIDE, plain_name
+from sametoken.heads.eagle.taps import Taps, read_taps
+from sametoken.heads.files import Files, mapping
 from sametoken.model.config import FAMILIES, ModelConfig, check_layer_types
-from sametoken.model.head_config import EagleConfig, MedusaConfig
 from sametoken.model.keys import MOST_WINDOW, Keys
 
 NEWER_NAMES = ("Eagle3", "EAGLE3")
 EAGLE_1_NAMES = ("EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "EagleForCausalLM", "EagleModel")
 
 
-@dataclass(frozen=True)
-class Described:
-    """A head's configuration, the reading of its taps, who seems to have made it, and what was assumed."""
-
-    config: EagleConfig | MedusaConfig
-    taps: Taps | None
-    producer: str
-    notes: tuple[str, ...]
-
-
-def describe(files: Files, target: ModelConfig) -> Described:
-    """What a head computes.
-
-    Raises:
-        CheckpointError: config.json lacks a fact or contradicts the tensors.
-        UnsupportedModelError: the head is of a kind that is not implemented.
-        DraftMismatchError: it was made for another target, or is another kind of head than it says.
-    """
-    try:
-        if any(medusa_place(name) is not None for name in files.seen):
-            config, producer, notes = describe_medusa(files, target)
-            return Described(config, None, producer, notes)
-        return _Eagle(files, target).describe()
-    except ConfigError as error:
-        raise CheckpointError(f"{files.where}: {error}") from error
-
-
-class _Eagle:
+class EagleReader:
     """Reads one EAGLE head."""
 
     def __init__(self, files: Files, target: ModelConfig) -> None:

@@ -1,0 +1,70 @@
+"""An EAGLE head as one call of the compiled kernels, beside the parts of its target that it shares."""
+
+from __future__ import annotations
+
+from ctypes import pointer
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from sametoken.heads.eagle.module import EagleHead, FirstBlock
+from sametoken.kernels.cpu.library import Join, Library, library, struct_of
+from sametoken.model.decoder import Decoder
+from sametoken.model.layers import RMSNorm
+from sametoken.model.native import LANES, Compiled, Parts, blocks_of, output_head, packed
+from sametoken.runtime.cache import KVCache, View
+
+
+class NativeEagle(Compiled):
+    """An EAGLE head whose linears are packed for the kernels, with what it shares of its target."""
+
+    ahead = 1  # a slot reads the token after its position
+
+    def __init__(self, head: EagleHead, parts: Parts, kernels: Library) -> None:
+        config, first, self._fc = head.config, parts.blocks[0], packed(head.fc)
+        each = cast("list[RMSNorm]", [] if head.fc_norms is None else list(head.fc_norms))
+        norms = {
+            "whole_norm": None if head.input_norm is None else head.input_norm.weight.detach(),
+            "part_norms": torch.cat([norm.weight.detach() for norm in each]) if each else None,
+        }
+        self._paired = config.version == 3
+        if self._paired:
+            joint = cast("FirstBlock", first)
+            norms["embed_norm"] = joint.embed_norm.weight.detach()
+            norms["hidden_norm"] = joint.hidden_norm.weight.detach()
+        self._norms = norms  # what the structure points to
+        join = struct_of(
+            Join, fc=pointer(self._fc.weight), paired=self._paired, parts=len(config.taps),
+            normed_residual=config.norm_before_residual, **norms,
+        )  # fmt: skip
+        super().__init__(parts, kernels, config.version == 1 or config.norm_output, pointer(join))
+
+    @staticmethod
+    def of(head: EagleHead, target: Decoder) -> NativeEagle | None:
+        """The compiled form of a head beside its target, None where the kernels are missing or cannot compute it."""
+        kernels, output = library(), output_head(target) if head.head is None else head.head
+        if kernels is None or output is None:
+            return None
+        embed = target.embed if head.embed is None else head.embed
+        ids = torch.arange(output.out_features) if head.head is None else head.draft_ids
+        parts = Parts(head.config.layers, blocks_of(head), head.rope_tables, embed, head.norm, output, ids)
+        features = target.dtype == torch.bfloat16 and head.config.target_hidden_size % LANES == 0
+        return NativeEagle(head, parts, kernels) if features and parts.fit(head.fc) else None
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """`EagleHead.fuse`."""
+        return self._kernels.fuse(self._model, features, self._fc.nbytes) if self._paired else features
+
+    def __call__(self, tokens: Tensor, hidden: Tensor, cache: KVCache, view: View) -> Tensor:
+        """One step for the slots that `view` names.
+
+        Args:
+            tokens: [T] after the slots' positions.
+            hidden: [T, H] fused features, or what the step before recycled; finite for padding too.
+
+        Returns:
+            [T, H] output of the last block.
+        """
+        none = [None] * self._model.layers
+        return self._run(tokens, hidden.clone(memory_format=torch.contiguous_format), cache, view, none)
