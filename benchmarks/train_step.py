@@ -30,12 +30,12 @@ from sametoken import embedded
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.write import write_head
-from sametoken.train.batch import Batch, goals
-from sametoken.train.dataset.hidden_states import Features
+from sametoken.learning.batch import Batch, guess_weights
+from sametoken.learning.target import Features, OuterLayers
 from sametoken.train.heads import new_head
 from sametoken.train.parallel import Parallel
 from sametoken.train.settings import HeadSettings, LossSettings
-from sametoken.train.targets import Ends, read_ends
+from sametoken.train.targets import read_outer
 from sametoken.train.trainee import Trainee
 
 PEER = Path(__file__).parent / "train_peers" / "speculators_step.py"
@@ -48,7 +48,7 @@ class Problem:
     """A batch with random features, and heads that begin alike."""
 
     def __init__(self, rows: int, row: int, steps: int) -> None:
-        self.ends = read_ends(embedded.TARGET, torch.bfloat16, torch.device("cpu"))
+        self.outer = read_outer(embedded.TARGET, torch.bfloat16, torch.device("cpu"))
         dice = torch.Generator().manual_seed(0)
         lengths: list[int] = []
         while sum(lengths) < rows * row:
@@ -56,24 +56,24 @@ class Problem:
         lengths[-1] -= sum(lengths) - rows * row
         documents = []
         for length in lengths:
-            tokens = torch.randint(self.ends.config.vocab_size, (length,), generator=dice)
+            tokens = torch.randint(self.outer.config.vocab_size, (length,), generator=dice)
             documents.append((tokens, torch.arange(length) >= (1 - SHARE) * length))
         self.batch, self.steps = Batch.of(documents), steps
-        width = self.ends.config.hidden_size
+        width = self.outer.config.hidden_size
         count = len(self.batch.tokens)
         taps, last = (torch.randn(count, size, generator=dice).bfloat16() for size in (3 * width, width))
         self.features = Features(taps, last)
 
     def head(self) -> EagleHead:
-        head = new_head(HeadSettings(), self.ends.config, self.ends.head, None, 0)
+        head = new_head(HeadSettings(), self.outer.config, self.outer.head, None, 0)
         assert isinstance(head, EagleHead)
         return head
 
 
 def ours(problem: Problem) -> Callable[[], float]:
     """The step of `sametoken train`."""
-    trainee = Trainee(problem.head(), problem.ends, LossSettings(), problem.steps, torch.bfloat16)
-    weights = goals(problem.batch, problem.steps, 0.8, per_document=False)
+    trainee = Trainee(problem.head(), problem.outer, LossSettings(), problem.steps, torch.bfloat16)
+    weights = guess_weights(problem.batch, problem.steps, 0.8, per_document=False)
     optimiser = torch.optim.AdamW(trainee.parameters(), lr=1e-4, fused=True)
 
     def step() -> float:
@@ -88,10 +88,10 @@ def ours(problem: Problem) -> Callable[[], float]:
 
 def plain(problem: Problem) -> Callable[[], float]:
     """The same in the obvious way: masks of keys times steps, all scores kept, autograd throughout."""
-    head, ends, batch = problem.head(), problem.ends, problem.batch
+    head, outer, batch = problem.head(), problem.outer, problem.batch
     for parameter in head.parameters():
         parameter.requires_grad_(True)
-    weights = goals(batch, problem.steps, 0.8, per_document=False)
+    weights = guess_weights(batch, problem.steps, 0.8, per_document=False)
     shares = weights.weights / weights.total
     optimiser = torch.optim.AdamW(head.parameters(), lr=1e-4)
     at, document = torch.arange(len(batch.tokens)), batch.documents
@@ -101,7 +101,7 @@ def plain(problem: Problem) -> Callable[[], float]:
     def step() -> float:
         optimiser.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16):
-            loss = _plain_loss(head, ends, batch, problem.features, shares, [first, own])
+            loss = _plain_loss(head, outer, batch, problem.features, shares, [first, own])
         loss.backward()
         optimiser.step()
         return float(loss.detach())
@@ -110,9 +110,9 @@ def plain(problem: Problem) -> Callable[[], float]:
 
 
 def _plain_loss(
-    head: EagleHead, ends: Ends, batch: Batch, features: Features, shares: Tensor, masks: list[Tensor]
+    head: EagleHead, outer: OuterLayers, batch: Batch, features: Features, shares: Tensor, masks: list[Tensor]
 ) -> Tensor:
-    teacher = F.linear(features.last, ends.head).float().softmax(-1)
+    teacher = F.linear(features.last, outer.head).float().softmax(-1)
     keys: list[Tensor] = []
     values: list[Tensor] = []
 
@@ -128,7 +128,7 @@ def _plain_loss(
     hidden, loss = head.fuse(features.taps), torch.zeros(())
     for k in range(len(shares)):
         rope = tuple(part.to(hidden.dtype) for part in head.rope(batch.positions + k))
-        output = head(F.embedding(batch.ahead(1 + k), ends.vectors), hidden, (rope[0], rope[1]), attend)
+        output = head(F.embedding(batch.ahead(1 + k), outer.vectors), hidden, (rope[0], rope[1]), attend)
         guess = head.logits(output).float().log_softmax(-1)
         ahead = torch.arange(1 + k, 1 + k + len(guess)).clamp(max=len(guess) - 1)
         weights = F.pad(shares[k][1 + k :], (0, 1 + k))
@@ -144,11 +144,11 @@ class Peer:
         place = place / attention
         place.mkdir()
         target = str(embedded.TARGET)
-        write_head(problem.head(), place / "head", problem.ends.config, layout="speculators", target_name=target)
+        write_head(problem.head(), place / "head", problem.outer.config, layout="speculators", target_name=target)
         batch = problem.batch
         tensors = {
             "tokens": batch.tokens, "mask": batch.mask, "documents": batch.documents, "positions": batch.positions,
-            "taps": problem.features.taps, "last": problem.features.last, "vectors": problem.ends.vectors.clone(),
+            "taps": problem.features.taps, "last": problem.features.last, "vectors": problem.outer.vectors.clone(),
         }  # fmt: skip
         save_file(tensors, place / "batch.safetensors")
         self._process = subprocess.Popen(

@@ -18,14 +18,14 @@ from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.load import load_decoder, load_parameters, read_tensors
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.write import write_model
+from sametoken.learning.batch import Batch, guess_weights
+from sametoken.learning.target import Features
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
-from sametoken.train.batch import Batch, goals
-from sametoken.train.dataset.hidden_states import Features
 from sametoken.train.distill import Distilled, Draft
 from sametoken.train.on_policy import rewrite, sample
 from sametoken.train.settings import LossSettings
-from sametoken.train.targets import read_ends
+from sametoken.train.targets import read_outer
 from tiny_models import VOCAB, save
 from training_checks import log_of, train_tiny, write_conversations
 
@@ -61,14 +61,14 @@ def documents(*lengths: int) -> list[tuple[Tensor, Tensor]]:
 def test_loss_and_gradients_are_those_of_transformers(pair, tmp_path, family):
     oracle = save(family, tmp_path / "draft", seed=3)
     decoder = plain_decoder(tmp_path / "draft")
-    ends = read_ends(Path(pair.target), torch.float32, CPU)
+    outer = read_outer(Path(pair.target), torch.float32, CPU)
     batch = Batch.of(documents(17, 11, 23))
     rows = [row.unsqueeze(0) for row in torch.split(batch.tokens, list(batch.lengths))]
     with torch.no_grad():
         states = [pair.oracle.model(input_ids=row).last_hidden_state[0] for row in rows]
     for recompute in (False, True):
-        student = Distilled(Draft(decoder, {}, tmp_path), ends, LossSettings(), torch.float32, recompute=recompute)
-        goal = goals(batch, 1, 0.8, per_document=True)
+        student = Distilled(Draft(decoder, {}, tmp_path), outer, LossSettings(), torch.float32, recompute=recompute)
+        goal = guess_weights(batch, 1, 0.8, per_document=True)
         student.zero_grad()
         features = Features(torch.cat(states)[:, :0], torch.cat(states))
         loss, report = student(batch, features, goal.weights / goal.total)

@@ -17,13 +17,14 @@ from sametoken.heads.medusa.config import MedusaConfig
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.heads.modules import initialise
 from sametoken.heads.read import read_head
+from sametoken.learning.batch import Batch
+from sametoken.learning.target import OuterLayers
+from sametoken.learning.unroll import unroll
 from sametoken.speculation.params import SamplingParams
-from sametoken.train.batch import Batch
 from sametoken.train.evaluate import Asked, judge, judge_of, open_llm, read_questions
 from sametoken.train.static_tree import best_tree, rank_rates
-from sametoken.train.targets import Ends, read_ends
+from sametoken.train.targets import read_outer
 from sametoken.train.targets import run as run_target
-from sametoken.train.unroll import unroll
 from training_checks import train_tiny, write_conversations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -101,7 +102,7 @@ def test_rates_count_what_the_target_says_after_a_prompt():
     initialise(medusa, torch.eye(12), torch.Generator().manual_seed(0))  # a head says what it reads
     tokens = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
     last = torch.stack([torch.eye(12)[t] + 0.5 * torch.eye(12)[(t + 1) % 12] for t in tokens.roll(-2)])
-    rates = rank_rates(medusa, Ends(None, last, last), [(tokens, last, 3)])  # type: ignore[arg-type]
+    rates = rank_rates(medusa, OuterLayers(None, last, last), [(tokens, last, 3)])  # type: ignore[arg-type]
     # Head 0 reads its own answer at rank 0; head 1 has to say the token after it.
     assert rates[0].tolist() == [1.0] + [0.0] * 9
     for rank in (0, 1):
@@ -197,8 +198,8 @@ def test_what_is_trained_is_what_is_served(pair, data, heads, mode):
     llm = open_llm(pair.target, heads[mode], Asked(max_draft_len=steps))
     questions = read_questions(data, llm, 8, 24)
     completions = llm.generate([each.ids for each in questions], SamplingParams(max_tokens=24, temperature=0))
-    ends = read_ends(Path(pair.target), torch.float32, torch.device("cpu"))
-    head = read_head(Path(heads[mode]), ends.config, torch.float32, "cpu", pack=False).module
+    outer = read_outer(Path(pair.target), torch.float32, torch.device("cpu"))
+    head = read_head(Path(heads[mode]), outer.config, torch.float32, "cpu", pack=False).module
     source = run_target(Path(pair.target), (0, 1, 2), 128, torch.float32, torch.device("cpu"))
     took = 0
     for completion in completions:
@@ -209,8 +210,8 @@ def test_what_is_trained_is_what_is_served(pair, data, heads, mode):
             if mode == "medusa":
                 scores = torch.stack(head.logits(last))
             else:
-                states = unroll(head, ends.vectors, taps if mode == "eagle3" else last, batch, steps).normed
-                scores = states @ (ends.head if head.head is None else head.head.weight).T
+                states = unroll(head, outer.vectors, taps if mode == "eagle3" else last, batch, steps).normed
+                scores = states @ (outer.head if head.head is None else head.head.weight).T
         guesses = scores.argmax(-1) if mode == "medusa" else head.draft_ids[scores.argmax(-1)]
         right = torch.stack([guesses[k] == batch.ahead(2 + k) for k in range(steps)])
         forwards = simulated_forwards(len(completion.prompt_token_ids), tokens.tolist(), right)

@@ -22,15 +22,14 @@ from sametoken.checkpoint.places import draft_directory
 from sametoken.checkpoint.write import write_model
 from sametoken.errors import ConfigError, DraftMismatchError, unknown_name
 from sametoken.heads.modules import STD
+from sametoken.learning.attention import UnrolledAttention
+from sametoken.learning.batch import Batch
+from sametoken.learning.loss import AcceptanceMetrics, LossRule, Teacher, guess_loss
+from sametoken.learning.target import Features, OuterLayers
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
-from sametoken.train.attention import UnrolledAttention
-from sametoken.train.batch import Batch
-from sametoken.train.dataset.hidden_states import Features
-from sametoken.train.loss import Judge, Report, Teacher, judge
 from sametoken.train.on_policy import rewrite
 from sametoken.train.settings import HeadSettings, LossSettings, read_keys
-from sametoken.train.targets import Ends
 from sametoken.train.trainee import Student, computing_in
 
 # Keys of a draft's sizes, in the names of a Llama's config.json.
@@ -134,24 +133,24 @@ class Distilled(Student):
     steps = 1
 
     def __init__(
-        self, draft: Draft, ends: Ends, settings: LossSettings, dtype: torch.dtype, *, recompute: bool = False
+        self, draft: Draft, outer: OuterLayers, settings: LossSettings, dtype: torch.dtype, *, recompute: bool = False
     ) -> None:
         super().__init__()
         self.decoder, self.dtype, self.recompute = draft.decoder, dtype, recompute
-        self._draft, self._ends, self._share = draft, ends, settings.on_policy
-        self._rule = Judge(settings.loss, settings.mix, settings.skip_outside)
+        self._draft, self._outer, self._share = draft, outer, settings.on_policy
+        self._rule = LossRule(settings.loss, settings.mix, settings.skip_outside)
         for parameter in self.decoder.parameters():
             parameter.requires_grad_(True)
 
-    def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, Report]:
-        ids = torch.arange(len(self._ends.head), device=self._ends.head.device)
-        teacher = Teacher(features.last, self._ends.head, batch.ahead(1), ids)
+    def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, AcceptanceMetrics]:
+        ids = torch.arange(len(self._outer.head), device=self._outer.head.device)
+        teacher = Teacher(features.last, self._outer.head, batch.ahead(1), ids)
         decoder = self.decoder
-        with computing_in(self.dtype, self._ends.head.device):
+        with computing_in(self.dtype, self._outer.head.device):
             states = self._states(batch)
             head = decoder.embed.weight if decoder.head is None else decoder.head.weight
             # The loss has slot j - 1 guess about place j; a model that reads token j itself does so at place j.
-            return judge(states.roll(-1, 0).unsqueeze(0), [head], teacher, weights, self._rule)
+            return guess_loss(states.roll(-1, 0).unsqueeze(0), [head], teacher, weights, self._rule)
 
     def _states(self, batch: Batch) -> Tensor:  # -> [N, H] after the final norm
         attend, decoder = UnrolledAttention(batch.lengths), self.decoder
@@ -168,7 +167,7 @@ class Distilled(Student):
     def rewritten(self, batch: Batch, seeds: Tensor) -> Batch:
         if not self._share:
             return batch
-        stops = self._ends.config.eos_token_ids
+        stops = self._outer.config.eos_token_ids
         return rewrite(self.decoder, batch, self._share, stops, seeds)
 
     def write(self, place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sametoken.learning.batch import Batch
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable, Span
 from sametoken.speculation.draft import chain_reach
 from sametoken.speculation.noise import noise, uniform
-from sametoken.train.batch import Batch
 
 PAGE = 32
 

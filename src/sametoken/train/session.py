@@ -1,4 +1,4 @@
-"""From names and settings to a run: the target's ends, prepared samples, a student, the trainer for all of them.
+"""From names and settings to a run: the target's outer, prepared samples, a student, the trainer for all of them.
 
 In the main process first what writes files, in the others afterwards what reads them.
 """
@@ -20,6 +20,7 @@ from sametoken.errors import ConfigError
 from sametoken.files import alone_in
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.interrupt import Stop
+from sametoken.learning.target import OuterLayers
 from sametoken.model.config import ModelConfig
 from sametoken.train.dataset.preparation import data_digest, prepare
 from sametoken.train.dataset.prepared import MANIFEST, Origin, Prepared
@@ -29,7 +30,7 @@ from sametoken.train.heads import new_head
 from sametoken.train.parallel import Parallel
 from sametoken.train.plan import Plan
 from sametoken.train.settings import LONGEST, LOSS_ONLY_FOR, DataSettings
-from sametoken.train.targets import Ends, open_source, read_ends
+from sametoken.train.targets import open_source, read_outer
 from sametoken.train.trainee import Student, Trainee, steps_of
 from sametoken.train.trainer import Judge, Material, Outcome, Trainer
 
@@ -105,8 +106,8 @@ def _material(target: str, directory: Path, plan: Plan, samples: Prepared, paral
     if device.type == "cpu" and stated == torch.float16:
         stated = torch.bfloat16  # as the engine serves it there
     computed = stated if plan.run.dtype == "auto" else getattr(torch, plan.run.dtype)
-    ends = read_ends(directory, stated, device)
-    student, taps = _student(target, directory, plan, samples, ends, computed)
+    outer = read_outer(directory, stated, device)
+    student, taps = _student(target, directory, plan, samples, outer, computed)
     if plan.loss.on_policy and samples.hidden_states is not None:
         raise ConfigError(
             f"--on-policy needs the target, but {samples.directory} holds its hidden states; prepare the data without, "
@@ -116,19 +117,19 @@ def _material(target: str, directory: Path, plan: Plan, samples: Prepared, paral
 
 
 def _student(
-    target: str, directory: Path, plan: Plan, samples: Prepared, ends: Ends, computed: torch.dtype
+    target: str, directory: Path, plan: Plan, samples: Prepared, outer: OuterLayers, computed: torch.dtype
 ) -> tuple[Student, tuple[int, ...]]:
     """What is trained, and the target's blocks that it reads besides the last."""
-    vocabulary, recompute, device = samples.draft_vocabulary, plan.run.gradient_checkpointing, ends.head.device
+    vocabulary, recompute, device = samples.draft_vocabulary, plan.run.gradient_checkpointing, outer.head.device
     ids = None if vocabulary is None else vocabulary.ids
     if plan.head.method == "draft":
         if ids is not None:
             raise ConfigError("a draft vocabulary is for eagle3 heads; leave --draft-vocab-size out for draft")
-        draft = new_draft(plan.head, ends.config, directory, device, plan.run.seed)
-        return Distilled(draft, ends, plan.loss, computed, recompute=recompute), ()
-    head = new_head(plan.head, ends.config, ends.head, ids, plan.run.seed)
+        draft = new_draft(plan.head, outer.config, directory, device, plan.run.seed)
+        return Distilled(draft, outer, plan.loss, computed, recompute=recompute), ()
+    head = new_head(plan.head, outer.config, outer.head, ids, plan.run.seed)
     steps = steps_of(plan.head, plan.loss)
-    student = Trainee(head, ends, plan.loss, steps, computed, recompute=recompute, target_name=target)
+    student = Trainee(head, outer, plan.loss, steps, computed, recompute=recompute, target_name=target)
     taps = head.config.taps if isinstance(head.config, EagleConfig) and head.config.version == 3 else ()
     return student, taps
 

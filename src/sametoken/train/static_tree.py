@@ -20,15 +20,16 @@ from sametoken.errors import ConfigError
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.heads.read import read_head
 from sametoken.heads.write import write_head
+from sametoken.learning.target import OuterLayers
 from sametoken.speculation.params import SamplingParams
 from sametoken.train.evaluate import Question
-from sametoken.train.targets import Ends, read_ends, run
+from sametoken.train.targets import read_outer, run
 
 RANKS = 10  # guesses of a head that a tree may hold
 ANSWER = 64  # tokens that are generated to measure on
 
 
-def rank_rates(heads: MedusaHeads, ends: Ends, texts: Iterable[tuple[Tensor, Tensor, int]]) -> Tensor:
+def rank_rates(heads: MedusaHeads, outer: OuterLayers, texts: Iterable[tuple[Tensor, Tensor, int]]) -> Tensor:
     """[K, RANKS] how often each rank of each head is the token that the target says.
 
     Args:
@@ -42,7 +43,7 @@ def rank_rates(heads: MedusaHeads, ends: Ends, texts: Iterable[tuple[Tensor, Ten
                 first = max(start - 1, 0)  # the feature of the last prompt token is the first that a draft is made from
                 wanted = tokens[first + 2 + i :].unsqueeze(1)
                 read = states[first : first + len(wanted)]
-                scores = read @ ends.head.to(read.dtype).T if head.head is None else head.head(read)
+                scores = read @ outer.head.to(read.dtype).T if head.head is None else head.head(read)
                 hits[i] += (scores.topk(hits.shape[1]).indices == wanted).sum(0).cpu()
                 tried[i] += len(wanted)
     return hits / tried.clamp(min=1)
@@ -79,21 +80,21 @@ def write_tree(
     """
     place = target_directory(target)
     device = llm.engine.table.table.device
-    ends = read_ends(place, getattr(torch, llm.config.dtype), device)
-    heads = read_head(directory, ends.config, ends.head.dtype, device, pack=False).module
+    outer = read_outer(place, getattr(torch, llm.config.dtype), device)
+    heads = read_head(directory, outer.config, outer.head.dtype, device, pack=False).module
     if not isinstance(heads, MedusaHeads):
         raise ConfigError(f"--write-tree is for Medusa heads, {directory} holds an EAGLE head; leave it out")
     answers = llm.generate([question.ids for question in questions], SamplingParams(max_tokens=ANSWER, temperature=0))
     texts = [(len(each.prompt_token_ids), [*each.prompt_token_ids, *each.token_ids]) for each in answers]
-    source = run(place, (), max(len(tokens) for _, tokens in texts), ends.head.dtype, device)
+    source = run(place, (), max(len(tokens) for _, tokens in texts), outer.head.dtype, device)
     tokens = [torch.tensor(each, device=device) for _, each in texts]
     states = [source(i, each).last for i, each in enumerate(tokens)]
     starts = [start for start, _ in texts]
-    paths = best_tree(rank_rates(heads, ends, zip(tokens, states, starts, strict=True)), nodes)
+    paths = best_tree(rank_rates(heads, outer, zip(tokens, states, starts, strict=True)), nodes)
     if not paths:
         raise ConfigError(f"{directory}: not one guess was right in {len(texts)} answers; train the heads first")
-    stored = read_head(directory, ends.config, getattr(torch, heads.config.dtype), "cpu", pack=False).module
+    stored = read_head(directory, outer.config, getattr(torch, heads.config.dtype), "cpu", pack=False).module
     assert isinstance(stored, MedusaHeads)
     stored.config = replace(stored.config, choices=paths)
-    write_head(stored, directory, ends.config, target_name=target)
+    write_head(stored, directory, outer.config, target_name=target)
     return paths

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,26 +17,14 @@ from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.load import Stored, load_decoder, load_parameters, read_tensors
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.errors import DataError
+from sametoken.learning.target import Features, OuterLayers
 from sametoken.model.config import ModelConfig
 from sametoken.model.linear import Embedding, Linear
 from sametoken.train.dataset.extraction import Reader, features
-from sametoken.train.dataset.hidden_states import Features, HiddenSpec
+from sametoken.train.dataset.hidden_states import HiddenSpec
 from sametoken.train.dataset.prepared import Prepared
 
 Source = Callable[[int, Tensor], Features]  # features of a sample by its number and its tokens [S]
-
-
-class Ends(NamedTuple):
-    """What stands before and behind a target's blocks.
-
-    Attributes:
-        config: its architecture.
-        vectors: [V, H] of its tokens. `head`: [V, H] its output layer.
-    """
-
-    config: ModelConfig
-    vectors: Tensor
-    head: Tensor
 
 
 class _Stored(Protocol):
@@ -99,7 +87,7 @@ def from_disk(stored: _Stored, dtype: torch.dtype, device: torch.device) -> Sour
     return read
 
 
-class _Ends(nn.Module):
+class _Outer(nn.Module):
     """The parameters of a decoder outside its blocks."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
@@ -108,13 +96,13 @@ class _Ends(nn.Module):
         self.head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, False, dtype)
 
 
-def read_ends(directory: Path, dtype: torch.dtype, device: torch.device) -> Ends:
+def read_outer(directory: Path, dtype: torch.dtype, device: torch.device) -> OuterLayers:
     """Token vectors and output layer of a checkpoint, without its blocks."""
     config = ModelConfig.from_hf(read_config(directory))
     with torch.device("meta"):
-        ends = _Ends(config, dtype)
+        outer = _Outer(config, dtype)
     rules = rules_for(config)
-    wanted = {name for name, _ in ends.named_parameters()}
+    wanted = {name for name, _ in outer.named_parameters()}
 
     def stored() -> Iterator[Stored]:
         for item in read_tensors(directory):
@@ -122,6 +110,6 @@ def read_ends(directory: Path, dtype: torch.dtype, device: torch.device) -> Ends
             if place is not None and place.parameter in wanted:
                 yield item
 
-    load_parameters(ends, stored(), rules, dtype, device, pack=False)
-    vectors = ends.embed.weight.detach()
-    return Ends(config, vectors, vectors if ends.head is None else ends.head.weight.detach())
+    load_parameters(outer, stored(), rules, dtype, device, pack=False)
+    vectors = outer.embed.weight.detach()
+    return OuterLayers(config, vectors, vectors if outer.head is None else outer.head.weight.detach())

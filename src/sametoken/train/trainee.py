@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.heads.write import write_head
+from sametoken.learning.batch import Batch
+from sametoken.learning.loss import AcceptanceMetrics, LossRule, Teacher, feature_loss, guess_loss
+from sametoken.learning.target import Features, OuterLayers
+from sametoken.learning.unroll import unroll
 from sametoken.speculation.noise import uniform
-from sametoken.train.batch import Batch
-from sametoken.train.dataset.hidden_states import Features
 from sametoken.train.heads import empty_head
-from sametoken.train.loss import Judge, Report, Teacher, feature_loss, judge
 from sametoken.train.settings import HeadSettings, LossSettings
-from sametoken.train.targets import Ends
-from sametoken.train.unroll import unroll
 
 TTT_STEPS = {"eagle3": 7, "eagle1": 1}
 
@@ -40,13 +39,13 @@ class Student(nn.Module, ABC):
     steps: int
 
     @abstractmethod
-    def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, Report]:
+    def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, AcceptanceMetrics]:
         """The weighted loss of a batch.
 
         Args:
             features: of its tokens: [N, taps * Ht] what an EAGLE head reads, for version 1 the last states, with noise
                 or without; and [N, Ht] the last states.
-            weights: [K, N] from `batch.goals`, over the total.
+            weights: [K, N] from `batch.guess_weights`, over the total.
         """
 
     def rewritten(self, batch: Batch, seeds: Tensor) -> Batch:
@@ -97,33 +96,33 @@ class Trainee(Student):
     name = "head"
 
     def __init__(
-        self, head: EagleHead | MedusaHeads, ends: Ends, settings: LossSettings, steps: int, dtype: torch.dtype,
+        self, head: EagleHead | MedusaHeads, outer: OuterLayers, settings: LossSettings, steps: int, dtype: torch.dtype,
         *, recompute: bool = False, target_name: str = "",
     ) -> None:  # fmt: skip
         super().__init__()
         self._target_name = target_name
         self.head, self.steps, self.dtype, self.recompute = head, steps, dtype, recompute
-        self.ends, self.settings = ends, settings
-        self.rule = Judge(settings.loss, settings.mix, settings.skip_outside)
+        self.outer, self.settings = outer, settings
+        self.rule = LossRule(settings.loss, settings.mix, settings.skip_outside)
         ids = head.draft_ids if isinstance(head, EagleHead) else torch.arange(head.config.vocab_size)
-        self.draft_ids = ids.to(ends.head.device)
+        self.draft_ids = ids.to(outer.head.device)
         for parameter in head.parameters():
             parameter.requires_grad_(True)
 
-    def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, Report]:
-        teacher = Teacher(features.last, self.ends.head, batch.ahead(1), self.draft_ids)
-        with computing_in(self.dtype, self.ends.head.device):
+    def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, AcceptanceMetrics]:
+        teacher = Teacher(features.last, self.outer.head, batch.ahead(1), self.draft_ids)
+        with computing_in(self.dtype, self.outer.head.device):
             if isinstance(self.head, MedusaHeads):
                 return self._medusa(self.head, features, teacher, weights)
             return self._eagle(self.head, batch, features, teacher, weights)
 
     def _eagle(
         self, head: EagleHead, batch: Batch, features: Features, teacher: Teacher, weights: Tensor
-    ) -> tuple[Tensor, Report]:
+    ) -> tuple[Tensor, AcceptanceMetrics]:
         read = features.taps.to(self.dtype)
-        unrolled = unroll(head, self.ends.vectors, read, batch, self.steps, recompute=self.recompute)
-        layer = self.ends.head if head.head is None else head.head.weight
-        loss, report = judge(unrolled.normed, [layer], teacher, weights, self.rule)
+        unrolled = unroll(head, self.outer.vectors, read, batch, self.steps, recompute=self.recompute)
+        layer = self.outer.head if head.head is None else head.head.weight
+        loss, report = guess_loss(unrolled.normed, [layer], teacher, weights, self.rule)
         if head.config.version == 3:
             return loss, report
         distance = feature_loss(unrolled.recycled, teacher.last, weights)
@@ -131,16 +130,16 @@ class Trainee(Student):
 
     def _medusa(
         self, heads: MedusaHeads, features: Features, teacher: Teacher, weights: Tensor
-    ) -> tuple[Tensor, Report]:
+    ) -> tuple[Tensor, AcceptanceMetrics]:
         states = torch.stack(heads.states(features.last.to(self.dtype)))
         own = [head.head.weight for head in heads.each() if head.head is not None]
-        return judge(states, own or [self.ends.head], teacher, weights, self.rule)
+        return guess_loss(states, own or [self.outer.head], teacher, weights, self.rule)
 
     def write(self, place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
         whole = empty_head(self.head.config)
         whole.load_state_dict({name.removeprefix("head."): value for name, value in weights.items()})
         narrow = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
-        write_head(whole, place, self.ends.config, target_name=self._target_name, dtype=dtype or narrow)
+        write_head(whole, place, self.outer.config, target_name=self._target_name, dtype=dtype or narrow)
 
 
 def with_noise(features: Tensor, batch: Batch, width: float, seeds: Tensor) -> Tensor:

@@ -21,14 +21,14 @@ from sametoken.data.synthesize import derived_seed
 from sametoken.errors import SametokenError
 from sametoken.files import make_directory
 from sametoken.interrupt import Stop
+from sametoken.learning.batch import Batch, guess_weights
+from sametoken.learning.loss import AcceptanceMetrics
+from sametoken.learning.target import Features
 from sametoken.train import checkpoints
-from sametoken.train.batch import Batch, goals
 from sametoken.train.best import Best, judged_by
 from sametoken.train.checkpoints import JUDGED, Saved
-from sametoken.train.dataset.hidden_states import Features
 from sametoken.train.dataset.prepared import SAMPLES, Prepared
 from sametoken.train.journal import Journal
-from sametoken.train.loss import Report
 from sametoken.train.optimisers import optimisers
 from sametoken.train.parallel import Parallel, restore, whole_states
 from sametoken.train.plan import Plan
@@ -147,7 +147,7 @@ class Trainer:
                 self._judge_head(journal)
             window.go_on()
 
-    def _step(self, step: Step) -> Report:
+    def _step(self, step: Step) -> AcceptanceMetrics:
         """One step of the optimiser; this process's share of its figures."""
         run, parallel = self.plan.run, self.parallel
         mine = step.rows[parallel.rank :: parallel.count]
@@ -156,12 +156,12 @@ class Trainer:
         batches = [self._batch(rows, step.epoch) for rows in forwards]
         rule = self.plan.loss
         by_document = rule.loss_mean == "document"
-        weighed = [goals(each, self.trainee.steps, rule.decay, per_document=by_document) for each, _ in batches]
+        weighed = [guess_weights(each, self.trainee.steps, rule.decay, per_document=by_document) for each, _ in batches]
         documents = torch.stack([each.total for each in weighed]).sum()
         total, stops = parallel.sum(torch.stack([documents, documents.new_tensor(float(bool(self._stop)))]))
         total, self._stopping = total.clamp(min=1), bool(stops > 0)
         self.model.zero_grad(set_to_none=True)
-        reports: list[Report] = []
+        reports: list[AcceptanceMetrics] = []
         for i, ((batch, samples), goal) in enumerate(zip(batches, weighed, strict=True)):
             features = self._features(batch, samples, step.epoch)
             with parallel.waiting(self.model, i + 1 < len(batches)):
@@ -175,7 +175,7 @@ class Trainer:
             for group in optimiser.param_groups:
                 group["lr"] = self.course.rate(step.number)
             optimiser.step()
-        return reduce(Report.__add__, reports)
+        return reduce(AcceptanceMetrics.__add__, reports)
 
     def _check_norm(self, step: Step) -> None:
         if not math.isfinite(self._norm):
@@ -204,7 +204,7 @@ class Trainer:
         return Features(taps, last)
 
     def _log(self, journal: Journal | None, step: Step, window: _Window) -> None:
-        report = Report(*self.parallel.sum(torch.stack(window.take())))
+        report = AcceptanceMetrics(*self.parallel.sum(torch.stack(window.take())))
         if journal is None:
             return
         counted = report.counted.clamp(min=1)
@@ -329,7 +329,7 @@ class _Window:
     """Figures since the last line of the log, and the time of training alone."""
 
     def __init__(self) -> None:
-        self._report: Report | None = None
+        self._report: AcceptanceMetrics | None = None
         self._tokens = self._all = 0
         self._since = self._busy = 0.0
         self.rate = 0.0
@@ -339,13 +339,13 @@ class _Window:
         """Training goes on; what was done since the last `add` is not part of it."""
         self._mark = time.perf_counter()
 
-    def add(self, report: Report, tokens: int) -> None:
+    def add(self, report: AcceptanceMetrics, tokens: int) -> None:
         passed = time.perf_counter() - self._mark
         self._since, self._busy = self._since + passed, self._busy + passed
         self._report = report if self._report is None else self._report + report
         self._tokens, self._all = self._tokens + tokens, self._all + tokens
 
-    def take(self) -> Report:
+    def take(self) -> AcceptanceMetrics:
         assert self._report is not None
         found, self.rate = self._report, self._tokens / max(self._since, 1e-9)
         self._report, self._tokens, self._since = None, 0, 0.0

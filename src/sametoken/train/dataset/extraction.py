@@ -17,6 +17,7 @@ from torch import Tensor
 from sametoken.errors import ConfigError, DataError
 from sametoken.files import discard_parts, make_directory, write_tensors
 from sametoken.heads.eagle.config import default_taps
+from sametoken.learning.target import Features
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable, Span
 from sametoken.speculation.draft import chain_reach
@@ -24,7 +25,6 @@ from sametoken.train.dataset.hidden_states import (
     DIRECTORY,
     DTYPES,
     FORMAT,
-    Features,
     HiddenSpec,
     HiddenStates,
     claim,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,24 +19,13 @@ from torch import Tensor
 
 from sametoken.errors import DataError
 from sametoken.files import AGAIN, Stamp, check, dataclass_of, read_object, write_json
+from sametoken.learning.target import Features
 
 DIRECTORY, MANIFEST = "hidden", "manifest.json"
 FORMAT = 1
 SHARD_BYTES = 256 << 20
 DTYPES = ("bfloat16", "fp8")
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
-
-
-class Features(NamedTuple):
-    """What the target makes of a sample.
-
-    Attributes:
-        taps: [S, n * H] outputs of the tapped blocks side by side, in their order.
-        last: [S, H] output of the last block AFTER the target's final norm, which its head reads.
-    """
-
-    taps: Tensor
-    last: Tensor
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.paths import user_path
 from sametoken.errors import DataError
 from sametoken.files import AGAIN, Stamp, dataclass_of, read_object, read_tensors
-from sametoken.train.dataset.hidden_states import DIRECTORY, Features, HiddenStates
+from sametoken.learning.target import Features
+from sametoken.train.dataset.hidden_states import DIRECTORY, HiddenStates
 from sametoken.train.dataset.hidden_states import MANIFEST as HIDDEN_MANIFEST
 from sametoken.train.dataset.vocabulary import DraftVocabulary
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from sametoken.errors import UnsupportedModelError
+from sametoken.learning.target import Features, OuterLayers
 from sametoken.model.config import ModelConfig
-from sametoken.train.dataset.hidden_states import Features
-from sametoken.train.targets import Ends
 
 PROBE = 4  # tokens that show whether a model's ends are what they seem
 
@@ -46,9 +45,10 @@ def blocks_of(model: Any) -> nn.ModuleList:
     return lists[0]
 
 
-def ends_of(model: Any, config: ModelConfig) -> Ends:
+def outer_of(model: Any, config: ModelConfig) -> OuterLayers:
     """Token vectors and output layer as they are now; they move with the model, so ask again when they may have."""
-    return Ends(config, model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach())
+    vectors, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    return OuterLayers(config, vectors.detach(), head.detach())
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def read(model: Any, tokens: Tensor, attention_mask: Tensor | None, taps: Sequen
 
 
 @torch.no_grad()
-def check_ends(model: Any) -> None:
+def check_outer(model: Any) -> None:
     """That vectors enter the blocks as they are stored and scores are one product, by running a few tokens.
 
     Raises:

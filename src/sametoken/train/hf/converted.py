@@ -25,13 +25,13 @@ from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.heads.modules import initialise
 from sametoken.heads.read import read_head
+from sametoken.learning.batch import Batch, guess_weights
+from sametoken.learning.loss import AcceptanceMetrics
+from sametoken.learning.target import Features
 from sametoken.model.config import ModelConfig
-from sametoken.train.batch import Batch, goals
-from sametoken.train.dataset.hidden_states import Features
 from sametoken.train.heads import empty_head
 from sametoken.train.hf import base
 from sametoken.train.hf.modelopt import Chosen, configure, read, read_vocabulary
-from sametoken.train.loss import Report
 from sametoken.train.settings import ALIASES
 from sametoken.train.trainee import Trainee, steps_of, with_noise
 
@@ -112,12 +112,12 @@ class Converted(nn.Module):
         features = base.read(self, tokens, attention_mask, taps)
         real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         batch = _batch(tokens, real, labels)
-        trainee.ends = base.ends_of(self, plan.target)
+        trainee.outer = base.outer_of(self, plan.target)
         trainee.draft_ids = trainee.draft_ids.to(tokens.device)
         trainee.dtype = _computed_in(features.last)
         taken = _read_by_head(Features(features.taps[real], features.last[real]), batch, plan, self.training)
         rule = trainee.settings
-        goal = goals(batch, trainee.steps, rule.decay, per_document=rule.loss_mean == "document")
+        goal = guess_weights(batch, trainee.steps, rule.decay, per_document=rule.loss_mean == "document")
         loss, report = trainee(batch, taken, goal.weights / goal.total.clamp(min=1))
         outputs = Outputs(loss=loss)
         if not self.training:
@@ -226,7 +226,7 @@ def convert(model: Any, modes: Sequence[tuple[str, Mapping[str, Any]]], *, save_
     if mode in ALIASES:
         warnings.warn(f"mode {mode!r} means {ALIASES[mode]}; eagle1 is EAGLE-1 and EAGLE-2", stacklevel=2)
     target = base.config_of(model)
-    base.check_ends(model)
+    base.check_outer(model)
     ids = read_vocabulary(chosen.vocabulary, target.vocab_size)
     table = model.get_output_embeddings().weight
     with torch.device("cpu" if table.is_meta else table.device):
@@ -272,7 +272,7 @@ def restore(model: Any, directory: str | Path) -> Any:
     except (KeyError, OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{place}: damaged ({error}); save it again") from error
     target = base.config_of(model)
-    base.check_ends(model)
+    base.check_outer(model)
     device = model.get_output_embeddings().weight.device
     head = read_head(place / HEAD, target, torch.float32, device, pack=False).module
     found = _attach(model, head, Plan(mode, config, read(mode, config), target, save_base))
@@ -283,13 +283,13 @@ def restore(model: Any, directory: str | Path) -> Any:
 def _attach(model: Any, head: EagleHead | MedusaHeads, plan: Plan) -> Any:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    chosen, ends = plan.chosen, base.ends_of(model, plan.target)
+    chosen, outer = plan.chosen, base.outer_of(model, plan.target)
     steps = steps_of(chosen.head, chosen.loss)
     own = type(model)
     # The same name, so that files name the architecture that transformers knows.
     model.__class__ = type(own.__name__, (Converted, own), {"__module__": own.__module__})
     name = str(getattr(model.config, "_name_or_path", "") or own.__name__)
-    setattr(model, PART, Trainee(head, ends, chosen.loss, steps, torch.float32, target_name=name))
+    setattr(model, PART, Trainee(head, outer, chosen.loss, steps, torch.float32, target_name=name))
     model.sametoken_plan = plan
     model.train(model.training)
     return model
@@ -338,6 +338,6 @@ def _read_by_head(features: Features, batch: Batch, plan: Plan, training: bool) 
     return Features(with_noise(features.last, batch, width, seeds), features.last)
 
 
-def _figures(report: Report) -> dict[str, Tensor]:
+def _figures(report: AcceptanceMetrics) -> dict[str, Tensor]:
     accuracies = (report.path / report.reached.clamp(min=1)).float()
     return {"accuracies": accuracies, "acceptance_length": 1 + accuracies.cumprod(0).sum()}

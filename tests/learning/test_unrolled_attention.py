@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sametoken.train import attention
-from sametoken.train.attention import UnrolledAttention
+from sametoken.learning import attention
+from sametoken.learning.attention import UnrolledAttention
 
 
 def dense(queries: list[Tensor], keys: list[Tensor], values: list[Tensor], lengths: list[int], window: int | None):

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from head_makers import FLAGS, eagle_config, random_head
 from sametoken.heads.eagle.module import EagleHead
+from sametoken.learning.batch import Batch
+from sametoken.learning.unroll import unroll
 from sametoken.model.decoder import attend_in
 from sametoken.runtime.cache import KVCache, PageTable, Span
 from sametoken.speculation.draft import chain_reach
-from sametoken.train.batch import Batch
-from sametoken.train.unroll import unroll
 
 LENGTHS, STEPS = (9, 2, 6), 4
 

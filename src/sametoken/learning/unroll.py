@@ -6,16 +6,46 @@ positions move on by one each step. Legend: N slots, Ht hidden size of the targe
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from sametoken.heads.eagle.module import EagleHead
-from sametoken.train.attention import UnrolledAttention
-from sametoken.train.batch import Batch
+from sametoken.learning.attention import UnrolledAttention
+from sametoken.learning.batch import Batch
+from sametoken.model.linear import Embedding
+
+
+class Recurrent(Protocol):
+    """A head that reads its own last output in place of a feature.
+
+    Attributes:
+        embed: its own token vectors, None where it reads the target's.
+        recycles_normed: whether the next step reads `normed(output)` rather than the output itself.
+    """
+
+    embed: Embedding | None
+
+    @property
+    def recycles_normed(self) -> bool: ...
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """What the first step reads [N, H], from the target's features."""
+        ...
+
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin at `positions` [N]."""
+        ...
+
+    def __call__(self, embedded: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Any) -> Tensor:
+        """One step [N, H] from token vectors and hidden states [N, H]."""
+        ...
+
+    def normed(self, output: Tensor) -> Tensor:
+        """What an output layer reads [N, H]."""
+        ...
 
 
 class Unrolled(NamedTuple):
@@ -31,13 +61,13 @@ class Unrolled(NamedTuple):
 
 
 def unroll(
-    head: EagleHead, vectors: Tensor, features: Tensor, batch: Batch, steps: int, *, recompute: bool = False
+    head: Recurrent, vectors: Tensor, features: Tensor, batch: Batch, steps: int, *, recompute: bool = False
 ) -> Unrolled:
     """Runs `steps` steps of a head.
 
     Args:
         vectors: [V, H] token vectors: the head's own, or the target's.
-        features: [N, taps * Ht] of the target; for version 1 its last hidden state after the final norm.
+        features: [N, ...] the target's hidden states that the head fuses.
         recompute: keep no activations within a step but run it again for the gradient.
     """
     attend = UnrolledAttention(batch.lengths)

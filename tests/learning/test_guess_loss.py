@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sametoken.train import loss as losses
-from sametoken.train.batch import Batch, goals
-from sametoken.train.loss import Judge, Teacher, feature_loss, judge
+from sametoken.learning import loss as losses
+from sametoken.learning.batch import Batch, guess_weights
+from sametoken.learning.loss import LossRule, Teacher, feature_loss, guess_loss
 
 LENGTHS, VOCABULARY, DRAFT = (7, 2, 9), 13, 8
 RULES = [
-    Judge("kl"), Judge("tv"), Judge("lk", "alpha"), Judge("lk", "adaptive"), Judge("lk", 0.25), Judge("hard"),
-    Judge("kl", skip_outside=False),
+    LossRule("kl"), LossRule("tv"), LossRule("lk", "alpha"), LossRule("lk", "adaptive"), LossRule("lk", 0.25),
+    LossRule("hard"), LossRule("kl", skip_outside=False),
 ]  # fmt: skip
 
 
@@ -78,8 +78,8 @@ def test_value_and_gradients_equal_autograd(rule, heads, size, monkeypatch):
     monkeypatch.setattr(losses, "CHUNK_SCORES", 4 * 3 * size)  # four places a chunk
     ids = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(3))[:size].sort().values
     batch, states, layers, teacher = random_problem(3, heads, ids)
-    weights = goals(batch, 3, 0.8, per_document=True).weights.double()
-    found, _ = judge(states, layers, teacher, weights, rule)
+    weights = guess_weights(batch, 3, 0.8, per_document=True).weights.double()
+    found, _ = guess_loss(states, layers, teacher, weights, rule)
     expected = by_hand(batch, states, layers, teacher, weights, rule)
     assert expected > 0
     torch.testing.assert_close(found, expected)
@@ -92,8 +92,8 @@ def test_value_and_gradients_equal_autograd(rule, heads, size, monkeypatch):
 def test_frozen_output_layers_get_no_gradient():
     ids = torch.arange(VOCABULARY)
     batch, states, layers, teacher = random_problem(2, 1, ids)
-    weights = goals(batch, 2, 1.0, per_document=True).weights.double()
-    found, _ = judge(states, [layers[0].detach()], teacher, weights, Judge())
+    weights = guess_weights(batch, 2, 1.0, per_document=True).weights.double()
+    found, _ = guess_loss(states, [layers[0].detach()], teacher, weights, LossRule())
     found.backward()
     assert layers[0].grad is None
     assert states.grad is not None
@@ -109,8 +109,8 @@ def test_report_follows_paths():
     # Some guesses are right: slots that read what the target's own output layer reads there.
     ahead = [teacher.last[torch.arange(1 + k, 1 + k + count).clamp(max=count - 1)] for k in range(3)]
     states = torch.stack([torch.where(noise[:, :1] > -0.6, each, noise) for each in ahead])
-    weights = goals(batch, 3, 1.0, per_document=False).weights.double()
-    _, report = judge(states, [teacher.head], teacher, weights, Judge())
+    weights = guess_weights(batch, 3, 1.0, per_document=False).weights.double()
+    _, report = guess_loss(states, [teacher.head], teacher, weights, LossRule())
     counted, reached, path = torch.zeros(3, 3, dtype=torch.float64)
     for slot in range(len(batch.tokens)):
         right = True
@@ -133,7 +133,7 @@ def test_report_follows_paths():
 @pytest.mark.parametrize("per_document", [True, False])
 def test_goals_count_every_draft_within_a_masked_stretch(per_document):
     batch, steps, decay = random_batch(), 4, 0.5
-    found = goals(batch, steps, decay, per_document=per_document)
+    found = guess_weights(batch, steps, decay, per_document=per_document)
     starts = torch.tensor((0, *LENGTHS)).cumsum(0).tolist()
     expected = torch.zeros(steps, len(batch.tokens))
     documents = []
@@ -156,7 +156,7 @@ def test_goals_count_every_draft_within_a_masked_stretch(per_document):
 def test_the_first_draft_of_an_answer_is_trained():
     """The slot at the end of a prompt reads the answer's first token and guesses the second."""
     mask = torch.tensor([False, False, False, True, True, True])
-    found = goals(Batch(torch.arange(6), mask, (6,)), 2, 1.0, per_document=False).weights > 0
+    found = guess_weights(Batch(torch.arange(6), mask, (6,)), 2, 1.0, per_document=False).weights > 0
     assert found[0].tolist() == [False, False, True, True, True, False]  # guesses about places 2 .. 4 are tokens 3 .. 5
     assert found[1].tolist() == [False, False, False, True, True, False]
 
@@ -165,7 +165,7 @@ def test_feature_loss_is_the_mean_over_counted_slots():
     batch = random_batch()
     recycled = torch.randn(2, len(batch.tokens), 6, generator=torch.Generator().manual_seed(0), requires_grad=True)
     last = torch.randn(len(batch.tokens), 6, generator=torch.Generator().manual_seed(1))
-    weights = goals(batch, 2, 1.0, per_document=False).weights
+    weights = guess_weights(batch, 2, 1.0, per_document=False).weights
     expected = sum(
         weights[k, place] * F.smooth_l1_loss(recycled[k, place - 1 - k], last[place])
         for k in range(2) for place in range(len(last)) if weights[k, place]

@@ -50,7 +50,7 @@ class Batch(NamedTuple):
         return self.tokens[at.clamp_(max=len(self.tokens) - 1)]
 
 
-class Goals(NamedTuple):
+class GuessWeights(NamedTuple):
     """How much each guess counts.
 
     Attributes:
@@ -63,7 +63,7 @@ class Goals(NamedTuple):
     total: Tensor
 
 
-def goals(batch: Batch, steps: int, decay: float, *, per_document: bool) -> Goals:
+def guess_weights(batch: Batch, steps: int, decay: float, *, per_document: bool) -> GuessWeights:
     """Weights decay^k, over their sum, for every guess that a draft within one masked stretch would make.
 
     A mask moves on with what is guessed: a guess counts if its token and all that its path guessed before are masked.
@@ -84,12 +84,12 @@ def goals(batch: Batch, steps: int, decay: float, *, per_document: bool) -> Goal
     shares = decay ** torch.arange(steps, dtype=torch.float32, device=mask.device)
     shares /= shares.sum()
     if not per_document:
-        return Goals(weights * shares.unsqueeze(1), weights[0].sum())
+        return GuessWeights(weights * shares.unsqueeze(1), weights[0].sum())
     tokens = torch.zeros(steps, len(batch.lengths), device=mask.device).index_add_(1, document, weights)
     weights = weights / tokens.clamp(min=1)[:, document] * shares.unsqueeze(1)
-    return Goals(weights, (tokens[0] > 0).sum().float())
+    return GuessWeights(weights, (tokens[0] > 0).sum().float())
 
 
-def source(steps: int, places: Tensor) -> Tensor:
+def guessing_slots(steps: int, places: Tensor) -> Tensor:
     """[K, C] slots that guess about `places` [C] at each step; below zero there is no such guess."""
     return places - 1 - torch.arange(steps, device=places.device).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""How guesses are judged against the target's distribution, in chunks of places and with gradients in closed form.
+"""How guesses are compared with the target's distribution, in chunks of places and with gradients in closed form.
 
 The target's scores of a chunk are computed once and serve all steps; no tensor of places by vocabulary outlives its
 chunk. Losses: forward KL and total variation as usual, LK from arXiv 2602.23881. Legend: K steps, N places, C places of
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sametoken.train.batch import source
+from sametoken.learning.batch import guessing_slots
 
 CHUNK_SCORES = 2**23  # scores of a chunk over all steps: what bounds memory
 
@@ -37,7 +37,7 @@ class Teacher(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Judge:
+class LossRule:
     """What is minimised per guess.
 
     Attributes:
@@ -90,7 +90,7 @@ class Judge:
         return torch.full_like(acceptance, float(self.mix))
 
 
-class Report(NamedTuple):
+class AcceptanceMetrics(NamedTuple):
     """Sums over the guesses that counted, each float64 [K]; add up over batches.
 
     Attributes:
@@ -106,8 +106,8 @@ class Report(NamedTuple):
     reached: Tensor
     path: Tensor
 
-    def __add__(self, other: Report) -> Report:  # type: ignore[override]
-        return Report(*(a + b for a, b in zip(self, other, strict=True)))
+    def __add__(self, other: AcceptanceMetrics) -> AcceptanceMetrics:  # type: ignore[override]
+        return AcceptanceMetrics(*(a + b for a, b in zip(self, other, strict=True)))
 
     @property
     def acceptance_length(self) -> float:
@@ -116,31 +116,31 @@ class Report(NamedTuple):
         return float(1 + rates.cumprod(0).sum())
 
 
-def judge(
-    states: Tensor, heads: Sequence[Tensor], teacher: Teacher, weights: Tensor, rule: Judge
-) -> tuple[Tensor, Report]:
+def guess_loss(
+    states: Tensor, heads: Sequence[Tensor], teacher: Teacher, weights: Tensor, rule: LossRule
+) -> tuple[Tensor, AcceptanceMetrics]:
     """The weighted loss of all guesses, and what to say of them.
 
     Args:
         states: [K, N, H] what the output layers read, by slot.
         heads: [Vd, H] output layers: one for all steps, or one per step.
-        weights: [K, N] by place, from `batch.goals`.
+        weights: [K, N] by place, from `batch.guess_weights`.
 
     Returns:
         A scalar whose gradient reaches `states` and every head that needs it, and sums that have none.
     """
-    report: list[Report] = []
-    loss: Tensor = _Judged.apply(states, teacher, weights, rule, report.append, *heads)  # type: ignore[no-untyped-call]
+    report: list[AcceptanceMetrics] = []
+    loss: Tensor = _GuessLoss.apply(states, teacher, weights, rule, report.append, *heads)  # type: ignore[no-untyped-call]
     return loss, report[0]
 
 
-class _Judged(torch.autograd.Function):
+class _GuessLoss(torch.autograd.Function):
     """Computes gradients along with the loss, chunk by chunk, so that nothing as wide as the vocabulary is kept."""
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, teacher: Teacher, weights: Tensor, rule: Judge, tell: Callable[[Report], None],
-        *heads: Tensor,
+        ctx: Any, states: Tensor, teacher: Teacher, weights: Tensor, rule: LossRule,
+        tell: Callable[[AcceptanceMetrics], None], *heads: Tensor,
     ) -> Tensor:  # fmt: skip
         wide = torch.promote_types(states.dtype, torch.float32)
         with torch.autocast(states.device.type, enabled=False):
@@ -164,7 +164,7 @@ class _Work:
     """Running sums of one call."""
 
     def __init__(
-        self, states: Tensor, teacher: Teacher, weights: Tensor, rule: Judge, heads: Sequence[Tensor],
+        self, states: Tensor, teacher: Teacher, weights: Tensor, rule: LossRule, heads: Sequence[Tensor],
         needed: Sequence[bool],
     ) -> None:  # fmt: skip
         steps, places = weights.shape
@@ -175,13 +175,13 @@ class _Work:
         self.d_heads = [torch.zeros(shape, dtype=weights.dtype, device=states.device) for shape in trained]
         self.loss = weights.new_zeros(())
         # By step and place: counted, loss, acceptance, correct.
-        self.told = torch.zeros(4, steps, places, dtype=weights.dtype, device=states.device)
+        self.sums = torch.zeros(4, steps, places, dtype=weights.dtype, device=states.device)
         self.all_ids = len(teacher.draft_ids) == len(teacher.head)
 
     def chunk(self, places: Tensor) -> None:
         """Judges the guesses of all steps about `places` [C]."""
         p, best, inside = self._target(places)
-        slots = source(len(self.states), places)
+        slots = guessing_slots(len(self.states), places)
         weights = self.weights[:, places] * (slots >= 0)
         if self.rule.skip_outside:
             weights = weights * inside
@@ -191,11 +191,11 @@ class _Work:
             part = slice(steps.start, steps.stop)
             read = torch.stack([self.states[k][slots[k].clamp(min=0)] for k in steps])
             scores = F.linear(read, head).to(p.dtype)
-            told, gradient = _judged(scores, p, best, self.rule)
+            figures, gradient = _scored(scores, p, best, self.rule)
             gradient.mul_(weights[part].unsqueeze(-1))
             counted = weights[part] > 0
-            self.told[:, part, places] = torch.stack([counted, *(counted * each for each in told)]).to(p.dtype)
-            self.loss += (weights[part] * told[0]).sum()
+            self.sums[:, part, places] = torch.stack([counted, *(counted * each for each in figures)]).to(p.dtype)
+            self.loss += (weights[part] * figures[0]).sum()
             gradient = gradient.to(read.dtype)
             for k, d_read in zip(steps, gradient @ head, strict=True):
                 self.d_states[k].index_add_(0, slots[k].clamp(min=0), d_read)
@@ -216,9 +216,9 @@ class _Work:
         inside = top >= full.amax(-1)
         return torch.softmax(scores, -1), best, inside
 
-    def report(self) -> Report:
+    def report(self) -> AcceptanceMetrics:
         """Sums by step; a path is followed from place to place."""
-        counted, loss, acceptance, correct = self.told.to(torch.float64)
+        counted, loss, acceptance, correct = self.sums.to(torch.float64)
         path, reached = [], []
         before = torch.ones_like(counted[0])
         for k in range(len(counted)):
@@ -227,10 +227,10 @@ class _Work:
             before = torch.zeros_like(before)
             before[1:] = path[k][:-1]
         sums = (each.sum(-1) for each in (counted, loss, acceptance, correct, torch.stack(reached), torch.stack(path)))
-        return Report(*sums)
+        return AcceptanceMetrics(*sums)
 
 
-def _judged(scores: Tensor, p: Tensor, best: Tensor, rule: Judge) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+def _scored(scores: Tensor, p: Tensor, best: Tensor, rule: LossRule) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """Loss, acceptance and correctness [K, C] of guesses with `scores` [K, C, Vd], and the derivative by the scores."""
     top = scores.amax(-1)
     correct = scores.gather(-1, best.expand(top.shape).unsqueeze(-1)).squeeze(-1) >= top
@@ -246,7 +246,7 @@ def _judged(scores: Tensor, p: Tensor, best: Tensor, rule: Judge) -> tuple[tuple
 def feature_loss(recycled: Tensor, last: Tensor, weights: Tensor) -> Tensor:
     """SmoothL1 between the features that steps put out [K, N, H] and the target's [N, H], weighted as the guesses."""
     places = weights.any(0).nonzero().squeeze(1)
-    slots = source(len(recycled), places)
+    slots = guessing_slots(len(recycled), places)
     guessed = torch.stack([recycled[k][slots[k].clamp(min=0)] for k in range(len(recycled))]).float()
     wanted = last[places].float().expand_as(guessed)
     errors = F.smooth_l1_loss(guessed, wanted, reduction="none").mean(-1)
