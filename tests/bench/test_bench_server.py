@@ -6,45 +6,18 @@ import asyncio
 import json
 import math
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fake_server import PIECES, TOKENS, serving
 from sametoken.bench.client import ask
 from sametoken.bench.record import read_runs
-from sametoken.bench.sse import EventParser
-from sametoken.data.remote import open_client
+from sametoken.client.client import Client
 
 BODY = {"messages": [], "stream_options": {"include_usage": True}}
 TEXT = "".join(PIECES)
-
-
-# --- events
-
-
-STREAM = (
-    'data: {"a": "x\u2028y\x85z"}\r\n\r\n: a comment\r\ndata:two\ndata: lines\n\nevent: ping\n\ndata: last\r\r'.encode()
-)
-
-
-@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_events_are_the_same_however_the_bytes_are_cut(cuts: list[int]) -> None:
-    places = [0, *sorted(cuts), len(STREAM)]
-    parser = EventParser()
-    found = [data for a, b in pairwise(places) for data in parser.feed(STREAM[a:b])]
-    assert [*found, *parser.close()] == ['{"a": "x\u2028y\x85z"}', "two\nlines", "last"]
-
-
-def test_a_byte_order_mark_and_a_missing_last_line_end() -> None:
-    parser = EventParser()
-    assert parser.feed(b"\xef\xbb\xbfdata: a\n\ndata: b\n\ndata: c") == ["a", "b"]
-    assert parser.close() == ["c"]
-    assert EventParser().close() == []
 
 
 # --- one request
@@ -52,7 +25,7 @@ def test_a_byte_order_mark_and_a_missing_last_line_end() -> None:
 
 def one(url: str, body: dict[str, Any] = BODY, timeout: float = 0.3, path: str = "chat/completions") -> Any:
     async def go() -> Any:
-        async with open_client(url, "secret", timeout) as client:
+        async with Client(url, "secret", timeout) as client:
             return await ask(client, path, body, time.perf_counter())
 
     return asyncio.run(go())

@@ -19,9 +19,9 @@ import pytest
 from cli_checks import Pair
 from fake_server import serving
 from sametoken import LLM, SamplingParams
+from sametoken.client.client import Client
 from sametoken.commands.options import Option, joined_words
 from sametoken.data.answers import NoAnswerError, Sampling, ServerAnswers
-from sametoken.data.remote import open_client
 from sametoken.data.synthesize import HOPELESS, read_tasks
 from sametoken.prompts.sources import as_turn
 
@@ -194,7 +194,7 @@ def test_words_of_an_option_are_joined_up_to_the_next() -> None:
 
 def ask(url: str, text: str = "one", retries: int = 3) -> Any:
     async def go() -> Any:
-        async with open_client(url, None, 5.0) as client:
+        async with Client(url, None, 5.0) as client:
             source = ServerAnswers(client, "canned", Sampling(0.0, 1.0, 8), retries, first_wait=0.001)
             return await source.answer(as_turn(text), 1)
 

@@ -6,19 +6,14 @@ Chunks are never counted as tokens: a server that drafts sends several in one.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sametoken.bench.sse import EventParser
-from sametoken.data.remote import error_message, error_words
+from sametoken.client.client import Client, Delta, RemoteError
 
-if TYPE_CHECKING:
-    import httpx
-
-DONE = "[DONE]"
 NO_USAGE = "no usage in the stream"
 
 
@@ -40,7 +35,14 @@ class Answer:
     tokens: int | None = None
     ended: float = 0.0
     failure: str | None = None
-    done: bool = False
+
+    def add(self, delta: Delta) -> None:
+        """Takes up one event of the stream."""
+        if delta.tokens is not None:
+            self.tokens = delta.tokens
+        if text := delta.content or delta.reasoning:
+            self.text += text
+            self.chunks.append((delta.at - self.due, len(text), delta.tokens))
 
     @property
     def latency(self) -> float:
@@ -71,66 +73,23 @@ class Answer:
         return [(at, n - b) for (at, _, _), n, b in zip(self.chunks, totals, before, strict=False) if n > b]
 
 
-async def ask(client: httpx.AsyncClient, path: str, body: Mapping[str, Any], due: float) -> Answer:
+async def ask(client: Client, path: str, body: Mapping[str, Any], due: float) -> Answer:
     """Sends a request and reads its stream; whatever goes wrong with it is in the answer.
 
     Args:
-        path: "chat/completions" or "completions" under the client's base URL.
+        path: "chat/completions" or "completions".
         due: when it was to be sent; it is sent then, or now if that is past.
     """
-    import httpx
-
     answer = Answer(due)
     if (early := due - time.perf_counter()) > 0:
         await asyncio.sleep(early)
     try:
-        async with client.stream("POST", path, json=body) as response:
-            if response.status_code != 200:
-                answer.failure = f"HTTP {response.status_code}: {error_words(await response.aread())}"
-            else:
-                await _read(response, answer)
-    except httpx.TimeoutException as error:
-        answer.failure = f"stalled ({type(error).__name__})"
-    except httpx.HTTPError as error:
-        answer.failure = f"connection lost ({type(error).__name__})"
-    except (UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        answer.failure = f"not an OpenAI stream ({type(error).__name__})"
+        async with aclosing(client.stream(path, body)) as deltas:
+            async for delta in deltas:
+                answer.add(delta)
+    except RemoteError as error:
+        answer.failure = str(error)
     answer.ended = time.perf_counter()
-    if answer.failure is None and not answer.done:
-        answer.failure = "stream ended early"
-    elif answer.failure is None and not answer.tokens:
+    if answer.failure is None and not answer.tokens:
         answer.failure = NO_USAGE if answer.tokens is None else "no tokens"
     return answer
-
-
-async def _read(response: httpx.Response, answer: Answer) -> None:
-    parser = EventParser()
-    async for received in response.aiter_bytes():
-        now = time.perf_counter() - answer.due
-        for data in parser.feed(received):
-            _note(answer, data, now)
-    for data in parser.close():
-        _note(answer, data, time.perf_counter() - answer.due)
-
-
-def _note(answer: Answer, data: str, now: float) -> None:
-    """Adds one event to the answer."""
-    if data.strip() == DONE:
-        answer.done = True
-        return
-    event = json.loads(data)
-    if event.get("error"):
-        answer.failure = f"error in the stream: {error_message(event)}"
-        return
-    usage = event.get("usage") or {}
-    counted = usage.get("completion_tokens")
-    if counted is not None:
-        answer.tokens = int(counted)
-    for choice in event.get("choices") or ():
-        delta = choice.get("delta") or {}
-        text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
-        if choice.get("finish_reason"):
-            answer.done = True  # some servers leave out the closing [DONE]
-        if text:
-            answer.text += text
-            answer.chunks.append((now, len(text), None if counted is None else int(counted)))

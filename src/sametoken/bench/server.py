@@ -9,20 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sametoken.bench.client import NO_USAGE, Answer, ask
 from sametoken.bench.measure import per_token, ratio_interval, spread
 from sametoken.bench.record import Load
 from sametoken.bench.workloads import Workload
-from sametoken.data.remote import first_model, open_client
+from sametoken.client.client import Client
 from sametoken.errors import SametokenError
 from sametoken.interrupt import cancel_at_signals
 from sametoken.prompts.files import Item
 from sametoken.prompts.sources import Conversation
-
-if TYPE_CHECKING:
-    import httpx
 
 Kind = Literal["closed", "open"]
 Side = Literal["server", "baseline"]
@@ -126,10 +123,10 @@ async def _measure_all(
     visit: Visit, workloads: Sequence[Workload], advance: Callable[[str], None], loads: list[Load]
 ) -> None:
     async with AsyncExitStack() as stack:
-        clients: dict[Side, tuple[httpx.AsyncClient, str]] = {}
+        clients: dict[Side, tuple[Client, str]] = {}
         for side, url in visit.target.urls.items():
-            client = await stack.enter_async_context(open_client(url, visit.target.api_key, visit.timeout))
-            clients[side] = client, visit.model or await first_model(client)
+            client = await stack.enter_async_context(Client(url, visit.target.api_key, visit.timeout))
+            clients[side] = client, visit.model or await client.first_model()
         for workload in workloads:
             for temperature in visit.temperatures:
                 for kind, level in visit.levels:
@@ -153,7 +150,7 @@ class _Place:
         return self.visit.requests or max(len(self.workload.items), fewest)
 
     async def measure(
-        self, clients: dict[Side, tuple[httpx.AsyncClient, str]], advance: Callable[[str], None], loads: list[Load]
+        self, clients: dict[Side, tuple[Client, str]], advance: Callable[[str], None], loads: list[Load]
     ) -> None:
         """Adds the load of each side, of whole rounds."""
         for client, model in clients.values():
@@ -171,7 +168,7 @@ class _Place:
                 kept = {side: own[:whole] for side, own in rounds.items()}
                 loads += [self._load(side, kept) for side in clients]
 
-    async def _round(self, client: httpx.AsyncClient, model: str, number: int) -> Round:
+    async def _round(self, client: Client, model: str, number: int) -> Round:
         begin = time.perf_counter()
         if self.kind == "open":
             clock = random.Random(f"{self.visit.seed} {number}")
@@ -191,7 +188,7 @@ class _Place:
         await asyncio.gather(*(worker() for _ in range(int(self.level))))
         return Round([found[i] for i in range(self.count)], time.perf_counter() - begin)
 
-    async def _ask(self, client: httpx.AsyncClient, model: str, number: int, due: float) -> Answer:
+    async def _ask(self, client: Client, model: str, number: int, due: float) -> Answer:
         item = self.workload.items[number % len(self.workload.items)]
         path, body = self._request(item, model, number)
         return await ask(client, path, body, due)
@@ -203,7 +200,6 @@ class _Place:
             "max_tokens": visit.output_len,
             "temperature": self.temperature,
             "seed": visit.seed + number,
-            "stream": True,
             "stream_options": {"include_usage": True},
         }
         # Extensions are sent only if asked for: a strict server refuses what it does not know.

@@ -6,10 +6,11 @@ import codecs
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from sametoken.errors import ConfigError, SametokenError
+from sametoken.errors import SametokenError
 from sametoken.speculation.params import RequestSpeculation, SamplingParams
 
 if TYPE_CHECKING:
@@ -89,62 +90,34 @@ class ServerSpeaker:
         api_key: None where it wants none. `model`: None is the server's own.
 
     Raises:
-        ConfigError: the URL is none, or httpx is not there.
+        ConfigError: the URL is none, or httpx is not installed.
     """
 
     def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
-        from sametoken.data.remote import open_client
+        from sametoken.client.client import Client
 
-        self._client, self._model, self._url = open_client(url, api_key, SILENCE_S), model, url
+        self._client, self._model, self._url = Client(url, api_key, SILENCE_S), model, url
 
     async def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncGenerator[Piece, None]:
-        import httpx
+        from sametoken.client.client import RemoteError
 
-        from sametoken.data.remote import error_words
-
-        body = {"messages": list(turns), "stream": True, **talk.settings}
+        body = {"messages": list(turns), **talk.settings}
         body |= {"speculative": {"enabled": not talk.plain, "report": True}}
         body |= {} if self._model is None else {"model": self._model}
         painter = Painter()
         try:
-            async with self._client.stream("POST", "chat/completions", json=body) as reply:
-                if reply.status_code != 200:
-                    raise ConfigError(f"{self._url}: {error_words(await reply.aread())}")
-                async for event in _events(reply.aiter_bytes()):
-                    choice = event["choices"][0]
-                    report = choice.get("speculative", {"tokens": [], "origins": []})
+            async with aclosing(self._client.stream("chat/completions", body)) as deltas:
+                async for delta in deltas:
+                    report = delta.choice.get("speculative", {"tokens": [], "origins": []})
                     spelled = [raw(token) for token in report["tokens"]]
                     drafted = [origin == "drafted" for origin in report["origins"]]
-                    yield painter.paint(choice["delta"].get("content", ""), spelled, drafted)
-        except httpx.HTTPError as error:
-            words = str(error) or type(error).__name__
-            raise SametokenError(f"{self._url}: {words}; is the server running?") from error
+                    yield painter.paint(delta.content, spelled, drafted)
+        except RemoteError as error:
+            advice = "" if error.status else "; is the server running?"
+            raise SametokenError(f"{self._url}: {error}{advice}") from error
 
     async def close(self) -> None:
-        await self._client.aclose()
-
-
-async def _events(received: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of a stream.
-
-    Raises:
-        SametokenError: the server said that it cannot go on, or the stream has no end.
-    """
-    import json
-
-    from sametoken.bench.sse import EventParser
-    from sametoken.data.remote import error_message
-
-    parser = EventParser()
-    async for part in received:
-        for data in parser.feed(part):
-            if data == "[DONE]":
-                return
-            event = json.loads(data)
-            if "error" in event:
-                raise SametokenError(error_message(event))
-            yield event
-    raise SametokenError("the connection ended before the answer did; send it again")
+        await self._client.close()
 
 
 def raw(spelled: str) -> bytes:

@@ -25,6 +25,7 @@ from sametoken.errors import ConfigError
 from sametoken.interrupt import Stop, cancel_at_signals
 
 if TYPE_CHECKING:
+    from sametoken.client.client import Client
     from sametoken.data.answers import Sampling
     from sametoken.data.journal import Lines
     from sametoken.data.synthesize import Answering, Finished, Questions, Summary, Task
@@ -178,14 +179,14 @@ def _name(model: str | None, values: Values) -> str:
 
 
 async def _listed(values: Values) -> str:
-    from sametoken.data.remote import first_model, open_client
-
-    async with open_client(values["url"], _key(values), values["timeout"]) as client:
-        return await first_model(client, values["retries"])
+    async with _client(values) as client:
+        return await client.first_model(values["retries"])
 
 
-def _key(values: Values) -> str | None:
-    return values["api_key"] or os.environ.get("OPENAI_API_KEY")
+def _client(values: Values) -> Client:
+    from sametoken.client.client import Client
+
+    return Client(values["url"], values["api_key"] or os.environ.get("OPENAI_API_KEY"), values["timeout"])
 
 
 class Job(NamedTuple):
@@ -281,11 +282,10 @@ def _most_at_once(values: Values) -> int:
 @asynccontextmanager
 async def _server(job: Job) -> AsyncIterator[Answering]:
     from sametoken.data.answers import ServerAnswers
-    from sametoken.data.remote import open_client
     from sametoken.data.synthesize import answering
 
     values = job.values
-    async with open_client(values["url"], _key(values), values["timeout"]) as client:
+    async with _client(values) as client:
         yield answering(ServerAnswers(client, job.name, _sampling(values), values["retries"]), values["seed"])
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from sametoken.data.remote import PassingError, error_words, persist, post
+from sametoken.client.client import Client, RemoteError
 from sametoken.errors import ConfigError, RequestError, SametokenError
 from sametoken.prompts.sources import Conversation, Source, encode_prompt
 from sametoken.speculation.params import SamplingParams
 
 if TYPE_CHECKING:
-    import httpx
-
     from sametoken.engine.async_llm import AsyncLLM
 
 UNUSABLE = (401, 403, 404, 405, 410)  # the key, the model or the address is wrong, for every request alike
@@ -87,15 +85,12 @@ class ServerAnswers:
     """An OpenAI-compatible server.
 
     Args:
-        client: from `open_client`.
         model: the name that the server knows.
         retries: further attempts after one that failed for a passing reason.
         first_wait: seconds before the second attempt; doubled for each further one, less up to half by chance.
     """
 
-    def __init__(
-        self, client: httpx.AsyncClient, model: str, sampling: Sampling, retries: int, first_wait: float = 1.0
-    ) -> None:
+    def __init__(self, client: Client, model: str, sampling: Sampling, retries: int, first_wait: float = 1.0) -> None:
         self._client, self._retries, self._first_wait = client, retries, first_wait
         self._sampling = sampling
         self._fixed = {"model": model, **sampling.given, "stream": False}
@@ -106,30 +101,12 @@ class ServerAnswers:
         body = {**self._fixed, **said, **({} if self._sampling.temperature == 0 else {"seed": seed})}
         path = "chat/completions" if chat else "completions"
         try:
-            return await persist(lambda: self._ask(path, body), self._retries, self._first_wait)
-        except PassingError as error:
-            raise NoAnswerError(f"{error} (attempt {self._retries + 1}, the last)", lasting=False) from error
-
-    async def _ask(self, path: str, body: dict[str, Any]) -> Answer:
-        response = await post(self._client, path, body)
-        if (status := response.status_code) == 200:
-            return _read(response)
-        reason = f"HTTP {status}: {error_words(response.content)}"
-        if status in UNUSABLE or status < 400:
-            raise ConfigError(f"{self._client.base_url}{path}: {reason}; check --url, --api-key and --model")
-        raise NoAnswerError(reason, lasting=True)
-
-
-def _read(response: httpx.Response) -> Answer:
-    try:
-        content = response.json()
-        choice = content["choices"][0]
-        said = choice["message"] if "message" in choice else {"content": choice["text"]}
-        message = {"role": "assistant", "content": said.get("content") or ""}
-        if reasoning := said.get("reasoning_content"):
-            message["reasoning_content"] = reasoning
-        "".join(message.values()).encode()
-        tokens = int((content.get("usage") or {}).get("completion_tokens") or 0)
-        return Answer(message, choice.get("finish_reason") == "length", tokens)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        raise PassingError(f"not an OpenAI answer ({type(error).__name__}): {error_words(response.content)}") from error
+            reply = await self._client.answer(path, body, self._retries, self._first_wait)
+        except RemoteError as error:
+            if error.passing:
+                raise NoAnswerError(f"{error} (attempt {self._retries + 1}, the last)", lasting=False) from error
+            if error.status in UNUSABLE or (error.status or 0) < 400:
+                where = self._client.where(path)
+                raise ConfigError(f"{where}: {error}; check --url, --api-key and --model") from error
+            raise NoAnswerError(str(error), lasting=True) from error
+        return Answer(reply.message, reply.finish_reason == "length", reply.tokens)

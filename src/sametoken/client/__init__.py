@@ -1,0 +1,1 @@
+"""One client of OpenAI-compatible servers, for `synthesize`, `bench` and `chat`."""
