@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from sametoken.errors import ConfigError, unknown_name
+from sametoken.errors import ConfigError, found_wrong, unknown_name
 
 Method = Literal["draft_target", "eagle", "eagle3", "medusa", "ngram", "suffix", "auto", "none"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -77,9 +77,10 @@ class Settings(BaseModel):
             problem = error.errors()[0]
             where = ".".join(str(part) for part in problem["loc"])
             if not where:  # of several keys together, which the message names
-                raise ConfigError(f"{type(self).__name__}: {problem['msg'].removeprefix('Value error, ')}") from error
-            message = problem["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"{type(self).__name__}.{where} = {problem['input']!r}: {message}") from error
+                raise ConfigError(f"{type(self).__name__}: {found_wrong(problem)}") from error
+            raise ConfigError(
+                f"{type(self).__name__}.{where} = {problem['input']!r}: {found_wrong(problem)}"
+            ) from error
 
     @classmethod
     def of(cls: type[S], given: S | Mapping[str, Any] | None) -> S:

@@ -1,5 +1,7 @@
 """Every error a user can meet, as one tree. A message says what was got, what was expected and what to do.
 
+What programs need of a message is data of the error (`field`, `problem`, `advice`); nobody searches in its text.
+
 SametokenError
 ├── ConfigError              an option or configuration key is unknown or has a bad value (also a ValueError)
 ├── RequestError             a prompt or sampling parameter cannot be served (also a ValueError)
@@ -17,20 +19,40 @@ SametokenError
 
 from __future__ import annotations
 
+import copy
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 NO_WINDOWS = "Windows is not supported; run sametoken in WSL 2, the Windows Subsystem for Linux"
 LONGEST = 2000  # characters of a message; what it quotes of a file may be of any length
 
 
 class SametokenError(Exception):
-    """Root of the tree; the command line turns it into one line and exit code 2."""
+    """Root of the tree; the command line turns it into one line and exit code 2.
+
+    Args:
+        problem: what was got and what was expected; where there is no field, this may be the whole message.
+        field: the name of what is at fault: a parameter, a key or a file; "" for none. It begins the message.
+        place: where in the field, as the message has it after the name, for example ".method" or "[3]".
+        advice: what to do, which ends the message; "" where `problem` says it.
+    """
+
+    def __init__(self, problem: str = "", *, field: str = "", place: str = "", advice: str = "") -> None:
+        super().__init__(problem)
+        self.problem, self.field, self.place, self.advice = problem, field, place, advice
+
+    def about(self, field: str) -> Self:
+        """The same error about a field by another name; where this one has none, the field is put before it."""
+        renamed = copy.copy(self)
+        renamed.field = field
+        return renamed
 
     def __str__(self) -> str:
         """The message, which any output can print: not longer than LONGEST, lone surrogates spelled out."""
-        text = super().__str__()
+        text = f"{self.field}{self.place}: {self.problem}" if self.field else self.problem
+        text += f"; {self.advice}" if self.advice else ""
         if len(text) > LONGEST:
             text = f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
         return text.encode(errors="backslashreplace").decode()
@@ -89,6 +111,15 @@ def not_finite() -> ModelOutputError:
     return ModelOutputError(
         "the model's scores for this sequence are not finite numbers; its weights or this dtype do not suit each other"
     )
+
+
+def found_wrong(problem: Mapping[str, Any]) -> str:
+    """What pydantic found wrong with a value, from an entry of `ValidationError.errors()`: our own words, if it was us.
+
+    Pydantic's text of an error that one of our validators raised has a heading before our words.
+    """
+    own = problem.get("ctx", {}).get("error")
+    return str(own) if isinstance(own, ValueError) else str(problem["msg"])
 
 
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:

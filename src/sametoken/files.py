@@ -118,9 +118,9 @@ def read_object(file: Path) -> dict[str, Any]:
     try:
         return json_object(file)
     except OSError as error:
-        raise DataError(f"{file}: {error.strerror}; expected what `sametoken prepare` writes") from error
+        raise DataError(f"{file}: {error.strerror}", advice="expected what `sametoken prepare` writes") from error
     except ValueError as error:
-        raise DataError(f"{file} {error}; {AGAIN}") from error
+        raise DataError(f"{file} {error}", advice=AGAIN) from error
 
 
 def dataclass_of(kind: type[T], found: Mapping[str, Any]) -> T:
@@ -159,7 +159,7 @@ def read_tensors(file: Path, expected: Stamp) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = load_file(file)
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{file}: not readable as safetensors ({error}); {AGAIN}") from error
+        raise DataError(f"{file}: not readable as safetensors ({error})", advice=AGAIN) from error
     return tensors
 
 
@@ -172,12 +172,14 @@ def check(file: Path, expected: Stamp) -> None:
     try:
         size = file.stat().st_size
         if size != expected.bytes:
-            raise DataError(f"{file}: found {size} bytes, expected {expected.bytes}; {AGAIN}")
+            raise DataError(f"{file}: found {size} bytes, expected {expected.bytes}", advice=AGAIN)
         found = stamp(file)
     except OSError as error:
-        raise DataError(f"{file}: {error.strerror}, expected {expected.bytes} bytes; {AGAIN}") from error
+        raise DataError(f"{file}: {error.strerror}, expected {expected.bytes} bytes", advice=AGAIN) from error
     if found != expected:
-        raise DataError(f"{file}: found SHA-256 {found.sha256[:16]}..., expected {expected.sha256[:16]}...; {AGAIN}")
+        raise DataError(
+            f"{file}: found SHA-256 {found.sha256[:16]}..., expected {expected.sha256[:16]}...", advice=AGAIN
+        )
 
 
 def stamp(*files: Path) -> Stamp:

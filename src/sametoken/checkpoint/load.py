@@ -80,9 +80,9 @@ def load_decoder(
             decoder = Decoder(config, dtype, FORMATS.get(quantization))
         load_parameters(decoder, read_tensors(directory), rules_for(config), dtype, device)
     except CheckpointError as error:
-        if str(directory) in str(error):
+        if error.field:
             raise
-        raise type(error)(f"{directory}: {error}") from error
+        raise error.about(str(directory)) from error
     return decoder
 
 
@@ -111,7 +111,8 @@ def weight_files(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> list[P
     for name in names:
         if (directory / name).exists():
             return _shards(directory / name) if name.endswith(".json") else [directory / name]
-    raise CheckpointError(f"{directory}: no weights, expected one of {', '.join(names)}: {of_directory(directory)}")
+    words = f"no weights, expected one of {', '.join(names)}: {of_directory(directory)}"
+    raise CheckpointError(words, field=str(directory))
 
 
 def load_parameters(
@@ -198,21 +199,23 @@ class _Filling:
         expected = (len(rows), *self.shapes[name][1:])
         if tuple(item.tensor.shape) != expected:
             raise CheckpointError(
-                f"{item.file}: {item.name} has shape {list(item.tensor.shape)}, expected {list(expected)} for {name}; "
-                "config.json and the weights describe different models"
+                f"{item.name} has shape {list(item.tensor.shape)}, expected {list(expected)} for {name}; "
+                "config.json and the weights describe different models",
+                field=str(item.file),
             )
         if not item.tensor.is_floating_point():
             raise UnsupportedModelError(
-                f"{item.file}: {item.name} holds {item.tensor.dtype}, expected a floating type; "
-                "use the unquantised checkpoint"
+                f"{item.name} holds {item.tensor.dtype}, expected a floating type; use the unquantised checkpoint",
+                field=str(item.file),
             )
         target = self._parameter(name)[rows.start : rows.stop]
         target.copy_(item.tensor)
         # aminmax carries NaN and Inf through, without the mask as large as the tensor that isfinite would need.
         if not torch.stack(torch.aminmax(target)).isfinite().all():
             raise CheckpointError(
-                f"{item.file}: {item.name} holds NaN or Inf as {self.dtype}; the file is damaged, the training "
-                "diverged, or the values need a wider dtype"
+                f"{item.name} holds NaN or Inf as {self.dtype}; the file is damaged, the training diverged, or the "
+                "values need a wider dtype",
+                field=str(item.file),
             )
         self._arrived(name, len(rows))
 
@@ -257,19 +260,23 @@ def _shards(index: Path) -> list[Path]:
     try:
         stated = json_object(index).get("weight_map")
     except OSError as error:
-        raise CheckpointError(f"{index}: cannot be read ({error.strerror}); check its permissions") from error
+        words = f"cannot be read ({error.strerror}); check its permissions"
+        raise CheckpointError(words, field=str(index)) from error
     except ValueError as error:
-        raise CheckpointError(f"{index} {error}; {AGAIN}") from error
+        raise CheckpointError(str(error), field=str(index), advice=AGAIN) from error
     if not isinstance(stated, dict):
-        raise CheckpointError(f"{index}: not an index with a weight_map, which is {shown(stated)}; {AGAIN}")
+        words = f"not an index with a weight_map, which is {shown(stated)}"
+        raise CheckpointError(words, field=str(index), advice=AGAIN)
     # An index comes from outside and may not point outside its own directory.
     if foreign := [name for name in stated.values() if not isinstance(name, str) or not FILE_NAME.fullmatch(name)]:
-        raise CheckpointError(f"{index}: names {shown(foreign[0])}, expected plain file names beside the index")
+        words = f"names {shown(foreign[0])}, expected plain file names beside the index"
+        raise CheckpointError(words, field=str(index))
     names = sorted(set(stated.values()))
     if absent := [name for name in names if not (index.parent / name).exists()]:
         raise CheckpointError(
-            f"{index}: {len(absent)} of {len(names)} files are not there: {', '.join(absent[:SHOWN])}; "
-            "the download stopped half-way: run it again"
+            f"{len(absent)} of {len(names)} files are not there: {', '.join(absent[:SHOWN])}; "
+            "the download stopped half-way: run it again",
+            field=str(index),
         )
     return [index.parent / name for name in names]
 
@@ -284,7 +291,7 @@ def _read_safetensors(file: Path) -> Iterator[Stored]:
                 tensor = opened.get_tensor(name)
             yield Stored(name, tensor, file)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(_damaged(file, error)) from error
+        raise CheckpointError(_damaged(file, error), field=str(file)) from error
 
 
 def _read_bin(file: Path) -> Iterator[Stored]:
@@ -292,12 +299,13 @@ def _read_bin(file: Path) -> Iterator[Stored]:
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{file}: holds more than tensors, or is damaged, and was not executed; convert it to safetensors"
+            "holds more than tensors, or is damaged, and was not executed; convert it to safetensors", field=str(file)
         ) from error
     except (RuntimeError, OSError, EOFError, ValueError) as error:
-        raise CheckpointError(_damaged(file, error)) from error
+        raise CheckpointError(_damaged(file, error), field=str(file)) from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise CheckpointError(f"{file}: holds something else than a dictionary of tensors; convert it to safetensors")
+        words = "holds something else than a dictionary of tensors; convert it to safetensors"
+        raise CheckpointError(words, field=str(file))
     for name, tensor in tensors.items():
         yield Stored(name, tensor, file)
 
@@ -305,10 +313,10 @@ def _read_bin(file: Path) -> Iterator[Stored]:
 def _damaged(file: Path, error: Exception) -> str:
     """Words for a weight file that cannot be read."""
     if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch seeks before the start of a truncated file
-        return f"{file}: cannot be read ({error.strerror or error}); check its permissions, or {AGAIN}"
+        return f"cannot be read ({error.strerror or error}); check its permissions, or {AGAIN}"
     with file.open("rb") as opened:
         head = opened.read(40)
     if head.startswith(b"version https://git-lfs"):
-        return f"{file}: is a Git LFS pointer, not the weights; run `git lfs pull` in its repository"
+        return "is a Git LFS pointer, not the weights; run `git lfs pull` in its repository"
     reason = str(error).splitlines()[0]
-    return f"{file}: truncated or damaged ({file.stat().st_size} bytes: {reason}); {AGAIN}"
+    return f"truncated or damaged ({file.stat().st_size} bytes: {reason}); {AGAIN}"

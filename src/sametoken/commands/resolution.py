@@ -16,7 +16,7 @@ from sametoken.dialects.flags import FLAGS, read_flags, spelled
 from sametoken.dialects.rules import Given, Translation
 from sametoken.dialects.trtllm_yaml import read_file
 from sametoken.dialects.vllm import read_json
-from sametoken.errors import ConfigError
+from sametoken.errors import ConfigError, found_wrong
 
 FILE, JSON = "extra_llm_api_options", "speculative_config"
 GROUPS = ((SpeculativeConfig, ""), (EngineConfig, ""), (KVCacheConfig, CACHE), (ServerConfig, ""))
@@ -135,8 +135,7 @@ def _checked(name: str, given: Given) -> Any:
     try:
         value = TypeAdapter(HINTS[name], config=STRICT).validate_python(given.value)
     except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{given.origin} = {given.value!r}: {message}") from error
+        raise ConfigError(f"{given.origin} = {given.value!r}: {found_wrong(error.errors()[0])}") from error
     for text in value if isinstance(value, list | tuple) else [value]:
         check_text(text, given.origin)
     return value

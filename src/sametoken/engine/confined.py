@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
+from sametoken.errors import RequestError
 from sametoken.speculation.draft import PADDING
 from sametoken.speculation.structure import Grammar
 
@@ -64,7 +65,7 @@ class AfterMark:
         return other
 
     @property
-    def failure(self) -> str | None:
+    def failure(self) -> RequestError | None:
         return self._form.failure
 
     def accept(self, token: int) -> bool:
@@ -140,7 +141,7 @@ class AllowedTokens:
         return AllowedTokens(self._mask, None if self._form is None else self._form.copy())
 
     @property
-    def failure(self) -> str | None:
+    def failure(self) -> RequestError | None:
         return None if self._form is None else self._form.failure
 
     def accept(self, token: int) -> bool:

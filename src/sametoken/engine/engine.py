@@ -342,9 +342,8 @@ def _undrawn(request: Request, outcome: Outcome, place: int) -> SametokenError:
     """Why the target can draw no token after a sampled row's root."""
     if outcome.logits is not None and not outcome.logits[place, 0].max().isfinite():
         return not_finite()
-    return RequestError(
-        request.sampling.failure
-        or "the request's rules ban every token of the vocabulary at this place; expected at least one that is left"
+    return request.sampling.failure or RequestError(
+        "the request's rules ban every token of the vocabulary at this place; expected at least one that is left"
     )
 
 

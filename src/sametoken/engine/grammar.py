@@ -127,7 +127,7 @@ class TokenGrammar:
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size, self._size = matcher, vocab_size, -(-(vocab_size + 1) // 8)
-        self.failure: str | None = None
+        self.failure: RequestError | None = None
         self._here: bytes | None = None  # the mask of the state, where it is known
         self._forced: deque[int] | None = None  # what must follow the state, where it is known
 
@@ -146,7 +146,7 @@ class TokenGrammar:
         if not tried.accept(next(iter(self.forced(1)), _first_token(first))):
             tried.allowed([PADDING], [PADDING])  # the first mask built the lexer: this one costs what others will
         if tried.failure is not None:
-            raise RequestError(tried.failure)
+            raise tried.failure
         self._here = first
 
     def copy(self) -> TokenGrammar:
@@ -190,7 +190,7 @@ class TokenGrammar:
 
     def _fail(self, words: str) -> None:
         if self.failure is None:
-            self.failure = f"structured_outputs: the grammar could not be enforced: {words}"
+            self.failure = RequestError(f"the grammar could not be enforced: {words}", field="structured_outputs")
 
     def _mask(self, path: list[int]) -> bytes:
         """One bit per token; all are set where the path itself is not allowed."""
@@ -239,7 +239,8 @@ def _with_stack(work: Callable[[], T]) -> T:
         try:
             thread.start()
         except RuntimeError as error:
-            raise RequestError("structured_outputs: there is no memory to compile the form; try again later") from error
+            words = "there is no memory to compile the form"
+            raise RequestError(words, field="structured_outputs", advice="try again later") from error
         finally:
             threading.stack_size(usual)
     return done.result()
@@ -261,7 +262,8 @@ def _source(matcher: Any, asked: StructuredOutputs) -> str:
 
 
 def _refusal(words: str) -> RequestError:
-    return RequestError(f"structured_outputs: {' '.join(words.split())[:300]}; correct or simplify it")
+    words = " ".join(words.split())[:300]
+    return RequestError(words, field="structured_outputs", advice="correct or simplify it")
 
 
 def _first_line(words: str) -> str:

@@ -244,7 +244,7 @@ class LLM:
         if params.allowed_token_ids is None:
             return form
         if (largest := max(params.allowed_token_ids)) >= size:
-            raise RequestError(f"allowed_token_ids: got {largest}, expected token ids 0 .. {size - 1}")
+            raise RequestError(f"got {largest}, expected token ids 0 .. {size - 1}", field="allowed_token_ids")
         mask = torch.zeros(size, dtype=torch.bool)
         mask[list(params.allowed_token_ids)] = True
         return AllowedTokens(mask, form)
@@ -259,9 +259,8 @@ class LLM:
             )
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.config.vocab_size:
-                raise RequestError(
-                    f"prompt token {token!r} is not a token id; expected integers 0 .. {self.config.vocab_size - 1}"
-                )
+                expected = f"integers 0 .. {self.config.vocab_size - 1}"
+                raise RequestError(f"{token!r} is not a token id; expected {expected}", field="prompt")
 
     def _check_sizes(self, params: SamplingParams) -> None:
         """Refuses what only this model's vocabulary and context make too large."""
@@ -273,7 +272,7 @@ class LLM:
         ):
             value = getattr(params, name)
             if value is not None and value > limit:
-                raise RequestError(f"{name} is {value}, expected at most {limit} for this model")
+                raise RequestError(f"got {value}, expected at most {limit} for this model", field=name)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -294,16 +293,18 @@ class LLM:
         method = asked.method if asked.method is not None else usual
         if (method == PREDICTION) != bool(asked.prediction):
             raise RequestError(
-                f"speculative.method is {method!r} and there is {'a' if asked.prediction else 'no'} prediction; "
-                "a prediction is a method of its own: give it without a method, or leave it out"
+                f"got {method!r} with {'a' if asked.prediction else 'no'} prediction, which is a method of its own",
+                field="speculative",
+                place=".method",
+                advice="give a prediction without a method, or leave it out",
             )
         known = (NO_DRAFT, AUTO, PREDICTION, *self.methods)
         if method not in known:
-            raise RequestError(f"speculative.method {method!r}: this engine has {', '.join(known)}")
+            words = f"got {method!r}, this engine has {', '.join(known)}"
+            raise RequestError(words, field="speculative", place=".method")
         if asked.max_draft_len is not None and asked.max_draft_len > longest:
-            raise RequestError(
-                f"speculative.max_draft_len {asked.max_draft_len} exceeds the engine's max_draft_len {longest}"
-            )
+            words = f"got {asked.max_draft_len}, expected at most {longest}, the engine's max_draft_len"
+            raise RequestError(words, field="speculative", place=".max_draft_len")
         formed = params.structured_outputs is not None and method != PREDICTION
         if method == NO_DRAFT and asked.method is None and formed:
             method = FORCED

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.engine.detokenize import Detokenizer
-from sametoken.errors import RequestError, SametokenError
+from sametoken.errors import SametokenError
 from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling
 
@@ -275,7 +275,7 @@ class Request:
         elif ends:
             self.stop("stop", None if token in self.eos_ids else token)
         elif complete and self.sampling.failure is not None:
-            self.fail(RequestError(self.sampling.failure))
+            self.fail(self.sampling.failure)
         elif complete:
             self.stop("stop", None)
         elif full:

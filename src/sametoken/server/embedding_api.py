@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from sametoken.checkpoint.pooling import Pooling
 from sametoken.errors import RequestError, SametokenError
 from sametoken.server.api import Api
-from sametoken.server.errors import CLIENT_GONE, ApiError, refused, stopped
+from sametoken.server.errors import CLIENT_GONE, ApiError, misread, stopped
 from sametoken.server.fields import Body, Prompts
 from sametoken.server.http import read, unless_gone
 from sametoken.server.worker import Worker
@@ -87,7 +87,7 @@ class EmbeddingApi(Api):
         try:
             spelled = [self._tokenizer.encode(text) if isinstance(text, str) else list(text) for text in prompts]
         except RequestError as error:
-            raise refused(RequestError(f"input: {error}"), {"input": "input"}) from error
+            raise misread(error, "input") from error
         for ids in spelled:
             if not 0 < len(ids) <= llm.max_seq_len:
                 words = f"input: got a text of {len(ids)} tokens, expected 1 to {llm.max_seq_len}"

@@ -13,7 +13,14 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse
 from typing_extensions import TypedDict
 
-from sametoken.errors import EngineError, PromptTooLongError, RequestError, SametokenError, unknown_name
+from sametoken.errors import (
+    EngineError,
+    PromptTooLongError,
+    RequestError,
+    SametokenError,
+    found_wrong,
+    unknown_name,
+)
 
 LOG = logging.getLogger("sametoken.server")
 CLIENT_GONE = 499  # nginx's number; nobody receives it
@@ -91,15 +98,19 @@ def reply(error: ApiError, path: str = "") -> JSONResponse:
 
 
 def refused(error: RequestError, fields: Mapping[str, str]) -> ApiError:
-    """A prompt or parameter that the engine refuses; its message begins with the name of a field, if it has one.
+    """A prompt or parameter that the engine refuses.
 
     Args:
         fields: what the caller called each field that the engine may name.
     """
     code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
-    named = str(error).partition(":")[0].split(".")[0].split("[")[0].split(" ")[0]
-    words = str(error).replace(named, fields.get(named, named), 1)
-    return ApiError(400, shorten(words), param=fields.get(named), code=code)
+    words = str(error.about(fields.get(error.field, error.field)))
+    return ApiError(400, shorten(words), param=fields.get(error.field), code=code)
+
+
+def misread(error: RequestError | RecursionError, field: str) -> ApiError:
+    """A field of the body that the tokenizer or the chat template refuses."""
+    return ApiError(400, shorten(f"{field}: {error}"), param=field)
 
 
 def ended(error: SametokenError, fields: Mapping[str, str]) -> ApiError:
@@ -146,7 +157,7 @@ def invalid(error: ValidationError, known: Iterable[str]) -> ApiError:
     Args:
         known: the fields of the body, to name the nearest to an unknown one.
     """
-    problem = error.errors(include_url=False, include_context=False)[0]
+    problem = error.errors(include_url=False)[0]
     where = ".".join(shorten(str(part)) for part in problem["loc"])
     match problem["type"]:
         case "json_invalid":
@@ -162,7 +173,7 @@ def invalid(error: ValidationError, known: Iterable[str]) -> ApiError:
         case "model_type" | "model_attributes_type" if not where:
             return ApiError(400, f"the body is {_value(problem['input'])}, expected a JSON object")
         case _:
-            said = problem["msg"].removeprefix("Value error, ")
+            said = found_wrong(problem)
             if not where:  # about several fields together, which it names
                 return ApiError(400, shorten(said))
             return ApiError(400, f"{where}: got {_value(problem['input'])}, {shorten(_lower(said))}", param=where)

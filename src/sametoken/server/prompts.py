@@ -11,7 +11,7 @@ from sametoken.checkpoint.tokenizer import LONG_TEXT, Tokenizer
 from sametoken.engine.llm import Prompt
 from sametoken.errors import RequestError
 from sametoken.server.chat_schema import ChatMessage, ChatRequest, TokenizeRequest
-from sametoken.server.errors import ApiError, refused
+from sametoken.server.errors import ApiError, misread
 from sametoken.server.reasoning import CONTENT, Splitter, find_style
 from sametoken.server.schema import CompletionRequest
 
@@ -61,7 +61,7 @@ class Prompts:
         try:
             return await asyncio.to_thread(lambda: [encode(prompt) for prompt in body.prompt])
         except RequestError as error:
-            raise refused(RequestError(f"prompt: {error}"), {"prompt": "prompt"}) from error
+            raise misread(error, "prompt") from error
 
     async def of_chat(self, body: ChatRequest) -> Rendered:
         """The conversation of a request as its template puts it, with the functions that it offers."""
@@ -105,7 +105,7 @@ class Prompts:
             special = body.add_special_tokens is not False
             return await asyncio.to_thread(self._tokenizer.encode, body.prompt or "", special)
         except RequestError as error:
-            raise refused(RequestError(f"prompt: {error}"), {"prompt": "prompt"}) from error
+            raise misread(error, "prompt") from error
 
     async def _rendered(self, body: ChatRequest | TokenizeRequest, options: Mapping[str, Any]) -> Rendered:
         messages = body.messages or []
@@ -124,4 +124,4 @@ class Prompts:
             text = self._tokenizer.apply_chat_template(turns, begins, goes_on, **options)
             return Rendered(text, self._tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens)))
         except (RequestError, RecursionError) as error:
-            raise refused(RequestError(f"messages: {error}"), {"messages": "messages"}) from error
+            raise misread(error, "messages") from error

@@ -40,14 +40,14 @@ class RequestSpeculation:
     prediction: str | None = None
 
     def __post_init__(self) -> None:
-        _flag("speculative.enabled", self.enabled)
+        _flag("speculative", self.enabled, ".enabled")
         if self.method is not None and not isinstance(self.method, str):
-            raise _refusal("speculative.method", self.method, "a drafter's name or None")
-        _optional_integer("speculative.max_draft_len", self.max_draft_len, 0)
+            raise _refusal("speculative", self.method, "a drafter's name or None", ".method")
+        _optional_integer("speculative", self.max_draft_len, 0, ".max_draft_len")
         if self.adaptive is not None:
-            _flag("speculative.adaptive", self.adaptive)
+            _flag("speculative", self.adaptive, ".adaptive")
         if self.prediction is not None and not (isinstance(self.prediction, str) and self.prediction):
-            raise _refusal("speculative.prediction", self.prediction, "text or None")
+            raise _refusal("speculative", self.prediction, "text or None", ".prediction")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,9 @@ class SamplingParams:
         limited = "structured_outputs" if self.structured_outputs is not None else "allowed_token_ids"
         if getattr(self, limited) is not None and (self.min_tokens or self.bad_words):
             raise RequestError(
-                f"{limited} may leave one token only, which min_tokens or bad_words might forbid; leave these out"
+                "may leave one token only, which min_tokens or bad_words might forbid",
+                field=limited,
+                advice="leave these out",
             )
         if self.allowed_token_ids is not None:
             allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
@@ -196,8 +198,9 @@ def _spoken_id(key: object) -> object:
     return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
 
 
-def _refusal(name: str, got: object, expected: str) -> RequestError:
-    return RequestError(f"{name}: got {got!r}, expected {expected}; change it or leave it out for the default")
+def _refusal(name: str, got: object, expected: str, place: str = "") -> RequestError:
+    advice = "change it or leave it out for the default"
+    return RequestError(f"got {got!r}, expected {expected}", field=name, place=place, advice=advice)
 
 
 def _is_integer(value: object) -> bool:
@@ -213,21 +216,21 @@ def _integer(name: str, value: object, low: int) -> None:
         raise _refusal(name, value, f"an integer >= {low}")
 
 
-def _optional_integer(name: str, value: object, low: int) -> None:
+def _optional_integer(name: str, value: object, low: int, place: str = "") -> None:
     if value is not None and not (_is_integer(value) and value >= low):  # type: ignore[operator]
-        raise _refusal(name, value, f"an integer >= {low} or None")
+        raise _refusal(name, value, f"an integer >= {low} or None", place)
 
 
-def _number(name: str, value: object, expected: str, *, low: float, high: float | None = None) -> None:
+def _number(name: str, value: object, expected: str, *, low: float, high: float | None = None, place: str = "") -> None:
     # A NaN fails both comparisons, so it is refused without being named; isfinite would overflow on huge integers.
     ceiling = float.fromhex("0x1.fffffffffffffp+1023") if high is None else high
     if not (_is_number(value) and low <= value <= ceiling):  # type: ignore[operator]
-        raise _refusal(name, value, expected)
+        raise _refusal(name, value, expected, place)
 
 
-def _flag(name: str, value: object) -> None:
+def _flag(name: str, value: object, place: str = "") -> None:
     if not isinstance(value, bool):
-        raise _refusal(name, value, "true or false")
+        raise _refusal(name, value, "true or false", place)
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
@@ -254,6 +257,6 @@ def _biases(name: str, value: object) -> dict[int, float] | None:
         raise _refusal(name, value, "a mapping of token ids to numbers, or None")
     for token, bias in value.items():
         if not (_is_integer(token) and token >= 0):
-            raise _refusal(f"{name} key", token, "a token id >= 0")
-        _number(f"{name}[{token}]", bias, "a number in [-100, 100]", low=-100.0, high=100.0)
+            raise _refusal(name, token, "a token id >= 0", " key")
+        _number(name, bias, "a number in [-100, 100]", low=-100.0, high=100.0, place=f"[{token}]")
     return {token: float(bias) for token, bias in value.items()}

@@ -55,11 +55,11 @@ class RowSampling:
             RequestError: a token id is outside the vocabulary or a bad word has no tokens.
         """
         _check_ids("logit_bias", params.logit_bias or (), vocab_size)
-        _check_ids("stop_token_ids or the model's end tokens", end_ids, vocab_size)
+        _check_ids("stop_token_ids", end_ids, vocab_size, " or the model's end tokens")
         for word in bad_word_ids:
             _check_ids("bad_words", word, vocab_size)
             if not word:
-                raise RequestError("bad_words: a word has no tokens in this vocabulary; leave it out")
+                raise RequestError("a word has no tokens in this vocabulary", field="bad_words", advice="leave it out")
         self.seed, self.grammar = wrap64(seed), grammar
         self.device = torch.device(device)
         self.sampled = not params.greedy
@@ -89,7 +89,7 @@ class RowSampling:
         return not (self.penalised or self._memory or self.grammar is not None)
 
     @property
-    def failure(self) -> str | None:
+    def failure(self) -> RequestError | None:
         """Why the grammar cannot be enforced any longer, or None."""
         return None if self.grammar is None else self.grammar.failure
 
@@ -172,12 +172,11 @@ class Sampling:
         return any(editor is not None for editor in (self.bias, self.ends, self.words, self.penalties))
 
 
-def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int, place: str = "") -> None:
     for token in ids:
         if not 0 <= token < vocab_size:
-            raise RequestError(
-                f"{name}: got token id {token}, expected 0 .. {vocab_size - 1}, the target's vocabulary; remove it"
-            )
+            words = f"got token id {token}, expected 0 .. {vocab_size - 1}, the target's vocabulary"
+            raise RequestError(words, field=name, place=place, advice="remove it")
 
 
 def _column(

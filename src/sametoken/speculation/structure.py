@@ -46,7 +46,7 @@ class StructuredOutputs:
         if len(given) != 1:
             names = ", ".join(given) or "nothing"
             raise RequestError(
-                f"structured_outputs: got {names}, expected one of json, json_object, regex, choice, grammar"
+                f"got {names}, expected one of json, json_object, regex, choice, grammar", field="structured_outputs"
             )
         self._check("json", isinstance(self.json, Mapping | bool | None), "a JSON schema")
         self._check("json_object", isinstance(self.json_object, bool), "true or false")
@@ -58,14 +58,15 @@ class StructuredOutputs:
 
     def _check(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
-            raise RequestError(f"structured_outputs.{name}: got {str(getattr(self, name))[:80]!r}, expected {expected}")
+            got = str(getattr(self, name))[:80]
+            raise RequestError(f"got {got!r}, expected {expected}", field="structured_outputs", place=f".{name}")
 
 
 class Grammar(Protocol):
     """What one sequence may still say; its state is that after all tokens told to `accept`."""
 
     @property
-    def failure(self) -> str | None:
+    def failure(self) -> RequestError | None:
         """Why it could not be kept to the end, or None."""
         ...
 

@@ -122,7 +122,7 @@ def load(checkpoint: Path, settings: Mapping[str, Any]) -> Saved:
         weights, optimiser = (read_tensors(checkpoint / name, stamp) for name, stamp in stamps.items())
         found, progress = dict(content["settings"]), _progress(content["progress"], checkpoint)
     except DataError as error:
-        raise CheckpointError(f"{_without_advice(error)}; delete {checkpoint} to go on from the one before") from error
+        raise CheckpointError(f"{error.problem}; delete {checkpoint} to go on from the one before") from error
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file}: not the manifest of a checkpoint ({error!r}); delete {checkpoint}") from error
     for name in sorted({*found, *settings}):
@@ -142,7 +142,3 @@ def _progress(found: Any, checkpoint: Path) -> dict[str, Any]:
     if checkpoint.name != f"checkpoint-{found['step']}":
         raise ValueError(f"step is {found['step']}")
     return dict(found)
-
-
-def _without_advice(error: DataError) -> str:
-    return str(error).partition(";")[0]

@@ -268,7 +268,7 @@ def restore(model: Any, directory: str | Path) -> Any:
         files = sorted(place.glob("model*.safetensors"))
         stored = {name: value for file in files for name, value in load_file(file).items() if name.startswith(PREFIX)}
     except DataError as error:
-        raise CheckpointError(f"{place}: holds no head in training ({str(error).partition(';')[0]})") from error
+        raise CheckpointError(f"{place}: holds no head in training ({error.problem})") from error
     except (KeyError, OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{place}: damaged ({error}); save it again") from error
     target = base.config_of(model)
