@@ -18,10 +18,10 @@ def llm(tiny_llm_dir: Path) -> LLM:
 @pytest.mark.parametrize(
     ("params", "name"),
     [
-        (SamplingParams(logprobs=5000), "logprobs is 5000"),
-        (SamplingParams(prompt_logprobs=10**23), "prompt_logprobs is"),
-        (SamplingParams(min_tokens=2**63, max_tokens=2**63), "min_tokens is"),
-        (SamplingParams(n=100_000_000), "n is"),
+        (SamplingParams(logprobs=5000), "logprobs: got 5000"),
+        (SamplingParams(prompt_logprobs=10**23), "prompt_logprobs: got"),
+        (SamplingParams(min_tokens=2**63, max_tokens=2**63), "min_tokens: got"),
+        (SamplingParams(n=100_000_000), "n: got"),
     ],
 )
 def test_sizes_beyond_the_model_are_named(llm: LLM, params: SamplingParams, name: str) -> None:
