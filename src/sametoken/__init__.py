@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sametoken.config import KVCacheConfig, SpeculativeConfig
     from sametoken.engine.async_llm import AsyncLLM
     from sametoken.engine.completion import Chunk, Completion
     from sametoken.engine.llm import LLM
@@ -28,7 +27,9 @@ if TYPE_CHECKING:
         SametokenError,
         UnsupportedModelError,
     )
-    from sametoken.speculation.params import RequestSpeculation, SamplingParams
+    from sametoken.options.engine import KVCacheConfig
+    from sametoken.options.sampling import RequestSpeculation, SamplingParams
+    from sametoken.options.speculation import SpeculativeConfig
 
 __version__ = "0.1.0"
 
@@ -62,10 +63,10 @@ _HOMES = {
     "AsyncLLM": "engine.async_llm",
     "Chunk": "engine.completion",
     "Completion": "engine.completion",
-    "KVCacheConfig": "config",
-    "SpeculativeConfig": "config",
-    "RequestSpeculation": "speculation.params",
-    "SamplingParams": "speculation.params",
+    "KVCacheConfig": "options.engine",
+    "SpeculativeConfig": "options.speculation",
+    "RequestSpeculation": "options.sampling",
+    "SamplingParams": "options.sampling",
 }
 
 

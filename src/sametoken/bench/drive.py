@@ -15,7 +15,7 @@ from sametoken.bench.measure import Step
 from sametoken.engine.llm import LLM
 from sametoken.engine.request import Request, SpeculationStats
 from sametoken.heads.factory import MODEL_FREE, build_model_free
-from sametoken.speculation.params import SamplingParams
+from sametoken.options.sampling import SamplingParams
 
 
 class Job(NamedTuple):

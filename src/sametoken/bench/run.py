@@ -13,9 +13,9 @@ from sametoken.bench.record import Category, Cell, Mismatch, TimeShares, Variant
 from sametoken.bench.workloads import Workload, fit, spell_turn
 from sametoken.engine.llm import LLM
 from sametoken.errors import PromptTooLongError
+from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.prompts.files import Item
 from sametoken.prompts.sources import Conversation
-from sametoken.speculation.params import RequestSpeculation, SamplingParams
 
 PLAIN = 0  # the draft length that is no draft
 WARM_UP_TOKENS = 8

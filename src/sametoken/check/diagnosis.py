@@ -25,8 +25,8 @@ from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.heads.read import LoadedHead, read_head, stored_dtype, with_taps
 from sametoken.heads.write import write_head
 from sametoken.model.config import ModelConfig, RopeConfig
+from sametoken.options.sampling import SamplingParams
 from sametoken.prompts.sources import encode_texts
-from sametoken.speculation.params import SamplingParams
 
 CLEARLY = 1.05  # another reading must accept so many times the tokens to be called the better one
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import NamedTuple
 
-from sametoken.config import MODEL_METHODS
 from sametoken.engine.completion import Completion
 from sametoken.engine.llm import LLM
 from sametoken.errors import ConfigError
+from sametoken.options.sampling import RequestSpeculation, SamplingParams
+from sametoken.options.speculation import MODEL_METHODS
 from sametoken.prompts.sources import EncodedPrompt
-from sametoken.speculation.params import RequestSpeculation, SamplingParams
 
 PLAIN = "none"
 TEMPERATURES = (0.0, 0.7, 1.0)

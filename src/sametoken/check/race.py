@@ -14,7 +14,7 @@ from sametoken.engine.completion import Completion
 from sametoken.engine.detokenize import Detokenizer
 from sametoken.engine.llm import LLM
 from sametoken.errors import LosslessnessError
-from sametoken.speculation.params import RequestSpeculation, SamplingParams
+from sametoken.options.sampling import RequestSpeculation, SamplingParams
 
 
 class Take(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 from sametoken.checkpoint.hub import read_json
 from sametoken.errors import CheckpointError, RequestError
-from sametoken.speculation.params import RECOMMENDED, SamplingParams
+from sametoken.options.sampling import RECOMMENDED, SamplingParams
 
 FILE = "generation_config.json"
 

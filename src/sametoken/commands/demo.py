@@ -22,8 +22,8 @@ from sametoken import embedded
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import CACHE, Option, Values, engine_options
 from sametoken.errors import ConfigError
+from sametoken.options.sampling import SamplingParams
 from sametoken.prompts.sources import encode_texts
-from sametoken.speculation.params import SamplingParams
 
 if TYPE_CHECKING:
     from sametoken.check.race import Race, Score

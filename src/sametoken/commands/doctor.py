@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from sametoken import embedded
 from sametoken.commands.options import Argument, Option, Values, refuse_given
-from sametoken.config import SpeculativeConfig
 from sametoken.errors import ConfigError
-from sametoken.speculation.params import SamplingParams
+from sametoken.options.sampling import SamplingParams
+from sametoken.options.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from sametoken.check.diagnosis import Acceptance, Diagnosis

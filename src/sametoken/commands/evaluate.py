@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from sametoken import embedded
 from sametoken.commands.models import use_threads
-from sametoken.commands.options import Argument, Option, Values, settings_options
-from sametoken.config import EngineConfig
+from sametoken.commands.options import THREADS, Argument, Option, Values, settings_options
 from sametoken.errors import ConfigError
+from sametoken.options.engine import EngineConfig
+from sametoken.options.training import DATA_PATH
 
 if TYPE_CHECKING:
     from sametoken.train.evaluate import Judgement
@@ -32,6 +33,7 @@ OPTIONS = (
         None,
         "conversations, or MT-Bench's or Spec-Bench's own file: its prompts are answered.",
         "FILE",
+        DATA_PATH,
     ),
     Option("max_draft_len", int, 5, "longest draft in tokens; every draft is made in full.", None, ("--steps",)),
     Option("osl", int, 64, "tokens of each answer at most."),
@@ -42,7 +44,7 @@ OPTIONS = (
     Option("write_tree", int, None, "Medusa: measure its guesses, and write a static tree of so many nodes into HEAD."),
     Option("json", bool, False, "one JSON object instead of lines."),
     *(option for option in settings_options(EngineConfig) if option.name in RUN),
-    Option("threads", int, None, "threads that compute; None is one per core."),
+    THREADS,
 )
 
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from sametoken import embedded
 from sametoken.commands.options import CACHE, Values, settings_of
-from sametoken.config import MODEL_METHODS, MOST_THREADS, EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.errors import ConfigError
+from sametoken.options.engine import MOST_THREADS, EngineConfig, KVCacheConfig
+from sametoken.options.speculation import MODEL_METHODS, SpeculativeConfig
 
 if TYPE_CHECKING:
     from sametoken.engine.llm import LLM

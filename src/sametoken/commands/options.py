@@ -6,24 +6,18 @@ One source, so an option cannot drift from the field that it sets, nor be accept
 from __future__ import annotations
 
 import re
-import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Mapping, Sequence
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from sametoken.config import EngineConfig, KVCacheConfig, Settings, SpeculativeConfig
 from sametoken.errors import ConfigError
-from sametoken.notes import attribute_notes
-from sametoken.speculation.params import RECOMMENDED, SamplingParams
+from sametoken.options.declaration import Declared, Settings, declared, members
+from sametoken.options.engine import EngineConfig, KVCacheConfig, ModelSettings
+from sametoken.options.sampling import RECOMMENDED, SamplingParams
+from sametoken.options.speculation import SpeculativeConfig
 
 CACHE = "kv_cache_"  # before the keys of the page pool, whose `max_tokens` is not the request's
 Values = Mapping[str, Any]  # what the user chose, by option name
-ALIASES = {
-    "data": ("--data_path", "--data-path"),
-    "stop_token_ids": ("--stop-token-id",),
-    "bad_words": ("--bad-word",),
-    "kv_cache_max_tokens": ("--kv-cache-tokens",),
-}
 
 
 class Chosen(dict[str, Any]):
@@ -66,7 +60,10 @@ class Option(NamedTuple):
         if self.type is bool:
             pairs = (f"--{dashed}/--no-{dashed}", f"--{plain}/--no_{plain}")
             return pairs if dashed != plain else pairs[:1]
-        return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *ALIASES.get(self.name, ()), *self.aliases)))
+        return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *self.aliases)))
+
+
+THREADS = Option("threads", int, None, "threads that compute; None is one per core.")
 
 
 class Argument(NamedTuple):
@@ -84,46 +81,31 @@ class Argument(NamedTuple):
     optional: bool = False
 
 
-def sampling_options(*names: str) -> tuple[Option, ...]:
-    """Options for fields of `SamplingParams`, all of them unless named; how to draft is the engine's choice here.
+def sampling_options(*names: str, owner: type = SamplingParams) -> tuple[Option, ...]:
+    """Options for fields of `SamplingParams`, all that a command line can say unless named.
 
     Those that a model may recommend are None unless given.
     """
-    hints, notes = get_type_hints(SamplingParams), attribute_notes(SamplingParams)
-
-    def option(name: str, default: Any) -> Option:
-        note = notes.get(name, "")
-        if name not in RECOMMENDED:
-            return _option(name, hints[name], default, note)
-        return _option(name, hints[name], None, f"{note.rstrip('.')}; None is the model's own, else {default:g}.")
-
     return tuple(
-        option(field.name, field.default)
-        for field in fields(SamplingParams)
-        if field.name in names or not names
-        if field.name not in ("speculative", "structured_outputs")  # objects, which a command line cannot say well
+        _recommended(option) if option.shown.recommended else _option(option)
+        for option in declared(owner).values()
+        if option.shown.command_line and (option.name in names or not names)
     )
 
 
 def settings_options(owner: type[Settings], prefix: str = "") -> tuple[Option, ...]:
     """One option per field of a group of settings, `prefix` before its name."""
-    hints, notes = get_type_hints(owner), attribute_notes(owner)
-    return tuple(
-        _option(prefix + name, hints[name], field.default, notes.get(name, ""))
-        for name, field in owner.model_fields.items()
-    )
+    return tuple(_option(option, prefix) for option in declared(owner).values())
 
 
 def engine_options() -> tuple[Option, ...]:
     """Which models to load, how to draft, and the engine around them."""
     return (
-        Option("draft", str, None, "draft model or head: directory, run or Hub id; None is the embedded target's own."),
-        Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; None is its main branch."),
-        Option("draft_revision", str, None, "the same for the draft."),
+        *settings_options(ModelSettings),
         *settings_options(SpeculativeConfig),
         *settings_options(EngineConfig),
         *settings_options(KVCacheConfig, CACHE),
-        Option("threads", int, None, "threads that compute; None is one per core."),
+        THREADS,
     )
 
 
@@ -133,8 +115,11 @@ def sampling_of(values: Values, recommended: Mapping[str, Any] | None = None) ->
     Raises:
         RequestError: a value is refused.
     """
-    known = [field.name for field in fields(SamplingParams) if field.name in values]
-    given = {name: values[name] for name in known if values[name] is not None or name not in RECOMMENDED}
+    given = {
+        name: values[name]
+        for name in declared(SamplingParams).keys() & values
+        if values[name] is not None or name not in RECOMMENDED
+    }
     chosen = {**(recommended or {}), **given}
     for name in ("stop", "stop_token_ids", "bad_words"):
         chosen[name] = chosen.get(name) or ()
@@ -144,10 +129,9 @@ def sampling_of(values: Values, recommended: Mapping[str, Any] | None = None) ->
 
 def settings_of(owner: type[Settings], values: Values, prefix: str = "") -> dict[str, Any]:
     """Keys and values of a group of settings that are among the options."""
-    hints = get_type_hints(owner)
     return {
-        name: _table(prefix + name, values[prefix + name]) if _is_table(hints[name]) else values[prefix + name]
-        for name in owner.model_fields
+        name: _table(prefix + name, values[prefix + name]) if _is_table(option) else values[prefix + name]
+        for name, option in declared(owner).items()
         if prefix + name in values
     }
 
@@ -181,17 +165,23 @@ def joined_words(arguments: Sequence[str], options: Sequence[Option]) -> list[st
     return joined
 
 
-def _option(name: str, hint: Any, default: Any, note: str) -> Option:
-    kind, metavar = _spoken(hint)
-    return Option(name, kind, None if get_origin(kind) is list else default, note, metavar)
+def _option(option: Declared, prefix: str = "") -> Option:
+    kind, metavar = _spoken(option.hint)
+    default = None if get_origin(kind) is list else option.field.default
+    return Option(prefix + option.name, kind, default, option.help, metavar, option.shown.spellings)
+
+
+def _recommended(option: Declared) -> Option:
+    note = f"{option.help.rstrip('.')}; None is the model's own, else {option.field.default:g}."
+    return _option(option)._replace(default=None, help=note)
 
 
 def _spoken(hint: Any) -> tuple[Any, str | None]:
     """The type that a command line can say for a field's type, and a word for its value."""
-    parts = list(_parts(hint))
-    if str in parts and len(parts) > 1:  # one string or several
+    kinds = [kind for kind in members(hint) if kind is not NoneType]
+    if str in kinds and len(kinds) > 1:  # one string or several
         return list[str], "TEXT"
-    (kind,) = parts
+    (kind,) = kinds
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return str, "|".join(inner)
@@ -202,19 +192,10 @@ def _spoken(hint: Any) -> tuple[Any, str | None]:
     return kind, None
 
 
-def _parts(hint: Any) -> Iterator[Any]:
-    """The members of a union without None and without annotations."""
-    if get_origin(hint) is Annotated:
-        hint = get_args(hint)[0]
-    if get_origin(hint) in (Union, types.UnionType):
-        for member in get_args(hint):
-            yield from _parts(member)
-    elif hint is not type(None):
-        yield hint
-
-
-def _is_table(hint: Any) -> bool:
-    return any(isinstance(kind := get_origin(part), type) and issubclass(kind, Mapping) for part in _parts(hint))
+def _is_table(option: Declared) -> bool:
+    return any(
+        isinstance(kind := get_origin(each), type) and issubclass(kind, Mapping) for each in members(option.hint)
+    )
 
 
 def _table(name: str, given: str | Mapping[int, int] | None) -> dict[int, int] | None:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from sametoken import embedded
 from sametoken.commands.models import use_threads
-from sametoken.commands.options import Option, Values, refuse_given, settings_options
+from sametoken.commands.options import THREADS, Option, Values, refuse_given, settings_options
 from sametoken.commands.progress import open_progress
-from sametoken.config import EngineConfig
 from sametoken.errors import ConfigError
+from sametoken.options.engine import EngineConfig
+from sametoken.options.training import DATA_PATH
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -39,7 +40,7 @@ HIDDEN = (
     Option("shard", str, None, "number/count of the processes that share hidden states; None is RANK/WORLD_SIZE."),
 )  # fmt: skip
 OPTIONS = (
-    Option("data", list[str], None, "conversations, .jsonl or .json, repeatable.", "FILE"),
+    Option("data", list[str], None, "conversations, .jsonl or .json, repeatable.", "FILE", DATA_PATH),
     Option("output", str, None, "directory for what is made; taken up if begun.", "DIR"),
     Option("max_len", int, None, f"tokens of a sample at most; None is {MAX_LEN}, or the model's context if shorter."),
     Option("end_of_turn", bool, True, "the token that ends an answer counts as said."),
@@ -52,7 +53,7 @@ OPTIONS = (
     *HIDDEN,
     Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; None is its main branch."),
     *(option for option in settings_options(EngineConfig) if option.name in RUN),
-    Option("threads", int, None, "threads that compute; None is one per core."),
+    THREADS,
 )  # fmt: skip
 
 

@@ -16,9 +16,9 @@ from typing import Any, get_args, get_origin
 from sametoken import LLM, SamplingParams
 from sametoken.commands.resolution import foreign_options
 from sametoken.commands.serve import OPTIONS
-from sametoken.config import ServerConfig
 from sametoken.dialects.tables import markdown as keys
 from sametoken.engine.async_llm import AsyncLLM
+from sametoken.options.server import ServerConfig
 from sametoken.server import chat_schema as chat
 from sametoken.server import inert, schema
 from sametoken.server import responses_schema as responses

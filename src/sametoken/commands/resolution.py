@@ -5,30 +5,25 @@ Options win over the file; two options that contradict each other are an error.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sametoken import embedded
 from sametoken.commands.options import CACHE, Chosen, Option, Values, settings_of
-from sametoken.config import EngineConfig, KVCacheConfig, ServerConfig, SpeculativeConfig
 from sametoken.dialects.flags import FLAGS, read_flags, spelled
 from sametoken.dialects.rules import Given, Translation
 from sametoken.dialects.trtllm_yaml import read_file
 from sametoken.dialects.vllm import read_json
 from sametoken.errors import ConfigError, found_wrong
+from sametoken.options.declaration import declared
+from sametoken.options.engine import EngineConfig, KVCacheConfig, ModelSettings
+from sametoken.options.server import ServerConfig
+from sametoken.options.speculation import SpeculativeConfig
 
 FILE, JSON = "extra_llm_api_options", "speculative_config"
-GROUPS = ((SpeculativeConfig, ""), (EngineConfig, ""), (KVCacheConfig, CACHE), (ServerConfig, ""))
-HINTS: dict[str, Any] = {
-    **dict.fromkeys(("draft", "revision", "draft_revision"), str),
-    **{
-        prefix + name: hint
-        for owner, prefix in GROUPS
-        for name, hint in get_type_hints(owner, include_extras=True).items()
-        if name in owner.model_fields
-    },
-}
+GROUPS = ((ModelSettings, ""), (SpeculativeConfig, ""), (EngineConfig, ""), (KVCacheConfig, CACHE), (ServerConfig, ""))
+HINTS = {prefix + name: option.hint for owner, prefix in GROUPS for name, option in declared(owner).items()}
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sametoken.errors import SametokenError
-from sametoken.speculation.params import RequestSpeculation, SamplingParams
+from sametoken.options.sampling import RequestSpeculation, SamplingParams
 
 if TYPE_CHECKING:
     from sametoken.engine.llm import LLM

@@ -23,6 +23,7 @@ from sametoken.commands.options import Option, Values, engine_options, refuse_gi
 from sametoken.commands.progress import open_progress
 from sametoken.errors import ConfigError
 from sametoken.interrupt import Stop, cancel_at_signals
+from sametoken.options.training import DATA_PATH
 
 if TYPE_CHECKING:
     from sametoken.client.client import Client
@@ -38,7 +39,7 @@ TEXT_KEYS = ("dtype", "quantization", "max_seq_len", "revision")  # engine optio
 
 LIMIT = Option("limit", int, None, "conversations to take from the beginning of the data; None is all.")
 COMMON = (
-    Option("data", str, None, "conversations to answer, .jsonl or .json.", "FILE", ("--data_path", "--data-path")),
+    Option("data", str, None, "conversations to answer, .jsonl or .json.", "FILE", DATA_PATH),
     Option(
         "output", str, None, "where they go, one a line; taken up if begun.", "FILE", ("--output_path", "--output-path")
     ),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from sametoken.commands.given import first_turns
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import Option, Values, engine_options
-from sametoken.config import METHODS
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.interrupt import stop_at_signals
+from sametoken.options.sampling import SamplingParams
+from sametoken.options.speculation import METHODS
 from sametoken.prompts.sources import EncodedPrompt, encode_prompt, encode_texts
-from sametoken.speculation.params import SamplingParams
 
 if TYPE_CHECKING:
     from sametoken.check.proof import Comparison

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sametoken.client.client import Client, RemoteError
 from sametoken.errors import ConfigError, RequestError, SametokenError
+from sametoken.options.sampling import SamplingParams
 from sametoken.prompts.sources import Conversation, Source, encode_prompt
-from sametoken.speculation.params import SamplingParams
 
 if TYPE_CHECKING:
     from sametoken.engine.async_llm import AsyncLLM

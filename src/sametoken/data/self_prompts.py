@@ -17,7 +17,7 @@ from sametoken.data.answers import NoAnswerError, Sampling
 from sametoken.data.conversations import read_records
 from sametoken.data.synthesize import Message, Questions, Task, derived_seed
 from sametoken.errors import RequestError
-from sametoken.speculation.params import SamplingParams
+from sametoken.options.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from sametoken.engine.async_llm import AsyncLLM

@@ -22,7 +22,7 @@ from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.llm import LLM, Prompt
 from sametoken.engine.request import Request
 from sametoken.errors import EngineError, SametokenError
-from sametoken.speculation.params import SamplingParams
+from sametoken.options.sampling import SamplingParams
 
 T = TypeVar("T")
 LONGEST_HOLD = 0.05  # seconds that a token may wait for others to share its chunk: hardly seen by a reader

@@ -17,7 +17,6 @@ from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.checkpoint.pooling import Pooling, read_pooling
 from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, has_tokenizer, load_tokenizer
-from sametoken.config import MODEL_METHODS, EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.control.acceptance import Gate
 from sametoken.control.pace import Pace
 from sametoken.control.policy import Policy
@@ -43,6 +42,8 @@ from sametoken.kernels.cpu.library import status
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS, least_bytes
+from sametoken.options.engine import EngineConfig, KVCacheConfig
+from sametoken.options.speculation import MODEL_METHODS, SpeculativeConfig
 from sametoken.runtime.cache import KEY_BLOCK, KVCache, PageTable
 from sametoken.runtime.memory import available_bytes
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from sametoken.control.cost import Measured
 from sametoken.drafters.base import Drafter
 from sametoken.engine.runner import Batch, Runner
+from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.draft import Draft, chain_parents
-from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling, Sampling
 
 COUNTS = (1, 16, 64, 32, 2, 8, 4, 128, 256)  # tokens of a forward, the more telling ones first

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sametoken.speculation.params import SamplingParams
+from sametoken.options.sampling import SamplingParams
 
 INCOMPLETE = "\ufffd"
 CONTEXT = (6, 12, 24, 48)  # prompt tokens decoded before the output: more only if fewer begin within a character

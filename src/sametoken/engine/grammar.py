@@ -22,8 +22,8 @@ from torch import Tensor
 
 from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.errors import ConfigError, RequestError
+from sametoken.options.sampling import StructuredOutputs
 from sametoken.speculation.draft import PADDING
-from sametoken.speculation.structure import StructuredOutputs
 
 # JSON is written as Python's json.dumps writes it: a form without free white space leaves more tokens without a choice.
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}

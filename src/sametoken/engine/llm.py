@@ -12,7 +12,6 @@ import torch
 
 from sametoken.checkpoint.chat import Message, is_list
 from sametoken.checkpoint.tokenizer import Tokenizer
-from sametoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.drafters.prediction import index_prediction
 from sametoken.engine.build import build_engine, default_method, load_models
@@ -24,8 +23,10 @@ from sametoken.engine.grammar import Grammars
 from sametoken.engine.request import Request
 from sametoken.errors import NO_WINDOWS, ConfigError, PromptTooLongError, RequestError, shown
 from sametoken.heads.factory import FORCED, PREDICTION
+from sametoken.options.engine import EngineConfig, KVCacheConfig
+from sametoken.options.sampling import RequestSpeculation, SamplingParams
+from sametoken.options.speculation import SpeculativeConfig
 from sametoken.speculation.noise import choice_seed
-from sametoken.speculation.params import RequestSpeculation, SamplingParams
 from sametoken.speculation.sampling import RowSampling
 
 Prompt = str | Sequence[int]

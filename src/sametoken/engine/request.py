@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.engine.detokenize import Detokenizer
 from sametoken.errors import SametokenError
-from sametoken.speculation.params import SamplingParams
+from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.sampling import RowSampling
 
 FinishReason = Literal["stop", "length", "abort", "error"]

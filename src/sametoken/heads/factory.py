@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from sametoken.config import SpeculativeConfig
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.forced import ForcedDrafter
 from sametoken.drafters.ngram import NgramDrafter
@@ -20,6 +19,7 @@ from sametoken.heads.medusa.drafter import MedusaDrafter, tree_of
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
+from sametoken.options.speculation import SpeculativeConfig
 from sametoken.runtime.cache import KVCache
 
 Model = Decoder | EagleHead | MedusaHeads  # what guesses: a draft model or a head of the target

@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.config import JsonDict
 
-from sametoken.server.fields import NO_LIMIT, Body, Limit, Logprobs, Off, Spoken
+from sametoken.options.json_types import Logprobs
+from sametoken.options.sampling import SamplingParams
+from sametoken.server.fields import NO_LIMIT, Body, Limit, Off, Spoken
 from sametoken.server.inert import InertOfCall, InertOfFunction, InertOfMessage
 from sametoken.server.reasoning import Splitter
 from sametoken.server.schema import Generation
 from sametoken.server.speech import Reader
 from sametoken.server.tools import call_grammar
-from sametoken.speculation.params import SamplingParams
 
 MOST_TOOLS = 128
 EXCLUSIVE = "continue_final_message and add_generation_prompt exclude each other; set one of them"
@@ -41,29 +42,23 @@ FunctionTitle = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class FunctionCall(InertOfFunction):
-    """What was called.
-
-    Attributes:
-        name: of the function.
-        arguments: JSON as text.
-    """
+    """What was called."""
 
     name: str
+    """of the function."""
     arguments: str
+    """JSON as text."""
 
 
 class ToolCall(InertOfCall):
-    """A call that the assistant made earlier in the conversation.
-
-    Attributes:
-        id: which a message of role `tool` answers to.
-        type: always this.
-        function: what was called.
-    """
+    """A call that the assistant made earlier in the conversation."""
 
     id: str
+    """which a message of role `tool` answers to."""
     type: Literal["function"] | None = "function"
+    """always this."""
     function: FunctionCall
+    """what was called."""
 
 
 SAYS = ("content", "refusal", "reasoning_content", "reasoning", "tool_calls", "function_call")  # one of them is there
@@ -76,30 +71,27 @@ _ONE_TEXT: JsonDict = {
 
 
 class ChatMessage(InertOfMessage):
-    """One turn; what an earlier reply returned may be sent back as it came.
-
-    Attributes:
-        role: who speaks; `developer` is `system` to the template, `function` (OpenAI's older word) is `tool`.
-        content: text, or parts of type `text`; null only where another field says something.
-        refusal: what the assistant said instead of `content`.
-        reasoning_content: what the assistant thought before it spoke, for templates that have a place for it.
-        reasoning: the same as vLLM calls it.
-        name: of the speaker, where the template has a place for it.
-        tool_calls: what the assistant called.
-        function_call: the same in OpenAI's older form, one call without an id.
-        tool_call_id: the call that a message of role `tool` answers.
-    """
+    """One turn; what an earlier reply returned may be sent back as it came."""
 
     model_config = ConfigDict(json_schema_extra=_SAYS_SOMETHING)
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    """who speaks; `developer` is `system` to the template, `function` (OpenAI's older word) is `tool`."""
     content: Spoken | None = None
+    """text, or parts of type `text`; null only where another field says something."""
     refusal: str | None = None
+    """what the assistant said instead of `content`."""
     reasoning_content: str | None = None
+    """what the assistant thought before it spoke, for templates that have a place for it."""
     reasoning: str | None = None
+    """the same as vLLM calls it."""
     name: str | None = None
+    """of the speaker, where the template has a place for it."""
     tool_calls: list[ToolCall] | None = None
+    """what the assistant called."""
     function_call: FunctionCall | None = None
+    """the same in OpenAI's older form, one call without an id."""
     tool_call_id: str | None = None
+    """the call that a message of role `tool` answers."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -139,92 +131,76 @@ def _object(arguments: str) -> Any:
 
 
 class Function(Body):
-    """A function that the model may call.
-
-    Attributes:
-        name: letters, digits, `_`, `.` and `-`, at most 64.
-        description: what it does, for the model.
-        parameters: JSON schema of its arguments.
-        strict: nothing follows from it: a call that is asked for keeps its schema.
-    """
+    """A function that the model may call."""
 
     name: FunctionTitle
+    """letters, digits, `_`, `.` and `-`, at most 64."""
     description: str | None = None
+    """what it does, for the model."""
     parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments."""
     strict: bool | None = None
+    """nothing follows from it: a call that is asked for keeps its schema."""
 
 
 class Tool(Body):
-    """A function, in OpenAI's wrapping.
-
-    Attributes:
-        type: always this.
-        function: the function.
-    """
+    """A function, in OpenAI's wrapping."""
 
     type: Literal["function"]
+    """always this."""
     function: Function
+    """the function."""
 
 
 class FunctionName(Body):
-    """One of the functions.
-
-    Attributes:
-        name: the one that must be called.
-    """
+    """One of the functions."""
 
     name: str
+    """the one that must be called."""
 
 
 class NamedTool(Body):
-    """A function by name.
-
-    Attributes:
-        type: always this.
-        function: the function.
-    """
+    """A function by name."""
 
     type: Literal["function"]
+    """always this."""
     function: FunctionName
+    """the function."""
 
 
 class ChatRequest(Generation):
-    """The body of POST /v1/chat/completions.
-
-    Attributes:
-        messages: the conversation so far, put as the model's chat template has it.
-        max_tokens: tokens to emit at most; left out, -1 or more, up to the end of the context.
-        max_completion_tokens: the same by its newer name.
-        logprobs: have log-probabilities of the reply's tokens.
-        top_logprobs: alternatives per token; only for `logprobs`.
-        chat_template_kwargs: values for the chat template, such as `enable_thinking`.
-        reasoning_effort: for the chat template, which is told `enable_thinking` too: false for `none`, else true.
-        include_reasoning: false leaves out of the reply what the model thought.
-        tools: functions that the model may call.
-        tool_choice: `auto` if left out; `none`; `required` keeps the reply to calls, a function by name to one of it.
-        parallel_tool_calls: false keeps the reply to one call.
-        add_generation_prompt: end the prompt with the beginning of the reply; true if left out, unless
-            `continue_final_message`.
-        continue_final_message: go on with the last message instead of answering it; the reply is what is added.
-        echo: only false.
-        modalities: only text.
-    """
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    """the conversation so far, put as the model's chat template has it."""
     max_tokens: Limit | None = None
+    """tokens to emit at most; left out, -1 or more, up to the end of the context."""
     max_completion_tokens: Limit | None = None
+    """the same by its newer name."""
     logprobs: bool | None = None
+    """have log-probabilities of the reply's tokens."""
     top_logprobs: Logprobs | None = None
+    """alternatives per token; only for `logprobs`."""
     chat_template_kwargs: TemplateOptions | None = None
+    """values for the chat template, such as `enable_thinking`."""
     reasoning_effort: Effort | None = None
+    """for the chat template, which is told `enable_thinking` too: false for `none`, else true."""
     include_reasoning: bool | None = None
+    """false leaves out of the reply what the model thought."""
     tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
+    """functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """`auto` if left out; `none`; `required` keeps the reply to calls, a function by name to one of it."""
     parallel_tool_calls: bool | None = None
+    """false keeps the reply to one call."""
     add_generation_prompt: bool | None = None
+    """end the prompt with the beginning of the reply; true if left out, unless `continue_final_message`."""
     continue_final_message: bool | None = None
+    """go on with the last message instead of answering it; the reply is what is added."""
     echo: Off | None = None
+    """only false."""
     modalities: list[Literal["text"]] | None = None
+    """only text."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -295,29 +271,25 @@ class ChatRequest(Generation):
 
 
 class TokenizeRequest(Body):
-    """The body of POST /tokenize: a prompt, or messages as /v1/chat/completions would render them.
-
-    Attributes:
-        model: a name that `/v1/models` lists; left out, the one that is served.
-        prompt: text.
-        messages: a conversation, instead of `prompt`.
-        add_special_tokens: such as BOS; left out, true for a prompt and false for a conversation.
-        add_generation_prompt: end a conversation with the beginning of the reply; true if left out, unless
-            `continue_final_message`.
-        continue_final_message: leave the last message open.
-        return_token_strs: say the text of every token too.
-        chat_template_kwargs: values for the chat template.
-    """
+    """The body of POST /tokenize: a prompt, or messages as /v1/chat/completions would render them."""
 
     model_config = ConfigDict(json_schema_extra=_ONE_TEXT)
     model: str | None = None
+    """a name that `/v1/models` lists; left out, the one that is served."""
     prompt: str | None = None
+    """text."""
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    """a conversation, instead of `prompt`."""
     add_special_tokens: bool | None = None
+    """such as BOS; left out, true for a prompt and false for a conversation."""
     add_generation_prompt: bool | None = None
+    """end a conversation with the beginning of the reply; true if left out, unless `continue_final_message`."""
     continue_final_message: bool | None = None
+    """leave the last message open."""
     return_token_strs: bool = False
+    """say the text of every token too."""
     chat_template_kwargs: TemplateOptions | None = None
+    """values for the chat template."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -329,12 +301,9 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    """The body of POST /detokenize.
-
-    Attributes:
-        model: a name that `/v1/models` lists; left out, the one that is served.
-        tokens: ids.
-    """
+    """The body of POST /detokenize."""
 
     model: str | None = None
+    """a name that `/v1/models` lists; left out, the one that is served."""
     tokens: list[Annotated[int, Field(ge=0)]]
+    """ids."""

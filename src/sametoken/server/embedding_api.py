@@ -24,21 +24,18 @@ from sametoken.train.dataset.extraction import CHUNK, Reader
 
 
 class EmbeddingsRequest(Body):
-    """The body of POST /v1/embeddings.
-
-    Attributes:
-        model: a name that `/v1/models` lists; left out, the one that is served.
-        input: text, texts, token ids or lists of them.
-        encoding_format: `float` if left out; `base64` of little-endian float32.
-        dimensions: only the model's own number.
-        user: changes nothing.
-    """
+    """The body of POST /v1/embeddings."""
 
     model: str | None = None
+    """a name that `/v1/models` lists; left out, the one that is served."""
     input: Prompts
+    """text, texts, token ids or lists of them."""
     encoding_format: Literal["float", "base64"] | None = None
+    """`float` if left out; `base64` of little-endian float32."""
     dimensions: int | None = None
+    """only the model's own number."""
     user: str | None = None
+    """changes nothing."""
 
 
 class EmbeddingApi(Api):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, cast
 
 from pydantic import (
     AfterValidator,
@@ -18,19 +18,15 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 from pydantic import GetJsonSchemaHandler as Handler
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
-from sametoken.errors import unknown_name
-from sametoken.notes import attribute_notes, purpose
+from sametoken.options.declaration import SAME, declared
 
-MOST_LOGPROBS = 20
-MOST_STOPS = 64
-MOST_STOP_CHARACTERS = 1024
-MOST_BIASES = 1024
 MOST_PROMPTS = 1024
 EXACT = 2**53  # up to which a float holds every integer
 NO_LIMIT = -1  # of max_tokens: up to the end of the context
@@ -55,23 +51,9 @@ def _whole(given: object) -> object:
 
 
 class Body(BaseModel):
-    """Base of every body and of the objects in it.
+    """Base of every body and of the objects in it; a text below a field says what it means."""
 
-    Attributes:
-        same_as: the class whose notes hold for fields of the same name.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    same_as: ClassVar[type | None] = None
-
-    @classmethod
-    def notes(cls) -> dict[str, str]:
-        """What each field means."""
-        owners = [owner for owner in reversed(cls.__mro__) if issubclass(owner, Body) and owner is not Body]
-        found = attribute_notes(cls.same_as) if cls.same_as is not None else {}
-        for owner in owners:
-            found |= attribute_notes(owner)
-        return {name: found[name] for name in cls.model_fields if name in found}
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -92,24 +74,10 @@ class Body(BaseModel):
         made = handler(schema)
         described = handler.resolve_ref_schema(made)
         described["additionalProperties"] = {"type": "null"}
-        described["description"] = purpose(cls)
-        for name, note in cls.notes().items():
-            described["properties"][cls.model_fields[name].alias or name]["description"] = note
+        for said in (described, *described["properties"].values()):
+            if "description" in said:
+                said["description"] = " ".join(said["description"].split())
         return made
-
-
-def _texts(name: str, most: int, longest: int) -> BeforeValidator:
-    def check(given: object) -> object:
-        texts = [given] if isinstance(given, str) else given
-        if texts is None:
-            return None
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"expected a string or a list of strings for {name}")
-        if len(texts) > most or any(len(text) > longest for text in texts):
-            raise ValueError(f"expected at most {most} strings of at most {longest} characters for {name}")
-        return texts
-
-    return BeforeValidator(check)
 
 
 def _spoken(given: object) -> object:
@@ -134,13 +102,6 @@ def _schema(given: object) -> object:
             return json.loads(given)
         except (ValueError, RecursionError) as error:
             raise ValueError("expected a JSON schema, as an object or as the text of one") from error
-    return given
-
-
-def _forms(given: dict[str, Any]) -> dict[str, Any]:
-    for name in given:
-        if name not in _FORMS["properties"]:
-            raise ValueError(unknown_name("form", name, _FORMS["properties"]))
     return given
 
 
@@ -174,37 +135,13 @@ def _are_ids(given: object) -> bool:
     return isinstance(given, list) and bool(given) and all(type(_whole(token)) is int for token in given)
 
 
-_TEXT = {"type": "string", "minLength": 1}
 _PROMPT = {"type": "string"}  # an empty one may get a begin token
-_SHORT = {**_TEXT, "maxLength": MOST_STOP_CHARACTERS}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_TEXTS = {"anyOf": [_SHORT, {"type": "array", "items": _SHORT, "maxItems": MOST_STOPS}, {"type": "null"}]}
 _PARTS = {"type": "array", "items": {"anyOf": [
     {"type": "object", "properties": {"type": {"enum": kinds}, name: {"type": "string"}}, "required": ["type", name]}
     for name, kinds in (("text", list(PARTS[:-1])), ("refusal", [PARTS[-1]]))
 ]}}  # fmt: skip
-_BIASES = {
-    "type": "object",
-    "propertyNames": {"pattern": "^[0-9]+$"},
-    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-    "maxProperties": MOST_BIASES,
-}
-_FORMS: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "json": {"type": ["object", "boolean"]},
-        "json_object": {"type": "boolean"},
-        "regex": {"type": "string"},
-        "choice": {"type": "array", "items": _TEXT, "minItems": 1},
-        "grammar": {"type": "string"},
-    },
-    "additionalProperties": False,
-    "minProperties": 1,
-}
 _MANY = {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS}
-Stops = Annotated[
-    list[str] | None, _texts("stop", MOST_STOPS, MOST_STOP_CHARACTERS), WithJsonSchema(_TEXTS), Field(default=None)
-]
 Prompts = Annotated[
     list[Any],
     BeforeValidator(_prompts),
@@ -213,10 +150,6 @@ Prompts = Annotated[
 Spoken = Annotated[str, BeforeValidator(_spoken), WithJsonSchema({"anyOf": [{"type": "string"}, _PARTS]})]
 # Literal[False] would take 0 for it.
 Off = Annotated[bool, AfterValidator(_off), WithJsonSchema({"const": False})]
-Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
-Biases = Annotated[dict[str, float], Field(max_length=MOST_BIASES), WithJsonSchema(_BIASES)]
-Words = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_STOPS)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MOST_BIASES)]
 # llama.cpp's -1 is "no limit".
 Limit = Annotated[
     int,
@@ -229,9 +162,24 @@ Schema = Annotated[
     BeforeValidator(_schema),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "contentMediaType": "application/json"}]}),
 ]
-Forms = Annotated[dict[str, Any], AfterValidator(_forms), WithJsonSchema(_FORMS)]
 
 
 def field_names(body: type[Body]) -> Iterable[str]:
     """What a body may hold."""
     return body.model_fields
+
+
+def view(name: str, declaration: type, *names: str, nullable: bool = True) -> Any:
+    """A body with the options of a declaration that bodies of requests have.
+
+    Args:
+        names: of the options; none are all of them.
+        nullable: every field may be null or left out, which lets others say the default; otherwise it has its own.
+    """
+    fields: dict[str, Any] = {}
+    for option in declared(declaration).values():
+        kind = option.hint if option.shown.http is SAME else option.shown.http
+        if kind is not None and (option.name in names or not names):
+            default = None if nullable else option.field.default
+            fields[option.name] = (kind | None if nullable else kind, Field(default=default, description=option.help))
+    return create_model(name, __base__=Body, __doc__=declaration.__doc__, **fields)

@@ -13,86 +13,77 @@ from sametoken.server.fields import Body
 
 
 class Inert(Body):
-    """Fields of every request for text that change nothing.
-
-    Attributes:
-        user, safety_identifier, session_id: who asks changes no token; `user` is logged at level debug.
-        metadata, store: nothing is stored; /v1/responses repeats `metadata`.
-        service_tier: there is one tier; requests are served in order of arrival.
-        prompt_cache_key, prompt_cache_retention: the prefix cache finds a prompt by its tokens, and keeps it while
-            there is room.
-        verbosity: no supported model was trained to read it; say it in the prompt.
-        priority: requests are served in order of arrival, which is what 0 asks for.
-        length_penalty: it is for beam search only, which is not offered.
-        spaces_between_special_tokens: it is for slow tokenizers only, which are not supported.
-        guided_decoding_backend: there is one, llguidance.
-    """
+    """Fields of every request for text that change nothing."""
 
     user: str | None = None
+    """who asks changes no token; `user` is logged at level debug."""
     safety_identifier: str | None = None
+    """who asks changes no token; `user` is logged at level debug."""
     session_id: str | None = None
+    """who asks changes no token; `user` is logged at level debug."""
     metadata: dict[str, str] | None = None
+    """nothing is stored; /v1/responses repeats `metadata`."""
     store: bool | None = None
+    """nothing is stored; /v1/responses repeats `metadata`."""
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    """there is one tier; requests are served in order of arrival."""
     prompt_cache_key: str | None = None
+    """the prefix cache finds a prompt by its tokens, and keeps it while there is room."""
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    """the prefix cache finds a prompt by its tokens, and keeps it while there is room."""
     verbosity: Literal["low", "medium", "high"] | None = None
+    """no supported model was trained to read it; say it in the prompt."""
     priority: Annotated[int, Field(ge=0, le=0)] | None = None
+    """requests are served in order of arrival, which is what 0 asks for."""
     length_penalty: float | None = None
+    """it is for beam search only, which is not offered."""
     spaces_between_special_tokens: bool | None = None
+    """it is for slow tokenizers only, which are not supported."""
     guided_decoding_backend: str | None = None
+    """there is one, llguidance."""
 
 
 class InertOfMessage(Body):
-    """Fields of a message that replies and clients' own objects have, and that no chat template reads.
-
-    Attributes:
-        annotations, images: of an earlier reply; text is all that the model reads.
-        audio: refers to a recording that is not stored here; `content` is what was said.
-        parsed: `content` as an object of the client's.
-        provider_specific_fields, thinking_blocks: what litellm found beside the standard fields.
-    """
+    """Fields of a message that replies and clients' own objects have, and that no chat template reads."""
 
     annotations: list[Any] | None = None
+    """of an earlier reply; text is all that the model reads."""
     images: list[Any] | None = None
+    """of an earlier reply; text is all that the model reads."""
     audio: dict[str, Any] | None = None
+    """refers to a recording that is not stored here; `content` is what was said."""
     parsed: Any = None
+    """`content` as an object of the client's."""
     provider_specific_fields: dict[str, Any] | None = None
+    """what litellm found beside the standard fields."""
     thinking_blocks: list[Any] | None = None
+    """what litellm found beside the standard fields."""
 
 
 class InertOfCall(Body):
-    """Fields of a call in a message that no chat template reads.
-
-    Attributes:
-        index: its place in a stream; calls are read in their order.
-        provider_specific_fields: what litellm found beside the standard fields.
-    """
+    """Fields of a call in a message that no chat template reads."""
 
     index: int | None = None
+    """its place in a stream; calls are read in their order."""
     provider_specific_fields: dict[str, Any] | None = None
+    """what litellm found beside the standard fields."""
 
 
 class InertOfFunction(Body):
-    """Fields of a called function that no chat template reads.
-
-    Attributes:
-        parsed_arguments: `arguments` as an object of the client's.
-        provider_specific_fields: what litellm found beside the standard fields.
-    """
+    """Fields of a called function that no chat template reads."""
 
     parsed_arguments: Any = None
+    """`arguments` as an object of the client's."""
     provider_specific_fields: dict[str, Any] | None = None
+    """what litellm found beside the standard fields."""
 
 
 class InertOfItem(Body):
-    """Fields of an item of /v1/responses that come back from an earlier response.
-
-    Attributes:
-        id, status: as the earlier response had them.
-        parsed_arguments: `arguments` as an object of the client's.
-    """
+    """Fields of an item of /v1/responses that come back from an earlier response."""
 
     id: str | None = None
+    """as the earlier response had them."""
     status: Literal["completed", "incomplete", "in_progress"] | None = None
+    """as the earlier response had them."""
     parsed_arguments: Any = None
+    """`arguments` as an object of the client's."""

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from sametoken.options.json_types import Stops
+from sametoken.options.sampling import SamplingParams
 from sametoken.server.chat_schema import MOST_TOOLS, ChatRequest, FunctionTitle, TemplateOptions
-from sametoken.server.fields import Body, Stops
+from sametoken.server.fields import Body, view
 from sametoken.server.schema import Speculative
 
 Turn = dict[str, Any]  # as a message of /v1/chat/completions
@@ -23,59 +25,47 @@ UNREADABLE = ("image", "document", "search_result", "server_tool_use", "web_sear
 
 
 class Block(Body):
-    """What every block has.
-
-    Attributes:
-        cache_control: nothing follows from it: the prefix cache finds a prompt by its tokens.
-    """
+    """What every block has."""
 
     cache_control: dict[str, Any] | None = None
+    """nothing follows from it: the prefix cache finds a prompt by its tokens."""
 
 
 class TextBlock(Block):
-    """A piece of text.
-
-    Attributes:
-        type: always this.
-        text: the text.
-        citations: of an earlier reply; text is all that the model reads.
-    """
+    """A piece of text."""
 
     type: Literal["text"]
+    """always this."""
     text: str
+    """the text."""
     citations: list[Any] | None = None
+    """of an earlier reply; text is all that the model reads."""
 
 
 class ThinkingBlock(Block):
-    """What the assistant thought before it spoke, for templates that have a place for it.
-
-    Attributes:
-        type: always this.
-        thinking: the text.
-        signature: nothing follows from it.
-    """
+    """What the assistant thought before it spoke, for templates that have a place for it."""
 
     type: Literal["thinking"]
+    """always this."""
     thinking: str
+    """the text."""
     signature: str | None = None
+    """nothing follows from it."""
 
 
 class ToolUseBlock(Block):
-    """A call that the assistant made.
-
-    Attributes:
-        type: always this.
-        id: which its result answers to.
-        name: of the tool.
-        input: the arguments.
-        caller: of an earlier reply; the model itself calls.
-    """
+    """A call that the assistant made."""
 
     type: Literal["tool_use"]
+    """always this."""
     id: str
+    """which its result answers to."""
     name: str
+    """of the tool."""
     input: dict[str, Any]
+    """the arguments."""
     caller: dict[str, Any] | None = None
+    """of an earlier reply; the model itself calls."""
 
 
 def _spoken(given: object) -> object:
@@ -93,19 +83,16 @@ Texts = Annotated[list[TextBlock], BeforeValidator(_spoken, json_schema_input_ty
 
 
 class ToolResultBlock(Block):
-    """What a call returned.
-
-    Attributes:
-        type: always this.
-        tool_use_id: the call.
-        content: text or blocks of text.
-        is_error: nothing follows from it; say it in the content.
-    """
+    """What a call returned."""
 
     type: Literal["tool_result"]
+    """always this."""
     tool_use_id: str
+    """the call."""
     content: Texts | None = None
+    """text or blocks of text."""
     is_error: bool | None = None
+    """nothing follows from it; say it in the content."""
 
 
 AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
@@ -113,15 +100,12 @@ Blocks = Annotated[list[AnyBlock], BeforeValidator(_spoken, json_schema_input_ty
 
 
 class Message(Body):
-    """One turn; content that an earlier reply returned may be sent back as it came.
-
-    Attributes:
-        role: who speaks.
-        content: text or blocks.
-    """
+    """One turn; content that an earlier reply returned may be sent back as it came."""
 
     role: Literal["user", "assistant"]
+    """who speaks."""
     content: Blocks
+    """text or blocks."""
 
     @model_validator(mode="after")
     def _speaks_for_itself(self) -> Self:
@@ -155,23 +139,20 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
 
 
 class Tool(Block):
-    """A tool that the model may call.
-
-    Attributes:
-        type: `custom` if left out; tools that a server runs are not offered.
-        name: letters, digits, `_`, `.` and `-`, at most 64.
-        description: what it does, for the model.
-        input_schema: JSON schema of its input.
-        strict: nothing follows from it: a call that is asked for keeps its schema.
-        eager_input_streaming: nothing follows from it: input is always streamed as it is written.
-    """
+    """A tool that the model may call."""
 
     type: Literal["custom"] | None = None
+    """`custom` if left out; tools that a server runs are not offered."""
     name: FunctionTitle
+    """letters, digits, `_`, `.` and `-`, at most 64."""
     description: str | None = None
+    """what it does, for the model."""
     input_schema: dict[str, Any]
+    """JSON schema of its input."""
     strict: bool | None = None
+    """nothing follows from it: a call that is asked for keeps its schema."""
     eager_input_streaming: bool | None = None
+    """nothing follows from it: input is always streamed as it is written."""
 
     def nested(self) -> dict[str, Any]:
         """As /v1/chat/completions has it."""
@@ -180,17 +161,14 @@ class Tool(Block):
 
 
 class ToolChoice(Body):
-    """Whether tools are called.
-
-    Attributes:
-        type: `auto`; `any` keeps the reply to calls, `tool` to one of `name`; `none`.
-        name: of the tool, for type `tool`.
-        disable_parallel_tool_use: one call at most.
-    """
+    """Whether tools are called."""
 
     type: Literal["auto", "any", "tool", "none"]
+    """`auto`; `any` keeps the reply to calls, `tool` to one of `name`; `none`."""
     name: str | None = None
+    """of the tool, for type `tool`."""
     disable_parallel_tool_use: bool | None = None
+    """one call at most."""
 
     @property
     def forces(self) -> bool:
@@ -204,49 +182,40 @@ class ToolChoice(Body):
 
 
 class Thinking(Body):
-    """Whether the model thinks before it speaks, for chat templates that have a switch.
-
-    Attributes:
-        type: `enabled` and `adaptive` let it think, `disabled` does not.
-        budget_tokens: no budget is kept; `max_tokens` bounds thinking and reply together.
-        display: nothing follows from it: thinking is shown.
-    """
+    """Whether the model thinks before it speaks, for chat templates that have a switch."""
 
     type: Literal["enabled", "disabled", "adaptive"]
+    """`enabled` and `adaptive` let it think, `disabled` does not."""
     budget_tokens: int | None = None
+    """no budget is kept; `max_tokens` bounds thinking and reply together."""
     display: str | None = None
+    """nothing follows from it: thinking is shown."""
 
 
 class Metadata(Body):
-    """Who asks.
-
-    Attributes:
-        user_id: changes no token.
-    """
+    """Who asks."""
 
     user_id: str | None = None
+    """changes no token."""
 
 
 class CountRequest(Body):
-    """The body of POST /v1/messages/count_tokens.
-
-    Attributes:
-        model: a name that `/v1/models` lists; left out, the one that is served.
-        messages: the conversation; where the last turn is the assistant's, the reply goes on with it.
-        system: text or blocks of text, before the conversation.
-        tools: that the model may call.
-        tool_choice: `auto` if left out.
-        thinking: whether the model thinks before it speaks.
-        chat_template_kwargs: values for the chat template.
-    """
+    """The body of POST /v1/messages/count_tokens."""
 
     model: str | None = None
+    """a name that `/v1/models` lists; left out, the one that is served."""
     messages: Annotated[list[Message], Field(min_length=1)]
+    """the conversation; where the last turn is the assistant's, the reply goes on with it."""
     system: Texts | None = None
+    """text or blocks of text, before the conversation."""
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    """that the model may call."""
     tool_choice: ToolChoice | None = None
+    """`auto` if left out."""
     thinking: Thinking | None = None
+    """whether the model thinks before it speaks."""
     chat_template_kwargs: TemplateOptions | None = None
+    """values for the chat template."""
 
     @model_validator(mode="after")
     def _can_go_on(self) -> Self:
@@ -284,34 +253,29 @@ class CountRequest(Body):
         return {}
 
 
-class MessagesRequest(CountRequest):
-    """The body of POST /v1/messages.
+Sampled: Any = view("MessagesSampled", SamplingParams, "temperature", "top_p", "top_k", "seed")
 
-    Attributes:
-        max_tokens: tokens to emit at most, within the context.
-        metadata: who asks.
-        stop_sequences: texts that end the reply.
-        stream: answer with events as tokens come.
-        temperature, top_p, top_k: as for /v1/chat/completions.
-        seed: as for /v1/chat/completions; Anthropic has none.
-        service_tier: there is one tier.
-        speculative: how this request is drafted; it changes no token.
-        container, inference_geo: only null; there is one place.
-    """
+
+class MessagesRequest(CountRequest, Sampled):  # type: ignore[misc]
+    """The body of POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
+    """tokens to emit at most, within the context."""
     metadata: Metadata | None = None
+    """who asks."""
     stop_sequences: Stops = None
+    """texts that end the reply."""
     stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    seed: int | None = None
+    """answer with events as tokens come."""
     service_tier: Literal["auto", "standard_only"] | None = None
+    """there is one tier."""
     speculative: Speculative | None = None
+    """how this request is drafted; it changes no token."""
     container: None = None
+    """only null; there is one place."""
     inference_geo: None = None
+    """only null; there is one place."""
 
     def _sampling(self) -> dict[str, Any]:
-        same = self.model_dump(include={"max_tokens", "temperature", "top_p", "top_k", "seed", "stream", "speculative"})
+        same = self.model_dump(include={"max_tokens", "stream", "speculative", *Sampled.model_fields})
         return {**same, "stop": self.stop_sequences}

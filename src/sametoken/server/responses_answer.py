@@ -10,12 +10,12 @@ from typing import Any
 
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import TokenLogprob
+from sametoken.options.sampling import SamplingParams
 from sametoken.server.answers import Head
 from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, REASONING, Piece
 from sametoken.server.replies import Spells, chat_logprobs, report, total_usage
 from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.speech import Reader, new_call_id
-from sametoken.speculation.params import SamplingParams
 
 TYPES = {REASONING: "reasoning", CONTENT: "message", CALL: "function_call", ARGUMENTS: "function_call"}
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # of ids

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from sametoken.options.json_types import Logprobs
 from sametoken.server.chat_schema import (
     MOST_TOOLS,
     ChatMessage,
@@ -19,7 +20,7 @@ from sametoken.server.chat_schema import (
     FunctionTitle,
     TemplateOptions,
 )
-from sametoken.server.fields import MOST_LOGPROBS, Body, Limit, Off, Spoken
+from sametoken.server.fields import Body, Limit, Off, Spoken
 from sametoken.server.inert import InertOfItem
 from sametoken.server.schema import Generation
 
@@ -28,65 +29,53 @@ Turn = dict[str, Any]  # as a message of /v1/chat/completions
 
 
 class InputMessage(InertOfItem):
-    """One turn of the conversation; what an earlier response returned may be sent back as it came.
-
-    Attributes:
-        type: may be left out.
-        role: who speaks.
-        content: text, or parts of type `input_text` or `output_text`.
-    """
+    """One turn of the conversation; what an earlier response returned may be sent back as it came."""
 
     type: Literal["message"] = "message"
+    """may be left out."""
     role: Literal["system", "developer", "user", "assistant"]
+    """who speaks."""
     content: Spoken
+    """text, or parts of type `input_text` or `output_text`."""
 
     def turn(self) -> Turn:
         return {"role": self.role, "content": self.content}
 
 
 class ReasoningText(Body):
-    """A piece of thinking.
-
-    Attributes:
-        type: which kind of piece.
-        text: what was thought.
-    """
+    """A piece of thinking."""
 
     type: Literal["reasoning_text", "summary_text"]
+    """which kind of piece."""
     text: str
+    """what was thought."""
 
 
 class InputReasoning(InertOfItem):
-    """What an earlier response thought before it spoke, for templates that have a place for it.
-
-    Attributes:
-        type: always this.
-        content: pieces of text.
-        summary: pieces of text, which stand for `content` where that is left out.
-    """
+    """What an earlier response thought before it spoke, for templates that have a place for it."""
 
     type: Literal["reasoning"]
+    """always this."""
     content: list[ReasoningText] | None = None
+    """pieces of text."""
     summary: list[ReasoningText] | None = None
+    """pieces of text, which stand for `content` where that is left out."""
 
     def turn(self) -> Turn:
         return {"role": "assistant", "reasoning_content": "\n".join(t.text for t in self.content or self.summary or ())}
 
 
 class InputCall(InertOfItem):
-    """A call that an earlier response made.
-
-    Attributes:
-        type: always this.
-        call_id: which its output answers to.
-        name: of the function.
-        arguments: JSON as text.
-    """
+    """A call that an earlier response made."""
 
     type: Literal["function_call"]
+    """always this."""
     call_id: str
+    """which its output answers to."""
     name: str
+    """of the function."""
     arguments: str
+    """JSON as text."""
 
     def turn(self) -> Turn:
         call = {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
@@ -94,17 +83,14 @@ class InputCall(InertOfItem):
 
 
 class InputOutput(InertOfItem):
-    """What a call returned.
-
-    Attributes:
-        type: always this.
-        call_id: the call.
-        output: text.
-    """
+    """What a call returned."""
 
     type: Literal["function_call_output"]
+    """always this."""
     call_id: str
+    """the call."""
     output: Spoken
+    """text."""
 
     def turn(self) -> Turn:
         return {"role": "tool", "content": self.output, "tool_call_id": self.call_id}
@@ -143,115 +129,104 @@ Items = Annotated[
 
 
 class TextFormat(Body):
-    """The form of the reply; a schema stands beside its name here.
-
-    Attributes:
-        type: which form.
-        name, description: for people.
-        schema_: the JSON schema; left out, any JSON.
-        strict: nothing follows from it: a form is always kept.
-    """
+    """The form of the reply; a schema stands beside its name here."""
 
     type: Literal["text", "json_object", "json_schema"]
+    """which form."""
     name: str | None = None
+    """for people."""
     description: str | None = None
+    """for people."""
     schema_: dict[str, Any] | None = Field(alias="schema", default=None)
+    """the JSON schema; left out, any JSON."""
     strict: bool | None = None
+    """nothing follows from it: a form is always kept."""
 
 
 class TextOptions(Body):
-    """What the reply's text is.
-
-    Attributes:
-        format: its form.
-    """
+    """What the reply's text is."""
 
     format: TextFormat | None = None
+    """its form."""
 
 
 class FlatTool(Body):
-    """A function that the model may call, whose fields stand beside the type here.
-
-    Attributes:
-        type: always this.
-        name: letters, digits, `_`, `.` and `-`, at most 64.
-        description: what it does, for the model.
-        parameters: JSON schema of its arguments.
-        strict: nothing follows from it: a call that is asked for keeps its schema.
-    """
+    """A function that the model may call, whose fields stand beside the type here."""
 
     type: Literal["function"]
+    """always this."""
     name: FunctionTitle
+    """letters, digits, `_`, `.` and `-`, at most 64."""
     description: str | None = None
+    """what it does, for the model."""
     parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments."""
     strict: bool | None = None
+    """nothing follows from it: a call that is asked for keeps its schema."""
 
 
 class Reasoning(Body):
-    """How the model thinks.
-
-    Attributes:
-        effort: for the chat template, as `reasoning_effort` of /v1/chat/completions.
-        summary, generate_summary: thinking is never summarised; an item of type `reasoning` has all of it.
-    """
+    """How the model thinks."""
 
     effort: Effort | None = None
+    """for the chat template, as `reasoning_effort` of /v1/chat/completions."""
     summary: Literal["auto", "concise", "detailed"] | None = None
+    """thinking is never summarised; an item of type `reasoning` has all of it."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """thinking is never summarised; an item of type `reasoning` has all of it."""
 
 
 class FlatNamedTool(FunctionName):
-    """A function by name.
-
-    Attributes:
-        type: always this.
-    """
+    """A function by name."""
 
     type: Literal["function"]
+    """always this."""
 
 
 class ResponsesRequest(Generation):
-    """The body of POST /v1/responses.
-
-    Attributes:
-        input: text of the user, or items: messages, calls and their outputs.
-        n, prompt_logprobs, stream_options, response_format, return_token_ids: only null; this form has no place for it.
-        previous_response_id, conversation: only null; nothing is stored, so send all of the conversation as `input`.
-        reasoning: how the model thinks.
-        chat_template_kwargs: values for the chat template, such as `enable_thinking`.
-        instructions: the system's text, before the input.
-        max_output_tokens: tokens to emit at most; left out, up to the context.
-        text: the form of the reply.
-        tools: functions that the model may call.
-        tool_choice: `auto` if left out; `none`; `required` keeps the reply to calls, a function by name to one of it.
-        parallel_tool_calls: false keeps the reply to one call.
-        include: what else to have: log-probabilities of the reply's tokens. `reasoning.encrypted_content` changes
-            nothing: items of type `reasoning` have their text, and may be sent back as they came.
-        top_logprobs: alternatives per token.
-        truncation: only `disabled`: an input that is too long is an error.
-        background: only false; a response is waited for.
-    """
+    """The body of POST /v1/responses."""
 
     input: Items
+    """text of the user, or items: messages, calls and their outputs."""
     n: None = None
+    """only null; this form has no place for it."""
     prompt_logprobs: None = None
+    """only null; this form has no place for it."""
     stream_options: None = None
+    """only null; this form has no place for it."""
     response_format: None = None
+    """only null; this form has no place for it."""
     return_token_ids: None = None
+    """only null; this form has no place for it."""
     previous_response_id: None = None
+    """only null; nothing is stored, so send all of the conversation as `input`."""
     conversation: None = None
+    """only null; nothing is stored, so send all of the conversation as `input`."""
     reasoning: Reasoning | None = None
+    """how the model thinks."""
     chat_template_kwargs: TemplateOptions | None = None
+    """values for the chat template, such as `enable_thinking`."""
     instructions: str | None = None
+    """the system's text, before the input."""
     max_output_tokens: Limit | None = None
+    """tokens to emit at most; left out, up to the context."""
     text: TextOptions | None = None
+    """the form of the reply."""
     tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS)] | None = None
+    """functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
+    """`auto` if left out; `none`; `required` keeps the reply to calls, a function by name to one of it."""
     parallel_tool_calls: bool | None = None
+    """false keeps the reply to one call."""
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    """what else to have: log-probabilities of the reply's tokens. `reasoning.encrypted_content` changes nothing:
+    items of type `reasoning` have their text, and may be sent back as they came."""
+    top_logprobs: Logprobs | None = None
+    """alternatives per token."""
     truncation: Literal["disabled"] | None = None
+    """only `disabled`: an input that is too long is an error."""
     background: Off | None = None
+    """only false; a response is waited for."""
 
     @property
     def scored(self) -> bool:

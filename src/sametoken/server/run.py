@@ -20,10 +20,11 @@ from typing import Any
 
 import uvicorn
 
-from sametoken.config import ServerConfig
 from sametoken.engine.async_llm import AsyncLLM
 from sametoken.engine.llm import LLM
 from sametoken.errors import ConfigError, EngineError
+from sametoken.options.sampling import SamplingParams
+from sametoken.options.server import ServerConfig
 from sametoken.server.app import build_app
 from sametoken.server.connection import Connection
 from sametoken.server.exchange import ACCESS, Exchanges
@@ -31,7 +32,6 @@ from sametoken.server.metrics import Metrics
 from sametoken.server.threads import DaemonPool
 from sametoken.server.traces import Traces, exporter_of
 from sametoken.server.worker import Worker
-from sametoken.speculation.params import SamplingParams
 
 LOG = logging.getLogger("sametoken.server")
 LAST_WORDS_S = 2  # for connections to take the final events after the engine has stopped

@@ -12,87 +12,57 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
-from sametoken.server.fields import (
-    NO_LIMIT,
-    Biases,
-    Body,
-    Forms,
-    Logprobs,
-    Off,
-    Prompts,
-    Schema,
-    Spoken,
-    Stops,
-    TokenIds,
-    Words,
-)
+from sametoken.options.json_types import Choices, Logprobs, Text
+from sametoken.options.sampling import RequestSpeculation, SamplingParams
+from sametoken.server.fields import NO_LIMIT, Body, Off, Prompts, Schema, Spoken, view
 from sametoken.server.inert import Inert
-from sametoken.speculation.params import SamplingParams
 
-MOST_CHOICES = 128
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 class StreamOptions(Body):
-    """What a stream says besides text.
-
-    Attributes:
-        include_usage: end with a chunk that has `usage` and no choices.
-        continuous_usage_stats: have `usage` in every chunk.
-        include_obfuscation: only false; chunks are not padded.
-    """
+    """What a stream says besides text."""
 
     include_usage: bool = False
+    """end with a chunk that has `usage` and no choices."""
     continuous_usage_stats: bool = False
+    """have `usage` in every chunk."""
     include_obfuscation: Off = False
+    """only false; chunks are not padded."""
 
 
-class Speculative(Body):
-    """How this request is drafted, which changes its speed and never a token.
+Drafted: Any = view("Drafted", RequestSpeculation, nullable=False)
+Sampled: Any = view("Sampled", SamplingParams)
 
-    Attributes:
-        enabled: false decodes without drafts.
-        method: a drafter of this server (`/server_info` lists them), `auto` for all of them, chosen every step, or
-            `none`; left out, the server's own.
-        max_draft_len: longest guess in tokens, at most the server's; left out, the server's.
-        adaptive: true lets the engine choose each step's length, 0 included; false always drafts `max_draft_len`; left
-            out, the server's.
-        report: add `speculative` to every choice, and to every chunk of a stream.
-    """
 
-    enabled: bool = True
-    method: str | None = None
-    max_draft_len: Annotated[int, Field(ge=0)] | None = None
-    adaptive: bool | None = None
+class Speculative(Drafted):  # type: ignore[misc]
+    """How this request is drafted, which changes its speed and never a token."""
+
     report: bool = False
+    """add `speculative` to every choice, and to every chunk of a stream."""
 
 
 class Prediction(Body):
-    """OpenAI's Predicted Outputs: the reply that is expected, which is drafted from.
-
-    Attributes:
-        type: always this.
-        content: the text, for example the file that is to be edited.
-    """
+    """OpenAI's Predicted Outputs: the reply that is expected, which is drafted from."""
 
     type: Literal["content"]
+    """always this."""
     content: Spoken
+    """the text, for example the file that is to be edited."""
 
 
 class JsonSchema(Body):
-    """A schema as OpenAI words it.
-
-    Attributes:
-        name, description: for people.
-        schema_: the JSON schema; left out, any JSON.
-        strict: nothing follows from it: a form is always kept.
-    """
+    """A schema as OpenAI words it."""
 
     name: str
+    """for people."""
     description: str | None = None
+    """for people."""
     schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
+    """the JSON schema; left out, any JSON."""
     strict: bool | None = None
+    """nothing follows from it: a form is always kept."""
 
 
 _DETAILS = ("json_schema", "regex", "grammar")
@@ -110,20 +80,17 @@ _OWN_DETAIL: JsonDict = {"oneOf": [{"properties": _BARE}, *map(_own_detail, _DET
 
 
 class ResponseFormat(Body):
-    """The form of the reply: OpenAI's three types, and two of ours.
-
-    Attributes:
-        type: which form; `regex` and `grammar` are not OpenAI's.
-        json_schema: of type `json_schema`.
-        regex: of type `regex`: what the whole reply matches.
-        grammar: of type `grammar`: a context-free one in Lark's notation.
-    """
+    """The form of the reply: OpenAI's three types, and two of ours."""
 
     model_config = ConfigDict(json_schema_extra=_OWN_DETAIL)
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    """which form; `regex` and `grammar` are not OpenAI's."""
     json_schema: JsonSchema | None = None
+    """of type `json_schema`."""
     regex: str | None = None
+    """of type `regex`: what the whole reply matches."""
     grammar: str | None = None
+    """of type `grammar`: a context-free one in Lark's notation."""
 
     @model_validator(mode="after")
     def _own(self) -> Self:
@@ -145,65 +112,43 @@ class ResponseFormat(Body):
                 return {self.type: getattr(self, self.type)}
 
 
-class Generation(Inert):
-    """What every request for text may ask.
+class Generation(Inert, Sampled):  # type: ignore[misc]
+    """What every request for text may ask."""
 
-    Attributes:
-        model: a name that `/v1/models` lists; left out, the one that is served.
-        stream: send server-sent events, in the end `[DONE]`.
-        stream_options: only for `stream`.
-        prompt_logprobs: alternatives reported per token of the prompt; left out, none.
-        speculative: how this request is drafted.
-        prediction: the reply that is expected; excludes `speculative.method`.
-        response_format: the form of the reply.
-        structured_outputs: the same as vLLM words it: one of `json`, `json_object`, `regex`, `choice`, `grammar`.
-        guided_json, guided_regex, guided_choice, guided_grammar: the same as older releases of vLLM word it.
-        truncate_prompt_tokens: keep so many tokens of the prompt; -1 keeps what fits the context beside `max_tokens`.
-        truncation_side: which end is cut off: `left`, as if left out, keeps the last tokens, `right` the first.
-        add_special_tokens: to the prompt, such as BOS; left out, true for a text and false for a conversation.
-        return_token_ids: add `token_ids` to every choice and chunk, and `prompt_token_ids`.
-        return_tokens_as_token_ids, use_beam_search: only false.
-        request_id: becomes a part of the reply's id.
-    """
-
-    same_as = SamplingParams
     model: str | None = None
+    """a name that `/v1/models` lists; left out, the one that is served."""
     stream: bool | None = None
+    """send server-sent events, in the end `[DONE]`."""
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: Biases | None = None
-    allowed_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
-    bad_words: Words | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop: Stops
-    stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    seed: int | None = None
-    prompt_logprobs: Logprobs | None = None
-    skip_special_tokens: bool | None = None
+    """only for `stream`."""
     speculative: Speculative | None = None
+    """how this request is drafted."""
     prediction: Prediction | None = None
+    """the reply that is expected; excludes `speculative.method`."""
     response_format: ResponseFormat | None = None
-    structured_outputs: Forms | None = None
+    """the form of the reply."""
     guided_json: Schema | None = None
+    """the same as older releases of vLLM word it."""
     guided_regex: str | None = None
-    guided_choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    """the same as older releases of vLLM word it."""
+    guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    """the same as older releases of vLLM word it."""
     guided_grammar: str | None = None
+    """the same as older releases of vLLM word it."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """keep so many tokens of the prompt; -1 keeps what fits the context beside `max_tokens`."""
     truncation_side: Literal["left", "right"] | None = None
+    """which end is cut off: `left`, as if left out, keeps the last tokens, `right` the first."""
     add_special_tokens: bool | None = None
+    """to the prompt, such as BOS; left out, true for a text and false for a conversation."""
     return_token_ids: bool | None = None
+    """add `token_ids` to every choice and chunk, and `prompt_token_ids`."""
     return_tokens_as_token_ids: Off | None = None
+    """only false."""
     use_beam_search: Off | None = None
+    """only false."""
     request_id: Annotated[str, Field(pattern="^[!-~]{1,128}$")] | None = None
+    """becomes a part of the reply's id."""
 
     @model_validator(mode="after")
     def _agree_in_general(self) -> Self:
@@ -261,7 +206,7 @@ class Generation(Inert):
         Raises:
             RequestError: a value is out of range.
         """
-        shared = {name: getattr(self, name) for name in _SHARED}
+        shared = {name: getattr(self, name) for name in Sampled.model_fields}
         shared["structured_outputs"] = self.form()
         chosen = {name: value for name, value in {**shared, **own}.items() if value is not None or name == "max_tokens"}
         speculative = {} if self.speculative is None else self.speculative.model_dump(exclude={"report"})
@@ -272,31 +217,22 @@ class Generation(Inert):
         return SamplingParams.from_mapping({**recommended, **chosen})
 
 
-_SHARED = (
-    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "stop", "stop_token_ids",
-    "include_stop_str_in_output", "ignore_eos", "seed", "prompt_logprobs", "skip_special_tokens",
-)  # fmt: skip
-
-
 class CompletionRequest(Generation):
-    """The body of POST /v1/completions.
-
-    Attributes:
-        prompt: text, texts, token ids or lists of them; each is completed `n` times.
-        max_tokens: tokens to emit at most, within the context, 16 if left out; -1 is no limit; 0 is only for `echo`,
-            to score a text.
-        best_of: draw so many and return the `n` of highest log-probability; not for `stream`.
-        echo: put the prompt before the text; with `logprobs` it is scored too.
-        suffix: only null; text cannot be inserted.
-    """
+    """The body of POST /v1/completions."""
 
     prompt: Prompts
+    """text, texts, token ids or lists of them; each is completed `n` times."""
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    """tokens to emit at most, within the context, 16 if left out; -1 is no limit; 0 is only for `echo`, to score a
+    text."""
+    best_of: Choices | None = None
+    """draw so many and return the `n` of highest log-probability; not for `stream`."""
     echo: bool | None = None
+    """put the prompt before the text; with `logprobs` it is scored too."""
     logprobs: Logprobs | None = None
+    """alternatives reported per token; 0 is the chosen token only, None is off."""
     suffix: None = None
+    """only null; text cannot be inserted."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

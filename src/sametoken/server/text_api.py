@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from sametoken.engine.completion import Completion
 from sametoken.engine.llm import Prompt
 from sametoken.errors import RequestError
+from sametoken.options.sampling import SamplingParams
 from sametoken.server.answers import Answer, CompletionAnswer, Head
 from sametoken.server.api import Api
 from sametoken.server.chat_answer import ChatAnswer
@@ -28,7 +29,6 @@ from sametoken.server.responses_answer import ResponsesAnswer
 from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.schema import CompletionRequest, Generation
 from sametoken.server.worker import Job
-from sametoken.speculation.params import SamplingParams
 
 LOG = logging.getLogger("sametoken.server")
 Sampling = Callable[[Mapping[str, Any]], SamplingParams]  # of what the model recommends

@@ -12,18 +12,18 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from sametoken.checkpoint.tokenizer import LONG_TEXT
-from sametoken.config import ServerConfig
 from sametoken.engine.async_llm import AsyncLLM
 from sametoken.engine.completion import Chunk
 from sametoken.engine.engine import EngineLoad
 from sametoken.engine.llm import LLM, Prompt
 from sametoken.engine.request import Request, SpeculationStats
 from sametoken.errors import EngineError, RequestError, SametokenError
+from sametoken.options.sampling import SamplingParams
+from sametoken.options.server import ServerConfig
 from sametoken.server.errors import ApiError, broken, ended, failed, refused, stopped, stopping, timed_out
 from sametoken.server.exchange import CURRENT
 from sametoken.server.metrics import Metrics
 from sametoken.server.tally import Totals
-from sametoken.speculation.params import SamplingParams
 
 _RECENT = 0.9  # weight of the past in the average time of a request
 

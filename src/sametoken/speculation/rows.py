@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from sametoken.errors import RequestError
+from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.draft import PADDING
 from sametoken.speculation.noise import wrap64
-from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.processors import ANY, BadWords, Bias, EndBan, Penalties, Truncation
 from sametoken.speculation.structure import Grammar
 

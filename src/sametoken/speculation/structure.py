@@ -1,65 +1,17 @@
-"""What the form of an output may be asked to be, and the protocol of whoever keeps it. No grammar library here."""
+"""The protocol of a grammar that an output follows (structured output). No grammar library here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from sametoken.errors import RequestError
+from sametoken.options.sampling import StructuredOutputs
+
+__all__ = ["Grammar", "StructuredOutputs"]
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredOutputs:
-    """The form of an output; exactly one is given. Names are vLLM's.
-
-    Attributes:
-        json: a JSON schema.
-        json_object: any JSON object.
-        regex: a regular expression that the whole output matches.
-        choice: texts of which the output is one.
-        grammar: a context-free grammar in Lark's notation.
-        after: regular expression of text in the output after which the form begins, such as a model's mark for the end
-            of its thinking, which ends with ">"; None is at once.
-        opens: text that the output may begin with; only then is `after` waited for. None always waits.
-
-    Raises:
-        RequestError: a field has the wrong type, or none or several are given.
-    """
-
-    json: Mapping[str, Any] | bool | None = None
-    json_object: bool = False
-    regex: str | None = None
-    choice: Sequence[str] | None = None
-    grammar: str | None = None
-    after: str | None = None
-    opens: str | None = None
-
-    def __post_init__(self) -> None:
-        forms = [field.name for field in fields(self) if field.name not in ("after", "opens")]
-        given = [name for name in forms if getattr(self, name) not in (None, False)]
-        if self.json is False:
-            given.append("json")
-        if len(given) != 1:
-            names = ", ".join(given) or "nothing"
-            raise RequestError(
-                f"got {names}, expected one of json, json_object, regex, choice, grammar", field="structured_outputs"
-            )
-        self._check("json", isinstance(self.json, Mapping | bool | None), "a JSON schema")
-        self._check("json_object", isinstance(self.json_object, bool), "true or false")
-        self._check("regex", isinstance(self.regex, str | None), "a regular expression")
-        self._check("grammar", isinstance(self.grammar, str | None), "a grammar in Lark's notation")
-        texts = isinstance(self.choice, Sequence) and not isinstance(self.choice, str)
-        listed = texts and all(isinstance(text, str) and text for text in self.choice or ())
-        self._check("choice", self.choice is None or (listed and bool(self.choice)), "texts that are not empty")
-
-    def _check(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            got = str(getattr(self, name))[:80]
-            raise RequestError(f"got {got!r}, expected {expected}", field="structured_outputs", place=f".{name}")
 
 
 class Grammar(Protocol):

@@ -19,9 +19,9 @@ from sametoken.engine.completion import Completion
 from sametoken.engine.llm import LLM
 from sametoken.errors import DataError
 from sametoken.model.config import ModelConfig
+from sametoken.options.sampling import SamplingParams
 from sametoken.prompts.files import parse_items
 from sametoken.prompts.sources import Conversation, Source
-from sametoken.speculation.params import SamplingParams
 
 CATEGORY = "category"  # key of a conversation by which results are told apart
 

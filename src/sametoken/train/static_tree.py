@@ -21,7 +21,7 @@ from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.heads.read import read_head
 from sametoken.heads.write import write_head
 from sametoken.learning.target import OuterLayers
-from sametoken.speculation.params import SamplingParams
+from sametoken.options.sampling import SamplingParams
 from sametoken.train.evaluate import Question
 from sametoken.train.targets import read_outer, run
 

@@ -1,0 +1,322 @@
+"""The options of a request: how tokens are drawn, which form the output has, how it is drafted. Names are vLLM's.
+
+Nothing here is accepted and ignored: a value that cannot be honoured is refused by name when it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic.dataclasses import dataclass
+from pydantic_core import CoreSchema
+
+from sametoken.errors import RequestError, SametokenError, unknown_name
+from sametoken.options import json_types
+from sametoken.options.declaration import Declared, Positive, Shown, declared, expected
+from sametoken.options.json_types import MOST_BIAS
+
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+_SOME_TEXTS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
+Count = Annotated[int, Field(ge=0)]
+T = TypeVar("T")
+
+
+def _refusing(field: str = "") -> Callable[[type[T]], type[T]]:
+    """Lets a dataclass raise `RequestError`, which says what the field should be; `field` holds the object."""
+
+    def wrap(owner: type[T]) -> type[T]:
+        checked = owner.__init__
+
+        @wraps(checked)
+        def init(self: T, *values: Any, **named: Any) -> None:
+            try:
+                checked(self, *values, **named)
+            except ValidationError as error:
+                raise _refused(owner, field, error) from None
+
+        owner.__init__ = init  # type: ignore[assignment, method-assign]
+        return owner
+
+    return wrap
+
+
+def _refused(owner: type, field: str, error: ValidationError) -> Exception:
+    problem = error.errors()[0]
+    raised = problem.get("ctx", {}).get("error")
+    if isinstance(raised, SametokenError):
+        return raised
+    known = declared(owner)
+    name = str(problem["loc"][0]) if problem["loc"] else ""
+    if name not in known:
+        return TypeError(f"{owner.__name__}: {unknown_name('argument', name, known)}")
+    return _refusal(field or name, problem["input"], expected(known[name]), f".{name}" if field else "")
+
+
+def _refusal(field: str, got: object, expected: str, place: str = "") -> RequestError:
+    advice = "change it or leave it out for the default"
+    return RequestError(f"got {got!r}, expected {expected}", field=field, place=place, advice=advice)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _strings(value: Any, info: ValidationInfo) -> tuple[str, ...]:
+    # A string is itself a sequence of strings: bad_words="no" would ban the letters n and o.
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise _refusal(f"{info.field_name}", value, "a list of strings")
+    if not all(isinstance(item, str) and item for item in value):
+        raise _refusal(f"{info.field_name}", value, "strings that are not empty")
+    return tuple(value)
+
+
+def _stops(value: Any, info: ValidationInfo) -> tuple[str, ...]:
+    return _strings((value,) if isinstance(value, str) else () if value is None else value, info)
+
+
+def _choices(value: Any) -> Any:
+    listed = isinstance(value, Sequence) and not isinstance(value, str) and bool(value)
+    if value is not None and not (listed and all(isinstance(text, str) and text for text in value)):
+        raise _refusal("structured_outputs", value, "texts that are not empty", ".choice")
+    return value
+
+
+def _token_ids(value: Any, info: ValidationInfo) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise _refusal(f"{info.field_name}", value, "a list of token ids")
+    if not all(_is_integer(item) and item >= 0 for item in value):
+        raise _refusal(f"{info.field_name}", value, "token ids >= 0")
+    return tuple(value)
+
+
+def _some_token_ids(value: Any, info: ValidationInfo) -> tuple[int, ...] | None:
+    ids = None if value is None else _token_ids(value, info)
+    if ids == ():
+        raise _refusal(f"{info.field_name}", ids, "at least one token id")
+    return ids
+
+
+def _biases(value: Any) -> dict[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise _refusal("logit_bias", value, "a mapping of token ids to numbers, or None")
+    for token, bias in value.items():
+        if not (_is_integer(token) and token >= 0):
+            raise _refusal("logit_bias", token, "a token id >= 0", " key")
+        number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not (number and -MOST_BIAS <= bias <= MOST_BIAS):  # a NaN fails both comparisons
+            raise _refusal("logit_bias", bias, f"a number in [-{MOST_BIAS}, {MOST_BIAS}]", f"[{token}]")
+    return {token: float(bias) for token, bias in value.items()}
+
+
+@_refusing("structured_outputs")
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
+class StructuredOutputs:
+    """The form of an output; exactly one is given. Names are vLLM's.
+
+    Raises:
+        RequestError: a field has the wrong type, or none or several are given.
+    """
+
+    json: Annotated[Mapping[str, Any] | bool | None, Shown(words="a JSON schema")] = None
+    """a JSON schema."""
+    json_object: bool = False
+    """any JSON object."""
+    regex: Annotated[str | None, Shown(words="a regular expression")] = None
+    """a regular expression that the whole output matches."""
+    choice: Annotated[Sequence[str] | None, PlainValidator(_choices), WithJsonSchema(_SOME_TEXTS)] = None
+    """texts of which the output is one."""
+    grammar: Annotated[str | None, Shown(words="a grammar in Lark's notation")] = None
+    """a context-free grammar in Lark's notation."""
+    after: Annotated[str | None, Shown(http=None)] = None
+    """regular expression of text in the output after which the form begins, such as a model's mark for the end of its
+    thinking, which ends with ">"; None is at once."""
+    opens: Annotated[str | None, Shown(http=None)] = None
+    """text that the output may begin with; only then is `after` waited for. None always waits."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in _forms() if getattr(self, name) is not (False if name == "json_object" else None)]
+        if len(given) != 1:
+            names = ", ".join(given) or "nothing"
+            raise RequestError(f"got {names}, expected one of {', '.join(_forms())}", field="structured_outputs")
+
+
+class _FormsSchema:
+    """The JSON schema of the forms that a body may name."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        properties = {}
+        for name, option in _forms().items():
+            said = TypeAdapter(option.hint).json_schema()
+            kinds = [each for each in said.get("anyOf", [said]) if each != {"type": "null"}]
+            properties[name] = {"anyOf": kinds} if len(kinds) > 1 else kinds[0]
+        return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": 1}
+
+
+def _forms() -> dict[str, Declared]:
+    return {name: option for name, option in declared(StructuredOutputs).items() if option.shown.http is not None}
+
+
+def _known_forms(given: dict[str, Any]) -> dict[str, Any]:
+    for name in given:
+        if name not in _forms():
+            raise ValueError(unknown_name("form", name, _forms()))
+    return given
+
+
+Forms = Annotated[dict[str, Any], AfterValidator(_known_forms), _FormsSchema]
+
+
+@_refusing("speculative")
+@dataclass(frozen=True, slots=True, config=STRICT)
+class RequestSpeculation:
+    """How one request may be drafted. It changes speed, never tokens.
+
+    Raises:
+        RequestError: a field has the wrong type or range.
+    """
+
+    enabled: bool = True
+    """false decodes this request without drafts."""
+    method: Annotated[str | None, Shown(words="a drafter's name")] = None
+    """a drafter of the engine (a server's `/server_info` lists them), `auto` for all of them, chosen every step, or
+    `none`; None is the engine's own."""
+    max_draft_len: Count | None = None
+    """most guesses on a path; None is the engine's."""
+    adaptive: bool | None = None
+    """true lets the engine choose the length up to `max_draft_len`, 0 included; false drafts that many whenever there
+    is room; None is the engine's setting."""
+    prediction: Annotated[Annotated[str, Field(min_length=1)] | None, Shown(http=None)] = None
+    """the output that is expected, wholly or in part, whose tokens are the guesses; None is none."""
+
+
+@_refusing()
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
+class SamplingParams:
+    """How tokens are drawn and when a request ends.
+
+    Raises:
+        RequestError: a field has the wrong type or range.
+    """
+
+    n: Annotated[int, Field(ge=1), Shown(http=json_types.Choices)] = 1
+    """completions per prompt; each derives its own seed."""
+    temperature: Annotated[float, Field(ge=0), Shown(recommended=True)] = 1.0
+    """0 is greedy: the highest score, the lowest id among equals."""
+    top_p: Annotated[float, Field(gt=0, le=1), Shown(recommended=True)] = 1.0
+    """keep the smallest set of most probable tokens with at least this mass; 1 is off."""
+    top_k: Annotated[int, Field(ge=-1), Shown(recommended=True)] = 0
+    """keep exactly this many most probable tokens, lower ids first among equals; 0 or -1 is off."""
+    min_p: Annotated[float, Field(ge=0, le=1), Shown(recommended=True)] = 0.0
+    """keep tokens with at least this fraction of the highest probability; 0 is off."""
+    repetition_penalty: Annotated[float, Field(gt=0), Shown(recommended=True)] = 1.0
+    """divides positive and multiplies negative scores of tokens in prompt or output; 1 is off."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """subtracted from the scores of tokens in the output, -2 .. 2."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """subtracted once per occurrence in the output, -2 .. 2."""
+    logit_bias: Annotated[Mapping[int, float] | None, PlainValidator(_biases), Shown(http=json_types.Biases)] = None
+    """added to the score of each token id, -100 .. 100."""
+    allowed_token_ids: Annotated[
+        Sequence[int] | None, PlainValidator(_some_token_ids), Shown(http=json_types.SomeTokenIds)
+    ] = None
+    """the only tokens that may be drawn, its end among them if the text is to end; None is all. Excludes min_tokens
+    and bad_words."""
+    bad_words: Annotated[Sequence[str], PlainValidator(_strings), Shown(("--bad-word",), http=json_types.Words)] = ()
+    """strings whose tokens may not be completed, wherever they begin, the prompt included."""
+    max_tokens: Annotated[Positive | None, Shown(http=None)] = 256
+    """tokens to emit at most; None is up to the context."""
+    min_tokens: Count = 0
+    """end tokens are banned before this many tokens."""
+    stop: Annotated[str | Sequence[str] | None, PlainValidator(_stops), Shown(http=json_types.Stops)] = ()
+    """strings that end the request; one string or several."""
+    stop_token_ids: Annotated[
+        Sequence[int], PlainValidator(_token_ids), Shown(("--stop-token-id",), http=json_types.TokenIds)
+    ] = ()
+    """tokens that end the request, besides the model's own."""
+    include_stop_str_in_output: bool = False
+    """keep the stop string in the text."""
+    ignore_eos: bool = False
+    """go on past the model's own end tokens."""
+    seed: int | None = None
+    """any integer, taken modulo 2**64; None lets the engine choose."""
+    logprobs: Annotated[Count | None, Shown(http=None)] = None
+    """alternatives reported per token; 0 is the chosen token only, None is off."""
+    prompt_logprobs: Annotated[Count | None, Shown(http=json_types.Logprobs)] = None
+    """alternatives reported per token of the prompt; None is off."""
+    skip_special_tokens: bool = True
+    """leave special tokens out of the text."""
+    structured_outputs: Annotated[StructuredOutputs | None, Shown(command_line=False, http=Forms)] = None
+    """the form of the output, one of `json`, `json_object`, `regex`, `choice`, `grammar`; excludes min_tokens and
+    bad_words."""
+    speculative: Annotated[RequestSpeculation | None, Shown(command_line=False, http=None)] = None
+    """this request's speculation; None is the engine's default."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _refusal("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
+        limited = "structured_outputs" if self.structured_outputs is not None else "allowed_token_ids"
+        if getattr(self, limited) is not None and (self.min_tokens or self.bad_words):
+            raise RequestError(
+                "may leave one token only, which min_tokens or bad_words might forbid",
+                field=limited,
+                advice="leave these out",
+            )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the token with the highest score is taken, without noise."""
+        return self.temperature == 0
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Parameters from what JSON can say: `logit_bias` keys may be digits, `speculative` a mapping.
+
+        Raises:
+            RequestError: a key is unknown or a value is refused.
+        """
+        chosen = dict(_known("sampling parameter", values, cls))
+        if isinstance(chosen.get("logit_bias"), Mapping):
+            chosen["logit_bias"] = {_spoken_id(key): value for key, value in chosen["logit_bias"].items()}
+        if isinstance(chosen.get("speculative"), Mapping):
+            chosen["speculative"] = RequestSpeculation(
+                **_known("speculative parameter", chosen["speculative"], RequestSpeculation)
+            )
+        if isinstance(chosen.get("structured_outputs"), Mapping):
+            chosen["structured_outputs"] = StructuredOutputs(
+                **_known("structured output", chosen["structured_outputs"], StructuredOutputs)
+            )
+        return cls(**chosen)
+
+
+def _known(
+    kind: str, values: Mapping[str, Any], owner: type[SamplingParams | RequestSpeculation | StructuredOutputs]
+) -> Mapping[str, Any]:
+    names = declared(owner)
+    for key in values:
+        if key not in names:
+            raise RequestError(unknown_name(kind, str(key), names))
+    return values
+
+
+def _spoken_id(key: object) -> object:
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+
+
+# The parameters that a model may recommend in its generation_config.json, as vLLM reads it.
+RECOMMENDED = tuple(name for name, option in declared(SamplingParams).items() if option.shown.recommended)

@@ -1,0 +1,117 @@
+"""The options of speculation: how an engine makes drafts. Names are TensorRT-LLM's and vLLM's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from sametoken.errors import ConfigError
+from sametoken.options.declaration import Positive, Settings
+
+Method = Literal["draft_target", "eagle", "eagle3", "medusa", "ngram", "suffix", "auto", "none"]
+METHODS: tuple[str, ...] = get_args(Method)
+# What the methods that take weights are given as the draft.
+MODEL_METHODS = {
+    "draft_target": "a draft model",
+    "eagle": "an EAGLE-1 or EAGLE-2 head",
+    "eagle3": "an EAGLE-3 head",
+    "medusa": "Medusa heads",
+}
+
+# EAGLE-2's names: what each sets here, and how much more it counts.
+ALIASES = {"depth": ("max_draft_len", 0), "top_k": ("tree_top_k", 0), "total_tokens": ("max_total_draft_tokens", 1)}
+
+
+class SpeculativeConfig(Settings):
+    """How drafts are made.
+
+    EAGLE-2's own names may be used too: `depth` for max_draft_len, `top_k` for tree_top_k, and `total_tokens`, which
+    counts the root, for max_total_draft_tokens + 1.
+    """
+
+    method: Method | None = None
+    """None is what the draft is made for ("draft_target", or that of a head: "eagle", "eagle3", "medusa"), without a
+    draft "none"; "auto" is all drafters there are, and the engine chooses one per request and step."""
+    max_draft_len: Annotated[int, Field(ge=1, le=128)] = 4
+    """longest path of a draft (K), in tokens."""
+    adaptive: bool = True
+    """choose each step's length, 0 included, for the most tokens per second; off is always `max_draft_len`."""
+    draft_len_schedule: dict[Positive, Annotated[int, Field(ge=0)]] | None = None
+    """batch size -> longest path for batches up to that size, none above the largest; the smallest size has
+    `max_draft_len`."""
+    max_concurrency: Positive | None = None
+    """draft in batches up to this size only."""
+    acceptance_window: Annotated[int, Field(ge=0)] = 0
+    """finished requests whose acceptance is averaged for acceptance_length_threshold; 0 is off."""
+    acceptance_length_threshold: Annotated[float, Field(ge=0)] = 0.0
+    """drafting ends for good when, over acceptance_window requests, fewer draft tokens than this are accepted per
+    forward with a draft."""
+    tree_top_k: Annotated[int, Field(ge=1, le=32)] = 1
+    """draft_target, eagle, eagle3: branches that each level keeps and expands; 1 is a chain."""
+    max_total_draft_tokens: Annotated[int, Field(ge=1, le=512)] | None = None
+    """tokens of a draft, tree or chain, best score first; None is `max_draft_len * tree_top_k`. medusa: nodes of its
+    own tree, the first ones; None is all."""
+    max_matching_ngram_size: Annotated[int, Field(ge=1, le=64)] = 3
+    """ngram: suffix lengths that are looked up, longest first."""
+    min_matching_ngram_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """ngram: suffix lengths that are looked up, longest first."""
+    is_use_oldest: bool = False
+    """ngram: continue the oldest match instead of the newest."""
+    is_public_pool: bool = False
+    """ngram: share n-grams over requests."""
+    suffix_decoding_max_tree_depth: Annotated[int, Field(ge=2)] = 24
+    """suffix: longest match plus draft."""
+    suffix_decoding_max_cached_requests: Annotated[int, Field(ge=0)] = 10_000
+    """suffix: finished outputs that stay searchable."""
+    suffix_decoding_max_spec_factor: Annotated[float, Field(gt=0)] = 1.0
+    """suffix: draft at most this many tokens per matched token."""
+    suffix_decoding_min_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """suffix: drop guesses less probable than this."""
+
+    def __init__(self, **values: Any) -> None:
+        for alias, (name, roots) in ALIASES.items():
+            if alias not in values:
+                continue
+            if name in values:
+                raise ConfigError(f"{alias} and {name} are the same setting; give one of them")
+            given = values.pop(alias)
+            if isinstance(given, bool) or not isinstance(given, int) or given <= roots:
+                raise ConfigError(f"SpeculativeConfig.{alias} = {given!r}: expected a whole number above {roots}")
+            values[name] = given - roots
+        super().__init__(**values)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest path that the length and the budget of a draft both allow."""
+        return min(self.max_draft_len, self.max_total_draft_tokens or self.max_draft_len)
+
+    @model_validator(mode="after")
+    def _agree(self) -> SpeculativeConfig:
+        if self.min_matching_ngram_size > self.max_matching_ngram_size:
+            raise ValueError(
+                f"min_matching_ngram_size {self.min_matching_ngram_size} exceeds "
+                f"max_matching_ngram_size {self.max_matching_ngram_size}"
+            )
+        if bool(self.acceptance_window) != bool(self.acceptance_length_threshold):
+            raise ValueError("acceptance_window and acceptance_length_threshold work together; set both or neither")
+        schedule = self.draft_len_schedule
+        if schedule is not None:
+            if self.max_concurrency is not None:
+                raise ValueError("draft_len_schedule and max_concurrency exclude each other; set one")
+            if not schedule:
+                raise ValueError("draft_len_schedule is empty; expected for example {4: 4, 16: 2}")
+            smallest = min(schedule)
+            if schedule[smallest] != self.max_draft_len or max(schedule.values()) > self.max_draft_len:
+                raise ValueError(
+                    f"draft_len_schedule allows {schedule[smallest]} tokens up to batch {smallest} and at most "
+                    f"{max(schedule.values())}; expected max_draft_len {self.max_draft_len} for both"
+                )
+        return self
+
+    @property
+    def schedule(self) -> dict[int, int] | None:
+        """Longest path by batch size, whichever way it was said."""
+        if self.max_concurrency is not None:
+            return {self.max_concurrency: self.max_draft_len}
+        return self.draft_len_schedule
