@@ -12,7 +12,7 @@ import copy
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -29,29 +29,70 @@ LONGEST_HOLD = 0.05  # seconds that a token may wait for others to share its chu
 
 
 class _Stream:
-    """Where the chunks of one call go: a queue on the loop that waits for them."""
+    """Where the chunks of one call go: the one queue between the engine thread and the loop that waits for them."""
 
-    def __init__(self, timeout: float | None = None) -> None:
+    def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
-        self._timer = None
-        if timeout is not None:
-            over = TimeoutError(f"{timeout:g} s are over")
-            self._timer = self.loop.call_later(timeout, self._items.put_nowait, over)
+        self.items: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
+
+
+class Chunks:
+    """The chunks of some requests, as an async iterator; to close it cancels what is not finished.
+
+    The requests go to the engine with the first chunk that is asked for.
+
+    Args:
+        engine: steps them. `requests`: from `LLM.requests`.
+        timeout: seconds from the first chunk that is asked for until it ends with `TimeoutError`; None is never.
+    """
+
+    def __init__(self, engine: AsyncLLM, requests: Sequence[Request], timeout: float | None = None) -> None:
+        self._engine, self._requests, self._timeout, self._left = engine, requests, timeout, len(requests)
+        self._stream: _Stream | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __aiter__(self) -> Chunks:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if not self._left:
+            raise StopAsyncIteration
+        stream = self._stream or self._begin()
+        try:
+            item = await stream.items.get()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        if isinstance(item, Exception):
+            self.close()
+            raise copy.copy(item)  # an error that many streams raise would collect the tracebacks of all
+        self._left -= item.completion is not None
+        if not self._left:
+            self.close()
+        return item
+
+    def _begin(self) -> _Stream:
+        self._stream = stream = _Stream()
+        self._engine.send(_Add(self._requests, stream))
+        if self._timeout is not None:
+            over = TimeoutError(f"{self._timeout:g} s are over")
+            self._timer = stream.loop.call_later(self._timeout, stream.items.put_nowait, over)
+        return stream
 
     def close(self) -> None:
+        """Cancels what is not finished; may be called twice."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._left and self._stream is not None:
+            self._engine.send(_Abort(self._requests))
+        self._left = 0
 
-    def put(self, item: Chunk | Exception) -> None:
-        """Called on the loop."""
-        self._items.put_nowait(item)
+    async def aclose(self) -> None:
+        """The same, by the name that iterators of the language have."""
+        self.close()
 
-    async def get(self) -> Chunk:
-        item = await self._items.get()
-        if isinstance(item, Exception):
-            raise copy.copy(item)  # an error that many streams raise would collect the tracebacks of all
-        return item
+    def __del__(self) -> None:
+        self.close()  # a caller may leave its loop over the chunks and forget the iterator
 
 
 def _hand_out(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
@@ -62,6 +103,12 @@ def _hand_out(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
             loop.call_soon_threadsafe(_put, own)
 
 
+def _put(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
+    """Called on the loop."""
+    for stream, item in items:
+        stream.items.put_nowait(item)
+
+
 def _answer(call: _Call) -> None:
     if not call.result.set_running_or_notify_cancel():
         return
@@ -69,11 +116,6 @@ def _answer(call: _Call) -> None:
         call.result.set_result(call.function())
     except Exception as error:
         call.result.set_exception(error)
-
-
-def _put(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
-    for stream, item in items:
-        stream.put(item)
 
 
 class _Add(NamedTuple):
@@ -146,23 +188,9 @@ class AsyncLLM:
         """As `LLM.stream`; closing the iterator cancels what is not finished. Bad requests raise here, at once."""
         return self.run(self.llm.requests(prompts, params))
 
-    async def run(self, requests: Sequence[Request], timeout: float | None = None) -> AsyncGenerator[Chunk, None]:
-        """Chunks of requests that `LLM.requests` made; closing the iterator cancels what is not finished.
-
-        Args:
-            timeout: seconds from now after which it ends with `TimeoutError`; None is never.
-        """
-        stream, left = _Stream(timeout), len(requests)
-        self._send(_Add(requests, stream))
-        try:
-            while left:
-                chunk = await stream.get()
-                left -= chunk.completion is not None
-                yield chunk
-        finally:
-            stream.close()
-            if left:
-                self._inbox.put(_Abort(requests))
+    def run(self, requests: Sequence[Request], timeout: float | None = None) -> Chunks:
+        """Chunks of requests that `LLM.requests` made; see `Chunks`."""
+        return Chunks(self, requests, timeout)
 
     async def call(self, function: Callable[[], T]) -> T:
         """What a function returns that runs on the engine's thread between two steps; streams wait for it meanwhile.
@@ -171,7 +199,7 @@ class AsyncLLM:
             SametokenError: the engine ended first. Otherwise whatever the function raises.
         """
         result: Future[T] = Future()
-        self._send(_Call(function, result))
+        self.send(_Call(function, result))
         return await asyncio.wrap_future(result)
 
     @property
@@ -179,10 +207,15 @@ class AsyncLLM:
         """Whether requests can be served: the engine has neither failed nor been closed."""
         return self.failure is None
 
-    def _send(self, message: _Add | _Call) -> None:
+    def send(self, message: _Add | _Abort | _Call) -> None:
+        """Hands a message to the engine's thread.
+
+        Raises:
+            SametokenError: the engine has ended, so that nobody reads it.
+        """
         self._inbox.put(message)
         # Looked at after the message is in: then either the engine thread finds it, or the failure is found here.
-        if self.failure is not None:
+        if self.failure is not None and not isinstance(message, _Abort):
             raise SametokenError(f"{self.failure}; start a new one")
 
     async def close(self) -> None:
