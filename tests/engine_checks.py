@@ -17,7 +17,7 @@ from adversaries import Adversary
 from cli_checks import speak
 from sametoken import LLM, Completion, SamplingParams
 from sametoken.engine.engine import Engine
-from sametoken.engine.scheduler import Plan
+from sametoken.engine.plan import Plan
 from sametoken.speculation.params import RequestSpeculation
 
 PLAIN = RequestSpeculation(enabled=False)

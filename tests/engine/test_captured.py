@@ -210,7 +210,7 @@ def test_the_host_is_a_step_behind(models: Pair) -> None:
     while not keys:
         llm.engine.step()
     known = len(request.output_ids)
-    assert llm.engine.step() == [request]
+    assert llm.engine.step().requests == [request]
     assert (len(keys), len(request.output_ids)) == (2, known + 1)
     while llm.engine.busy:
         llm.engine.step()

@@ -29,8 +29,8 @@ from engine_checks import (
     using,
 )
 from sametoken import LLM, Completion, SamplingParams
+from sametoken.engine.plan import Plan
 from sametoken.engine.request import Request
-from sametoken.engine.scheduler import Plan
 from tiny_models import VOCAB
 
 PROMPT = [9, 10, 11, 12, 13]
@@ -251,7 +251,7 @@ def test_streams_go_on_in_every_step_of_a_long_prompt(pair: Pair) -> None:
     llm.engine.add(late)
     steps = 0
     while late.first_token is None:
-        assert running in llm.engine.step()
+        assert running in llm.engine.step().requests
         steps += 1
     assert steps == 8  # 40 tokens, 5 a step
     llm.engine.abort(running.id)

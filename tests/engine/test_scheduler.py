@@ -13,8 +13,11 @@ from sametoken.control.pace import Pace
 from sametoken.control.policy import Wish
 from sametoken.engine.blocks import BlockManager
 from sametoken.engine.detokenize import Detokenizer
+from sametoken.engine.plan import Plan
+from sametoken.engine.report import Done, Proposal, RowResult
 from sametoken.engine.request import Request
-from sametoken.engine.scheduler import Plan, Scheduler
+from sametoken.engine.runner import roots
+from sametoken.engine.scheduler import Scheduler
 from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling
 
@@ -67,17 +70,18 @@ def scheduler(pages: int = PAGES, *, budget: int = BUDGET, rows: int = ROWS, per
     )  # fmt: skip
 
 
-def execute(plan: Plan, rows: dict[int, Request], accept: int = 0, token: int = 1) -> list[Request]:
-    """What an engine would do with a plan: compute, emit, return who ended."""
-    for row, limit, *_ in plan.decode:
-        accepted = min(accept, limit)
-        rows[row].committed += 1 + accepted
-        rows[row].emit([token] * (accepted + 1), accepted, list(range(1, limit + 1)), [])
-        rows[row].committed = min(rows[row].committed, len(rows[row].tokens))
-    for row, _, length, last in plan.prefill:
-        rows[row].committed += length
-        if last:
-            rows[row].emit([token], 0, [], [])
+def execute(planner: Scheduler, plan: Plan, rows: dict[int, Request], accept: int = 0, token: int = 1) -> list[Request]:
+    """What an engine would do with a plan: compute, emit, advance, return who ended."""
+    results = []
+    for row, limit, _, _, start in plan.decode:
+        accepted, pending = min(accept, limit), rows[row].tokens[-1]
+        emission = rows[row].emit([token] * (accepted + 1), accepted, list(range(1, limit + 1)), [])
+        committed = [pending, *[token] * min(accepted, len(emission.token_ids))]
+        results.append(RowResult(rows[row], start, committed, None, limit, accepted, emission, prompt=False))
+    for row, start, tokens, last in plan.prefill:
+        drawn = rows[row].emit([token], 0, [], []) if last else None
+        results.append(RowResult(rows[row], start, tokens, None, 0, 0, drawn, prompt=True))
+    planner.advance(Done(plan, Proposal(roots([]), []), results, []))
     return [rows[row] for row in sorted(rows) if rows[row].finish_reason is not None]
 
 
@@ -122,7 +126,7 @@ class Serving(RuleBasedStateMachine):
         self.replay(plan, waiting)
         self.judge(plan)
         assert plan.decode or plan.prefill or not self.alive, "nothing moves although somebody waits"
-        finished = execute(plan, self.rows, accept, token)
+        finished = execute(self.scheduler, plan, self.rows, accept, token)
         for row, each in self.rows.items():
             for end in range(PAGE, each.committed + 1, PAGE):
                 page = self.pages[row][end // PAGE - 1]
@@ -161,24 +165,27 @@ class Serving(RuleBasedStateMachine):
     def judge(self, plan: Plan) -> None:
         used = [item.row for item in plan.decode] + [chunk.row for chunk in plan.prefill]
         assert len(used) == len(set(used))
-        computed = sum(chunk.length for chunk in plan.prefill)
+        computed = sum(len(chunk.tokens) for chunk in plan.prefill)
         drafts = Drafts(2)
         nodes = sum(drafts.slots(item.methods, item.limit) for item in plan.decode)
         assert len(plan.decode) + nodes + computed <= BUDGET
         assert not plan.decode or computed <= MIXED
         pending = {row for row, each in self.rows.items() if each.remaining == 1}
         assert pending <= set(used), "a running stream emits in every step"
-        for row, limit, methods, reason in plan.decode:
+        for row, limit, methods, reason, start in plan.decode:
+            assert start == self.rows[row].committed
             assert bool(limit) == bool(methods) == (not reason)
             assert self.rows[row].remaining == 1
             assert limit <= self.rows[row].draft_limit
             needed = len(self.rows[row].tokens) + drafts.slots(methods, limit)
             assert len(self.pages[row]) * PAGE >= needed
-        for row, start, length, last in plan.prefill:
+        for row, start, tokens, last in plan.prefill:
+            end = start + len(tokens)
             assert start == self.rows[row].committed
-            assert length >= 1
-            assert last == (start + length == len(self.rows[row].tokens))
-            assert len(self.pages[row]) * PAGE >= start + length
+            assert len(tokens) >= 1
+            assert list(tokens) == self.rows[row].tokens[start:end]
+            assert last == (end == len(self.rows[row].tokens))
+            assert len(self.pages[row]) * PAGE >= end
 
     @invariant()
     def nobody_writes_what_another_reads(self) -> None:
@@ -213,22 +220,22 @@ def test_a_long_prompt_comes_in_pieces_beside_a_running_stream() -> None:
     stream, long = request([1], 30), request([2] * 35, 2)
     planner.add(stream)
     rows = {0: stream}
-    execute(planner.plan(), rows)
+    execute(planner, planner.plan(), rows)
     planner.add(long)
     pieces = []
     while long.first_token is None:
         plan = planner.plan()
         rows |= {row: long for row, *_ in plan.admitted}
         assert [item.row for item in plan.decode] == [0]
-        pieces += [chunk.length for chunk in plan.prefill]
-        execute(plan, rows)
+        pieces += [len(chunk.tokens) for chunk in plan.prefill]
+        execute(planner, plan, rows)
     assert pieces == [6, 6, 6, 6, 6, 5]
 
 
 def test_a_prompt_alone_takes_the_whole_step() -> None:
     planner = scheduler(60)
     planner.add(request([2] * 35, 2))
-    assert [chunk.length for chunk in planner.plan().prefill] == [BUDGET]
+    assert [len(chunk.tokens) for chunk in planner.plan().prefill] == [BUDGET]
 
 
 def test_drafts_leave_room_for_prompts() -> None:
@@ -238,12 +245,12 @@ def test_drafts_leave_room_for_prompts() -> None:
     for stream in streams:
         planner.add(stream)
     rows = dict(enumerate(streams))
-    execute(planner.plan(), rows)
+    execute(planner, planner.plan(), rows)
     assert sum(item.limit for item in planner.plan().decode) == BUDGET - 3
     planner.add(request([7] * 20, 2))
     plan = planner.plan()
     assert sum(item.limit for item in plan.decode) == BUDGET - 3 - MIXED
-    assert [chunk.length for chunk in plan.prefill] == [MIXED]
+    assert [len(chunk.tokens) for chunk in plan.prefill] == [MIXED]
 
 
 def test_a_sequence_that_cannot_have_its_lookahead_waits() -> None:
@@ -251,7 +258,7 @@ def test_a_sequence_that_cannot_have_its_lookahead_waits() -> None:
     planner = scheduler(1 + 5, per_token=2)  # 20 slots
     planner.add(request([1] * 7, 9, drafts=3))
     planner.add(request([2] * 7, 9, drafts=3))
-    assert [chunk.length for chunk in planner.plan().prefill] == [7]
+    assert [len(chunk.tokens) for chunk in planner.plan().prefill] == [7]
     assert len(planner.waiting) == 1
 
 
@@ -260,12 +267,12 @@ def test_without_pages_for_a_long_draft_a_row_makes_a_short_one() -> None:
     lone = request([1] * 9, 11, drafts=3)
     planner.add(lone)
     rows = {0: lone}
-    execute(planner.plan(), rows)
+    execute(planner, planner.plan(), rows)
     seen = []
     while lone.finish_reason is None:
         plan = planner.plan()
         seen.append((len(lone.tokens), plan.decode[0].limit, plan.decode[0].reason))
-        execute(plan, rows)
+        execute(planner, plan, rows)
     # Three levels take five slots, two four, one two; and the last token needs no draft.
     assert [limit for _, limit, _ in seen] == [3] * 6 + [2, 1, 1, 0]
     assert seen[-1][2] == "end"
@@ -276,7 +283,7 @@ def test_a_tree_is_charged_its_nodes() -> None:
     streams = [request([i], 30, drafts=2) for i in range(3)]
     for stream in streams:
         planner.add(stream)
-    execute(planner.plan(), dict(enumerate(streams)))
+    execute(planner, planner.plan(), dict(enumerate(streams)))
     assert [(item.limit, item.reason) for item in planner.plan().decode] == [(2, ""), (1, ""), (0, "room")]
 
 
@@ -284,7 +291,7 @@ def test_a_drafter_that_must_have_its_half_reuses_only_pages_with_it() -> None:
     planner = scheduler(60, budget=40)
     first = request([1] * 20, 2, drafts=3)
     planner.add(first)
-    execute(planner.plan(), {0: first})
+    execute(planner, planner.plan(), {0: first})
     planner.finish(first)  # 20 tokens committed, 17 of them with the drafter's half
     found = {}
     for name, options in (("plain", {}), ("any", {"drafts": 3}), ("whole", {"drafts": 3, "whole": True})):
@@ -302,7 +309,7 @@ def steps_to_first(sched: Scheduler, requests: list[Request]) -> list[int]:
     for step in range(1, 100):
         plan = sched.plan()
         rows |= {row: next(r for r in requests if r.id == number) for row, number, *_ in plan.admitted}
-        for ended in execute(plan, rows):
+        for ended in execute(sched, plan, rows):
             del rows[ended.row if ended.row is not None else -1]
             sched.finish(ended)
         first |= {i: step for i, r in enumerate(requests) if r.output_ids and i not in first}

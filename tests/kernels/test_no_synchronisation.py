@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sametoken.drafters.device import Plain, Proposer
 from sametoken.engine.device_step import decode_step
-from sametoken.engine.runner import Batch, Runner
+from sametoken.engine.plan import Decode, Plan
+from sametoken.engine.runner import Runner
 from sametoken.heads.draft_model.device import DraftChain
 from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.model.config import ModelConfig
@@ -145,6 +146,6 @@ def test_a_look_would_be_noticed() -> None:
     draft = Draft(torch.zeros(2, 3, dtype=torch.int64, device=CUDA), chain_parents(2, 3, CUDA))
     sampling = Sampling.of([RowSampling(SamplingParams(temperature=0.0), 1, [1], 96, device=CUDA)] * 2)
     with pytest.raises(DataDependentOutputException):
-        runner.run(Batch([0, 1], [4, 4], draft, []), sampling)
+        runner.forward(Plan(decode=(Decode(0, 2, start=4), Decode(1, 2, start=4))), draft, sampling)
     with pytest.raises(AssertionError, match="Python numbers"), Watch():
         torch.tensor([1, 2], device=CUDA)

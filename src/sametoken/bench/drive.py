@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sametoken.bench.measure import Step
 from sametoken.engine.llm import LLM
-from sametoken.engine.request import Request, SpeculationStats
+from sametoken.engine.report import StepReport
+from sametoken.engine.request import SpeculationStats
 from sametoken.heads.factory import MODEL_FREE, build_model_free
 from sametoken.options.sampling import SamplingParams
 
@@ -56,23 +57,11 @@ class Take(NamedTuple):
     seconds: float
 
 
-@dataclass
-class _Going:
-    """A request in the engine, and what was known of it after the last step."""
-
-    request: Request
-    tokens: int
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    other_s: float = 0.0
-    emissions: list[tuple[float, int]] = field(default_factory=list)
-
-
 def drive(llm: LLM, jobs: Sequence[Job], batch: int) -> Take:
     """Runs jobs in order, at most `batch` at once, on drafters that remember nothing of earlier calls."""
     forget(llm)
     waiting = deque(range(len(jobs)))
-    going: dict[int, _Going] = {}
+    going: dict[int, tuple[int, list[tuple[float, int]]]] = {}  # by request: its job, and when how many tokens came
     samples: dict[int, Sample] = {}
     steps: list[Step] = []
     begin = time.perf_counter()
@@ -81,14 +70,19 @@ def drive(llm: LLM, jobs: Sequence[Job], batch: int) -> Take:
             place = waiting.popleft()
             (request,) = llm.make_requests(jobs[place].prompt, jobs[place].params)
             llm.engine.add(request)
-            going[place] = _Going(request, len(request.tokens))
+            going[request.id] = place, []
         before = time.perf_counter()
-        llm.engine.step()
+        report = llm.engine.step()
         now = time.perf_counter()
-        steps.append(_note(going.values(), now, now - before))
-        for place in [place for place, one in going.items() if one.request.finish_reason is not None]:
-            ended = going.pop(place)
-            samples[place] = Sample(ended.request.output_ids, ended.request.stats, ended.emissions)
+        steps.append(_step(report, now - before))
+        for emission in report.emissions:
+            request = emission.request
+            place, came = going[request.id]
+            if emission.token_ids:
+                came.append((now - request.arrived, len(emission.token_ids)))
+            if emission.finished:
+                del going[request.id]
+                samples[place] = Sample(request.output_ids, request.stats, came)
     return Take([samples[place] for place in range(len(jobs))], steps, time.perf_counter() - begin)
 
 
@@ -98,25 +92,11 @@ def forget(llm: LLM) -> None:
         llm.engine.drafters[method] = build_model_free(method, llm.speculative)
 
 
-def _note(going: Iterable[_Going], now: float, seconds: float) -> Step:
-    """What a step was, from what it changed in the requests; brings them up to date."""
-    grown = []
-    draft_s = verify_s = 0.0
-    decoding = True
-    for one in going:
-        stats, request = one.request.stats, one.request
-        took_part = stats.draft_s + stats.verify_s + stats.other_s > one.draft_s + one.verify_s + one.other_s
-        # All rows of a step are charged its whole time, so any of them shows it.
-        draft_s, verify_s = max(draft_s, stats.draft_s - one.draft_s), max(verify_s, stats.verify_s - one.verify_s)
-        one.draft_s, one.verify_s, one.other_s = stats.draft_s, stats.verify_s, stats.other_s
-        count = len(request.tokens) - one.tokens
-        if took_part and (count == 0 or not one.emissions):
-            decoding = False  # it read a part of its prompt
-        if count:
-            grown.append((len(request.tokens), count))
-            one.tokens = len(request.tokens)
-            one.emissions.append((now - request.arrived, count))
-    context = sum(length for length, _ in grown) / len(grown) if grown else 0.0
-    emitted = sum(count for _, count in grown)
+def _step(report: StepReport, seconds: float) -> Step:
+    """A step that took `seconds`, as benchmarks record it."""
+    grown = [emission for emission in report.emissions if emission.token_ids]
+    context = sum(len(each.request.tokens) for each in grown) / len(grown) if grown else 0.0
+    emitted = sum(len(each.token_ids) for each in grown)
+    draft_s, verify_s, _ = report.timings
     host_s = max(0.0, seconds - draft_s - verify_s)
-    return Step(len(grown), context, emitted, draft_s, verify_s, host_s, decoding and bool(grown))
+    return Step(len(grown), context, emitted, draft_s, verify_s, host_s, bool(grown) and not report.plan.prefill)

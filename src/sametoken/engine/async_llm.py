@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 from sametoken.checkpoint.chat import Message
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.llm import LLM, Prompt
-from sametoken.engine.request import Request
+from sametoken.engine.report import StepReport
+from sametoken.engine.request import Emission, Request
 from sametoken.errors import EngineError, SametokenError
 from sametoken.options.sampling import SamplingParams
 
@@ -137,18 +138,13 @@ class _Listener:
     """Who hears of a request.
 
     Attributes:
-        known: length of the request's tokens when the last chunk was handed out.
-        due: when the next may be, on the clock of `time.perf_counter`.
+        news: what the request got since the last chunk was handed out, None for nothing.
+        due: when the next chunk may be, on the clock of `time.perf_counter`.
     """
 
-    request: Request
     stream: _Stream
-    known: int
+    news: Emission | None = None
     due: float = 0.0
-
-    @property
-    def news(self) -> bool:
-        return len(self.request.tokens) > self.known or self.request.finish_reason is not None
 
 
 class AsyncLLM:
@@ -228,25 +224,27 @@ class AsyncLLM:
         """The engine thread: takes messages between steps, and waits for one when there is nothing to do."""
         try:
             while self._take_messages():
-                self.llm.engine.step()
-                _hand_out(list(self._news()))
+                _hand_out(list(self._news(self.llm.engine.step())))
             self._fail(SametokenError("the engine has stopped"))
         except BaseException as error:
             self._fail(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
             self.on_failure()
             raise
 
-    def _news(self) -> Iterable[tuple[_Stream, Chunk]]:
-        """Chunks that are due, and for whom."""
+    def _news(self, report: StepReport) -> Iterable[tuple[_Stream, Chunk]]:
+        """Chunks that are due after a step, and for whom."""
+        for emission in report.emissions:
+            each = self._listeners.get(emission.request.id)
+            if each is not None:
+                each.news = emission if each.news is None else each.news.then(emission)
         now, pause = time.perf_counter(), min(LONGEST_HOLD, len(self._listeners) * self._pause)
-        for each in [each for each in self._listeners.values() if each.news]:
-            request, emitted = each.request, len(each.request.tokens) - each.known
-            if request.finish_reason is not None:
-                del self._listeners[request.id]
-            elif now < each.due:
+        for number, each in list(self._listeners.items()):
+            if each.news is None or (now < each.due and not each.news.finished):
                 continue
-            each.known, each.due = len(request.tokens), now + pause
-            yield each.stream, self.llm.chunk(request, emitted)
+            if each.news.finished:
+                del self._listeners[number]
+            yield each.stream, Chunk.of(each.news)
+            each.news, each.due = None, now + pause
 
     def _fail(self, error: SametokenError) -> None:
         self.failure = error
@@ -273,7 +271,7 @@ class AsyncLLM:
                 continue
             for request in message.requests:
                 if isinstance(message, _Add):
-                    self._listeners[request.id] = _Listener(request, message.stream, len(request.tokens))
+                    self._listeners[request.id] = _Listener(message.stream)
                     engine.add(request)
                 else:
                     self._listeners.pop(request.id, None)

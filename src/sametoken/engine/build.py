@@ -25,7 +25,9 @@ from sametoken.engine.blocks import BlockManager
 from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.drafting import Drafting
 from sametoken.engine.engine import NO_DRAFT, Engine
-from sametoken.engine.runner import Runner
+from sametoken.engine.host import HostRunner
+from sametoken.engine.meter import Meter
+from sametoken.engine.rows import Rows
 from sametoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
 from sametoken.heads.draft_model.device import proposers
 from sametoken.heads.factory import (
@@ -262,8 +264,10 @@ def build_engine(
         schedule=speculative.schedule,
         gate=Gate(speculative.acceptance_window, speculative.acceptance_length_threshold),
     )
-    drafting = Drafting(drafters, policy)
-    runner = Runner(target, cache_for(target.config, target.dtype), drafting.taps)
+    pace = Pace(config.max_prefill_share, config.max_mixed_prefill_tokens)
+    rows, meter = Rows(), Meter(pace, policy)
+    drafting = Drafting(drafters, policy, rows, meter)
+    runner = HostRunner(target, cache_for(target.config, target.dtype), drafting.taps, rows, meter)
     engine = Engine(
         runner,
         table,
@@ -271,13 +275,13 @@ def build_engine(
         drafting,
         max_batch_size=config.max_batch_size,
         max_num_tokens=config.max_num_tokens,
-        pace=Pace(config.max_prefill_share, config.max_mixed_prefill_tokens),
+        pace=pace,
         captured=_captured(runner, drafting, config),
     )
     return engine, context
 
 
-def _captured(runner: Runner, drafting: Drafting, config: EngineConfig) -> CapturedSteps | None:
+def _captured(runner: HostRunner, drafting: Drafting, config: EngineConfig) -> CapturedSteps | None:
     if runner.device.type != "cuda" or not config.cuda_graphs:
         return None
     return CapturedSteps(runner, proposers(drafting.drafters, NO_DRAFT), config.max_num_tokens, drafting.unbounded)

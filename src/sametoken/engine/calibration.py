@@ -15,7 +15,8 @@ from torch import Tensor
 
 from sametoken.control.cost import Measured
 from sametoken.drafters.base import Drafter
-from sametoken.engine.runner import Batch, Runner
+from sametoken.engine.plan import Decode, Plan
+from sametoken.engine.runner import Runner
 from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.draft import Draft, chain_parents
 from sametoken.speculation.sampling import RowSampling, Sampling
@@ -70,9 +71,7 @@ class Calibration:
 
     def _works(self, models: Mapping[str, Drafter], longest: int) -> tuple[list[Work], list[Work]]:
         """What tells most, forwards and drafts in turns as they will be made, and what is measured if there is time."""
-        least = self.runner.decoder.least_rows
-        counts = [max(count, least) for count in COUNTS if count <= max(self.most, COUNTS[1])]
-        counts = list(dict.fromkeys(counts))
+        counts = [count for count in COUNTS if count <= max(self.most, COUNTS[1])]
         steps: list[Work] = []
         for count in counts:
             rows = self._rows(count)
@@ -123,8 +122,8 @@ class Calibration:
     def _step(self, rows: int, nodes: int, context: int) -> None:
         """A forward of `rows` trees of `nodes` nodes each."""
         tokens = torch.zeros(rows, nodes, dtype=torch.int64)
-        batch = Batch(self.rows[:rows], [context] * rows, Draft(tokens, chain_parents(rows, nodes)), [])
-        self.runner.run(batch, self._together(rows))
+        plan = Plan(decode=tuple(Decode(row, 0, start=context) for row in self.rows[:rows]))
+        self.runner.forward(plan, Draft(tokens, chain_parents(rows, nodes)), self._together(rows))
 
     def _propose(self, drafter: Drafter, count: int, length: int) -> None:
         """A draft for the first `count` rows."""

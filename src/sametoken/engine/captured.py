@@ -6,9 +6,9 @@ ends the session of its lanes, and the next step builds another or leaves the wo
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from sametoken.drafters.device import Proposer
 from sametoken.engine.device_step import decode_step, nodes_of
-from sametoken.engine.request import Request
-from sametoken.engine.runner import Runner
+from sametoken.engine.host import HostRunner
+from sametoken.engine.plan import Decode, Plan
+from sametoken.engine.report import Done, Proposal, RowResult
+from sametoken.engine.request import Emission, Request
 from sametoken.engine.scheduler import Scheduler
 from sametoken.errors import not_finite
 from sametoken.runtime.graphs import GraphKey, Graphs
@@ -30,9 +32,15 @@ AHEAD = 2  # steps that may be under way when the host has to wait
 LEAST_KEYS = 512  # key lengths are bounded by powers of two from here on, one graph each
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Session:
-    """A batch that stays the same: requests in the order of their lanes, and what its steps work on."""
+    """A batch that stays the same, and what its steps work on.
+
+    Attributes:
+        requests: in the order of their lanes.
+        slots: cache slots that each row may have filled after the step that was planned last.
+        flying: what is under way, oldest first; as many results are in `readback`.
+    """
 
     requests: tuple[Request, ...]
     method: str
@@ -41,6 +49,8 @@ class _Session:
     sampling: Sampling
     kind: tuple[object, ...]
     readback: Readback
+    slots: Sequence[int] = ()
+    flying: deque[tuple[Plan, Proposal]] = field(default_factory=deque)
 
     @property
     def nodes(self) -> int:
@@ -48,10 +58,10 @@ class _Session:
 
 
 class CapturedSteps:
-    """Takes over the engine's step while every running row only decodes and nobody waits for a row.
+    """Plans and runs steps while every running row only decodes and nobody waits for a row.
 
     Args:
-        runner: the target over its cache.
+        runner: the target over its cache, who runs the other steps.
         proposers: methods that can guess on the device, by name.
         max_num_tokens: most nodes of a step.
         may_draft: whether so many rows may be drafted as far as a proposer goes; None is always.
@@ -59,7 +69,7 @@ class CapturedSteps:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: HostRunner,
         proposers: Mapping[str, Proposer],
         max_num_tokens: int,
         may_draft: Callable[[int], bool] | None = None,
@@ -72,29 +82,37 @@ class CapturedSteps:
         self._lanes: dict[tuple[int, int], tuple[Lanes, Readback]] = {}
         self._sampling: dict[tuple[object, ...], Sampling] = {}
 
-    def step(self, scheduler: Scheduler) -> list[Request] | None:
-        """The requests that emitted tokens or ended; None when this step is the engine's own."""
-        # Streams and graphs are those of the current device.
-        with torch.cuda.device_of(self.runner.cache.keys):  # type: ignore[no-untyped-call]
-            return self._step(scheduler)
-
-    def _step(self, scheduler: Scheduler) -> list[Request] | None:
-        begin = time.perf_counter()
+    def plan(self, scheduler: Scheduler) -> Plan | None:
+        """The next captured step, one without entries while older ones have to be read; None where it is the host's."""
         session = self._session
         if session is not None:
-            launched = self._unchanged(session, scheduler) and self._launch(session, scheduler)
-            changed = self._collect(session) if len(session.readback) else []
-            if not launched and not len(session.readback):
-                self._session = None
-            _account(session.requests, time.perf_counter() - begin)
-            if launched or changed:
-                return changed
+            plan = self._next(session, scheduler) if self._unchanged(session, scheduler) else None
+            if plan is not None or session.flying:
+                return plan or Plan(captured=True)
         session = self._session = self._enter(scheduler)
-        if session is not None and self._launch(session, scheduler):
-            _account(session.requests, time.perf_counter() - begin)
-            return []
-        self._session = None
-        return None
+        plan = None if session is None else self._next(session, scheduler)
+        if plan is None:
+            self._session = None
+        return plan
+
+    def run(self, plan: Plan, proposal: Proposal) -> Done:
+        """Launches the plan's step, if it has any, and returns the oldest one's result that is not to be waited for."""
+        session = self._session
+        assert session is not None, "this plan was made by somebody else"
+        # Streams and graphs are those of the current device.
+        with torch.cuda.device_of(self.runner.cache.keys), self.runner.meter.verifying:  # type: ignore[no-untyped-call]
+            if plan.decode:
+                self._launch(session)
+                session.flying.append((plan, proposal))
+            seated = [request for request in session.requests if request.row is not None]
+            if plan.decode and len(session.flying) < AHEAD:
+                return Done(plan, proposal, [], seated)
+            emitted = session.readback.pop()
+        plan, proposal = session.flying.popleft()
+        results = {place: row for place, row in enumerate(self._results(session, emitted)) if row is not None}
+        plan = plan._replace(decode=tuple(plan.decode[place] for place in results))
+        makers = [proposal.makers[place] for place in results]
+        return Done(plan, proposal._replace(makers=makers), list(results.values()), seated)
 
     def _unchanged(self, session: _Session, scheduler: Scheduler) -> bool:
         same = len(session.requests) == len(scheduler.running)
@@ -143,20 +161,32 @@ class CapturedSteps:
                 old.copy_(new)
         return kind, kept
 
-    def _launch(self, session: _Session, scheduler: Scheduler) -> bool:
-        """Starts the next step; False when it would be for nothing, or when there are too few pages for it."""
-        flying = len(session.readback)
-        if flying == AHEAD or all(request.room <= flying for request in session.requests):
-            return False
+    def _next(self, session: _Session, scheduler: Scheduler) -> Plan | None:
+        """The session's next step; None when it would be for nothing, or when there are too few pages for it."""
+        flying, depth = len(session.flying), session.proposer.depth
+        if all(request.room <= flying for request in session.requests):
+            return None
         # The steps under way may have emitted all they could. Nodes past a request's last token go to the sink.
-        slots = [len(r.tokens) - 1 + flying * (session.proposer.depth + 1) + session.nodes for r in session.requests]
-        useful = [min(n, len(r.tokens) + r.room) for n, r in zip(slots, session.requests, strict=True)]
-        enough, pages = scheduler.reserve([_row(r) for r in session.requests], useful)
-        for row, new in pages.items():
-            self.runner.cache.table.extend(row, new)
-        if not enough:
-            return False
-        keys = max(LEAST_KEYS, 1 << (max(slots) - 1).bit_length())
+        session.slots = [len(r.tokens) - 1 + flying * (depth + 1) + session.nodes for r in session.requests]
+        useful = [min(n, len(r.tokens) + r.room) for n, r in zip(session.slots, session.requests, strict=True)]
+        pages = scheduler.reserve([_row(request) for request in session.requests], useful)
+        if pages is None:
+            return None
+        return Plan(
+            pages=tuple((row, tuple(new)) for row, new in pages.items()),
+            decode=tuple(self._decode(request, session) for request in session.requests),
+            captured=True,
+        )
+
+    def _decode(self, request: Request, session: _Session) -> Decode:
+        """A lane's part of a step. What the steps under way emit is not known yet: `start` is where the host is."""
+        limit = min(request.draft_limit, session.proposer.depth)
+        methods, reason = ((session.method,), "") if limit else ((), "end")
+        return Decode(_row(request), limit, methods, reason, request.committed)
+
+    def _launch(self, session: _Session) -> None:
+        """Starts the next step."""
+        keys = max(LEAST_KEYS, 1 << (max(session.slots) - 1).bit_length())
         decoder = self.runner.decoder
         key = GraphKey(
             session.method, session.proposer.depth, session.lanes.batch, keys, session.kind,
@@ -165,26 +195,26 @@ class CapturedSteps:
         work = partial(decode_step, self.runner, session.proposer, session.lanes, session.sampling, keys)
         self.graphs.run(key, work, session.lanes.state)
         session.readback.push(session.lanes.emitted)
-        return True
 
-    def _collect(self, session: _Session) -> list[Request]:
-        """Reads the oldest step under way and hands the requests that still run their tokens."""
-        changed = []
-        for request, (count, *drawn) in zip(session.requests, session.readback.pop(), strict=False):
+    def _results(self, session: _Session, emitted: Sequence[Sequence[int]]) -> list[RowResult | None]:
+        """What each request got; None for one that ended before, whose surplus is thrown away."""
+        results: list[RowResult | None] = []
+        for request, (count, *drawn) in zip(session.requests, emitted, strict=False):
             if request.finish_reason is not None or request.row is None:
+                results.append(None)
                 continue
+            start, limit = request.committed, min(request.draft_limit, session.proposer.depth)
             if drawn[0] == PADDING:
                 request.fail(not_finite())
-                changed.append(request)
+                results.append(RowResult(request, start, (), None, 0, 0, Emission.end(request), prompt=False))
                 continue
-            limit = min(request.draft_limit, session.proposer.depth)
             accepted = min(count - 1, limit)
-            request.committed += accepted + 1
-            request.emit(drawn[: accepted + 1], accepted, range(1, limit + 1), [])
-            request.committed = min(request.committed, len(request.tokens))
-            session.proposer.told(request.row, request.tokens, request.committed)
-            changed.append(request)
-        return changed
+            path = [request.tokens[-1], *drawn[:accepted]]
+            emission = request.emit(drawn[: accepted + 1], accepted, range(1, limit + 1), [])
+            committed = path[: len(emission.token_ids) + 1]
+            session.proposer.told(request.row, request.tokens, start + len(committed))
+            results.append(RowResult(request, start, committed, None, limit, accepted, emission, prompt=False))
+        return results
 
 
 def _row(request: Request) -> int:
@@ -195,13 +225,6 @@ def _row(request: Request) -> int:
 def _on_device(request: Request) -> bool:
     """Whether nothing but emitting its tokens needs the host."""
     return request.remaining == 1 and request.params.logprobs is None and request.sampling.reusable
-
-
-def _account(requests: Sequence[Request], seconds: float) -> None:
-    """Proposing and verifying are one piece of work here; it counts as verifying."""
-    for request in requests:
-        if request.row is not None:
-            request.stats.verify_s += seconds
 
 
 def _leaves(sampling: Sampling) -> tuple[list[Tensor], tuple[object, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sametoken.engine.request import FinishReason, Request, SpeculationStats, TokenLogprob
+from sametoken.engine.request import Emission, FinishReason, Request, SpeculationStats, TokenLogprob
 from sametoken.errors import SametokenError
 
 
@@ -119,3 +119,18 @@ class Chunk:
     rejected: list[tuple[int, ...]]
     logprobs: list[TokenLogprob] | None
     completion: Completion | None
+
+    @classmethod
+    def of(cls, emission: Emission) -> Chunk:
+        """What a stream is given for an emission; the text that is complete by now goes with it."""
+        request = emission.request
+        return cls(
+            index=request.index,
+            choice=request.choice,
+            text=request.detokenizer.delta(),
+            token_ids=emission.token_ids,
+            origins=emission.origins,
+            rejected=emission.rejected,
+            logprobs=emission.logprobs if request.logprobs else None,
+            completion=Completion.of(request) if emission.finished else None,
+        )

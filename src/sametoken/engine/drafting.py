@@ -1,14 +1,12 @@
 """The drafters of an engine and the policy that chooses among them: asked by the scheduler, told after every step.
 
-Owns the clock of drafts. Knows requests and rows, not how a draft is made nor what the target does with it.
+Knows requests and rows, not how a draft is made nor what the target does with it.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,20 +15,15 @@ from sametoken.control.advice import Advice, Pauses
 from sametoken.control.allocation import Row
 from sametoken.control.policy import Policy, Wish
 from sametoken.drafters.base import Drafter
+from sametoken.engine.meter import Clock, Meter
+from sametoken.engine.plan import Decode, Plan
+from sametoken.engine.report import Done, Proposal, RowResult
 from sametoken.engine.request import Request
-from sametoken.engine.runner import merge
-from sametoken.engine.scheduler import Decode
+from sametoken.engine.rows import Rows
+from sametoken.engine.runner import merge, roots
 from sametoken.speculation.draft import PADDING, Draft
-from sametoken.speculation.sampling import Sampling
 
 LOG = logging.getLogger("sametoken")
-
-
-class Proposal(NamedTuple):
-    """The draft of the decoding rows of a step, and who made each row's part; None where nobody had a guess."""
-
-    draft: Draft
-    drafters: list[str | None]
 
 
 class Drafting:
@@ -39,14 +32,16 @@ class Drafting:
     Args:
         drafters: by method.
         policy: chooses lengths and methods.
+        rows: the requests by row.
+        meter: whose clock of drafts runs while drafters work.
 
     Attributes:
         taps: the target layers that any of the drafters reads, in order of layer.
         pauses: whether drafts are made, and why not.
     """
 
-    def __init__(self, drafters: dict[str, Drafter], policy: Policy) -> None:
-        self.drafters, self.policy = drafters, policy
+    def __init__(self, drafters: dict[str, Drafter], policy: Policy, rows: Rows, meter: Meter) -> None:
+        self.drafters, self.policy, self._seats, self._clock = drafters, policy, rows, meter.drafting
         self.taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
         self._advice, self.pauses = Advice(), Pauses()
 
@@ -116,71 +111,87 @@ class Drafting:
             )
         self._say(*self._advice.saw_end(request.methods, [m for m in self.drafters if self.runs_model(m)]))
 
-    def propose(
-        self, decode: Sequence[Decode], decoding: Sequence[Request], sampling: Callable[[list[Request]], Sampling]
-    ) -> Proposal:
-        """Asks each row's drafters, those on the host first, until one has a guess."""
-        found: list[tuple[list[int], Draft]] = []
-        makers: list[str | None] = [None] * len(decode)
-        for method in sorted(self.drafters, key=self.runs_model):
-            places = [i for i, item in enumerate(decode) if item.limit and method in item.methods and makers[i] is None]
-            if not places:
-                continue
-            draft = self._ask(method, places, decode, decoding, sampling)
-            empty = (draft.tokens[:, 1:] == PADDING).all(1).tolist()
-            made = [n for n, nothing in enumerate(empty) if not nothing]
-            for n in made:
-                makers[places[n]] = method
-            if made:
-                kept = draft if len(made) == len(places) else Draft(draft.tokens[made], draft.parents[made])
-                found.append(([places[n] for n in made], kept))
-        return Proposal(merge([request.tokens[-1] for request in decoding], found), makers)
+    def propose(self, plan: Plan) -> Proposal:
+        """Asks each row's drafters, those on the host first, until one has a guess; a captured step makes its own."""
+        if plan.captured:
+            return Proposal(roots([]), [item.methods[0] if item.limit else None for item in plan.decode])
+        with self._clock:
+            decoding = self._seats.of(plan.decode)
+            found: list[tuple[list[int], Draft]] = []
+            makers: list[str | None] = [None] * len(decoding)
+            for method in sorted(self.drafters, key=self.runs_model):
+                asked = [(i, item) for i, item in enumerate(plan.decode) if item.limit and method in item.methods]
+                places = [i for i, _ in asked if makers[i] is None]
+                if not places:
+                    continue
+                draft = self._ask(method, [plan.decode[i] for i in places])
+                empty = (draft.tokens[:, 1:] == PADDING).all(1).tolist()
+                made = [n for n, nothing in enumerate(empty) if not nothing]
+                for n in made:
+                    makers[places[n]] = method
+                if made:
+                    kept = draft if len(made) == len(places) else Draft(draft.tokens[made], draft.parents[made])
+                    found.append(([places[n] for n in made], kept))
+            return Proposal(merge([request.tokens[-1] for request in decoding], found), makers)
 
-    def _ask(
-        self,
-        method: str,
-        places: Sequence[int],
-        decode: Sequence[Decode],
-        decoding: Sequence[Request],
-        sampling: Callable[[list[Request]], Sampling],
-    ) -> Draft:
-        """One drafter's draft for some places of the batch, timed."""
-        drafter = self.drafters[method]
-        requests = [decoding[i] for i in places]
-        rows, limits = [decode[i].row for i in places], [decode[i].limit for i in places]
+    def _ask(self, method: str, items: Sequence[Decode]) -> Draft:
+        """One drafter's draft for some rows, timed."""
+        drafter, requests = self.drafters[method], self._seats.of(items)
+        rows, limits = [item.row for item in items], [item.limit for item in items]
         drafter.catch_up(rows)
-        together = sampling(requests)
-        begin = time.perf_counter()
-        draft = drafter.propose(rows, [request.tokens[-1] for request in requests], limits, together)
+        together = self._seats.sampling(requests)
+        with (clock := Clock()):
+            draft = drafter.propose(rows, [request.tokens[-1] for request in requests], limits, together)
         assert draft.tokens.shape[1] <= 1 + max(map(drafter.slots, limits)), f"{method} drafts more than it said"
         if self.policy.costs is not None:
-            self.policy.costs.saw_draft(method, len(rows), max(limits), time.perf_counter() - begin)
+            self.policy.costs.saw_draft(method, len(rows), max(limits), clock.seconds)
         return draft
 
-    def learn(
-        self,
-        decode: Sequence[Decode],
-        decoding: Sequence[Request],
-        proposal: Proposal,
-        found: Sequence[tuple[int, int]],
-    ) -> None:
-        """Told the longest path and the accepted tokens of every decoding row."""
-        for item, request, maker, (longest, accepted) in zip(decode, decoding, proposal.drafters, found, strict=True):
+    def observe(self, done: Done) -> None:
+        """Tells the policy which guesses came true, and the drafters which tokens were committed."""
+        count = len(done.plan.decode) if done.rows else 0
+        decoded, read = done.rows[:count], done.rows[count:]
+        self._learn(done.plan.decode[:count], decoded, done.proposal.makers)
+        if done.plan.captured:  # its drafters were told by whoever runs it
+            return
+        with self._clock:
+            for method, drafter in self.drafters.items():
+                # Finished requests too: what their pages offer to others may be there in the draft's KV as well.
+                rows = [row for row in decoded if method in row.request.methods]
+                if rows:
+                    self._tell(drafter, rows)
+            for row in read:
+                for method in row.request.methods:
+                    self._tell(self.drafters[method], [row])
+                    if self.policy.expects(method):  # of a prompt it reads at once what it will need soon
+                        self.drafters[method].catch_up([_row(row.request)])
+
+    def _tell(self, drafter: Drafter, rows: Sequence[RowResult]) -> None:
+        """Tells a drafter the committed tokens of some rows, with the features that it reads."""
+        features = None
+        if drafter.taps:
+            found = [row.features for row in rows if row.features is not None]
+            features = self._own(drafter, found[0] if len(found) == 1 else torch.cat(found))
+        drafter.observe([_row(row.request) for row in rows], [row.committed for row in rows], features)
+
+    def _learn(self, decode: Sequence[Decode], rows: Sequence[RowResult], makers: Sequence[str | None]) -> None:
+        """Tells the policy the longest path and the accepted tokens of every decoding row."""
+        for item, row, maker in zip(decode, rows, makers, strict=False):
+            request = row.request
             if request.methods:
                 request.stats.count_draft(maker, item.reason or "silent")
             if not item.limit:
                 continue
             for method in item.methods:
                 if maker is None or method == maker or not self.runs_model(method):
-                    self.policy.learn(
-                        request.id, method, item.limit, *((longest, accepted) if method == maker else (0, 0))
-                    )
+                    seen = (row.longest, row.accepted) if method == maker else (0, 0)
+                    self.policy.learn(request.id, method, item.limit, *seen)
             if maker is not None and self.runs_model(maker):
-                self._say(*self._advice.saw_draft(maker, accepted > 0))
-        adaptive = [item for item, request in zip(decode, decoding, strict=True) if request.adaptive]
+                self._say(*self._advice.saw_draft(maker, row.accepted > 0))
+        adaptive = [(item, row.request) for item, row in zip(decode, rows, strict=False) if row.request.adaptive]
         if adaptive:
-            method = next(request.methods[0] for request in decoding if request.adaptive)
-            self._tell_pauses("" if any(item.limit for item in adaptive) else adaptive[0].reason, method, len(decode))
+            method, reason = adaptive[0][1].methods[0], adaptive[0][0].reason
+            self._tell_pauses("" if any(item.limit for item, _ in adaptive) else reason, method, len(decode))
 
     def _tell_pauses(self, reason: str, method: str, rows: int) -> None:
         """Logs that drafting stops or resumes, after a forward that might have drafted.
@@ -204,23 +215,8 @@ class Drafting:
             "smaller batches, would help, and method 'none' saves its memory"
         )
 
-    def observe(
-        self, method: str, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None, prompt: bool
-    ) -> None:
-        """Tells a drafter what became certain; of a prompt it reads at once what it will need soon.
-
-        Args:
-            features: [tokens, len(taps) * H] of all `taps`, None without.
-        """
-        drafter = self.drafters[method]
-        drafter.observe(rows, tokens, self._own(drafter, features))
-        if prompt and self.policy.expects(method):
-            drafter.catch_up(rows)
-
-    def _own(self, drafter: Drafter, features: Tensor | None) -> Tensor | None:
+    def _own(self, drafter: Drafter, features: Tensor) -> Tensor:
         """The columns that a drafter reads of the features of all, in its order."""
-        if features is None or not drafter.taps:
-            return None
         if drafter.taps == self.taps:
             return features
         parts = features.chunk(len(self.taps), dim=1)
@@ -229,3 +225,8 @@ class Drafting:
     def _say(self, *warnings: str) -> None:
         for warning in warnings:
             LOG.warning(warning)
+
+
+def _row(request: Request) -> int:
+    assert request.row is not None
+    return request.row

@@ -20,7 +20,8 @@ from sametoken.engine.confined import AfterMark, AllowedTokens, Form
 from sametoken.engine.detokenize import Detokenizer
 from sametoken.engine.engine import AUTO, NO_DRAFT, Engine
 from sametoken.engine.grammar import Grammars
-from sametoken.engine.request import Request
+from sametoken.engine.report import StepReport
+from sametoken.engine.request import Emission, Request
 from sametoken.errors import NO_WINDOWS, ConfigError, PromptTooLongError, RequestError, shown
 from sametoken.heads.factory import FORCED, PREDICTION
 from sametoken.options.engine import EngineConfig, KVCacheConfig
@@ -122,41 +123,35 @@ class LLM:
 
     def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> Iterator[Chunk]:
         """The same as `generate`, step by step; closing the iterator cancels what is not finished."""
-        for request, tokens in self._run(self.requests(prompts, params)):
-            yield self.chunk(request, tokens)
+        for emission in self._run(self.requests(prompts, params)):
+            yield Chunk.of(emission)
 
-    def chunk(self, request: Request, tokens: int) -> Chunk:
-        """What the last `tokens` tokens of a request added to its stream."""
-        first = len(request.tokens) - tokens
-        return Chunk(
-            index=request.index,
-            choice=request.choice,
-            text=request.detokenizer.delta(),
-            token_ids=request.tokens[first:],
-            origins=request.origins[len(request.origins) - tokens :],
-            rejected=request.rejected[len(request.rejected) - tokens :],
-            logprobs=request.logprobs[len(request.logprobs) - tokens :] if request.logprobs else None,
-            completion=Completion.of(request) if request.finish_reason is not None else None,
-        )
+    def _run(self, requests: Sequence[Request]) -> Iterator[Emission]:
+        """Steps the engine until these requests end; yields what each of them got, in their order."""
+        going = {request.id for request in requests}
+        got: dict[int, Emission] = {}
 
-    def _run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, int]]:
-        """Steps the engine until these requests end; yields each that emitted, with how many tokens."""
-        going = {request.id: (request, len(request.tokens)) for request in requests}
-        for request in requests:
-            self.engine.add(request)
+        def hear(report: StepReport) -> None:
+            """Notes what these requests got: another iterator may step the engine too."""
+            for emission in report.emissions:
+                if (number := emission.request.id) in going:
+                    got[number] = got[number].then(emission) if number in got else emission
+
+        self.engine.reports.append(hear)
         try:
+            for request in requests:
+                self.engine.add(request)
             while going:
                 self.engine.step()
-                # All of ours, not only what this step changed: another iterator may have stepped the engine too.
-                for request, known in list(going.values()):
-                    if len(request.tokens) > known or request.finish_reason is not None:
-                        going[request.id] = request, len(request.tokens)
-                        if request.finish_reason is not None:
-                            del going[request.id]
-                        yield request, len(request.tokens) - known
+                for number in sorted(got):  # numbers are in order of the requests
+                    emission = got.pop(number)
+                    if emission.finished:
+                        going.remove(number)
+                    yield emission
         finally:
-            for request_id in going:
-                self.engine.abort(request_id)
+            self.engine.reports.remove(hear)
+            for number in going:
+                self.engine.abort(number)
 
     def requests(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None

@@ -64,6 +64,12 @@ class SpeculationStats:
     verify_s: float = 0.0
     other_s: float = 0.0
 
+    def charge(self, draft_s: float, verify_s: float, other_s: float) -> None:
+        """Adds the seconds of one step."""
+        self.draft_s += draft_s
+        self.verify_s += verify_s
+        self.other_s += other_s
+
     def count(self, emitted: int, drafted: int, accepted: int, longest: int) -> None:
         """Adds one forward; `longest` is the longest path of its draft."""
         self.target_forwards += 1
@@ -133,6 +139,44 @@ def _tally(counts: list[int], index: int, more: int = 1) -> None:
     counts[index] += more
 
 
+class Emission(NamedTuple):
+    """What a request got from one step, or from several that were joined.
+
+    Attributes:
+        token_ids: in order; empty where the request ended without a token.
+        origins, rejected, logprobs: of these tokens, see `Request`; `logprobs` is empty where nobody asked for them.
+        drafted, accepted: draft tokens that were verified, and those of them among `token_ids`.
+        finished: whether the request ended with this.
+    """
+
+    request: Request
+    token_ids: list[int]
+    origins: list[bool]
+    rejected: list[tuple[int, ...]]
+    logprobs: list[TokenLogprob]
+    drafted: int
+    accepted: int
+    finished: bool
+
+    @classmethod
+    def end(cls, request: Request) -> Emission:
+        """A request ended without a token."""
+        return cls(request, [], [], [], [], 0, 0, finished=True)
+
+    def then(self, later: Emission) -> Emission:
+        """This and what the same request got next."""
+        return Emission(
+            self.request,
+            self.token_ids + later.token_ids,
+            self.origins + later.origins,
+            self.rejected + later.rejected,
+            self.logprobs + later.logprobs,
+            self.drafted + later.drafted,
+            self.accepted + later.accepted,
+            later.finished,
+        )
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A sequence in the engine.
@@ -142,7 +186,7 @@ class Request:
         arrived, seated, first_token, finished: when it was made, first had a row, emitted and ended, in seconds on the
             clock of `time.perf_counter`; None until then.
         tokens: prompt and output; the last one is pending (not in the cache) while the request decodes.
-        committed: leading tokens whose keys and values are in the target's cache.
+        committed: leading tokens whose keys and values are in the target's cache; the scheduler alone sets it.
         row: place in the batch, None while waiting; `started` once it had one.
         stop_ids: tokens that end the request; `eos_ids` among them end it without a stop reason.
         error: what it ended with where `finish_reason` is "error": a `RequestError` where the request is at fault.
@@ -228,8 +272,8 @@ class Request:
         drafted: Sequence[int],
         logprobs: Sequence[TokenLogprob],
         rejected: Sequence[int] = (),
-    ) -> int:
-        """Appends what one forward emitted, up to the token where the request stops.
+    ) -> Emission:
+        """Appends what one forward emitted, up to the token where the request stops, and returns what was kept.
 
         Args:
             tokens: accepted draft tokens and the target's own token after them.
@@ -237,25 +281,27 @@ class Request:
             drafted: depth in the tree of each draft token that was verified; 1 follows the pending token.
             logprobs: one per token, or empty.
             rejected: guesses for the place of the target's own token; empty where a captured step does not tell.
-
-        Returns:
-            How many tokens were kept.
         """
         kept = 0
-        for i, token in enumerate(tokens):
+        for token in tokens:
             self.tokens.append(token)
-            self.origins.append(i < accepted)
-            self.rejected.append(tuple(rejected) if i == accepted else ())
             kept += 1
             if self._stops_at(token):
                 break
-        self.logprobs.extend(logprobs[:kept])
-        self.stats.count(kept, len(drafted), min(accepted, kept), max(drafted, default=0))
+        origins = [i < accepted for i in range(kept)]
+        spurned = [tuple(rejected) if i == accepted else () for i in range(kept)]
+        said = list(logprobs[:kept])
+        self.origins += origins
+        self.rejected += spurned
+        self.logprobs += said
+        taken = min(accepted, kept)
+        self.stats.count(kept, len(drafted), taken, max(drafted, default=0))
         if self.first_token is None:
             self.first_token = time.perf_counter()
         if self.finish_reason is None:
             self.sampling.extend(tokens[:kept])
-        return kept
+        ended = self.finish_reason is not None
+        return Emission(self, list(tokens[:kept]), origins, spurned, said, len(drafted), taken, ended)
 
     def _stops_at(self, token: int) -> bool:
         """Adds the token to the text and decides whether the request ends here."""

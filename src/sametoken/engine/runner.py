@@ -1,4 +1,4 @@
-"""Tensors of one step: the batch laid out, the target run, its draws compared with the draft, the path committed.
+"""Tensors of one step: the plan laid out, the target run, its draws compared with the draft, the path committed.
 
 Knows rows, lengths and tokens; nothing of requests, drafters or text. Legend: B sampled rows, N nodes, T tokens.
 """
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sametoken.engine.plan import Plan, PromptPiece
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.runtime.draw import draw
@@ -19,38 +20,113 @@ from sametoken.speculation.sampling import Sampling
 from sametoken.speculation.verify import Verdict, verify
 
 
-class Prompt(NamedTuple):
-    """A piece of a prompt: `tokens` of `row` from position `start`; when `last`, the next token is drawn."""
-
-    row: int
-    start: int
-    tokens: Sequence[int]
-    last: bool
-
-
-class Batch(NamedTuple):
-    """One step: `draft` [B_d, N] for the decoding `rows` whose committed lengths are `starts`, and prompt pieces."""
-
-    rows: Sequence[int]
-    starts: Sequence[int]
-    draft: Draft
-    prompts: Sequence[Prompt]
-
-
-class Outcome(NamedTuple):
-    """What a step found out.
+class Verified(NamedTuple):
+    """What the target said of a step.
 
     Attributes:
-        verdict: over the sampled rows: the decoding rows, then the prompts that were `last`.
-        logits: [B, N, V] of the sampled rows.
-        features: [T, taps * H] hidden states in the order of the batch, or None without taps.
-        prompt_hidden: [tokens, H] last hidden states of each prompt piece.
+        paths: for each sampled row (the decoding rows, then the pieces of prompts that were `last`) its accepted
+            nodes, the root first.
+        bonuses: the target's own draw after each path, `PADDING` where it can draw nothing.
+        logits: [B, N, V] of the sampled rows; None without any.
+        features: for each decoding row [nodes of its path, taps * H], then for each piece of a prompt [tokens,
+            taps * H]: the hidden states of the taps. None without taps.
+        prompt_hidden: [tokens, H] last hidden states of each piece of a prompt.
     """
 
-    verdict: Verdict | None
+    paths: list[list[int]]
+    bonuses: list[int]
     logits: Tensor | None
-    features: Tensor | None
-    prompt_hidden: list[Tensor]
+    features: Sequence[Tensor] | None
+    prompt_hidden: Sequence[Tensor]
+
+
+class Runner:
+    """Runs the target over its cache.
+
+    Args:
+        taps: blocks whose outputs are the features.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KVCache, taps: tuple[int, ...]) -> None:
+        self.decoder, self.cache, self.taps = decoder, cache, taps
+        self.device = decoder.embed.weight.device
+
+    def _ints(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def forward(self, plan: Plan, draft: Draft, sampling: Sampling | None) -> Verified:
+        """Forward, draw, verify and commit what a plan computes.
+
+        Args:
+            draft: [decoding rows, N], roots included.
+            sampling: of the sampled rows in order, None where there are none.
+        """
+        decode, pieces, nodes = plan.decode, plan.prefill, draft.tokens.shape[1]
+        draft = Draft(draft.tokens.to(self.device), draft.parents.to(self.device))
+        reach, host_rows = ancestors(draft.parents), [item.row for item in decode]
+        starts, rows = self._ints([item.start for item in decode]), self._ints(host_rows)
+        spans, tokens = [self._span(piece) for piece in pieces], [self._ints(piece.tokens) for piece in pieces]
+        if decode:
+            longest = max(item.start for item in decode) + nodes
+            spans.insert(0, Span(rows, host_rows, starts, reach, nodes, longest))
+            tokens.insert(0, draft.tokens.flatten())
+        hidden = self.decoder.run(torch.cat(tokens), self.cache, spans, self.taps)
+        lengths = [len(piece.tokens) for piece in pieces]
+        prompt_hidden = torch.split(hidden.last[len(decode) * nodes :], lengths) if pieces else ()
+        features = torch.cat(hidden.taps, dim=1) if self.taps else None
+        verdict, logits = None, None
+        if sampling is not None:
+            draft, reach, starts, last = self._sampled(plan, draft, reach, starts, hidden.last)
+            logits = self.decoder.logits(last).view(starts.shape[0], nodes, -1)
+            verdict = verify(draft, reach, draw(logits, draft, reach, starts, sampling))
+            if decode:
+                self.cache.commit(rows, starts[: len(decode)], verdict.path[: len(decode)])
+        paths = [] if verdict is None else _paths(verdict)
+        bonuses = [] if verdict is None else verdict.bonus.tolist()
+        if features is None:
+            return Verified(paths, bonuses, logits, None, prompt_hidden)
+        return Verified(paths, bonuses, logits, _rows(features, paths[: len(decode)], nodes, lengths), prompt_hidden)
+
+    def _span(self, piece: PromptPiece) -> Span:
+        width = len(piece.tokens)
+        row, start = self._ints([piece.row]), self._ints([piece.start])
+        return Span(row, [piece.row], start, chain_reach(1, width, self.device), width, piece.start + width)
+
+    def _sampled(
+        self, plan: Plan, draft: Draft, reach: Tensor, starts: Tensor, last: Tensor
+    ) -> tuple[Draft, Tensor, Tensor, Tensor]:
+        """Draft, ancestors, root positions and hidden states [B * N, H] of the sampled rows.
+
+        The last token of a prompt is the root of a tree of one node, padded to N.
+        """
+        nodes, end = draft.tokens.shape[1], draft.tokens.numel()
+        ends = []
+        for piece in plan.prefill:
+            end += len(piece.tokens)
+            ends.append((piece, end - 1))
+        lasts = [(piece, place) for piece, place in ends if piece.last]
+        if not lasts:
+            return draft, reach, starts, last[: draft.tokens.numel()]
+        at = self._ints([place for _, place in lasts]).unsqueeze(1).expand(-1, nodes).flatten()
+        states = torch.cat([last[: draft.tokens.numel()], last[at]])
+        ended = roots([piece.tokens[-1] for piece, _ in lasts], nodes)
+        tokens = torch.cat([draft.tokens, ended.tokens.to(self.device)])
+        draft = Draft(tokens, torch.cat([draft.parents, ended.parents.to(self.device)]))
+        starts = torch.cat([starts, self._ints([piece.start + len(piece.tokens) - 1 for piece, _ in lasts])])
+        return draft, ancestors(draft.parents), starts, states
+
+
+def _paths(verdict: Verdict) -> list[list[int]]:
+    found = zip(verdict.path.tolist(), verdict.length.tolist(), strict=True)
+    return [path[: accepted + 1] for path, accepted in found]
+
+
+def _rows(features: Tensor, paths: Sequence[Sequence[int]], nodes: int, lengths: Sequence[int]) -> list[Tensor]:
+    """The features of every path and of every piece of a prompt, from those of all T tokens."""
+    first = len(paths) * nodes
+    at = [row * nodes + node for row, path in enumerate(paths) for node in path]
+    taken = torch.split(features[at], [len(path) for path in paths]) if paths else ()
+    return [*taken, *(torch.split(features[first:], list(lengths)) if lengths else ())]
 
 
 def merge(pending: Sequence[int], drafts: Sequence[tuple[Sequence[int], Draft]]) -> Draft:
@@ -63,7 +139,7 @@ def merge(pending: Sequence[int], drafts: Sequence[tuple[Sequence[int], Draft]])
     if len(drafts) == 1 and len(drafts[0][0]) == len(pending):
         return drafts[0][1]
     nodes = max([1, *(draft.tokens.shape[1] for _, draft in drafts)])
-    plain = _roots(pending, nodes)
+    plain = roots(pending, nodes)
     tokens, parents = plain.tokens, plain.parents.clone()
     for places, draft in drafts:
         at, width = torch.tensor(places), draft.tokens.shape[1]
@@ -72,83 +148,8 @@ def merge(pending: Sequence[int], drafts: Sequence[tuple[Sequence[int], Draft]])
     return Draft(tokens, parents)
 
 
-class Runner:
-    """Runs the target over its cache."""
-
-    def __init__(self, decoder: Decoder, cache: KVCache, taps: tuple[int, ...]) -> None:
-        self.decoder, self.cache, self.taps = decoder, cache, taps
-        self.device = decoder.embed.weight.device
-
-    def _ints(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
-
-    def run(self, batch: Batch, sampling: Sampling | None) -> Outcome:
-        """Forward, draw, verify and commit one step; `sampling` covers the sampled rows in order."""
-        sampled = len(batch.rows) + sum(prompt.last for prompt in batch.prompts)
-        # A lone row may need a padding node beside it.
-        nodes = max(batch.draft.tokens.shape[1], self.decoder.least_rows if sampled == 1 else 1)
-        draft = _on(self.device, _widen(batch.draft, nodes))
-        reach = ancestors(draft.parents)
-        starts, rows = self._ints(batch.starts), self._ints(batch.rows)
-
-        spans = [Span(rows, batch.rows, starts, reach, nodes, max(batch.starts) + nodes)] if batch.rows else []
-        spans += [self._prompt_span(prompt) for prompt in batch.prompts]
-        tokens = [draft.tokens.flatten()] if batch.rows else []
-        least = self.decoder.least_rows
-        tokens += [self._ints([*p.tokens, *[PADDING] * (least - len(p.tokens))]) for p in batch.prompts]
-        hidden = self.decoder(torch.cat(tokens), self.cache, self.cache.view(spans), self.taps)
-        features = torch.cat(hidden.taps, dim=1) if self.taps else None
-        places, prompt_hidden = self._prompt_places(batch, hidden.last, nodes)
-        if sampling is None:
-            return Outcome(None, None, features, prompt_hidden)
-
-        index = torch.arange(len(batch.rows) * nodes, device=self.device).view(-1, nodes)
-        lasts = [p for p in batch.prompts if p.last]
-        if lasts:
-            ends = self._ints([place for place, p in zip(places, batch.prompts, strict=True) if p.last])
-            index = torch.cat([index, ends.unsqueeze(1).expand(-1, nodes)])
-            roots = _on(self.device, _roots([p.tokens[-1] for p in lasts], nodes))
-            draft = Draft(torch.cat([draft.tokens, roots.tokens]), torch.cat([draft.parents, roots.parents]))
-            reach = ancestors(draft.parents)
-            starts = torch.cat([starts, self._ints([p.start + len(p.tokens) - 1 for p in lasts])])
-        logits = self.decoder.logits(hidden.last[index.flatten()]).view(sampled, nodes, -1)
-        verdict = verify(draft, reach, draw(logits, draft, reach, starts, sampling))
-        if batch.rows:
-            self.cache.commit(rows, starts[: len(rows)], verdict.path[: len(rows)])
-        return Outcome(verdict, logits, features, prompt_hidden)
-
-    def _prompt_span(self, prompt: Prompt) -> Span:
-        width = max(self.decoder.least_rows, len(prompt.tokens))
-        reach = chain_reach(1, width, self.device)
-        row, start = self._ints([prompt.row]), self._ints([prompt.start])
-        return Span(row, [prompt.row], start, reach, width, prompt.start + width)
-
-    def _prompt_places(self, batch: Batch, last: Tensor, nodes: int) -> tuple[list[int], list[Tensor]]:
-        """Where each prompt piece's last token lies among the T tokens, and each piece's hidden states."""
-        begin, places, pieces = len(batch.rows) * nodes, [], []
-        for prompt in batch.prompts:
-            places.append(begin + len(prompt.tokens) - 1)
-            pieces.append(last[begin : begin + len(prompt.tokens)])
-            begin += max(self.decoder.least_rows, len(prompt.tokens))
-        return places, pieces
-
-
-def _on(device: torch.device, draft: Draft) -> Draft:
-    """The draft on `device`, where drafters on the host do not put it."""
-    return Draft(draft.tokens.to(device), draft.parents.to(device))
-
-
-def _widen(draft: Draft, nodes: int) -> Draft:
-    """Pads a draft to `nodes` nodes."""
-    rows, width = draft.tokens.shape
-    if width >= nodes:
-        return draft
-    tokens = torch.cat([draft.tokens, draft.tokens.new_full((rows, nodes - width), PADDING)], dim=1)
-    return Draft(tokens, torch.cat([draft.parents, chain_parents(rows, nodes)[:, width:]], dim=1))
-
-
-def _roots(pending: Sequence[int], nodes: int) -> Draft:
-    """Rows that have only a root, padded to `nodes` nodes."""
+def roots(pending: Sequence[int], nodes: int = 1) -> Draft:
+    """Rows that have only a root, padded to `nodes` nodes, on the host."""
     tokens = torch.full((len(pending), nodes), PADDING)
     tokens[:, 0] = torch.tensor(pending, dtype=torch.int64)
     return Draft(tokens, chain_parents(len(pending), nodes))

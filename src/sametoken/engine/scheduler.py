@@ -8,52 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from sametoken.control.pace import Pace
 from sametoken.control.policy import Wish
 from sametoken.engine.blocks import BlockManager, Match
-from sametoken.engine.request import Request
-
-
-class Decode(NamedTuple):
-    """One pending token of `row`, with at most `limit` draft tokens on a path, by the first of `methods` that has any.
-
-    `reason` says why the limit is 0, see `Wish`; "room" is the step's own: too few pages or tokens were left.
-    """
-
-    row: int
-    limit: int
-    methods: tuple[str, ...] = ()
-    reason: str = ""
-
-
-class Chunk(NamedTuple):
-    """Tokens [start, start + length) of `row`; `last` when they are all there is, so the next token is drawn."""
-
-    row: int
-    start: int
-    length: int
-    last: bool
-
-
-class Admission(NamedTuple):
-    """Request `id` takes `row`; `cached` leading tokens lie in reused pages, `held` of them with the drafter's half."""
-
-    row: int
-    id: int
-    cached: int
-    held: int
-
-
-class Plan(NamedTuple):
-    """One step as plain data: what a rank needs to replay it. Preemptions happen first, then admissions, then pages."""
-
-    preempted: tuple[int, ...]
-    admitted: tuple[Admission, ...]
-    pages: tuple[tuple[int, tuple[int, ...]], ...]
-    decode: tuple[Decode, ...]
-    prefill: tuple[Chunk, ...]
+from sametoken.engine.plan import Admission, Decode, Plan, PromptPiece
+from sametoken.engine.report import Done
+from sametoken.engine.request import Emission, Request
 
 
 class Drafts(Protocol):
@@ -113,11 +75,15 @@ class Scheduler:
         """Whether somebody waits and there is a row."""
         return bool(self.waiting and self._free_rows)
 
-    def reserve(self, rows: Sequence[int], slots: Sequence[int]) -> tuple[bool, dict[int, list[int]]]:
-        """Takes pages for so many slots of each row, outside any plan; whether all could be had, and the new ones."""
+    def reserve(self, rows: Sequence[int], slots: Sequence[int]) -> dict[int, list[int]] | None:
+        """Takes pages for so many slots of each row; the new ones by row, or None, and nothing taken, if too few."""
         grown: dict[int, list[int]] = {}
-        found = [self._grow(row, count, grown) for row, count in zip(rows, slots, strict=True)]
-        return all(found), grown
+        if all(self._grow(row, count, grown) for row, count in zip(rows, slots, strict=True)):
+            return grown
+        for row, pages in grown.items():
+            del self._owned[row][-len(pages) :]
+            self.blocks.free(pages)
+        return None
 
     @property
     def free_rows(self) -> list[int]:
@@ -147,6 +113,12 @@ class Scheduler:
         request.row = None
         request.committed = 0
 
+    def advance(self, done: Done) -> list[Emission]:
+        """Notes how far each row has come; returns what the requests got."""
+        for row in done.rows:
+            row.request.committed = row.start + len(row.committed)
+        return [row.emission for row in done.rows if row.emission is not None]
+
     def plan(self) -> Plan:
         """Decides the next step and takes the pages for it."""
         preempted: list[int] = []
@@ -167,7 +139,7 @@ class Scheduler:
         rows = {request.row for request in self.running}
         decode = [item for item in decode if item.row in rows]
         admitted: list[Admission] = []
-        prefill: list[Chunk] = []
+        prefill: list[PromptPiece] = []
         budget = min(budget, mixed) if decode else budget
         # Whoever was just preempted must not come back in the same step.
         self._read(budget, admitted, prefill, grown, admit=not preempted)
@@ -175,7 +147,7 @@ class Scheduler:
         return Plan(tuple(preempted), tuple(admitted), pages, tuple(decode), tuple(prefill))
 
     def _read(
-        self, budget: int, admitted: list[Admission], prefill: list[Chunk], grown: dict[int, list[int]],
+        self, budget: int, admitted: list[Admission], prefill: list[PromptPiece], grown: dict[int, list[int]],
         *, admit: bool,
     ) -> None:  # fmt: skip
         """Plans which prompts are read, and seats who waits."""
@@ -225,20 +197,24 @@ class Scheduler:
         while limit:
             slots = self._drafts.slots(wish.methods, limit)
             if slots <= budget and self._grow(row, len(request.tokens) + slots, grown):
-                return Decode(row, limit, wish.methods)
+                return Decode(row, limit, wish.methods, start=request.committed)
             limit -= 1
-        return Decode(row, 0, (), wish.reason or "room")
+        return Decode(row, 0, (), wish.reason or "room", request.committed)
 
-    def _chunk(self, request: Request, budget: int, prefill: list[Chunk], grown: dict[int, list[int]]) -> int:
+    def _chunk(self, request: Request, budget: int, prefill: list[PromptPiece], grown: dict[int, list[int]]) -> int:
         """Plans the next piece of a prompt; returns the tokens it takes."""
         count = min(request.remaining, budget)
         row = request.row
         if row is None or count <= 0 or not self._grow(row, request.committed + count, grown):
             return 0
-        prefill.append(Chunk(row, request.committed, count, count == request.remaining))
+        start = request.committed
+        tokens = tuple(request.tokens[start : start + count])
+        prefill.append(PromptPiece(row, start, tokens, count == request.remaining))
         return count
 
-    def _admit(self, budget: int, admitted: list[Admission], prefill: list[Chunk], grown: dict[int, list[int]]) -> int:
+    def _admit(
+        self, budget: int, admitted: list[Admission], prefill: list[PromptPiece], grown: dict[int, list[int]]
+    ) -> int:
         while self.waiting and self._free_rows and budget > 0:
             request = self.waiting[0]
             pages, held = self._reused(request)

@@ -6,7 +6,7 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ from sametoken.model.layers import ACTIVATIONS, RMSNorm, gated
 from sametoken.model.linear import Embedding, Linear
 from sametoken.model.native import NativeDecoder
 from sametoken.model.rotary import apply_rope, rope_tables
-from sametoken.runtime.cache import KVCache, View
+from sametoken.runtime.cache import KVCache, Span, View
+from sametoken.speculation.draft import PADDING
 
 
 class Hidden(NamedTuple):
@@ -152,6 +153,14 @@ class Decoder(nn.Module):
             if i in taps:
                 outputs[i] = x
         return Hidden(x, tuple(outputs[i] for i in taps))
+
+    def run(self, tokens: Tensor, cache: KVCache, spans: Sequence[Span], taps: tuple[int, ...] = ()) -> Hidden:
+        """Runs `tokens` [T], T >= 1, at the places of `spans`, with a padding node where `least_rows` asks for it."""
+        if tokens.shape[0] >= self.least_rows:
+            return self(tokens, cache, cache.view(spans), taps)  # type: ignore[no-any-return]
+        padded = torch.cat([tokens, torch.full_like(tokens, PADDING)])
+        hidden: Hidden = self(padded, cache, cache.view([spans[0].with_child()]), taps)
+        return Hidden(hidden.last[:1], tuple(tap[:1] for tap in hidden.taps))
 
     def logits(self, last: Tensor) -> Tensor:
         """[R, V] from the rows `last` [R, H] of `Hidden.last`."""

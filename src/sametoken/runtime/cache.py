@@ -87,6 +87,14 @@ class Span(NamedTuple):
     nodes: int
     longest: int
 
+    def with_child(self) -> Span:
+        """The span of one more node in each tree, a child of its last node: padding that changes no other node."""
+        rows, nodes, _ = self.reach.shape
+        reach = torch.cat([self.reach, self.reach[:, -1:]], dim=1)
+        itself = (torch.arange(nodes + 1, device=reach.device) == nodes).view(1, -1, 1).expand(rows, -1, 1)
+        reach = torch.cat([reach, itself], dim=2)
+        return self._replace(reach=reach, nodes=self.nodes + 1, longest=self.longest + 1)
+
 
 def _index(span: Span) -> Tensor:
     """[B, M] where the nodes of a span's trees lie in their rows."""

@@ -1,0 +1,153 @@
+"""One step that the host sees through: runs the target and hands every row what it was granted.
+
+Requests take their tokens one by one, so that a stop inside an accepted path trims ids, text, log-probabilities and
+counters together. `RowResult.committed` is trimmed likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sametoken.engine.meter import Meter
+from sametoken.engine.plan import Decode, Plan, PromptPiece
+from sametoken.engine.report import Done, Proposal, RowResult
+from sametoken.engine.request import Emission, Request, TokenLogprob
+from sametoken.engine.rows import Rows
+from sametoken.engine.runner import Runner, Verified
+from sametoken.errors import RequestError, SametokenError, not_finite
+from sametoken.model.decoder import Decoder
+from sametoken.runtime.cache import KVCache
+from sametoken.speculation.draft import PADDING
+from sametoken.speculation.sampling import token_logprobs
+
+
+class StepRunner(Protocol):
+    """Whoever computes steps: the host's runner, or graphs that run ahead of the host."""
+
+    def run(self, plan: Plan, proposal: Proposal) -> Done:
+        """Forward, verify, commit; the result is that of this step or, where steps are under way, of an older one."""
+        ...
+
+
+class HostRunner(Runner):
+    """Runs a step and waits for it.
+
+    Args:
+        decoder, cache, taps: see `Runner`.
+        rows: the requests by row.
+        meter: whose clock of the target runs meanwhile.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KVCache, taps: tuple[int, ...], rows: Rows, meter: Meter) -> None:
+        super().__init__(decoder, cache, taps)
+        self.rows, self.meter = rows, meter
+
+    def run(self, plan: Plan, proposal: Proposal) -> Done:
+        """See `StepRunner`."""
+        if not plan.decode and not plan.prefill:
+            return Done(plan, proposal, [], [])
+        decoding, reading = self.rows.of(plan.decode), self.rows.of(plan.prefill)
+        sampled = decoding + self.rows.of(piece for piece in plan.prefill if piece.last)
+        with self.meter.verifying:
+            found = self.forward(plan, proposal.draft, self.rows.sampling(sampled) if sampled else None)
+        self._score_prompts(plan.prefill, reading, found)
+        tokens, parents = proposal.draft.tokens.tolist(), proposal.draft.parents.tolist()
+        results = []
+        for place, item in enumerate(plan.decode):
+            features = None if found.features is None else found.features[place]
+            row = self._decoded(decoding[place], item, found, place, features, tokens[place], parents[place])
+            results.append(row)
+        drawn = len(decoding)
+        for place, (piece, request) in enumerate(zip(plan.prefill, reading, strict=True)):
+            if not found.prompt_hidden[place].isfinite().all():  # other requests may not see these keys and values
+                request.fail(not_finite())
+            features = None if found.features is None else found.features[len(decoding) + place]
+            emission = Emission.end(request) if request.error is not None else None
+            if piece.last:
+                emission = self._emit(request, found, drawn, (), (), ())
+                drawn += 1
+            results.append(RowResult(request, piece.start, piece.tokens, features, 0, 0, emission, prompt=True))
+        return Done(plan, proposal, results, decoding + reading)
+
+    def _decoded(
+        self, request: Request, item: Decode, found: Verified, place: int, features: Tensor | None,
+        tokens: Sequence[int], parents: Sequence[int],
+    ) -> RowResult:  # fmt: skip
+        """What a decoding row got for the draft of `tokens` and `parents`."""
+        depths = _depths(tokens, parents)
+        emission = self._emit(request, found, place, tokens, parents, depths)
+        # The root and the accepted nodes that the request took are in the cache now.
+        taken = len(emission.token_ids)
+        committed = [tokens[node] for node in found.paths[place][: taken + 1]] if taken else []
+        features = None if features is None else features[: len(committed)]
+        longest, accepted = (max(depths, default=0), len(found.paths[place]) - 1) if taken else (0, 0)
+        return RowResult(request, item.start, committed, features, longest, accepted, emission, prompt=False)
+
+    def _emit(
+        self, request: Request, found: Verified, place: int, tokens: Sequence[int], parents: Sequence[int],
+        depths: Sequence[int],
+    ) -> Emission:  # fmt: skip
+        """Gives a request its accepted tokens and the target's own draw, or the error that stands in their way."""
+        path, bonus = found.paths[place], found.bonuses[place]
+        if bonus == PADDING and request.error is None:
+            request.fail(_undrawn(request, found, place))
+        if request.error is not None:
+            return Emission.end(request)
+        emitted = [*(tokens[node] for node in path[1:]), bonus]
+        logprobs = []
+        if request.params.logprobs is not None and found.logits is not None:
+            logprobs = _token_logprobs(found.logits[place, path], emitted, request.params.logprobs)
+        rejected = _children(path[-1], tokens, parents)
+        return request.emit(emitted, len(path) - 1, depths, logprobs, rejected)
+
+    def _score_prompts(self, pieces: Sequence[PromptPiece], reading: Sequence[Request], found: Verified) -> None:
+        """Log-probabilities of prompt tokens, for the requests that want them; the first token has none."""
+        for piece, request, hidden in zip(pieces, reading, found.prompt_hidden, strict=True):
+            if request.params.prompt_logprobs is None:
+                continue
+            if not request.prompt_logprobs:
+                request.prompt_logprobs.append(None)
+            # A preempted request recomputes what it has.
+            known = max(0, len(request.prompt_logprobs) - 1 - piece.start)
+            end = piece.start + len(piece.tokens)
+            follow = request.prompt_ids[piece.start + 1 + known : end + 1]
+            if follow:
+                logits = self.decoder.logits(hidden[known : known + len(follow)])
+                request.prompt_logprobs += _token_logprobs(logits, follow, request.params.prompt_logprobs)
+
+
+def _undrawn(request: Request, found: Verified, place: int) -> SametokenError:
+    """Why the target can draw no token after a sampled row's root."""
+    if found.logits is not None and not found.logits[place, 0].max().isfinite():
+        return not_finite()
+    return request.sampling.failure or RequestError(
+        "the request's rules ban every token of the vocabulary at this place; expected at least one that is left"
+    )
+
+
+def _depths(tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """Depth of every draft token of one row's tree, padding left out; none without a tree."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return [depth for depth, token in zip(depths[1:], tokens[1:], strict=True) if token != PADDING]
+
+
+def _children(node: int, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """Tokens of the guesses that follow a node of one row's tree."""
+    guesses = zip(parents[1:], tokens[1:], strict=True)
+    return [token for parent, token in guesses if parent == node and token != PADDING]
+
+
+def _token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """One `TokenLogprob` per row of logits [R, V]."""
+    found = token_logprobs(logits, torch.tensor(tokens, device=logits.device), top)
+    columns = (found.chosen.tolist(), found.rank.tolist(), found.top_tokens.tolist(), found.top_values.tolist())
+    return [
+        TokenLogprob(token, logprob, rank, tuple(zip(ids, values, strict=True)))
+        for token, logprob, rank, ids, values in zip(tokens, *columns, strict=True)
+    ]

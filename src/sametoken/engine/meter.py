@@ -1,0 +1,106 @@
+"""The engine's clocks and counters: seconds of drafts and target, preemptions, and what the controller learns of time.
+
+The only reader of the clock in a step. Other parts of the step name what they do: `with meter.drafting: ...`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from sametoken.control.pace import Pace
+from sametoken.control.policy import Policy
+from sametoken.engine.report import Done, StepReport, Timings
+from sametoken.engine.request import Emission
+
+
+class EngineLoad(NamedTuple):
+    """How busy an engine is, for whoever watches it.
+
+    Attributes:
+        running, waiting: requests with and without a row.
+        pages_used, pages: of the cache's pool; pages kept for their prefix alone are not used.
+        preemptions: requests that lost their row so far because pages ran out.
+        draft_len: longest path that the last decoding step allowed a draft, 0 for none.
+        paused: why hardly anything was drafted lately though it was allowed, "gain" or "slower"
+            (see `control.policy`); "" while drafts are made.
+        draft_s, verify_s, other_s: seconds of all steps so far on drafts, on the target and on the rest.
+    """
+
+    running: int
+    waiting: int
+    pages_used: int
+    pages: int
+    preemptions: int
+    draft_len: int
+    paused: str
+    draft_s: float
+    verify_s: float
+    other_s: float
+
+
+class Clock:
+    """Seconds spent inside its `with` blocks; `seconds` may be set back to 0."""
+
+    __slots__ = ("_begin", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = self._begin = 0.0
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._begin
+
+
+class Meter:
+    """Measures steps and tells the controller what they took.
+
+    Args:
+        pace: divides the time between prompts and streams.
+        policy: chooses drafts.
+
+    Attributes:
+        drafting, verifying: clocks of the step that runs.
+        preemptions, draft_len: see `EngineLoad`. `totals`: seconds of all steps.
+    """
+
+    def __init__(self, pace: Pace, policy: Policy) -> None:
+        self._pace, self._policy = pace, policy
+        self.drafting, self.verifying = Clock(), Clock()
+        self.preemptions = self.draft_len = 0
+        self.totals = Timings(0.0, 0.0, 0.0)
+        self._begin = 0.0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.drafting.seconds = self.verifying.seconds = 0.0
+        self._begin = time.perf_counter()
+
+    def report(self, done: Done, emissions: list[Emission]) -> StepReport:
+        """Ends the step: charges its time to the requests that took part, and to the controller's estimates."""
+        seconds = time.perf_counter() - self._begin
+        draft_s, verify_s = self.drafting.seconds, self.verifying.seconds
+        timings = Timings(draft_s, verify_s, seconds - draft_s - verify_s)
+        self.preemptions += len(done.plan.preempted)
+        self.draft_len = max((item.limit for item in done.plan.decode), default=self.draft_len)
+        if done.requests:
+            self.totals = Timings(*map(sum, zip(self.totals, timings, strict=True)))
+        for request in done.requests:
+            request.stats.charge(*timings)
+        if done.plan.decode and not done.plan.captured:
+            self._teach(done, timings, seconds)
+        features = sum(len(row.committed) for row in done.rows if row.features is not None)
+        return StepReport(done.plan, emissions, done.proposal.makers, features, timings)
+
+    def _teach(self, done: Done, timings: Timings, seconds: float) -> None:
+        """Tells the controller what a step that decoded took, and how many tokens each row was granted."""
+        plan, rows = done.plan, len(done.plan.decode)
+        progress = sum(row.accepted + 1 for row in done.rows[:rows]) / rows
+        self._pace.saw(sum(len(piece.tokens) for piece in plan.prefill), seconds, progress)
+        costs = self._policy.costs
+        if costs is not None and not plan.prefill:
+            context = sum(item.start for item in plan.decode) / rows
+            costs.saw_step(done.proposal.draft.tokens.numel(), rows, context, timings.verify_s, timings.other_s)
+            self._policy.saw_step(rows, context, progress, seconds, any(done.proposal.makers))
