@@ -15,8 +15,8 @@ import arm_kernels
 from sametoken.errors import ConfigError
 from sametoken.kernels.cpu import library as native
 from sametoken.kernels.cpu.library import Library
+from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module
-from sametoken.model import native as native_module
 
 
 def built(name: str) -> Library | None:
@@ -35,7 +35,7 @@ EMULATED = os.environ.get("SAMETOKEN_TEST_ARM") is not None
 
 def use(kernels: Library, patch: pytest.MonkeyPatch) -> Library:
     """Every decoder that is loaded from here on uses these kernels."""
-    for module in (linear_module, native_module):
+    for module in (linear_module, compiled_module):
         patch.setattr(module, "library", lambda: kernels)
     return kernels
 

@@ -18,12 +18,12 @@ from sametoken.checkpoint.load import load_decoder
 from sametoken.errors import ConfigError
 from sametoken.kernels.cpu import library as native
 from sametoken.kernels.cpu.library import Library
+from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module
-from sametoken.model import native as native_module
+from sametoken.model.compiled import Certain
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16, pairs, unpaired
-from sametoken.model.native import Certain
 from sametoken.runtime.cache import KVCache, PageTable, Span
 from sametoken.speculation.draft import ancestors
 from sametoken.speculation.params import SamplingParams
@@ -141,7 +141,7 @@ def test_a_decoder_computes_what_torch_computes(kernels: Library, directory: Pat
     exact = Text(load_decoder(directory, torch.float32, "cpu")).chain(0, 0, text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear_module, "library", lambda: None)
-        patch.setattr(native_module, "library", lambda: None)
+        patch.setattr(compiled_module, "library", lambda: None)
         plain = Text(load_decoder(directory, torch.bfloat16, "cpu")).chain(0, 0, text).float()
     # As near to float32 as torch's own bfloat16 is, which rounds at the same places and a few more.
     assert (logits - exact).norm() <= 1.1 * (plain - exact).norm()

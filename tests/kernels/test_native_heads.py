@@ -15,11 +15,11 @@ from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.modules import pack
 from sametoken.kernels.cpu.library import Library
+from sametoken.model.compiled import Certain
 from sametoken.model.config import ModelConfig, RopeConfig
 from sametoken.model.decoder import Decoder, attend_in
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.linear import Embedding, Linear
-from sametoken.model.native import Certain
 from sametoken.runtime.cache import KVCache, PageTable, Span, View
 from sametoken.speculation.draft import Draft, ancestors, chain_parents
 from sametoken.speculation.params import SamplingParams
@@ -125,7 +125,7 @@ class Torch:
 
     def __init__(self, config: EagleConfig, dtype: torch.dtype) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            for name in ("linear", "native"):
+            for name in ("linear", "compiled"):
                 patch.setattr(f"sametoken.model.{name}.library", lambda: None)
             self.head, self.target = head_of(config, dtype, False), decoder_of(dtype, False)
 

@@ -19,8 +19,8 @@ import tiny_models
 from native_checks import BUILT
 from sametoken.checkpoint.load import load_decoder
 from sametoken.kernels.cpu.library import Library
+from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module
-from sametoken.model import native as native_module
 from sametoken.model.attention import attend
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.layers import gated
@@ -174,7 +174,7 @@ def test_logits_of_every_format(
     dtype: torch.dtype, quantization: str, variant: Library | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every variant of the compiled kernels, and without."""
-    for module in (linear_module, native_module):
+    for module in (linear_module, compiled_module):
         monkeypatch.setattr(module, "library", lambda: variant)
     check_decoder(save_llama("grouped", tmp_path), dtype, quantization)
 

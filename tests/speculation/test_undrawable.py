@@ -20,8 +20,8 @@ from head_checks import llm_with, make_eagle, make_medusa
 from native_checks import BUILT
 from sametoken import LLM, ModelOutputError, RequestError, SamplingParams
 from sametoken.kernels.cpu.library import Library
+from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module
-from sametoken.model import native as native_module
 from sametoken.speculation.draft import Draft, ancestors, chain_parents
 from sametoken.speculation.rows import RowSampling, Sampling
 from sametoken.speculation.sampling import sample
@@ -74,7 +74,7 @@ def test_a_row_that_overflows_ends_with_an_error_and_others_go_on(
     models: tuple[str, str, str], dtype: str, form: str, kernels: Library | None, method: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    for module in (linear_module, native_module):
+    for module in (linear_module, compiled_module):
         monkeypatch.setattr(module, "library", lambda: kernels)
     options = {"dtype": dtype, "quantization": form, "max_num_tokens": 64, "cache": {"max_tokens": 400}}
     llm = make_llm(models[1], models[0], **options)

@@ -2,7 +2,7 @@
 
 Query heads that share a key head are folded into query rows, so keys are read once (4-8 times faster than repeating
 them). A query's arithmetic must not depend on how many queries run beside it: spans run in tiles of equal height, the
-last one padded. The compiled kernels have an attention of their own (`model.native`); this one runs everywhere.
+last one padded. The compiled kernels have an attention of their own (`model.compiled`); this one runs everywhere.
 Legend: T tokens, Hq query heads, Hk key heads, G = Hq / Hk, D head size, B rows, N nodes, L key length.
 """
 

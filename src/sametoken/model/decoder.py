@@ -6,7 +6,7 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from sametoken.model.attention import attend
+from sametoken.model.block import Attend, Block
+from sametoken.model.compiled import CompiledDecoder, Parts, blocks_of
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.base import WeightFormat
-from sametoken.model.layers import ACTIVATIONS, RMSNorm, gated
+from sametoken.model.layers import RMSNorm
 from sametoken.model.linear import Embedding, Linear
-from sametoken.model.native import NativeDecoder
-from sametoken.model.rotary import apply_rope, rope_tables
+from sametoken.model.rotary import rope_at, rope_tables
 from sametoken.runtime.cache import KVCache, Span, View
 from sametoken.speculation.draft import PADDING
 
@@ -34,56 +35,6 @@ class Hidden(NamedTuple):
 
     last: Tensor
     taps: tuple[Tensor, ...]
-
-
-# q [T, Hq, D] and k [T, Hk, D], rotated, v [T, Hk, D], layer, window -> [T, Hq * D]; the caller knows where keys lie.
-Attend = Callable[[Tensor, Tensor, Tensor, int, int | None], Tensor]
-
-
-class Block(nn.Module):
-    """Pre-norm attention and gated MLP with residuals.
-
-    Args:
-        reads: width of what attention reads, the hidden size unless given.
-    """
-
-    def __init__(
-        self, config: ModelConfig, layer: int, dtype: torch.dtype, format: WeightFormat | None, reads: int | None = None
-    ) -> None:
-        super().__init__()
-        heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
-        hidden, intermediate = config.hidden_size, config.intermediate_size
-        self.layer, self.heads, self.kv_heads, self.size = layer, heads, kv_heads, size
-        self.window = config.sliding_windows[layer]
-        self.activation = ACTIVATIONS[config.activation]
-        self.attention_norm: RMSNorm | None = RMSNorm(hidden, config.norm_eps, dtype)
-        self.qkv = Linear(reads or hidden, (heads + 2 * kv_heads) * size, config.qkv_bias, dtype, format)
-        self.q_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
-        self.k_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
-        self.out = Linear(heads * size, hidden, config.out_bias, dtype, format)
-        self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype)
-        self.gate_up = Linear(hidden, 2 * intermediate, config.mlp_bias, dtype, format)
-        self.down = Linear(intermediate, hidden, config.mlp_bias, dtype, format)
-
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:  # [T, H] -> [T, H]
-        x = x + self.attention(x if self.attention_norm is None else self.attention_norm(x), rope, attend)
-        return x + self.feed_forward(x)
-
-    def attention(self, read: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:  # [T, reads] -> [T, H]
-        """What attention adds to the hidden state, from its normed input."""
-        qkv = self.qkv(read).view(read.shape[0], -1, self.size)
-        qk, v = torch.split_with_sizes(qkv, [self.heads + self.kv_heads, self.kv_heads], 1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = torch.split_with_sizes(qk, [self.heads, self.kv_heads], 1)
-            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
-        q, k = torch.split_with_sizes(apply_rope(qk, *rope), [self.heads, self.kv_heads], 1)
-        mixed: Tensor = self.out(attend(q, k, v, self.layer, self.window))
-        return mixed
-
-    def feed_forward(self, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
-        """What the gated MLP adds."""
-        fed: Tensor = self.down(gated(self.activation, self.gate_up(self.mlp_norm(x))))
-        return fed
 
 
 def attend_in(cache: KVCache, view: View) -> Attend:
@@ -115,9 +66,19 @@ class Decoder(nn.Module):
         self._rope: tuple[Tensor, Tensor] | None = None
 
     @cached_property
-    def native(self) -> NativeDecoder | None:
+    def native(self) -> CompiledDecoder | None:
         """The blocks as one call of the compiled kernels, where these can; ask when all weights are there."""
-        return NativeDecoder.of(self)
+        head = self.output_head
+        if head is None or head.native is None:
+            return None
+        ids = torch.arange(head.out_features)
+        parts = Parts(self.config, blocks_of(self), self.rope_tables, self.embed, self.norm, head, ids)
+        return CompiledDecoder.of(parts)
+
+    @property
+    def output_head(self) -> Linear | None:
+        """What `project` multiplies with: the output head, or the token vectors in its place."""
+        return self.embed.head if self.head is None else self.head
 
     @property
     def least_rows(self) -> int:
@@ -173,10 +134,3 @@ class Decoder(nn.Module):
         """The output layer alone, for hidden states after the final norm."""
         projected: Tensor = self.embed.project(normed) if self.head is None else self.head(normed)
         return projected
-
-
-def rope_at(tables: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of rotary tables; padding nodes and lookahead may stand past the last one, nobody reads them."""
-    cos, sin = tables
-    at = positions.clamp(max=cos.shape[0] - 1)
-    return cos[at], sin[at]

@@ -150,3 +150,10 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     # Two products rounded apart, then their sum, not addcmul's single rounding: the bits of transformers in bf16.
     turned = (rotated * cos).add_(swapped.mul_(sin))
     return turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), -1)
+
+
+def rope_at(tables: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of rotary tables; padding nodes and lookahead may stand past the last one, nobody reads them."""
+    cos, sin = tables
+    at = positions.clamp(max=cos.shape[0] - 1)
+    return cos[at], sin[at]

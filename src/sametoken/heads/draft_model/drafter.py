@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sametoken.drafters.growing import GrowingDrafter
 from sametoken.drafters.tree import Tree
+from sametoken.model.compiled import Certain
 from sametoken.model.decoder import Decoder, Hidden
-from sametoken.model.native import Certain
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.runtime.draw import draw
 from sametoken.speculation.draft import PADDING, Draft, chain_parents, chain_reach

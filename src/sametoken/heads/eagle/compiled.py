@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sametoken.heads.eagle.module import EagleHead, FirstBlock
 from sametoken.kernels.cpu.library import Join, Library, library, struct_of
+from sametoken.model.compiled import LANES, Compiled, Parts, blocks_of, packed
 from sametoken.model.decoder import Decoder
 from sametoken.model.layers import RMSNorm
-from sametoken.model.native import LANES, Compiled, Parts, blocks_of, output_head, packed
 from sametoken.runtime.cache import KVCache, View
 
 
@@ -43,7 +43,7 @@ class NativeEagle(Compiled):
     @staticmethod
     def of(head: EagleHead, target: Decoder) -> NativeEagle | None:
         """The compiled form of a head beside its target, None where the kernels are missing or cannot compute it."""
-        kernels, output = library(), output_head(target) if head.head is None else head.head
+        kernels, output = library(), target.output_head if head.head is None else head.head
         if kernels is None or output is None:
             return None
         embed = target.embed if head.embed is None else head.embed

@@ -17,8 +17,8 @@ from sametoken.drafters.growing import GrowingDrafter
 from sametoken.drafters.tree import Tree
 from sametoken.heads.eagle.compiled import NativeEagle
 from sametoken.heads.eagle.module import EagleHead
+from sametoken.model.compiled import Certain
 from sametoken.model.decoder import Decoder, attend_in
-from sametoken.model.native import Certain
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.runtime.draw import draw
 from sametoken.speculation.draft import PADDING, Draft, chain_parents, chain_reach

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from sametoken.heads.eagle.config import EagleConfig
-from sametoken.model.decoder import Attend, Block, rope_at
+from sametoken.model.block import Attend, Block
 from sametoken.model.formats.base import WeightFormat
 from sametoken.model.layers import RMSNorm
 from sametoken.model.linear import Embedding, Linear
-from sametoken.model.rotary import rope_tables
+from sametoken.model.rotary import rope_at, rope_tables
 
 
 class FirstBlock(Block):

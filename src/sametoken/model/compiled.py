@@ -1,6 +1,6 @@
 """The blocks of a decoder as one call of the compiled kernels: facts and weights as the structures they read.
 
-Computes what `model.decoder.Block` computes, in its order and with its roundings; heads build on it. Whatever stands
+Computes what `model.block.Block` computes, in its order and with its roundings; heads build on it. Whatever stands
 beside a row never shows in its bits, without blocks of rows, padded keys or trees taken apart.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_int32, c_int64, pointer
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,15 +29,13 @@ from sametoken.kernels.cpu.library import (
     library,
     struct_of,
 )
+from sametoken.model.block import Block
+from sametoken.model.config import ModelConfig
+from sametoken.model.layers import RMSNorm
 from sametoken.model.linear import Embedding, Linear
 from sametoken.runtime.cache import KVCache, View
 from sametoken.runtime.cache import Span as CacheSpan
 from sametoken.speculation.rows import Sampling
-
-if TYPE_CHECKING:
-    from sametoken.model.config import ModelConfig
-    from sametoken.model.decoder import Block, Decoder
-    from sametoken.model.layers import RMSNorm
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
 LANES = 16  # numbers of a vector: rows and heads are whole vectors
@@ -160,18 +158,14 @@ class Compiled:
         return self._kernels.linear(self._head, last, torch.float32, norm)
 
 
-class NativeDecoder(Compiled):
+class CompiledDecoder(Compiled):
     """Blocks and head of a decoder whose linears are packed for the kernels."""
 
     @staticmethod
-    def of(decoder: Decoder) -> NativeDecoder | None:
+    def of(parts: Parts) -> CompiledDecoder | None:
         """The compiled form of a decoder, None where the kernels are missing or cannot compute it."""
-        kernels, head = library(), output_head(decoder)
-        if kernels is None or head is None or head.native is None:
-            return None
-        config, rope, ids = decoder.config, decoder.rope_tables, torch.arange(head.out_features)
-        parts = Parts(config, blocks_of(decoder), rope, decoder.embed, decoder.norm, head, ids)
-        return NativeDecoder(parts, kernels) if parts.fit() else None
+        kernels = library()
+        return CompiledDecoder(parts, kernels) if kernels is not None and parts.fit() else None
 
     def __call__(
         self, tokens: Tensor, cache: KVCache, view: View, taps: Sequence[int]
@@ -208,11 +202,6 @@ def _longs(values: Sequence[int]) -> Any:
 def blocks_of(module: nn.Module) -> list[Block]:
     """The blocks of a decoder or a head, in order."""
     return cast("list[Block]", list(cast("nn.ModuleList", module.blocks)))
-
-
-def output_head(decoder: Decoder) -> Linear | None:
-    """What `decoder.logits` multiplies with: the output head, or the token vectors in its place."""
-    return decoder.embed.head if decoder.head is None else decoder.head
 
 
 def _linears(block: Block) -> tuple[Linear, ...]:

@@ -1,0 +1,66 @@
+"""One block of a decoder or a head: attention that is passed in, and a gated MLP, with residuals.
+
+It knows no cache and no position. Legend: T tokens of the whole batch, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from sametoken.model.config import ModelConfig
+from sametoken.model.formats.base import WeightFormat
+from sametoken.model.layers import ACTIVATIONS, RMSNorm, gated
+from sametoken.model.linear import Linear
+from sametoken.model.rotary import apply_rope
+
+# q [T, Hq, D] and k [T, Hk, D], rotated, v [T, Hk, D], layer, window -> [T, Hq * D]; the caller knows where keys lie.
+Attend = Callable[[Tensor, Tensor, Tensor, int, int | None], Tensor]
+
+
+class Block(nn.Module):
+    """Pre-norm attention and gated MLP with residuals.
+
+    Args:
+        reads: width of what attention reads, the hidden size unless given.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layer: int, dtype: torch.dtype, format: WeightFormat | None, reads: int | None = None
+    ) -> None:
+        super().__init__()
+        heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
+        hidden, intermediate = config.hidden_size, config.intermediate_size
+        self.layer, self.heads, self.kv_heads, self.size = layer, heads, kv_heads, size
+        self.window = config.sliding_windows[layer]
+        self.activation = ACTIVATIONS[config.activation]
+        self.attention_norm: RMSNorm | None = RMSNorm(hidden, config.norm_eps, dtype)
+        self.qkv = Linear(reads or hidden, (heads + 2 * kv_heads) * size, config.qkv_bias, dtype, format)
+        self.q_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
+        self.k_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
+        self.out = Linear(heads * size, hidden, config.out_bias, dtype, format)
+        self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype)
+        self.gate_up = Linear(hidden, 2 * intermediate, config.mlp_bias, dtype, format)
+        self.down = Linear(intermediate, hidden, config.mlp_bias, dtype, format)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:  # [T, H] -> [T, H]
+        x = x + self.attention(x if self.attention_norm is None else self.attention_norm(x), rope, attend)
+        return x + self.feed_forward(x)
+
+    def attention(self, read: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:  # [T, reads] -> [T, H]
+        """What attention adds to the hidden state, from its normed input."""
+        qkv = self.qkv(read).view(read.shape[0], -1, self.size)
+        qk, v = torch.split_with_sizes(qkv, [self.heads + self.kv_heads, self.kv_heads], 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = torch.split_with_sizes(qk, [self.heads, self.kv_heads], 1)
+            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
+        q, k = torch.split_with_sizes(apply_rope(qk, *rope), [self.heads, self.kv_heads], 1)
+        mixed: Tensor = self.out(attend(q, k, v, self.layer, self.window))
+        return mixed
+
+    def feed_forward(self, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
+        """What the gated MLP adds."""
+        fed: Tensor = self.down(gated(self.activation, self.gate_up(self.mlp_norm(x))))
+        return fed
