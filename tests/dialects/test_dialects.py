@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foreign_keys import markdown
 
 from sametoken.commands.resolution import HINTS
 from sametoken.config import SpeculativeConfig
 from sametoken.dialects import flags, trtllm, vllm
 from sametoken.dialects.flags import FLAGS, read_flags
 from sametoken.dialects.rules import Group, NoEffect, Only, Rule, Sets, Table, Translation, apply, translate
-from sametoken.dialects.tables import markdown
 from sametoken.dialects.trtllm_yaml import read_file, translate_text
 from sametoken.dialects.vllm import read_json
 from sametoken.errors import ConfigError
@@ -26,7 +26,7 @@ SAMPLES: dict[type, tuple[Any, ...]] = {
 # Values where a rule translates them; all others are passed on as they are.
 SPOKEN: dict[Any, tuple[Any, Any]] = {
     trtllm.decoding_type: ("Draft_Target", "draft_target"),
-    trtllm.opposite: (True, False),
+    flags.opposite: (True, False),
     flags.log_level: ("trace", "debug"),
     vllm.method: ("ngram_gpu", "ngram"),
     vllm.schedule: ([[1, 4, 4], [5, 8, 2]], {4: 4, 8: 2}),
@@ -260,4 +260,4 @@ def test_flags_are_read_by_their_rules() -> None:
 
 def test_the_documentation_holds_the_tables() -> None:
     document = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
-    assert markdown() in document, "put in what python -m sametoken.dialects.tables prints"
+    assert markdown() in document, "run python scripts/reference.py docs/server.md"

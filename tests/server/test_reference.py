@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+import reference
 
-from sametoken.commands import reference
 from sametoken.server.fields import Body
 from sametoken.server.responses_schema import InputCall, InputMessage, InputOutput
 
@@ -21,7 +21,7 @@ def owners(root: type[Body] = Body) -> list[type[Body]]:
 
 def test_the_page_holds_what_the_code_says() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == reference.written(page), "run python -m sametoken.commands.reference docs/server.md"
+    assert page == reference.written(page), "run python scripts/reference.py docs/server.md"
 
 
 def test_a_page_gets_its_parts_and_keeps_the_rest() -> None:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import CACHE, Option, Values, engine_options, refuse_given
+from sametoken.commands.options import Option, Values, engine_options, refuse_given
 from sametoken.commands.progress import open_progress
 from sametoken.errors import ConfigError
 from sametoken.interrupt import stop_at_signals
+from sametoken.options.serving import CACHE
 
 if TYPE_CHECKING:
     from sametoken.bench.record import Run

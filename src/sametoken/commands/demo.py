@@ -20,9 +20,10 @@ from rich.text import Text
 
 from sametoken import embedded
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import CACHE, Option, Values, engine_options
+from sametoken.commands.options import Option, Values, engine_options
 from sametoken.errors import ConfigError
 from sametoken.options.sampling import SamplingParams
+from sametoken.options.serving import CACHE
 from sametoken.prompts.sources import encode_texts
 
 if TYPE_CHECKING:

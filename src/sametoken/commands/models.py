@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sametoken import embedded
-from sametoken.commands.options import CACHE, Values, settings_of
+from sametoken.commands.options import Values, settings_of
 from sametoken.errors import ConfigError
 from sametoken.options.engine import MOST_THREADS, EngineConfig, KVCacheConfig
+from sametoken.options.serving import CACHE
 from sametoken.options.speculation import MODEL_METHODS, SpeculativeConfig
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from sametoken.errors import ConfigError
 from sametoken.options.declaration import Declared, Settings, declared, members
 from sametoken.options.engine import EngineConfig, KVCacheConfig, ModelSettings
 from sametoken.options.sampling import RECOMMENDED, SamplingParams
+from sametoken.options.serving import CACHE
 from sametoken.options.speculation import SpeculativeConfig
 
-CACHE = "kv_cache_"  # before the keys of the page pool, whose `max_tokens` is not the request's
 Values = Mapping[str, Any]  # what the user chose, by option name
 
 

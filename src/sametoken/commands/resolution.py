@@ -10,20 +10,17 @@ from typing import Any, NamedTuple
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sametoken import embedded
-from sametoken.commands.options import CACHE, Chosen, Option, Values, settings_of
-from sametoken.dialects.flags import FLAGS, read_flags, spelled
-from sametoken.dialects.rules import Given, Translation
+from sametoken.commands.options import Chosen, Option, Values, settings_of
+from sametoken.dialects.flags import FLAGS, read_flags
+from sametoken.dialects.rules import Given, Translation, spelled
 from sametoken.dialects.trtllm_yaml import read_file
 from sametoken.dialects.vllm import read_json
 from sametoken.errors import ConfigError, found_wrong
-from sametoken.options.declaration import declared
-from sametoken.options.engine import EngineConfig, KVCacheConfig, ModelSettings
-from sametoken.options.server import ServerConfig
+from sametoken.options.serving import OPTIONS
 from sametoken.options.speculation import SpeculativeConfig
 
 FILE, JSON = "extra_llm_api_options", "speculative_config"
-GROUPS = ((ModelSettings, ""), (SpeculativeConfig, ""), (EngineConfig, ""), (KVCacheConfig, CACHE), (ServerConfig, ""))
-HINTS = {prefix + name: option.hint for owner, prefix in GROUPS for name, option in declared(owner).items()}
+HINTS = {name: option.hint for name, option in OPTIONS.items()}
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 

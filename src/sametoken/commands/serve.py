@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from sametoken.commands.models import model_names, open_llm
-from sametoken.commands.options import CACHE, Chosen, Option, Values, engine_options, settings_of, settings_options
+from sametoken.commands.options import Chosen, Option, Values, engine_options, settings_of, settings_options
 from sametoken.commands.resolution import Resolution, check_choice, check_text, foreign_options, resolve
 from sametoken.errors import ConfigError
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.server import ServerConfig
+from sametoken.options.serving import CACHE
 from sametoken.options.speculation import SpeculativeConfig
 
 SMOOTH = 0.4  # of the time for prompts: streams take less than twice as long while somebody asks something long

@@ -1,43 +1,32 @@
-"""What may become of a key of another server's configuration, and the one function that applies it.
+"""What may become of a key of another server's configuration: it sets an option of ours, has no effect, or is refused.
 
-A key is honoured, has no effect here (which is said), or is refused with the reason; there is no fourth case.
+A table gives each key one rule; a reason stands before all keys that it holds for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import NoneType
 from typing import Any, NamedTuple
 
 from sametoken.errors import ConfigError, unknown_name
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "keys and values",
-         list: "a list", NoneType: "nothing"}  # fmt: skip
+         list: "a list"}  # fmt: skip
+KINDS = {kind.__name__: kind for kind in WORDS}
 
 
 class Sets(NamedTuple):
-    """Honoured; null is the same as leaving the key out.
-
-    Attributes:
-        setting: the name of our option that gets the value.
-        convert: from their value to ours; raises `ValueError` with what was expected. None is the same value.
-        note: what differs, for the documentation.
-    """
+    """Sets an option of ours; null is the same as leaving the key out."""
 
     setting: str
-    convert: Callable[[Any], Any] | None = None
-    note: str = ""
+    convert: Callable[[Any], Any] | None = None  # their value to ours; `ValueError` says what was expected
+    note: str = ""  # what differs, for the documentation
 
 
 class NoEffect(NamedTuple):
-    """Accepted and reported.
-
-    Attributes:
-        kind: the type of its values.
-        reason: why nothing here depends on it.
-        usual: values that ask for what happens anyway, of which nothing is reported.
-    """
+    """Accepted for values of a type and reported, but for the usual values, which ask for what happens anyway."""
 
     kind: type
     reason: str
@@ -45,25 +34,14 @@ class NoEffect(NamedTuple):
 
 
 class Only(NamedTuple):
-    """Honoured for the values that say what happens here, refused for all others.
-
-    Attributes:
-        values: what it may be; None may always be.
-        reason: why it may be nothing else, and what to do instead.
-    """
+    """Accepted for these values and null, which ask for what happens here; the reason refuses all others."""
 
     values: tuple[Any, ...]
     reason: str
 
 
 class Group(NamedTuple):
-    """Keys below a key.
-
-    Attributes:
-        keys: their rules.
-        present, absent: a setting and its value where the group is there, and where it is null; null is an error
-            where `absent` is None.
-    """
+    """Keys below a key; an option and its value where the group is there, and where it is null (without: an error)."""
 
     keys: Mapping[str, Rule]
     present: tuple[str, Any] | None = None
@@ -74,8 +52,68 @@ Rule = Sets | NoEffect | Only | Group
 Table = Mapping[str, Rule]
 
 
+class Key(NamedTuple):
+    """A key as tables write it: "name/another_name:type=value|value", of which only a name must be there."""
+
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    kind: type
+
+
+def keys(words: str) -> Iterator[Key]:
+    """The keys of a text, which blanks separate."""
+    for word in words.split():
+        stated, _, said = word.partition("=")
+        names, _, kind = stated.partition(":")
+        values = tuple(map(_value, said.split("|"))) if said else ()
+        yield Key(tuple(names.split("/")), values, KINDS[kind] if kind else type(values[0]) if values else str)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def table(
+    sets: Mapping[str, str], no_effect: Mapping[str, str], refused: Mapping[str, str], **own: Rule
+) -> dict[str, Rule]:
+    """The rules of keys.
+
+    Args:
+        sets: keys, and the option of ours that each sets.
+        no_effect: reasons and the keys that they hold for, with their usual values. `refused`: with the allowed ones.
+        own: keys with rules of their own.
+    """
+    rules: dict[str, Rule] = {key: Sets(setting) for key, setting in sets.items()}
+    for reason, words in no_effect.items():
+        rules |= {key.names[0]: NoEffect(key.kind, reason, key.values) for key in keys(words)}
+    for reason, words in refused.items():
+        rules |= {key.names[0]: Only(key.values, reason) for key in keys(words)}
+    return rules | own
+
+
+def spelled(name: str) -> str:
+    """An option as users write it."""
+    return f"--{name.replace('_', '-')}"
+
+
+def described(rule: Rule, mark: str = "") -> str:
+    """What becomes of a key, in words; `mark` stands around options and values."""
+    match rule:
+        case Sets(setting, _, note):
+            return f"sets {mark}{spelled(setting)}{mark}" + (f"; {note}" if note else "")
+        case NoEffect(_, reason, _):
+            return f"no effect: {reason}"
+        case Only(values, reason):
+            allowed = " or ".join(f"{mark}{str(value).lower()}{mark}" for value in values)
+            return (f"only {allowed}: " if allowed else "refused: ") + reason
+    return "keys below it"
+
+
 class Given(NamedTuple):
-    """A value of one of our settings and where it was said."""
+    """A value of one of our options and where it was said."""
 
     value: Any
     origin: str
@@ -83,22 +121,13 @@ class Given(NamedTuple):
 
 @dataclass
 class Translation:
-    """What a configuration comes to here.
-
-    Attributes:
-        settings: by the names of our options.
-        notes: what has no effect and why, a sentence each.
-    """
+    """What a configuration comes to here: values by the names of our options, and what has no effect and why."""
 
     settings: dict[str, Given] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def set(self, setting: str, value: Any, origin: str) -> None:
-        """Notes a value.
-
-        Raises:
-            ConfigError: another place says something else.
-        """
+        """Notes a value; raises `ConfigError` where another place says something else."""
         known = self.settings.setdefault(setting, Given(value, origin))
         if known.value is not value and known.value != value:  # NaN is not even itself
             raise ConfigError(
@@ -106,11 +135,7 @@ class Translation:
             )
 
     def add(self, other: Translation) -> None:
-        """Joins what another place of the same rank says.
-
-        Raises:
-            ConfigError: the two contradict each other.
-        """
+        """Joins what another place of the same rank says; raises `ConfigError` where the two contradict each other."""
         for setting, given in other.settings.items():
             self.set(setting, *given)
         self.notes += other.notes
@@ -119,11 +144,9 @@ class Translation:
 def translate(
     stated: Mapping[str, Any], table: Table, place: str, elsewhere: Mapping[str, str] | None = None
 ) -> Translation:
-    """Applies a table to what was stated.
+    """Applies a table to keys and values.
 
     Args:
-        stated: keys and values as they were read.
-        table: the rules of all valid keys.
         place: what the keys are below, with what stands between, for example "spec.yml: kv_cache_config.".
         elsewhere: keys that are valid in other company, and which.
 
@@ -141,35 +164,33 @@ def translate(
 
 
 def apply(rule: Rule, value: Any, origin: str) -> Translation:
-    """What one key with one value comes to.
-
-    Raises:
-        ConfigError: the value is not possible here.
-    """
+    """What one key with one value comes to; raises `ConfigError` where the value is not possible here."""
     result = Translation()
-    match rule:
-        case Sets(setting, convert, _):
-            if value is not None:
-                result.set(setting, _converted(value, convert, origin), origin)
-        case Only(values, reason):
-            if value is not None and not _among(value, values):
-                raise ConfigError(f"{origin} = {value!r}: {reason}")
-        case NoEffect(kind, reason, usual):
-            if value is not None and not _is(value, kind):
-                raise ConfigError(f"{origin} = {value!r}: expected {WORDS[kind]}")
-            if value is not None and not _among(value, usual):
-                result.notes.append(f"{origin} = {value!r} has no effect here: {reason}")
-        case Group(keys, present, absent):
-            said = present
-            if value is None:
-                if absent is None:
-                    raise ConfigError(empty_group(origin))
-                said, value = absent, {}
-            elif not isinstance(value, Mapping):
-                raise ConfigError(f"{origin} = {value!r}: expected {WORDS[dict]}")
-            if said is not None:
-                result.set(*said, origin)
-            result.add(translate(value, keys, f"{origin}."))
+    if isinstance(rule, Group):
+        said = rule.present
+        if value is None:
+            if rule.absent is None:
+                raise ConfigError(empty_group(origin))
+            said, value = rule.absent, {}
+        elif not isinstance(value, Mapping):
+            raise ConfigError(f"{origin} = {value!r}: expected {WORDS[dict]}")
+        if said is not None:
+            result.set(*said, origin)
+        result.add(translate(value, rule.keys, f"{origin}."))
+    elif value is None:
+        pass
+    elif isinstance(rule, Sets):
+        try:
+            result.set(rule.setting, rule.convert(value) if rule.convert else value, origin)
+        except ValueError as error:
+            raise ConfigError(f"{origin} = {value!r}: {error}") from error
+    elif isinstance(rule, Only):
+        if not _among(value, rule.values):
+            raise ConfigError(f"{origin} = {value!r}: {rule.reason}")
+    elif not _is(value, rule.kind):
+        raise ConfigError(f"{origin} = {value!r}: expected {WORDS[rule.kind]}")
+    elif not _among(value, rule.usual):
+        result.notes.append(f"{origin} = {value!r} has no effect here: {rule.reason}")
     return result
 
 
@@ -181,15 +202,6 @@ def empty_group(origin: str, lost: Sequence[str] = ()) -> str:
         f"{origin} is empty, and {', '.join(lost)} stand{'s' if len(lost) == 1 else ''} at the top level: the "
         "indentation was lost; indent the lines that belong to a group by two spaces"
     )
-
-
-def _converted(value: Any, convert: Callable[[Any], Any] | None, origin: str) -> Any:
-    if convert is None:
-        return value
-    try:
-        return convert(value)
-    except ValueError as error:
-        raise ConfigError(f"{origin} = {value!r}: {error}") from error
 
 
 def _is(value: Any, kind: type) -> bool:

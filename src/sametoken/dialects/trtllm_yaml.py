@@ -16,6 +16,19 @@ DRAFTS = "speculative_config"
 TABLE = {**TOP, DRAFTS: Group(COMMON)}
 
 
+class _Once(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses a key that stands twice, of which YAML keeps the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise ConfigError(f"the key {key.value!r} stands twice, again in line {line}; remove one")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_file(path: str) -> tuple[Translation, Translation]:
     """What a file says about drafts, and about everything else.
 
@@ -33,10 +46,9 @@ def read_file(path: str) -> tuple[Translation, Translation]:
 def translate_text(text: str, name: str) -> tuple[Translation, Translation]:
     """The same for the text of a file that is called `name`."""
     try:
-        _check_once(yaml.compose(text, Loader=yaml.SafeLoader), name)
-        stated = yaml.safe_load(text)
-    except ConfigError:
-        raise
+        stated = yaml.load(text, _Once)
+    except ConfigError as error:
+        raise error.about(name) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
         raise ConfigError(f"{name} is not YAML: {error}") from error
     if stated is None:
@@ -49,23 +61,6 @@ def translate_text(text: str, name: str) -> tuple[Translation, Translation]:
         translate(rest, TABLE, f"{name}: ")  # names the first unknown key
     drafts = _drafts(stated[DRAFTS], f"{name}: {DRAFTS}") if DRAFTS in stated else Translation()
     return drafts, translate(rest, TOP, f"{name}: ")
-
-
-def _check_once(node: Any, name: str) -> None:
-    """Refuses a key that stands twice, of which YAML keeps the last. `node` is PyYAML's, or None for an empty text."""
-    groups, visited = [node], set()
-    for group in groups:
-        if id(group) in visited:  # an alias, perhaps of what it stands in
-            continue
-        visited.add(id(group))
-        seen: set[str] = set()
-        for key, value in group.value if isinstance(group, yaml.MappingNode) else ():
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    line = key.start_mark.line + 1
-                    raise ConfigError(f"{name}: the key {key.value!r} stands twice, again in line {line}; remove one")
-                seen.add(key.value)
-            groups.append(value)
 
 
 def _check_indentation(stated: Mapping[str, Any], name: str) -> None:

@@ -9,8 +9,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sametoken.dialects.rules import NoEffect, Only, Sets, Table, Translation, translate
+from sametoken.dialects.rules import Sets, Table, Translation, table, translate
+from sametoken.dialects.trtllm import DIFFUSION, NO_DECODING_TYPES, NO_PART, ONE_PROCESS
 from sametoken.errors import ConfigError
+from sametoken.options.serving import elsewhere
 
 OPTION = "--speculative-config"
 METHODS = {
@@ -23,16 +25,11 @@ METHODS = {
     "medusa": "medusa",
 }
 NO_METHODS = {
-    "mtp": "prediction layers inside the target are not supported",
+    **{name: NO_DECODING_TYPES[name] for name in ("mtp", "pard", "dflash", "dspark")},
     "mlp_speculator": "such heads are not supported",
     "custom_class": "implement sametoken.drafters.base.Drafter",
-    "extract_hidden_states": "hidden states are dumped by sametoken prepare",
-    "dflash": "block diffusion drafts are not supported",
-    "dspark": "block diffusion drafts are not supported",
+    "extract_hidden_states": NO_DECODING_TYPES["savestate"],
 }
-INHERITED = "the draft is computed as the target is; leave it out"
-LOSSY = "only the exact rule is offered, which accepts what the target draws; leave it out"
-CACHE_IS_SHARED = "no page of the prefix cache is given up for drafts"
 
 
 def method(stated: Any) -> str:
@@ -65,59 +62,37 @@ def schedule(stated: Any) -> dict[int, int]:
     return table
 
 
-COMMON: Table = {
-    "method": Sets("method", method),
-    "model": Sets("draft"),
-    "num_speculative_tokens": Sets("max_draft_len"),
-    "revision": Sets("draft_revision"),
-    "num_speculative_tokens_per_batch_size": Sets("draft_len_schedule", schedule),
-    "disable_by_batch_size": Sets("max_concurrency"),
-    "draft_tensor_parallel_size": Only(
-        (1,), "tensor parallelism is not implemented yet: the draft runs in one process; set it to 1"
-    ),
-    "enforce_eager": NoEffect(bool, "drafts are captured with the target's step; --enforce-eager turns both off"),
-    "quantization": Only((), "round a draft model's weights with --draft-quantization int8"),
-    "draft_lm_head_quantization": Only((), INHERITED),
-    "moe_backend": Only(("auto",), INHERITED),
-    "attention_backend": Only(("auto",), INHERITED),
-    "kv_cache_dtype": Only(("auto",), INHERITED),
-    "code_revision": NoEffect(str, "code from a checkpoint is never run"),
-    "draft_load_config": Only((), "weights are loaded from the draft's files; leave it out"),
-    "max_model_len": NoEffect(int, "a draft goes on to the end of the target's context"),
-    "index_share_for_mtp_iteration": NoEffect(bool, "it is for MTP"),
-    "disable_padded_drafter_batch": NoEffect(bool, "it changes how a batch is laid out, not what is drafted"),
-    "disable_eagle_block_drop": NoEffect(bool, CACHE_IS_SHARED),
-    "disable_lookahead_block_hashes": NoEffect(bool, CACHE_IS_SHARED),
-    "use_local_argmax_reduction": NoEffect(bool, "the model runs in one process"),
-    "use_heterogeneous_vocab": Only((False,), "a draft must have the target's tokenizer"),
-    "parallel_drafting": Only((False,), "parallel drafts are not supported"),
-    "speculative_token_tree": Only((), "set --tree-top-k and --max-total-draft-tokens"),
-    "rejection_sample_method": Only(("standard",), LOSSY),
-    "acceptance_method": Only(("rejection_sampler",), LOSSY),
-    "synthetic_acceptance_rates": Only((), LOSSY),
-    "synthetic_acceptance_length": Only((), LOSSY),
-    "fly_window_size": Only((), LOSSY),
-    "fly_entropy_threshold": Only((), LOSSY),
-    "fly_entropy_top_k": Only((), LOSSY),
-    "draft_sample_method": NoEffect(str, "a draft is drawn with the noise that the target draws with"),
-    "enable_adaptive_verification": Only((False,), "every draft token is verified; --adaptive chooses the length"),
-    "dspark_draft_topk": Only((), "block diffusion drafts are not supported"),
-    "xpress_topc": Only((), "block diffusion drafts are not supported"),
-}
-NGRAM: Table = {
-    "prompt_lookup_max": Sets("max_matching_ngram_size"),
-    "prompt_lookup_min": Sets("min_matching_ngram_size"),
-}
-SUFFIX: Table = {
-    name: Sets(name)
-    for name in (
-        "suffix_decoding_max_tree_depth",
-        "suffix_decoding_max_cached_requests",
-        "suffix_decoding_max_spec_factor",
-        "suffix_decoding_min_token_prob",
-    )
-}
-OF_METHODS: dict[str, Table] = {"ngram": NGRAM, "suffix": SUFFIX}
+COMMON = table(
+    elsewhere("vllm"),
+    {
+        "drafts are captured with the target's step; --enforce-eager turns both off": "enforce_eager:bool",
+        "code from a checkpoint is never run": "code_revision:str",
+        "a draft goes on to the end of the target's context": "max_model_len:int",
+        NO_PART: "index_share_for_mtp_iteration:bool disable_padded_drafter_batch:bool "
+            "disable_eagle_block_drop:bool disable_lookahead_block_hashes:bool",
+        ONE_PROCESS: "use_local_argmax_reduction:bool",
+        "a draft is drawn with the noise that the target draws with": "draft_sample_method:str",
+    },
+    {
+        "tensor parallelism is not implemented yet: the draft runs in one process; set it to 1":
+            "draft_tensor_parallel_size=1",
+        "round a draft model's weights with --draft-quantization int8": "quantization",
+        "the draft is computed as the target is; leave it out":
+            "draft_lm_head_quantization moe_backend=auto attention_backend=auto kv_cache_dtype=auto",
+        "weights are loaded from the draft's files; leave it out": "draft_load_config",
+        "a draft must have the target's tokenizer": "use_heterogeneous_vocab=false",
+        NO_METHODS["pard"]: "parallel_drafting=false",
+        "set --tree-top-k and --max-total-draft-tokens": "speculative_token_tree",
+        "only the exact rule is offered, which accepts what the target draws; leave it out":
+            "rejection_sample_method=standard acceptance_method=rejection_sampler synthetic_acceptance_rates "
+            "synthetic_acceptance_length fly_window_size fly_entropy_threshold fly_entropy_top_k",
+        "every draft token is verified; --adaptive chooses the length": "enable_adaptive_verification=false",
+        DIFFUSION: "dspark_draft_topk xpress_topc",
+    },
+    method=Sets("method", method),
+    num_speculative_tokens_per_batch_size=Sets("draft_len_schedule", schedule),
+)  # fmt: skip
+OF_METHODS: dict[str, Table] = {name: table(elsewhere("vllm", name), {}, {}) for name in ("ngram", "suffix")}
 
 
 def read_json(text: str) -> Translation:

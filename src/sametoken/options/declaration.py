@@ -41,6 +41,13 @@ class Shown:
     """what is expected, for errors; without them the type says it."""
 
 
+class Elsewhere:
+    """Names that other tools have for an option, in its annotation: the tool, a space, and the key below its groups."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
 class Declared(NamedTuple):
     """One option of a declaration."""
 
@@ -48,6 +55,7 @@ class Declared(NamedTuple):
     field: FieldInfo
     help: str
     shown: Shown
+    elsewhere: tuple[str, ...]
 
     @property
     def hint(self) -> Any:
@@ -65,7 +73,8 @@ def declared(owner: type) -> dict[str, Declared]:
 
 def _declared(name: str, field: FieldInfo) -> Declared:
     shown = next((each for each in field.metadata if isinstance(each, Shown)), Shown())
-    return Declared(name, field, " ".join((field.description or "").split()), shown)
+    elsewhere = next((each.names for each in field.metadata if isinstance(each, Elsewhere)), ())
+    return Declared(name, field, " ".join((field.description or "").split()), shown, elsewhere)
 
 
 def members(hint: Any) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sametoken.options.declaration import Positive, Settings, Shown
+from sametoken.options.declaration import Elsewhere, Positive, Settings, Shown
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int8_weight_only", "int4", "int4_g128"]
@@ -16,44 +16,71 @@ MOST_THREADS = 1024  # more than any machine this is for, and few enough to star
 class ModelSettings(Settings):
     """What is loaded beside MODEL."""
 
-    draft: str | None = None
+    draft: Annotated[
+        str | None,
+        Elsewhere(
+            "trtllm speculative_config.speculative_model_dir",
+            "trtllm speculative_config.speculative_model",
+            "trtllm speculative_config.pytorch_weights_path",
+            "vllm model",
+        ),
+    ] = None
     """draft model or head: directory, run or Hub id; None is the embedded target's own."""
-    revision: str | None = None
+    revision: Annotated[str | None, Elsewhere("trtllm revision", "trtllm-serve hf_revision")] = None
     """branch, tag or commit of MODEL on the Hub; None is its main branch."""
-    draft_revision: str | None = None
+    draft_revision: Annotated[str | None, Elsewhere("vllm revision")] = None
     """the same for the draft."""
 
 
 class KVCacheConfig(Settings):
     """The page pool."""
 
-    tokens_per_block: Annotated[int, Field(ge=1, le=1024)] = 32
+    tokens_per_block: Annotated[
+        int, Field(ge=1, le=1024), Elsewhere("trtllm kv_cache_config.tokens_per_block", "vllm-serve block_size")
+    ] = 32
     """page size."""
-    enable_block_reuse: bool = True
+    enable_block_reuse: Annotated[
+        bool, Elsewhere("trtllm kv_cache_config.enable_block_reuse", "vllm-serve enable_prefix_caching")
+    ] = True
     """keep full pages of finished requests for prompts with the same beginning."""
-    max_tokens: Annotated[Positive | None, Shown(("--kv-cache-tokens",))] = None
+    max_tokens: Annotated[
+        Positive | None, Shown(("--kv-cache-tokens",)), Elsewhere("trtllm kv_cache_config.max_tokens")
+    ] = None
     """tokens that the pool holds; None plans for every row at full context, as far as memory goes."""
-    free_memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    free_memory_fraction: Annotated[
+        float,
+        Field(gt=0, le=1),
+        Elsewhere(
+            "trtllm kv_cache_config.free_gpu_memory_fraction",
+            "trtllm-serve kv_cache_free_gpu_memory_fraction/free_gpu_memory_fraction",
+        ),
+    ] = 0.9
     """share of the memory left after the weights that the pool may take."""
 
 
 class EngineConfig(Settings):
     """The engine around the model."""
 
-    dtype: DType = "auto"
+    dtype: Annotated[DType, Elsewhere("trtllm dtype")] = "auto"
     """of weights, activations and cache; "auto" is the checkpoint's own (bfloat16 for float16 on CPU)."""
     device: str = "auto"
     """"auto" is CUDA where there is one, otherwise the CPU."""
-    max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 16
+    max_batch_size: Annotated[
+        int, Field(ge=1, le=4096), Elsewhere("trtllm max_batch_size", "vllm-serve max_num_seqs")
+    ] = 16
     """sequences that run together."""
-    max_num_tokens: Annotated[int, Field(ge=2)] = 512
+    max_num_tokens: Annotated[
+        int, Field(ge=2), Elsewhere("trtllm max_num_tokens", "vllm-serve max_num_batched_tokens")
+    ] = 512
     """tokens of one step over the batch, which bounds the pieces that prompts are cut into."""
     max_mixed_prefill_tokens: Positive = 64
     """prompt tokens at most of a step that also decodes."""
     max_prefill_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """of the time while streams run, prompts may take at most this share: at 0.5 a token of a stream takes twice as
     long on average while a prompt is read. 1 is no limit: most tokens a second in all."""
-    max_seq_len: Annotated[int, Field(ge=2)] | None = None
+    max_seq_len: Annotated[
+        Annotated[int, Field(ge=2)] | None, Elsewhere("trtllm max_seq_len", "vllm-serve max_model_len")
+    ] = None
     """prompt plus output; None is the model's context."""
     deterministic: bool | None = None
     """give a token the same bits whatever is computed beside it, so that drafts and batches cannot change the output
@@ -65,7 +92,7 @@ class EngineConfig(Settings):
     """the same for a draft model."""
     cuda_graphs: bool = True
     """on CUDA, capture whole decoding steps and run them one ahead of the host; the CPU has no graphs."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, Elsewhere("trtllm tokenizer")] = None
     """directory or Hub id of another tokenizer for the same token ids; None is the target's."""
     chat_template: str | None = None
     """file of a chat template in Jinja, or its text; None is the tokenizer's."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, model_validator
 
 from sametoken.errors import ConfigError
-from sametoken.options.declaration import Positive, Settings
+from sametoken.options.declaration import Elsewhere, Positive, Settings
 
 Method = Literal["draft_target", "eagle", "eagle3", "medusa", "ngram", "suffix", "auto", "none"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -33,40 +33,61 @@ class SpeculativeConfig(Settings):
     method: Method | None = None
     """None is what the draft is made for ("draft_target", or that of a head: "eagle", "eagle3", "medusa"), without a
     draft "none"; "auto" is all drafters there are, and the engine chooses one per request and step."""
-    max_draft_len: Annotated[int, Field(ge=1, le=128)] = 4
+    max_draft_len: Annotated[
+        int, Field(ge=1, le=128), Elsewhere("trtllm speculative_config.max_draft_len", "vllm num_speculative_tokens")
+    ] = 4
     """longest path of a draft (K), in tokens."""
     adaptive: bool = True
     """choose each step's length, 0 included, for the most tokens per second; off is always `max_draft_len`."""
-    draft_len_schedule: dict[Positive, Annotated[int, Field(ge=0)]] | None = None
+    draft_len_schedule: Annotated[
+        dict[Positive, Annotated[int, Field(ge=0)]] | None,
+        Elsewhere("trtllm speculative_config.draft_len_schedule", "vllm num_speculative_tokens_per_batch_size"),
+    ] = None
     """batch size -> longest path for batches up to that size, none above the largest; the smallest size has
     `max_draft_len`."""
-    max_concurrency: Positive | None = None
+    max_concurrency: Annotated[
+        Positive | None, Elsewhere("trtllm speculative_config.max_concurrency", "vllm disable_by_batch_size")
+    ] = None
     """draft in batches up to this size only."""
-    acceptance_window: Annotated[int, Field(ge=0)] = 0
+    acceptance_window: Annotated[int, Field(ge=0), Elsewhere("trtllm speculative_config.acceptance_window")] = 0
     """finished requests whose acceptance is averaged for acceptance_length_threshold; 0 is off."""
-    acceptance_length_threshold: Annotated[float, Field(ge=0)] = 0.0
+    acceptance_length_threshold: Annotated[
+        float, Field(ge=0), Elsewhere("trtllm speculative_config.acceptance_length_threshold")
+    ] = 0.0
     """drafting ends for good when, over acceptance_window requests, fewer draft tokens than this are accepted per
     forward with a draft."""
-    tree_top_k: Annotated[int, Field(ge=1, le=32)] = 1
+    tree_top_k: Annotated[int, Field(ge=1, le=32), Elsewhere("trtllm eagle.dynamic_tree_max_topK")] = 1
     """draft_target, eagle, eagle3: branches that each level keeps and expands; 1 is a chain."""
-    max_total_draft_tokens: Annotated[int, Field(ge=1, le=512)] | None = None
+    max_total_draft_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=512)] | None, Elsewhere("trtllm speculative_config.max_total_draft_tokens")
+    ] = None
     """tokens of a draft, tree or chain, best score first; None is `max_draft_len * tree_top_k`. medusa: nodes of its
     own tree, the first ones; None is all."""
-    max_matching_ngram_size: Annotated[int, Field(ge=1, le=64)] = 3
+    max_matching_ngram_size: Annotated[
+        int, Field(ge=1, le=64), Elsewhere("trtllm ngram.max_matching_ngram_size", "vllm ngram.prompt_lookup_max")
+    ] = 3
     """ngram: suffix lengths that are looked up, longest first."""
-    min_matching_ngram_size: Annotated[int, Field(ge=1, le=64)] = 1
+    min_matching_ngram_size: Annotated[int, Field(ge=1, le=64), Elsewhere("vllm ngram.prompt_lookup_min")] = 1
     """ngram: suffix lengths that are looked up, longest first."""
-    is_use_oldest: bool = False
+    is_use_oldest: Annotated[bool, Elsewhere("trtllm ngram.is_use_oldest")] = False
     """ngram: continue the oldest match instead of the newest."""
-    is_public_pool: bool = False
+    is_public_pool: Annotated[bool, Elsewhere("trtllm ngram.is_public_pool")] = False
     """ngram: share n-grams over requests."""
-    suffix_decoding_max_tree_depth: Annotated[int, Field(ge=2)] = 24
+    suffix_decoding_max_tree_depth: Annotated[
+        int, Field(ge=2), Elsewhere("vllm suffix.suffix_decoding_max_tree_depth")
+    ] = 24
     """suffix: longest match plus draft."""
-    suffix_decoding_max_cached_requests: Annotated[int, Field(ge=0)] = 10_000
+    suffix_decoding_max_cached_requests: Annotated[
+        int, Field(ge=0), Elsewhere("trtllm sa.global_pool_size", "vllm suffix.suffix_decoding_max_cached_requests")
+    ] = 10_000
     """suffix: finished outputs that stay searchable."""
-    suffix_decoding_max_spec_factor: Annotated[float, Field(gt=0)] = 1.0
+    suffix_decoding_max_spec_factor: Annotated[
+        float, Field(gt=0), Elsewhere("vllm suffix.suffix_decoding_max_spec_factor")
+    ] = 1.0
     """suffix: draft at most this many tokens per matched token."""
-    suffix_decoding_min_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
+    suffix_decoding_min_token_prob: Annotated[
+        float, Field(ge=0, le=1), Elsewhere("vllm suffix.suffix_decoding_min_token_prob")
+    ] = 0.1
     """suffix: drop guesses less probable than this."""
 
     def __init__(self, **values: Any) -> None:

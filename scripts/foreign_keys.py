@@ -1,12 +1,18 @@
-"""The tables of foreign keys as Markdown: `python -m sametoken.dialects.tables` prints what docs/server.md holds."""
+"""The keys of other servers as Markdown tables, a part of docs/server.md that `reference` writes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from sametoken.dialects import trtllm, vllm
-from sametoken.dialects.flags import FLAGS, spelled
-from sametoken.dialects.rules import Group, NoEffect, Only, Rule, Sets, Table
+from sametoken.dialects.flags import FLAGS
+from sametoken.dialects.rules import Group, Table, described, spelled
+
+
+def _own(table: Table, common: Table) -> Table:
+    """Keys that are not those of every decoding type."""
+    return {key: rule for key, rule in table.items() if key not in common}
+
 
 TITLES: tuple[tuple[str, Table], ...] = (
     ("Options of `trtllm-serve` and `vllm serve` that are spelled otherwise here or not needed", {
@@ -15,12 +21,12 @@ TITLES: tuple[tuple[str, Table], ...] = (
     ("Keys of the YAML file", trtllm.TOP),
     ("`speculative_config` of the YAML file, any `decoding_type`", trtllm.COMMON),
     ("... and with `Eagle`, `Eagle3`", trtllm.EAGLE),
-    ("... and with `NGram`", trtllm.NGRAM),
-    ("... and with `SA`", trtllm.SUFFIX),
-    ("... and with `Medusa`", trtllm.MEDUSA),
+    ("... and with `NGram`", _own(trtllm.SPECULATIVE["ngram"], trtllm.COMMON)),
+    ("... and with `SA`", _own(trtllm.SPECULATIVE["sa"], trtllm.COMMON)),
+    ("... and with `Medusa`", _own(trtllm.SPECULATIVE["medusa"], trtllm.COMMON)),
     ("Keys of `--speculative-config`", vllm.COMMON),
-    ("... and with method `ngram`", vllm.NGRAM),
-    ("... and with method `suffix`", vllm.SUFFIX),
+    ("... and with method `ngram`", vllm.OF_METHODS["ngram"]),
+    ("... and with method `suffix`", vllm.OF_METHODS["suffix"]),
 )  # fmt: skip
 
 
@@ -45,21 +51,4 @@ def _fates(table: Table, path: str = "") -> Iterator[tuple[str, str]]:
                 yield f"{path}{key}: null", f"sets `{spelled(rule.absent[0])}` to {str(rule.absent[1]).lower()}"
             yield from _fates(rule.keys, f"{path}{key}.")
         else:
-            yield path + key, _fate(rule)
-
-
-def _fate(rule: Rule) -> str:
-    match rule:
-        case Sets(setting, _, note):
-            return f"sets `{spelled(setting)}`" + (f"; {note}" if note else "")
-        case NoEffect(_, reason, _):
-            return f"no effect: {reason}"
-        case Only(values, reason):
-            allowed = " or ".join(f"`{str(value).lower()}`" for value in values)
-            return (f"only {allowed}: " if allowed else "refused: ") + reason
-        case Group():
-            raise TypeError(rule)
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")
+            yield path + key, described(rule, "`")

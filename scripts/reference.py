@@ -1,4 +1,4 @@
-"""The generated parts of docs/server.md: `python -m sametoken.commands.reference docs/server.md` writes them anew.
+"""The generated parts of docs/server.md: `python scripts/reference.py docs/server.md` writes them anew.
 
 Fields come from the schemas, paths from the application, metrics from their table, options from `serve`.
 """
@@ -9,15 +9,16 @@ import asyncio
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_origin
+
+from foreign_keys import markdown as keys
 
 from sametoken import LLM, SamplingParams
 from sametoken.commands.resolution import foreign_options
 from sametoken.commands.serve import OPTIONS
-from sametoken.dialects.tables import markdown as keys
 from sametoken.engine.async_llm import AsyncLLM
+from sametoken.options.declaration import declared
 from sametoken.options.server import ServerConfig
 from sametoken.server import chat_schema as chat
 from sametoken.server import inert, schema
@@ -31,7 +32,8 @@ from sametoken.server.worker import Worker
 Json = dict[str, Any]
 Row = tuple[str, ...]
 PART = re.compile(r"(?P<begin><!-- generated: (?P<name>\w+) -->).*?(?P<end><!-- end -->)", flags=re.DOTALL)
-SHARED = {field.name: field.default for field in fields(SamplingParams)}  # what a request that leaves fields out gets
+# What a request that leaves fields out gets.
+SHARED = {name: option.field.default for name, option in declared(SamplingParams).items()}
 ENDPOINT_DEFAULTS = ("max_tokens",)  # which each endpoint has its own of, said in the note
 ITEMS = (
     responses.InputMessage,
