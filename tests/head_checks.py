@@ -25,6 +25,8 @@ from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.medusa.config import MedusaConfig
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.heads.modules import pack
+from sametoken.heads.registry import head_kind
+from sametoken.heads.serve import LoadedDraft
 from sametoken.model.config import ModelConfig, RopeConfig
 
 TAPS = (0, 1)
@@ -105,7 +107,7 @@ def given(head: EagleHead | MedusaHeads) -> Iterator[None]:
     load = build.load_models
 
     def loaded(*arguments: Any) -> build.Loaded:
-        return load(*arguments)._replace(draft=head)
+        return load(*arguments)._replace(draft=LoadedDraft(head_kind(head.config), head))
 
     with patch("sametoken.engine.llm.load_models", loaded):
         yield

@@ -187,7 +187,7 @@ def test_a_model_given_as_a_head(command: str, tiny_pair: Pair, tmp_path: Path, 
     more = ["--output", str(tmp_path / "out")] if command == "export" else []
     answer = run(command, tiny_pair.draft, "--target", tiny_pair.target, *more)
     assert answer.code == 2
-    assert "is a whole model (LlamaForCausalLM), expected an EAGLE or Medusa head" in answer.err
+    assert "is a whole model (LlamaForCausalLM), expected a head (EAGLE-1, EAGLE-3 or Medusa)" in answer.err
     assert len(answer.err.strip().splitlines()) == 1
 
 

@@ -13,9 +13,9 @@ import pytest
 from engine_checks import DEPTH, PAGE, check_idle, make_llm, prompts, said, save_pair
 from sametoken import LLM, Completion, SamplingParams
 from sametoken.engine.captured import CapturedSteps
-from sametoken.engine.engine import NO_DRAFT
 from sametoken.engine.request import Request
 from sametoken.heads.draft_model.device import proposers
+from sametoken.options.speculation import NO_DRAFT
 from sametoken.runtime.graphs import GraphKey
 from sametoken.speculation.params import RequestSpeculation
 

@@ -189,7 +189,7 @@ def test_files_that_are_no_head(tmp_path: Path, tiny_llm_dir: Path) -> None:
     assert "no config.json" in refused(tmp_path, CheckpointError)
     place = write_files(tmp_path / "other", BASE, {"linear.weight": torch.ones(2, 2)})
     assert not is_head(place)
-    assert "no fc.weight and no Medusa tensors" in refused(place, CheckpointError)
+    assert "no tensors of a known head (EAGLE-1, EAGLE-3 or Medusa), found" in refused(place, CheckpointError)
     (place / "model.safetensors").write_bytes(b"torn")
     assert not is_head(place)
     with pytest.raises(CheckpointError, match="truncated or damaged"):

@@ -216,4 +216,4 @@ def test_doctor_refuses_what_is_no_head_of_this_target(run: Any, pair: Pair, hea
     assert "128" in answer.err
     answer = run("doctor", pair.target, "--target", pair.target)
     assert answer.code == 2
-    assert "expected an EAGLE or Medusa head" in answer.err
+    assert "expected a head (EAGLE-1, EAGLE-3 or Medusa)" in answer.err

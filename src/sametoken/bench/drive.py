@@ -15,7 +15,7 @@ from sametoken.bench.measure import Step
 from sametoken.engine.llm import LLM
 from sametoken.engine.report import StepReport
 from sametoken.engine.request import SpeculationStats
-from sametoken.heads.factory import MODEL_FREE, build_model_free
+from sametoken.heads.registry import build_model_free, model_free
 from sametoken.options.sampling import SamplingParams
 
 
@@ -88,8 +88,8 @@ def drive(llm: LLM, jobs: Sequence[Job], batch: int) -> Take:
 
 def forget(llm: LLM) -> None:
     """Fresh drafters of those that remember earlier outputs, which a repeated prompt would only read aloud."""
-    for method in MODEL_FREE:
-        llm.engine.drafters[method] = build_model_free(method, llm.speculative)
+    for kind in model_free():
+        llm.engine.drafters[kind.name] = build_model_free(kind.name, llm.speculative)
 
 
 def _step(report: StepReport, seconds: float) -> Step:

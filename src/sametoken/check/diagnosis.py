@@ -15,27 +15,17 @@ from typing import Any, NamedTuple
 import torch
 
 from sametoken.engine.llm import LLM
-from sametoken.heads.anyhead import Described, HeadConfig
-from sametoken.heads.describe import describe
-from sametoken.heads.eagle.config import EagleConfig
-from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.files import Files
+from sametoken.heads.kind import Head, Reading
 from sametoken.heads.layouts import ENGINES, lay_out, refusals
-from sametoken.heads.medusa.module import MedusaHeads
-from sametoken.heads.read import LoadedHead, read_head, stored_dtype, with_taps
+from sametoken.heads.read import LoadedHead, describe, read_head, stored_dtype, with_taps
+from sametoken.heads.registry import head_kind
 from sametoken.heads.write import write_head
-from sametoken.model.config import ModelConfig, RopeConfig
+from sametoken.model.config import ModelConfig
 from sametoken.options.sampling import SamplingParams
 from sametoken.prompts.sources import encode_texts
 
 CLEARLY = 1.05  # another reading must accept so many times the tokens to be called the better one
-
-
-class Reading(NamedTuple):
-    """Layers that a head's files may mean, and who would read them so."""
-
-    taps: tuple[int, ...]
-    name: str
 
 
 class Acceptance(NamedTuple):
@@ -108,93 +98,19 @@ def diagnose(directory: Path, target: ModelConfig) -> tuple[Diagnosis, LoadedHea
     engines = {name: tuple(refusals(config, layout, tensors)) for layout, name in ENGINES.items() if layout != "hf"}
     parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
     facts = {"weights": f"{parameters / 1e6:.1f} million, {str(loaded.module.dtype).removeprefix('torch.')}"}
-    more = _eagle_facts(described, loaded, target) if isinstance(config, EagleConfig) else _medusa_facts(described)
+    kind = head_kind(config)
     return (
         Diagnosis(
             head=str(directory),
             producer=described.producer,
-            kind=kind_of(config),
-            facts=facts | more,
-            notes=(*described.notes, *_warnings(config, loaded, target)),
+            kind=kind.title(config),
+            facts={**facts, **described.facts},
+            notes=(*described.notes, *kind.warnings(loaded.module, target)),
             engines=engines,
-            readings=_readings(described, target),
+            readings=described.readings,
         ),
         loaded,
     )
-
-
-def kind_of(config: HeadConfig) -> str:
-    """A head's kind as people name it."""
-    if not isinstance(config, EagleConfig):
-        return "Medusa"
-    if config.version == 1:
-        return "EAGLE-1 (also EAGLE-2's)"
-    return "EAGLE-3.1" if config.fc_norm or config.norm_output else "EAGLE-3"
-
-
-def _eagle_facts(described: Described, loaded: LoadedHead, target: ModelConfig) -> dict[str, str]:
-    config, taps = described.config, described.taps
-    assert isinstance(config, EagleConfig)
-    layers = config.layers
-    parts = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fc_bias", "input_norm", "last_norm")
-    whole = config.draft_vocab_size == target.vocab_size
-    shown = {
-        "blocks": f"{layers.num_layers} of {layers.hidden_size}, {layers.num_heads} heads, "
-        f"{layers.num_kv_heads} of keys" + (", q_norm and k_norm" if layers.qk_norm else ""),
-        "norms and biases": ", ".join(part for part in parts if getattr(config, part)) or "none",
-        "token vectors": "its own" if config.own_embed else "the target's",
-        "output layer": "its own" if config.own_head else "the target's",
-        "vocabulary": f"{config.draft_vocab_size} of {target.vocab_size} tokens" + (" (all)" if whole else ""),
-        "rotation": _rope_words(layers.rope),
-        "the target's": _rope_words(target.rope),
-    }
-    if taps is None:
-        return {"reads": "the target's last hidden state, after its norm", **shown}
-    source = "stated" if taps.known else "assumed"
-    return {"reads": f"outputs of layers {_listed(taps.layers)} ({source}: {taps.why})", **shown}
-
-
-def _medusa_facts(described: Described) -> dict[str, str]:
-    config = described.config
-    assert not isinstance(config, EagleConfig)
-    tree = f"{len(config.choices)} nodes" if config.choices else "none stated: the chain of best guesses"
-    return {
-        "reads": "the target's last hidden state, after its norm",
-        "heads": f"{config.num_heads} with {config.num_layers} residual blocks",
-        "output layers": "their own" if config.own_heads else "the target's",
-        "tree": tree,
-    }
-
-
-def _warnings(config: HeadConfig, loaded: LoadedHead, target: ModelConfig) -> Iterator[str]:
-    """What the files are sure of and may still cost acceptance."""
-    if not isinstance(config, EagleConfig):
-        return
-    context = config.layers.rope.max_position
-    if context < target.rope.max_position:
-        yield (
-            f"made for {context} positions, the target for {target.rope.max_position}: guesses beyond may be worse, "
-            "and engines that keep the draft's limit may refuse longer prompts"
-        )
-    assert isinstance(loaded.module, EagleHead)
-    ids = set(loaded.module.draft_ids.tolist())
-    if silent := [token for token in target.eos_token_ids if token not in ids]:
-        yield f"it cannot guess the target's end token {_listed(silent)}: every answer ends with a refused guess"
-
-
-def _readings(described: Described, target: ModelConfig) -> tuple[Reading, ...]:
-    """The chosen layers, and those that the same ids name in the other convention."""
-    taps = described.taps
-    if taps is None:
-        return (Reading((), "the only one"),)
-    chosen = Reading(taps.layers, f"{taps.convention}, as read")
-    if described.producer == "sametoken":
-        return (chosen,)
-    step = {"before": 1, "output": -1, "default": 1}[taps.convention]
-    other = tuple(layer + step for layer in taps.layers)
-    name = {"before": "if the ids named outputs", "output": "if the ids counted blocks before"}
-    fits = all(0 <= layer < target.num_layers for layer in other)
-    return (chosen, Reading(other, name.get(taps.convention, "one layer later")))[: 1 + fits]
 
 
 def measure(diagnosis: Diagnosis, loaded: LoadedHead, trial: Trial) -> Iterator[Acceptance]:
@@ -212,13 +128,13 @@ def measure(diagnosis: Diagnosis, loaded: LoadedHead, trial: Trial) -> Iterator[
             gc.collect()  # the target is loaded again, and two may not fit
 
 
-def _accepted(llm: LLM, module: EagleHead | MedusaHeads, reading: Reading, trial: Trial) -> Acceptance:
+def _accepted(llm: LLM, module: Head, reading: Reading, trial: Trial) -> Acceptance:
     prompts = [prompt.ids for prompt in encode_texts(llm.tokenizer)[: trial.prompts]]
     done = llm.generate(prompts, trial.params)
     stats = [completion.speculation for completion in done]
     emitted, drafted = sum(one.emitted for one in stats), sum(one.drafted for one in stats)
     tokens = torch.tensor([token for completion in done for token in completion.token_ids])
-    known = torch.isin(tokens, module.draft_ids) if isinstance(module, EagleHead) else torch.ones_like(tokens)
+    known = torch.isin(tokens, module.draft_ids)
     return Acceptance(
         reading,
         length=emitted / max(1, sum(one.target_forwards for one in stats)),
@@ -242,11 +158,6 @@ def advise(acceptance: Sequence[Acceptance]) -> str | None:
         f"reading layers {_listed(other.reading.taps)} accepts clearly more {lengths}: the ids are meant that way; "
         f"sametoken export HEAD --to hf --taps {taps} writes a head that says so"
     )
-
-
-def _rope_words(rope: RopeConfig) -> str:
-    stretch = "" if rope.kind == "default" else f", {rope.kind}" + (f" x {rope.factor:g}" if rope.factor != 1 else "")
-    return f"theta {rope.theta:g}{stretch}, {rope.max_position} positions"
 
 
 def _listed(values: Sequence[int]) -> str:

@@ -10,18 +10,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-OURS = "sametoken"  # the key of a head's config.json under which our own files say what no other key can
-# Keys and parts of names that only a head's config.json has.
-MARKS = (
-    "speculators_config",
-    "speculators_model_type",
-    "eagle_config",
-    "draft_vocab_size",
-    "medusa_num_heads",
-    "medusa",
-)
-NAMES = ("Eagle", "EAGLE", "Medusa", "Speculator")
-
 RUN_PARTS = ("head", "draft")  # where `sametoken train` leaves what it trained, within its output directory
 CONVERTED = "sametoken.json"  # beside a whole model that transformers' Trainer saved with a head in training
 
@@ -100,12 +88,6 @@ def architectures(config: Mapping[str, Any]) -> list[str]:
     """The names of architectures in a config.json, none where it states none or something else."""
     stated = config.get("architectures")
     return [str(name) for name in stated] if isinstance(stated, list) else []
-
-
-def states_head(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json says that it belongs to a head; a head's may also say nothing."""
-    names = architectures(config)
-    return OURS in config or any(key in config for key in MARKS) or any(word in n for n in names for word in NAMES)
 
 
 def trained_part(directory: Path) -> Path | None:

@@ -13,10 +13,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sametoken.checkpoint.contents import of_directory, of_file, of_names, states_head
+from sametoken.checkpoint.contents import of_directory, of_file, of_names
 from sametoken.checkpoint.paths import user_path
 from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError, shown
 from sametoken.files import json_object
+from sametoken.kinds import states_head
 from sametoken.model.config import FAMILIES
 from sametoken.model.unsupported import quantised, refused_architecture, refused_format
 

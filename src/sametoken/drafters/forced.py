@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.padded import chain, padded
+from sametoken.options.speculation import SpeculativeConfig
 from sametoken.speculation.draft import Draft
 from sametoken.speculation.sampling import Sampling
 
@@ -42,3 +43,8 @@ class ForcedDrafter(Drafter):
 
     def slots(self, limit: int) -> int:
         return min(self.nodes, limit)
+
+
+def build(config: SpeculativeConfig) -> Drafter:
+    """The drafter of these settings."""
+    return ForcedDrafter(config.longest)

@@ -12,6 +12,7 @@ from torch import Tensor
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.padded import chain, padded
 from sametoken.errors import ConfigError
+from sametoken.options.speculation import SpeculativeConfig
 from sametoken.speculation.draft import Draft
 
 Text = list[int]
@@ -149,3 +150,14 @@ class NgramDrafter(Drafter):
         for token in tokens:
             text.append(token)
             pool.note(text)
+
+
+def build(config: SpeculativeConfig) -> Drafter:
+    """The drafter of these settings."""
+    return NgramDrafter(
+        max_draft_len=config.longest,
+        max_matching_ngram_size=config.max_matching_ngram_size,
+        min_matching_ngram_size=config.min_matching_ngram_size,
+        is_use_oldest=config.is_use_oldest,
+        is_public_pool=config.is_public_pool,
+    )

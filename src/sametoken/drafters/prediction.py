@@ -15,6 +15,7 @@ from sametoken.drafters.automaton import NO_MATCH, Match, SuffixAutomaton
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.padded import Guess, padded
 from sametoken.drafters.suffix import Bounds, grow
+from sametoken.options.speculation import SpeculativeConfig
 from sametoken.speculation.draft import Draft
 
 BEGIN = -1  # stands before the first token of a prediction; no token has this id
@@ -97,3 +98,8 @@ class PredictionDrafter(Drafter):
         if state.known.advance(beginning, pending).length > beginning.length:
             return beginning
         return state.known.match(state.recent)
+
+
+def build(config: SpeculativeConfig) -> Drafter:
+    """The drafter of these settings."""
+    return PredictionDrafter(config.longest)

@@ -18,6 +18,7 @@ from sametoken.drafters.automaton import Follower, Match, SuffixAutomaton
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.padded import Guess, padded
 from sametoken.errors import ConfigError
+from sametoken.options.speculation import SpeculativeConfig
 from sametoken.speculation.draft import Draft
 
 MAX_CACHED_TOKENS = 2**18  # what bounds the memory of the outputs remembered: about 400 bytes each, 100 MB
@@ -192,3 +193,15 @@ class SuffixDrafter(Drafter):
 def _require(holds: bool, name: str, value: float, expected: str) -> None:
     if not holds:
         raise ConfigError(f"{name}={value}: expected {expected}")
+
+
+def build(config: SpeculativeConfig) -> Drafter:
+    """The drafter of these settings."""
+    return SuffixDrafter(
+        budget=config.budget,
+        max_draft_len=config.longest,
+        max_tree_depth=config.suffix_decoding_max_tree_depth,
+        max_cached_requests=config.suffix_decoding_max_cached_requests,
+        max_spec_factor=config.suffix_decoding_max_spec_factor,
+        min_token_prob=config.suffix_decoding_min_token_prob,
+    )

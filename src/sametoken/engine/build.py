@@ -24,28 +24,21 @@ from sametoken.drafters.base import Drafter
 from sametoken.engine.blocks import BlockManager
 from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.drafting import Drafting
-from sametoken.engine.engine import NO_DRAFT, Engine
+from sametoken.engine.engine import Engine
 from sametoken.engine.host import HostRunner
 from sametoken.engine.meter import Meter
 from sametoken.engine.rows import Rows
 from sametoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
 from sametoken.heads.draft_model.device import proposers
-from sametoken.heads.factory import (
-    MODEL_FREE,
-    Model,
-    build_drafter,
-    build_model_free,
-    kept_shape,
-    method_of,
-    most_nodes,
-)
-from sametoken.heads.read import is_head, read_head
+from sametoken.heads.read import is_head
+from sametoken.heads.registry import build_model_free, model_free
+from sametoken.heads.serve import LoadedDraft, load_draft
 from sametoken.kernels.cpu.library import status
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
-from sametoken.model.formats.names import FORMATS, least_bytes
+from sametoken.model.formats.names import least_bytes
 from sametoken.options.engine import EngineConfig, KVCacheConfig
-from sametoken.options.speculation import MODEL_METHODS, SpeculativeConfig
+from sametoken.options.speculation import MODEL_METHODS, NO_DRAFT, SpeculativeConfig
 from sametoken.runtime.cache import KEY_BLOCK, KVCache, PageTable
 from sametoken.runtime.memory import available_bytes
 
@@ -64,7 +57,7 @@ class Loaded(NamedTuple):
     """
 
     target: Decoder
-    draft: Model | None
+    draft: LoadedDraft | None
     tokenizer: Tokenizer
     max_seq_len: int
     sampling: dict[str, Any]
@@ -87,17 +80,15 @@ def load_models(
     """
     directory = target_directory(model, revisions[0], lambda place: _plan(model, place, config))
     plan = _plan(model, directory, config)
-    guesser = None
+    guesser: LoadedDraft | None = None
     if draft is not None:
         place = draft_directory(draft, revisions[1], lambda place: _check_draft(place, plan))
         if not is_head(place):
             _check_draft(place, plan)
         limited = replace(plan.stated, max_position=plan.limit)
-        guesser = _load_draft(place, limited, plan.dtype, plan.device, config.draft_quantization)
+        guesser = load_draft(place, limited, plan.dtype, plan.device, config.draft_quantization, plan.deterministic)
     target = load_decoder(directory, plan.dtype, plan.device, plan.limit, config.quantization)
-    for decoder in (target, guesser):
-        if isinstance(decoder, Decoder):
-            decoder.set_deterministic(plan.deterministic)
+    target.set_deterministic(plan.deterministic)
     return Loaded(target, guesser, plan.tokenizer, plan.limit, plan.sampling, plan.pooling)
 
 
@@ -202,18 +193,6 @@ def _tokenizer(directory: Path, target: ModelConfig, config: EngineConfig) -> To
     return tokenizer if config.chat_template is None else tokenizer.with_chat_template(config.chat_template)
 
 
-def _load_draft(
-    directory: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device, quantization: str
-) -> Model:
-    """What guesses: the head or the draft model of a directory."""
-    if not is_head(directory):
-        return load_decoder(directory, dtype, device, target.max_position, quantization)
-    head = read_head(directory, target, dtype, device, pack=True, format=FORMATS.get(quantization))
-    for note in head.notes:
-        LOG.warning(f"{directory}: {note}")
-    return head.module
-
-
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -246,7 +225,7 @@ def build_engine(
     device = target.embed.weight.device
     page = cache.tokens_per_block
     # What a draft may need past a row's last token, whichever drafter the request chooses.
-    lookahead = 2 + most_nodes(speculative, draft)
+    lookahead = 2 + (speculative.most_nodes if draft is None else draft.most_nodes(speculative))
     pages, context = _plan_pages(loaded, config, cache, lookahead)
     per_row = -(-(context.length + lookahead + KEY_BLOCK) // page)
     table = PageTable(config.max_batch_size, pages, per_row, page, device)
@@ -254,9 +233,9 @@ def build_engine(
     def cache_for(shape: ModelConfig, dtype: torch.dtype) -> KVCache:
         return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, dtype, device)
 
-    drafters: dict[str, Drafter] = {method: build_model_free(method, speculative) for method in MODEL_FREE}
+    drafters: dict[str, Drafter] = {kind.name: build_model_free(kind.name, speculative) for kind in model_free()}
     if draft is not None:
-        drafters[method_of(draft)] = build_drafter(speculative, draft, target, cache_for)
+        drafters[draft.method] = draft.build(speculative, target, cache_for)
     policy = Policy(
         slots=lambda method, limit: drafters[method].slots(limit),
         runs_model=lambda method: drafters[method].runs_model,
@@ -287,13 +266,13 @@ def _captured(runner: HostRunner, drafting: Drafting, config: EngineConfig) -> C
     return CapturedSteps(runner, proposers(drafting.drafters, NO_DRAFT), config.max_num_tokens, drafting.unbounded)
 
 
-def default_method(speculative: SpeculativeConfig, draft: Model | None) -> str:
+def default_method(speculative: SpeculativeConfig, draft: LoadedDraft | None) -> str:
     """The method of requests that name none.
 
     Raises:
         ConfigError: a method was asked for that the draft is not made for, or that lacks one.
     """
-    asked, made_for = speculative.method, None if draft is None else method_of(draft)
+    asked, made_for = speculative.method, None if draft is None else draft.method
     if asked is None:
         return made_for or NO_DRAFT
     if asked in MODEL_METHODS and asked != made_for:
@@ -309,10 +288,12 @@ def default_method(speculative: SpeculativeConfig, draft: Model | None) -> str:
 def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int) -> tuple[int, Context]:
     """Pages of the pool, sink included, and the longest sequence they hold with its lookahead."""
     page, context, asked = cache.tokens_per_block, loaded.max_seq_len, config.max_seq_len is not None
+    cached = [(loaded.target.config, loaded.target.dtype)]
+    if loaded.draft is not None and (layers := loaded.draft.cached_layers) is not None:
+        cached.append((layers, loaded.draft.module.dtype))
     per_page = sum(
-        KVCache.bytes_per_page(shape.num_layers, shape.num_kv_heads, shape.head_dim, page, model.dtype)
-        for model in (loaded.target, loaded.draft)
-        if model is not None and (shape := kept_shape(model)) is not None
+        KVCache.bytes_per_page(shape.num_layers, shape.num_kv_heads, shape.head_dim, page, dtype)
+        for shape, dtype in cached
     )
     wanted = cache.max_tokens or config.max_batch_size * (context + lookahead)
     fits = int(available_bytes(loaded.target.embed.weight.device) * cache.free_memory_fraction) // per_page

@@ -25,9 +25,7 @@ from sametoken.engine.scheduler import Scheduler
 from sametoken.kernels.cpu.library import serial_torch
 from sametoken.runtime.cache import PageTable
 
-__all__ = ["AUTO", "NO_DRAFT", "Engine", "EngineLoad"]
-
-NO_DRAFT, AUTO = "none", "auto"  # methods that are no drafter: no one, and everyone
+__all__ = ["Engine", "EngineLoad"]
 
 
 class Engine:

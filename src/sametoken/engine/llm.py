@@ -18,20 +18,21 @@ from sametoken.engine.build import build_engine, default_method, load_models
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.confined import AfterMark, AllowedTokens, Form
 from sametoken.engine.detokenize import Detokenizer
-from sametoken.engine.engine import AUTO, NO_DRAFT, Engine
+from sametoken.engine.engine import Engine
 from sametoken.engine.grammar import Grammars
 from sametoken.engine.report import StepReport
 from sametoken.engine.request import Emission, Request
 from sametoken.errors import NO_WINDOWS, ConfigError, PromptTooLongError, RequestError, shown
-from sametoken.heads.factory import FORCED, PREDICTION
+from sametoken.kinds import coming_with
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
-from sametoken.options.speculation import SpeculativeConfig
+from sametoken.options.speculation import AUTO, NO_DRAFT, SpeculativeConfig
 from sametoken.speculation.noise import choice_seed
 from sametoken.speculation.sampling import RowSampling
 
 Prompt = str | Sequence[int]
 MOST_CHOICES = 1024
+PREDICTION, FORCED = coming_with("prediction"), coming_with("structured_outputs")
 MOST_PER_TOKEN = 32  # characters of a text per token, on average
 
 
@@ -272,7 +273,7 @@ class LLM:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The drafters that any request may choose; "prediction" and "forced" go with what a request brings."""
+        """The drafters that any request may choose; not those that go with what a request brings."""
         return tuple(method for method in self.engine.drafters if method not in (PREDICTION, FORCED))
 
     def _prediction(self, params: SamplingParams) -> SuffixAutomaton:

@@ -33,8 +33,8 @@ class Files:
     seen: Mapping[str, Seen]
 
     @classmethod
-    def of(cls, directory: Path) -> Files:
-        """Reads config.json and the headers of the weight files.
+    def of(cls, directory: Path, *, weights: bool = True) -> Files:
+        """Reads config.json and, unless `weights` is false, the headers of the weight files.
 
         Raises:
             CheckpointError: one of them is missing or damaged.
@@ -42,7 +42,7 @@ class Files:
         config = read_json(directory / "config.json")
         if config is None:
             raise CheckpointError(f"{directory} has no config.json, expected a head: {of_directory(directory)}")
-        return cls(directory, config, seen_tensors(directory, HEAD_FILES))
+        return cls(directory, config, seen_tensors(directory, HEAD_FILES) if weights else {})
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

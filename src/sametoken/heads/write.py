@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError, unknown_name
-from sametoken.heads.anyhead import Head
 from sametoken.heads.files import HEAD_FILES
-from sametoken.heads.layouts import ENGINES, Written, advice, lay_out, refusals
+from sametoken.heads.kind import Head, Written
+from sametoken.heads.layouts import ENGINES, advice, lay_out, refusals
 from sametoken.heads.read import is_head
 from sametoken.model.config import ModelConfig
 from sametoken.model.linear import Linear

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from sametoken import kinds
 from sametoken.errors import ConfigError
 from sametoken.options.declaration import Elsewhere, Positive, Settings
 
-Method = Literal["draft_target", "eagle", "eagle3", "medusa", "ngram", "suffix", "auto", "none"]
-METHODS: tuple[str, ...] = get_args(Method)
+NO_DRAFT, AUTO = "none", "auto"  # methods that are no drafter: none of them, and all of them
+METHODS = (*kinds.choices(), AUTO, NO_DRAFT)
+if TYPE_CHECKING:
+    Method = str
+else:
+    Method = Literal[METHODS]
 # What the methods that take weights are given as the draft.
-MODEL_METHODS = {
-    "draft_target": "a draft model",
-    "eagle": "an EAGLE-1 or EAGLE-2 head",
-    "eagle3": "an EAGLE-3 head",
-    "medusa": "Medusa heads",
-}
+MODEL_METHODS = {kind.name: kind.what for kind in kinds.kinds() if kind.weights}
 
 # EAGLE-2's names: what each sets here, and how much more it counts.
 ALIASES = {"depth": ("max_draft_len", 0), "top_k": ("tree_top_k", 0), "total_tokens": ("max_total_draft_tokens", 1)}
@@ -106,6 +106,16 @@ class SpeculativeConfig(Settings):
     def longest(self) -> int:
         """Tokens of the longest path that the length and the budget of a draft both allow."""
         return min(self.max_draft_len, self.max_total_draft_tokens or self.max_draft_len)
+
+    @property
+    def most_nodes(self) -> int:
+        """Cache slots past the pending token that a draft of these settings may take."""
+        return max(self.max_total_draft_tokens or 0, self.max_draft_len * self.tree_top_k)
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a draft, tree or chain."""
+        return self.max_total_draft_tokens or self.max_draft_len * self.tree_top_k
 
     @model_validator(mode="after")
     def _agree(self) -> SpeculativeConfig:

@@ -12,8 +12,9 @@ from typing_extensions import TypedDict
 
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import TokenLogprob
+from sametoken.kinds import coming_with
 
-PREDICTION = "prediction"  # the method of requests that bring their own guess
+PREDICTION = coming_with("prediction")
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's word for "never"
 

@@ -160,7 +160,8 @@ def _warm(
     settings: HeadSettings, target: ModelConfig, draft_ids: Tensor | None, device: torch.device
 ) -> EagleHead | MedusaHeads:
     loaded = read_head(draft_directory(str(settings.init_from)), target, torch.float32, device, pack=False)
-    config, head = loaded.config, loaded.module
+    config = loaded.config
+    head: EagleHead | MedusaHeads = loaded.module
     found = "medusa" if isinstance(config, MedusaConfig) else f"eagle{config.version}"
     if found != settings.method:
         raise ConfigError(f"--init-from {settings.init_from} is of kind {found}, but --mode is {settings.mode}")

@@ -71,6 +71,16 @@ class EagleConfig:
         check(self.own_head or not reduced, "draft_vocab_size", self.draft_vocab_size, "an output head of its own")
 
     @property
+    def kind(self) -> str:
+        """The name of its kind."""
+        return "eagle3" if self.version == 3 else "eagle"
+
+    @property
+    def dtype(self) -> str:
+        """Torch name of the dtype that its weights were saved in."""
+        return self.layers.dtype
+
+    @property
     def fused_size(self) -> int:
         """Width of what `fc` reads: all taps, or for version 1 a token vector and the feature."""
         return self.target_hidden_size * (len(self.taps) if self.version == 3 else 2)

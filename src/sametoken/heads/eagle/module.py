@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.kind import Head
 from sametoken.model.block import Attend, Block
 from sametoken.model.formats.base import WeightFormat
 from sametoken.model.layers import RMSNorm
@@ -36,7 +37,7 @@ class FirstBlock(Block):
         return x + self.feed_forward(x)
 
 
-class EagleHead(nn.Module):
+class EagleHead(Head):
     """Guesses one token after the other from the target's features and from its own last output.
 
     Slot i reads the token after position i and the feature of position i, and guesses the token after that; it stands
@@ -47,6 +48,7 @@ class EagleHead(nn.Module):
         format: what the linears are quantised to when they are packed, None for nothing.
     """
 
+    config: EagleConfig
     d2t: Tensor
 
     def __init__(self, config: EagleConfig, dtype: torch.dtype, format: WeightFormat | None = None) -> None:

@@ -6,74 +6,92 @@ A part is there if its tensor is; a flag of config.json that says otherwise is a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sametoken.checkpoint.contents import OURS, architectures
+from sametoken.checkpoint.contents import architectures
 from sametoken.errors import CheckpointError, DraftMismatchError, UnsupportedModelError
-from sametoken.heads.anyhead import Described
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.names import INSIDE, plain_name
-from sametoken.heads.eagle.taps import Taps, read_taps
 from sametoken.heads.files import Files, mapping
-from sametoken.model.config import FAMILIES, ModelConfig, check_layer_types
+from sametoken.kinds import OURS
+from sametoken.model.config import ModelConfig, check_layer_types
 from sametoken.model.keys import MOST_WINDOW, Keys
 
 NEWER_NAMES = ("Eagle3", "EAGLE3")
 EAGLE_1_NAMES = ("EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "EagleForCausalLM", "EagleModel")
 
 
-class EagleReader:
-    """Reads one EAGLE head."""
+class EagleReader(ABC):
+    """Reads what one EAGLE head computes; its subclasses know what the versions do differently."""
+
+    version: int
+    built: str  # how the tensors of this version differ from the other's, for an error
 
     def __init__(self, files: Files, target: ModelConfig) -> None:
         self.files, self.target, self.notes = files, target, list[str]()
         self.shapes = {plain_name(name): seen.shape for name, seen in files.seen.items()}
         self.eagle = mapping(files.config.get("eagle_config"))
-        self.producer = _producer(files)
+        self.producer = producer_of(files)
 
-    def describe(self) -> Described:
-        self._refuse_other_kinds()
-        version = 3 if self.has("layers.0.hidden_norm") else 1
-        self._check_declared(version)
+    @abstractmethod
+    def parts(self) -> dict[str, Any]:
+        """The fields of `EagleConfig` that the versions read differently."""
+
+    @abstractmethod
+    def draft_vocabulary(self, rows: int) -> int:
+        """How many tokens it can guess, its output layer having so many rows."""
+
+    @abstractmethod
+    def fused(self, width: int) -> tuple[bool, str]:
+        """Whether `fc` may read so many numbers, and how many were expected."""
+
+    def narrow(self) -> bool:
+        """Whether it may be of another width than the target."""
+        return False
+
+    def config(self) -> EagleConfig:
+        """What the head computes; `notes` then holds what had to be assumed."""
+        self._refuse()
+        self._check_declared()
         layers = self._layers()
-        own_embed, hidden, wide = self.has("embed_tokens"), layers.hidden_size, self.target.hidden_size
+        wide = self.target.hidden_size
+        self._check_width(layers.hidden_size, wide)
+        config = EagleConfig(
+            layers=layers,
+            version=self.version,
+            target_hidden_size=wide,
+            draft_vocab_size=self._draft_vocabulary(),
+            own_embed=self.has("embed_tokens"),
+            own_head=self.has("lm_head"),
+            **self.parts(),
+        )
+        if config.norm_output and self.producer == "SpecForge":
+            self.notes.append("SpecForge trains norm_output without feeding the normed state back, engines do feed it")
+        if layers.num_layers > 1 and self.eagle.get("next_layer_regular") is False:
+            raise UnsupportedModelError(
+                f"{self.files.where}: eagle_config.next_layer_regular is false; supported: regular further layers"
+            )
+        return config
+
+    def _check_width(self, hidden: int, wide: int) -> None:
+        """Raises where the head was made for hidden states of another size."""
         stated = self.files.config.get("target_hidden_size")
-        if stated not in (None, wide) or (hidden != wide and not (own_embed and version == 3)):
+        if stated not in (None, wide) or (hidden != wide and not self.narrow()):
             found = hidden if stated in (None, wide) else stated
             raise DraftMismatchError(
                 f"{self.files.where}: made for hidden states of size {found}, the "
                 f"target's have {wide}; it was trained beside another model"
             )
-        count = self._fused() // wide
-        reads = 2 * wide if version == 1 else count * wide
-        if self._fused() != reads or not count:
+        fits, expected = self.fused(self.fc_width)
+        if not fits:
             raise DraftMismatchError(
-                f"{self.files.where}: fc reads {self._fused()} numbers, expected "
-                f"{reads if version == 1 else f'a multiple of {wide}'}, the target's hidden size being {wide}"
+                f"{self.files.where}: fc reads {self.fc_width} numbers, expected {expected}, the target's hidden size "
+                f"being {wide}"
             )
-        taps = self._taps(count) if version == 3 else None
-        config = EagleConfig(
-            layers=layers,
-            version=version,
-            taps=taps.layers if taps else (self.target.num_layers - 1,),
-            target_hidden_size=wide,
-            draft_vocab_size=self._draft_vocabulary(version),
-            fc_bias=self.part("fc.bias", "bias" if version == 1 else None),
-            norm_before_residual=self._residual(version),
-            norm_before_fc=version == 3 and self.part("input_norm.weight", "norm_before_fc"),
-            fc_norm=version == 3 and self.part("fc_norm.0.weight", "fc_norm"),
-            norm_output=version == 3 and self.flag("norm_output", "return_hidden_post_norm") is True,
-            input_norm=version == 1
-            and self.part("layers.0.input_layernorm.weight", "use_input_layernorm_in_first_layer"),
-            last_norm=self._last_norm(version),
-            own_embed=own_embed,
-            own_head=self.has("lm_head"),
-        )
-        self._warn(config)
-        return Described(config, taps, self.producer, tuple(self.notes))
 
     def has(self, module: str) -> bool:
         return f"{module}.weight" in self.shapes
@@ -100,11 +118,8 @@ class EagleReader:
             )
         return present
 
-    def _refuse_other_kinds(self) -> None:
-        where, config = self.files.where, self.files.config
-        kind = config.get("speculators_model_type")
-        if kind not in (None, "eagle3"):
-            raise UnsupportedModelError(f"{where}: speculators' {kind!r} is not supported; supported: eagle3")
+    def _refuse(self) -> None:
+        where = self.files.where
         if "mask_hidden" in self.shapes or self.flag("parallel_drafting"):
             raise UnsupportedModelError(f"{where}: a head that guesses in parallel (P-EAGLE) is not supported")
         if any(name.startswith(INSIDE) for name in self.files.seen):
@@ -112,45 +127,15 @@ class EagleReader:
                 f"{where}: a training checkpoint of Model-Optimizer with the whole model; export the head there "
                 "(export_hf_checkpoint.py) and give the result"
             )
-        if not self.has("fc"):
-            if self.has("embed_tokens") and any(name in FAMILIES for name in architectures(config)):
-                raise CheckpointError(
-                    f"{where} is a whole model ({architectures(config)[0]}), expected an EAGLE or Medusa head; a "
-                    "model that drafts is given as --draft where text is made, and needs no export"
-                )
-            raise CheckpointError(
-                f"{where}: no fc.weight and no Medusa tensors; expected an EAGLE or Medusa head, found "
-                f"{', '.join(sorted(self.files.seen)[:6]) or 'no tensors'}"
+
+    def _check_declared(self) -> None:
+        """Raises where config.json says the other version than the tensors."""
+        declared, why = _declared(self.files.config)
+        if declared not in (None, self.version):
+            raise DraftMismatchError(
+                f"{self.files.where}: config.json says EAGLE-{declared} ({why}), but the weights {self.built}; correct "
+                f"config.json, or serve the head as EAGLE-{self.version}"
             )
-
-    def _check_declared(self, version: int) -> None:
-        """Raises where config.json says the other kind of head than the tensors."""
-        declared, why = self._declared()
-        if declared in (None, version):
-            return
-        tensors = (
-            "have a hidden_norm and read token and hidden state side by side in attention, which EAGLE-1 does not"
-            if version == 3
-            else "have no hidden_norm, which is how EAGLE-1 and EAGLE-2 are built"
-        )
-        raise DraftMismatchError(
-            f"{self.files.where}: config.json says EAGLE-{declared} ({why}), but the weights {tensors}; correct "
-            f"config.json, or serve the head as EAGLE-{version}"
-        )
-
-    def _declared(self) -> tuple[int | None, str]:
-        config = self.files.config
-        ours = mapping(config.get(OURS))
-        if ours.get("version") is not None:
-            return (1 if ours["version"] == 1 else 3), f"sametoken.version = {ours['version']}"
-        names = architectures(config)
-        if any(word in name for name in names for word in NEWER_NAMES):
-            return 3, f"architectures = {names}"
-        if config.get("draft_vocab_size") is not None:
-            return 3, "it has draft_vocab_size"
-        if any(name in EAGLE_1_NAMES for name in names) or config.get("model_type") == "eagle":
-            return 1, f"architectures = {names}"
-        return None, ""
 
     def _layers(self) -> ModelConfig:
         """The draft's own blocks; special tokens and positions are the target's."""
@@ -216,26 +201,18 @@ class EagleReader:
             return 1
         return asked
 
-    def _fused(self) -> int:
+    @property
+    def fc_width(self) -> int:
+        """Numbers that `fc` reads."""
         shape = self.shapes["fc.weight"]
         if len(shape) != 2:
             raise CheckpointError(f"{self.files.where}: fc.weight has shape {list(shape)}, expected two dimensions")
         return shape[1]
 
-    def _taps(self, count: int) -> Taps:
-        try:
-            taps = read_taps(self.files.config, self.target, count)
-        except (CheckpointError, DraftMismatchError) as error:
-            raise type(error)(f"{self.files.where}: {error}") from error
-        if not taps.known:
-            self.notes.append(f"taps {list(taps.layers)} (outputs of blocks) are assumed: {taps.why}")
-        return taps
-
-    def _draft_vocabulary(self, version: int) -> int:
+    def _draft_vocabulary(self) -> int:
         """How many tokens it can guess."""
-        keys = Keys(self.files.config, f"{self.files.where}: config.json")
         rows = self.shapes["lm_head.weight"][0] if self.has("lm_head") else self.target.vocab_size
-        size = keys.integer("draft_vocab_size", rows) if version == 3 else rows
+        size = self.draft_vocabulary(rows)
         if size > self.target.vocab_size:
             raise DraftMismatchError(
                 f"{self.files.where}: it guesses among {size} tokens, the target has {self.target.vocab_size}; it was "
@@ -248,20 +225,6 @@ class EagleReader:
             )
         return size
 
-    def _last_norm(self, version: int) -> bool:
-        """EAGLE-3 has a last norm unless it says otherwise, so that a missing tensor is noticed."""
-        if version == 3 and "norm.weight" not in self.shapes:
-            return self.flag("use_last_layernorm") is not False
-        return self.part("norm.weight", "use_last_layernorm")
-
-    def _residual(self, version: int) -> bool:
-        stated = self.flag("norm_before_residual")
-        if version == 1:
-            return False
-        if stated is None and self.producer == "speculators":
-            self.notes.append("norm_before_residual is not stated: false, as in speculators (vLLM would take true)")
-        return stated is True
-
     def _note_rope(self, stated: Mapping[str, Any], plain: ModelConfig) -> None:
         inner = mapping(stated.get("rope_parameters") or stated.get("rope_scaling"))
         theta = stated.get("rope_theta", inner.get("rope_theta"))
@@ -272,16 +235,23 @@ class EagleReader:
         if self.producer == "ModelOpt" and plain.rope.kind == "yarn":
             self.notes.append("ModelOpt writes YaRN scaling at export, whatever the head was trained with")
 
-    def _warn(self, config: EagleConfig) -> None:
-        if config.norm_output and self.producer == "SpecForge":
-            self.notes.append("SpecForge trains norm_output without feeding the normed state back, engines do feed it")
-        if config.layers.num_layers > 1 and self.eagle.get("next_layer_regular") is False:
-            raise UnsupportedModelError(
-                f"{self.files.where}: eagle_config.next_layer_regular is false; supported: regular further layers"
-            )
+
+def _declared(config: Mapping[str, Any]) -> tuple[int | None, str]:
+    """The version that config.json says, and by what."""
+    ours = mapping(config.get(OURS))
+    if ours.get("version") is not None:
+        return (1 if ours["version"] == 1 else 3), f"sametoken.version = {ours['version']}"
+    names = architectures(config)
+    if any(word in name for name in names for word in NEWER_NAMES):
+        return 3, f"architectures = {names}"
+    if config.get("draft_vocab_size") is not None:
+        return 3, "it has draft_vocab_size"
+    if any(name in EAGLE_1_NAMES for name in names) or config.get("model_type") == "eagle":
+        return 1, f"architectures = {names}"
+    return None, ""
 
 
-def _producer(files: Files) -> str:
+def producer_of(files: Files) -> str:
     """Who seems to have written a head."""
     config = files.config
     names = architectures(config)

@@ -38,6 +38,11 @@ class MedusaConfig:
             known.add(path)
 
     @property
+    def kind(self) -> str:
+        """The name of its kind."""
+        return "medusa"
+
+    @property
     def tree(self) -> tuple[tuple[int, ...], ...]:
         """The nodes of a draft without its root, parents before children."""
         return self.choices or tuple((0,) * depth for depth in range(1, self.num_heads + 1))

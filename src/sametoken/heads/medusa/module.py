@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sametoken.heads.kind import Head
 from sametoken.heads.medusa.config import MedusaConfig
 from sametoken.model.formats.base import WeightFormat
 from sametoken.model.linear import Linear
@@ -37,16 +38,23 @@ class MedusaHead(nn.Module):
         self.head = Linear(size, config.vocab_size, False, dtype, format) if config.own_heads else None
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(Head):
     """Guesses several tokens at once, each head one place further, from the target's last normed hidden state.
 
     Architecture: FasterDecoding/Medusa, with independent blocks.
     """
 
+    config: MedusaConfig
+
     def __init__(self, config: MedusaConfig, dtype: torch.dtype, format: WeightFormat | None = None) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
         self.heads = nn.ModuleList(MedusaHead(config, dtype, format) for _ in range(config.num_heads))
+
+    @property
+    def draft_ids(self) -> Tensor:
+        """[V] every token of the target."""
+        return torch.arange(self.config.vocab_size)
 
     def states(self, hidden: Tensor) -> list[Tensor]:
         """Per head [T, H] what its output layer reads; head i guesses the token i + 2 places after that of `hidden`."""

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sametoken.checkpoint.contents import OURS
 from sametoken.errors import CheckpointError, DraftMismatchError, UnsupportedModelError
 from sametoken.heads.files import Files, mapping
 from sametoken.heads.medusa.config import MedusaConfig
 from sametoken.heads.medusa.names import medusa_place
+from sametoken.kinds import OURS
 from sametoken.model.config import ModelConfig
 
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sametoken.checkpoint.contents import OURS
 from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError
 from sametoken.heads.eagle.config import default_taps
 from sametoken.heads.files import mapping
+from sametoken.kinds import OURS
 from sametoken.model.config import ModelConfig
 
 IDS = "eagle_aux_hidden_state_layer_ids"

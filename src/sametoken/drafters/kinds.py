@@ -1,0 +1,41 @@
+"""The records of the drafters that need no weights."""
+
+from __future__ import annotations
+
+from sametoken.kinds import Kind
+
+NGRAM = Kind(
+    name="ngram",
+    title="n-gram lookup",
+    what="n-gram lookup",
+    drafts="sametoken.drafters.ngram:build",
+    aliases={"vllm": ("ngram", "ngram_gpu"), "trtllm": ("ngram",)},
+    settings=("max_matching_ngram_size", "min_matching_ngram_size", "is_use_oldest", "is_public_pool"),
+)
+SUFFIX = Kind(
+    name="suffix",
+    title="suffix lookup",
+    what="suffix lookup",
+    drafts="sametoken.drafters.suffix:build",
+    aliases={"vllm": ("suffix",), "trtllm": ("sa",)},
+    settings=(
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_min_token_prob",
+    ),
+)
+PREDICTION = Kind(
+    name="prediction",
+    title="predicted output",
+    what="a predicted output",
+    drafts="sametoken.drafters.prediction:build",
+    comes_with="prediction",
+)
+FORCED = Kind(
+    name="forced",
+    title="tokens that a grammar forces",
+    what="the tokens that a grammar leaves no choice about",
+    drafts="sametoken.drafters.forced:build",
+    comes_with="structured_outputs",
+)

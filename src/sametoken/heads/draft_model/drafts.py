@@ -1,0 +1,22 @@
+"""How a draft model is served: a decoder of its own, with its keys and values in the target's pages."""
+
+from __future__ import annotations
+
+from sametoken.drafters.base import Drafter
+from sametoken.heads.draft_model.drafter import DraftModelDrafter
+from sametoken.heads.kind import CacheFor, Weighted
+from sametoken.model.config import ModelConfig
+from sametoken.model.decoder import Decoder
+from sametoken.options.speculation import SpeculativeConfig
+
+
+class DraftModel(Weighted):
+    """A smaller decoder with the target's tokenizer."""
+
+    def cached_layers(self, module: Decoder) -> ModelConfig:
+        return module.config
+
+    def build(self, config: SpeculativeConfig, module: Decoder, target: Decoder, cache_for: CacheFor) -> Drafter:
+        cache = cache_for(module.config, module.dtype)
+        levels, branches = config.max_draft_len, config.tree_top_k
+        return DraftModelDrafter(module, cache, max_draft_len=levels, branches=branches, budget=config.budget)

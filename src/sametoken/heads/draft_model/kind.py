@@ -1,0 +1,15 @@
+"""The record of draft models: smaller decoders with the target's tokenizer."""
+
+from __future__ import annotations
+
+from sametoken.kinds import Kind
+
+KIND = Kind(
+    name="draft_target",
+    title="draft model",
+    what="a draft model",
+    drafts="sametoken.heads.draft_model.drafts:DraftModel",
+    weights="model",
+    aliases={"vllm": ("draft_model",), "trtllm": ("drafttarget",), "train": ("draft",)},
+    settings=("tree_top_k",),
+)

@@ -1,0 +1,17 @@
+"""The record of EAGLE-1 heads, whose files EAGLE-2 reads with a tree of another shape."""
+
+from __future__ import annotations
+
+from sametoken.kinds import Kind
+
+KIND = Kind(
+    name="eagle",
+    title="EAGLE-1",
+    what="an EAGLE-1 or EAGLE-2 head",
+    drafts="sametoken.heads.eagle1.drafts:Eagle1",
+    weights="head",
+    marks=("eagle_config",),
+    words=("Eagle", "EAGLE"),
+    aliases={"vllm": ("eagle",), "trtllm": ("eagle",), "train": ("eagle1",)},
+    settings=("tree_top_k",),
+)

@@ -1,0 +1,64 @@
+"""How an EAGLE-1 head is written for each engine: config.json, the tensors, and what an engine cannot compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.layouts import Table, block_fields
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.eagle.names import eagle_tensors
+from sametoken.heads.kind import Written
+from sametoken.kinds import OURS
+
+
+def lay_out(head: EagleHead, layout: str) -> Written:
+    """A head as `layout` has it."""
+    tensors = _tensors(dict(eagle_tensors(head, head.config)), layout)
+    return Written(_config(head.config, layout), tensors, "model.safetensors")
+
+
+def _config(config: EagleConfig, layout: str) -> dict[str, Any]:
+    names = {"vllm": "EagleLlamaForCausalLM", "sglang": "LlamaForCausalLMEagle"}
+    made = {
+        "architectures": [names.get(layout, "LlamaForCausalLM")],
+        **block_fields(config.layers),
+        "vocab_size": config.layers.vocab_size,
+        OURS: {"version": 1},
+    }
+    if layout == "hf":  # elsewhere `bias` would mean that of attention
+        made["bias"] = config.fc_bias
+    return made
+
+
+def _tensors(tensors: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
+    """SGLang always reads a bias of `fc` and leaves it random if there is none; vLLM has none."""
+    if layout == "sglang" and "fc.bias" not in tensors:
+        return {**tensors, "fc.bias": torch.zeros_like(tensors["fc.weight"][:, 0])}
+    return {name: tensor for name, tensor in tensors.items() if layout != "vllm" or name != "fc.bias"}
+
+
+def refusals(config: EagleConfig, tensors: Mapping[str, Tensor] | None) -> Table:
+    """The parts of a head that some engine does not compute."""
+    layers = config.layers
+    bias = None if tensors is None else tensors.get("fc.bias")
+    biased = config.fc_bias and (bias is None or bool(bias.any()))
+    both = ("vllm", "sglang")
+    return [
+        (True, ("trtllm",), "EAGLE-1: its PyTorch models have EAGLE-3 only"),
+        (True, ("speculators",), "EAGLE-1: it was removed there"),
+        (biased, ("vllm",), "a bias of fc: its EAGLE-1 has none"),
+        (config.input_norm, both, "an input norm in the first block: it has none"),
+        (config.last_norm, both, "a last norm: it has none"),
+        (layers.qk_norm, both, "q_norm and k_norm: its draft attention has none"),
+        (layers.qkv_bias != layers.out_bias, ("sglang",), "a bias on only some projections: it has all or none"),
+        (layers.mlp_bias, ("sglang",), "MLP biases: its draft has none"),
+        (layers.activation != "silu", both, f"activation {layers.activation}: its draft has silu"),
+        (config.own_embed, ("sglang",), "token vectors of its own: it takes the target's"),
+        (config.own_head, ("sglang",), "an output layer of its own: it takes the target's"),
+        (any(layers.sliding_windows), ("sglang",), "a sliding window: its draft attends to everything"),
+    ]  # fmt: skip

@@ -1,0 +1,23 @@
+"""The record of EAGLE-3 and EAGLE-3.1 heads."""
+
+from __future__ import annotations
+
+from sametoken.kinds import Kind
+
+KIND = Kind(
+    name="eagle3",
+    title="EAGLE-3",
+    what="an EAGLE-3 head",
+    drafts="sametoken.heads.eagle3.drafts:Eagle3",
+    weights="head",
+    marks=("eagle_config", "draft_vocab_size"),
+    words=("Eagle", "EAGLE"),
+    aliases={
+        "vllm": ("eagle3",),
+        "trtllm": ("eagle", "eagle3"),
+        "speculators": ("eagle3",),
+        "train": ("eagle3", "eagle"),
+    },
+    taps=True,
+    settings=("tree_top_k",),
+)

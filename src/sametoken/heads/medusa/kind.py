@@ -1,0 +1,16 @@
+"""The record of Medusa heads."""
+
+from __future__ import annotations
+
+from sametoken.kinds import Kind
+
+KIND = Kind(
+    name="medusa",
+    title="Medusa",
+    what="Medusa heads",
+    drafts="sametoken.heads.medusa.drafts:Medusa",
+    weights="head",
+    marks=("medusa", "medusa_num_heads"),
+    words=("Medusa",),
+    aliases={"vllm": ("medusa",), "trtllm": ("medusa",), "train": ("medusa",)},
+)

@@ -1,0 +1,81 @@
+"""What an engine is given as the draft: a head or a smaller model, loaded to guess, with its kind."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from sametoken.checkpoint.load import load_decoder
+from sametoken.drafters.base import Drafter
+from sametoken.heads.kind import CacheFor, Weighted
+from sametoken.heads.read import is_head, read_head
+from sametoken.heads.registry import draft_model, head_kind, weighted
+from sametoken.model.config import ModelConfig
+from sametoken.model.decoder import Decoder
+from sametoken.model.formats.names import FORMATS
+from sametoken.options.speculation import SpeculativeConfig
+
+LOG = logging.getLogger("sametoken")
+
+
+class LoadedDraft(NamedTuple):
+    """What guesses for a target, by weights of its own.
+
+    Attributes:
+        kind: how it is served.
+        module: a `Head` or a `Decoder`, packed.
+    """
+
+    kind: Weighted
+    module: Any
+
+    @property
+    def method(self) -> str:
+        """The method that it is made for."""
+        return self.kind.kind.name
+
+    @property
+    def what(self) -> str:
+        """What it is, with its article."""
+        return self.kind.kind.what
+
+    @property
+    def cached_layers(self) -> ModelConfig | None:
+        """The blocks whose keys and values it keeps beside the target's, None for none."""
+        return self.kind.cached_layers(self.module)
+
+    def most_nodes(self, config: SpeculativeConfig) -> int:
+        """Cache slots past the pending token that a draft may take."""
+        return self.kind.most_nodes(config, self.module)
+
+    def build(self, config: SpeculativeConfig, target: Decoder, cache_for: CacheFor) -> Drafter:
+        """Its drafter; see `Weighted.build`."""
+        return self.kind.build(config, self.module, target, cache_for)
+
+
+def load_draft(
+    directory: Path,
+    target: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str,
+    deterministic: bool,
+) -> LoadedDraft:
+    """The head or the draft model of a directory.
+
+    Args:
+        target: facts of the model that it drafts for; its `max_position` bounds the rotary tables.
+        quantization: what its weights are rounded to, a name in `model.formats.names`, or "none".
+        deterministic: whether a draft model gives a token the same bits beside any other rows.
+    """
+    if is_head(directory):
+        head = read_head(directory, target, dtype, device, pack=True, format=FORMATS.get(quantization))
+        for note in head.notes:
+            LOG.warning(f"{directory}: {note}")
+        return LoadedDraft(head_kind(head.config), head.module)
+    decoder = load_decoder(directory, dtype, device, target.max_position, quantization)
+    decoder.set_deterministic(deterministic)
+    return LoadedDraft(weighted(draft_model().name), decoder)

@@ -1,0 +1,165 @@
+"""Which kinds of drafters there are: one record each, of this package and of other installed distributions.
+
+A record is data, so that help texts and checks of names import no torch; what computes is imported when it is used.
+Another distribution adds a kind by an entry point of the group `sametoken.drafters` that names its record.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any, Literal
+
+from sametoken.errors import ConfigError, unknown_name
+
+LOG = logging.getLogger("sametoken")
+GROUP = "sametoken.drafters"
+OURS = "sametoken"  # who provides the kinds of this package
+BUILT_IN = (
+    "sametoken.drafters.kinds:FORCED",
+    "sametoken.heads.draft_model.kind:KIND",
+    "sametoken.heads.eagle1.kind:KIND",
+    "sametoken.heads.eagle3.kind:KIND",
+    "sametoken.heads.medusa.kind:KIND",
+    "sametoken.drafters.kinds:NGRAM",
+    "sametoken.drafters.kinds:SUFFIX",
+    "sametoken.drafters.kinds:PREDICTION",
+)
+
+
+# What config.json has for heads of several kinds: in our own files, and in those of speculators.
+HEAD_MARKS = (OURS, "speculators_config", "speculators_model_type")
+HEAD_WORDS = ("Speculator",)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of drafter.
+
+    Attributes:
+        name: the method that requests and `--method` name.
+        title: as people name it in tables, for example "EAGLE-3".
+        what: the same in a sentence, with its article: "an EAGLE-3 head".
+        drafts: reference "module:attribute" to what builds the drafter: a `heads.kind.HeadKind` for a head, a
+            `heads.kind.Weighted` for a model, a function of the `SpeculativeConfig` for a kind without weights.
+        weights: what its weights are: "head" beside a target, a "model" of its own, or None for a kind without weights.
+        comes_with: the part of a request that chooses this kind; "" for kinds that any request may name.
+        objective: reference to its training objective, "" if it cannot be trained here.
+        marks: keys of config.json that only files of this kind have.
+        words: parts of the names of architectures that only files of this kind have.
+        aliases: its names elsewhere, by tool: "vllm", "trtllm", "speculators"; "train" is `sametoken train --mode`.
+        taps: whether it reads blocks of the target that may be chosen, rather than the last hidden state.
+        settings: the fields of `SpeculativeConfig` that this kind reads and not every kind reads.
+        source: the distribution that provides it, with its version; filled in by the registry.
+    """
+
+    name: str
+    title: str
+    what: str
+    drafts: str
+    weights: Literal["head", "model"] | None = None
+    comes_with: str = ""
+    objective: str = ""
+    marks: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    taps: bool = False
+    settings: tuple[str, ...] = ()
+    source: str = OURS
+
+    def load(self, reference: str) -> Any:
+        """The object that `drafts` or `objective` names.
+
+        Raises:
+            ConfigError: it cannot be imported, which only happens to kinds of other distributions.
+        """
+        if self.source == OURS:
+            return _load(reference)
+        try:
+            return _load(reference)
+        except Exception as error:
+            raise ConfigError(
+                f"drafter {self.name!r} of {self.source} cannot be loaded from {reference}: {error}; "
+                f"update or uninstall {self.source}"
+            ) from error
+
+
+@cache
+def kinds() -> tuple[Kind, ...]:
+    """All kinds: those of this package, then those of others in the order of their names."""
+    own: list[Kind] = [_load(reference) for reference in BUILT_IN]
+    return tuple(own + list(_installed(entry_points(group=GROUP), own)))
+
+
+def _installed(points: Iterable[EntryPoint], own: Iterable[Kind]) -> Iterator[Kind]:
+    """The kinds of other distributions; one that is broken is reported and left out."""
+    taken = {kind.name: kind.source for kind in own}
+    for point in sorted(points, key=lambda each: each.name):
+        source = "an unknown distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        try:
+            found = point.load()
+            reason = None if isinstance(found, Kind) else f"it is {found!r}, expected a sametoken.kinds.Kind"
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        if reason is None and found.name in taken:
+            reason = f"its name {found.name!r} is taken by {taken[found.name]}"
+        if reason is not None:
+            LOG.warning(f"drafter {point.name!r} of {source} is left out ({point.value}): {reason}")
+            continue
+        taken[found.name] = source
+        yield replace(found, source=source)
+
+
+def named(name: str) -> Kind:
+    """The kind of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = {kind.name: kind for kind in kinds()}
+    if name not in known:
+        raise ConfigError(unknown_name("method", name, known))
+    return known[name]
+
+
+def choices() -> tuple[str, ...]:
+    """The names that any request may choose."""
+    return tuple(kind.name for kind in kinds() if not kind.comes_with)
+
+
+def coming_with(part: str) -> str:
+    """The name of the kind that a part of a request chooses."""
+    return next(kind.name for kind in kinds() if kind.comes_with == part)
+
+
+def aliases(tool: str) -> dict[str, tuple[str, ...]]:
+    """A tool's names of kinds, each with our names for it, in our order; one name may stand for several kinds."""
+    found: dict[str, tuple[str, ...]] = {}
+    for kind in kinds():
+        for alias in kind.aliases.get(tool, ()):
+            found[alias] = (*found.get(alias, ()), kind.name)
+    return found
+
+
+def titles() -> str:
+    """The kinds of heads in a sentence: "EAGLE-1, EAGLE-3 or Medusa"."""
+    *first, last = [kind.title for kind in kinds() if kind.weights == "head"]
+    return f"{', '.join(first)} or {last}"
+
+
+def states_head(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json says that it belongs to a head; a head's may also say nothing."""
+    stated = config.get("architectures")
+    names = [str(name) for name in stated] if isinstance(stated, list) else []
+    heads = [kind for kind in kinds() if kind.weights == "head"]
+    marks = {*HEAD_MARKS, *(mark for kind in heads for mark in kind.marks)}
+    words = {*HEAD_WORDS, *(word for kind in heads for word in kind.words)}
+    return bool(marks & config.keys()) or any(word in name for name in names for word in words)
+
+
+def _load(reference: str) -> Any:
+    return EntryPoint("", reference, GROUP).load()
