@@ -1,49 +1,112 @@
-"""A tree of guesses under growth, best first: what a drafter with scores expands, and what it keeps in the end.
+"""Trees of guesses under growth, level by level: what is expanded next, and what is proposed in the end.
 
-Knows scores and places, not who makes them. Legend: B rows, K branches, C candidates.
+Knows tokens, scores and places, not who makes them; only `trimmed` looks at values.
+Legend: B rows, K branches, C candidates, F nodes of a frontier, N nodes of a draft, H hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sametoken.speculation.draft import PADDING, Draft, chain_parents
+from sametoken.speculation.draft import PADDING, Draft, chain_parents, chain_reach
+
+
+class Grown(NamedTuple):
+    """A draft, and which of its nodes ran through the model that guessed.
+
+    Attributes:
+        written: [B, N] where a node's keys and values lie past the row's length, -1 where there are none.
+    """
+
+    draft: Draft
+    written: Tensor
+
+    def trimmed(self) -> Grown:
+        """Without the columns in which every row has padding."""
+        draft = trimmed(self.draft)
+        return Grown(draft, self.written[:, : draft.tokens.shape[1]])
+
+
+def trimmed(draft: Draft) -> Draft:
+    """The draft without the columns in which every row has padding; the host looks for them."""
+    nodes = 1 + int((draft.tokens[:, 1:] != PADDING).sum(1).max())
+    return Draft(draft.tokens[:, :nodes], draft.parents[:, :nodes])
+
+
+class Chain:
+    """The tree of one branch: a node has one child, so there is nothing to compare and nothing to choose.
+
+    Args:
+        pending: [B] root tokens.
+        limits: [B] longest path of each row, None where every row takes all levels.
+    """
+
+    branches = 1
+
+    def __init__(self, pending: Tensor, limits: Tensor | None) -> None:
+        self.limits, self._tokens = limits, [pending.unsqueeze(1)]
+
+    def grow(self, tokens: Tensor, scores: Tensor) -> None:
+        """Adds the child [B, 1, 1] of the last node."""
+        self._tokens.append(tokens.squeeze(2))
+
+    def enter_frontier(self) -> tuple[Tensor, Tensor]:
+        """The last node takes its place in the cache: its token [B, 1] and the ancestors of all nodes that ever ran."""
+        last = self._tokens[-1]
+        return last, chain_reach(last.shape[0], len(self._tokens) - 1, last.device)
+
+    def above(self, output: Tensor) -> Tensor:
+        """What the last node follows."""
+        return output
+
+    def grown(self) -> Grown:
+        return chain_of(torch.cat(self._tokens, dim=1), self.limits)
+
+
+def chain_of(tokens: Tensor, limits: Tensor | None) -> Grown:
+    """A chain of the tokens [B, N], root first, padded past each row's limit; all but the last node ran."""
+    rows, nodes = tokens.shape
+    place = torch.arange(nodes, device=tokens.device)
+    if limits is not None:
+        tokens = tokens.masked_fill(place > limits.unsqueeze(1), PADDING)
+    written = torch.where(place < nodes - 1, place - 1, -1).expand(rows, -1)
+    return Grown(Draft(tokens, chain_parents(rows, nodes, tokens.device)), written)
 
 
 class Tree:
-    """A tree under growth: all candidates so far, level by level, and the frontier that is expanded next.
+    """A tree under growth, best first: all candidates so far, level by level, and the frontier that is expanded next.
 
     Args:
         pending: [B] root tokens.
         limits: [B] longest path of each row.
         branches: K, candidates of a level that are expanded.
+        budgets: [B] candidates that each row keeps in the end; `most` bounds them.
 
     Attributes:
-        level: levels grown so far.
         tokens, parents, scores: [B, C] of all candidates; candidate 0 is the root.
         forwarded: [B, C] the place of a candidate among the nodes that ran, or -1.
-        origin: [B, K] whose child each frontier node is: a place in the frontier before it.
     """
 
-    def __init__(self, pending: Tensor, limits: Tensor, branches: int) -> None:
+    def __init__(self, pending: Tensor, limits: Tensor, branches: int, budgets: Tensor, most: int) -> None:
         rows = pending.shape[0]
-        self.limits, self.branches, self.level = limits, branches, 0
+        self.limits, self.branches, self._budgets, self._most = limits, branches, budgets, most
         device = pending.device
         self.tokens, self.parents = pending.unsqueeze(1), torch.full((rows, 1), -1, device=device)
         self.scores = torch.zeros(rows, 1, device=device)
         self.forwarded = torch.full((rows, 1), -1, device=device)
-        self.reach = torch.zeros(rows, 0, 0, dtype=torch.bool, device=device)
-        self.origin = torch.zeros_like(self.tokens)
+        self._level = 0
+        self._reach = torch.zeros(rows, 0, 0, dtype=torch.bool, device=device)
         self._frontier = torch.zeros_like(self.tokens)  # candidates expanded by the next `grow`
+        self._origin = self._frontier  # whose child each of them is: a place in the frontier before it
 
     def grow(self, tokens: Tensor, scores: Tensor) -> None:
-        """Adds K children [B, frontier, K] to every frontier node and takes the K best of them as the next frontier."""
+        """Adds K children [B, F, K] to every frontier node and takes the K best of them as the next frontier."""
         branches = tokens.shape[2]
         total = self.scores.gather(1, self._frontier).unsqueeze(2) + scores
-        total = total.masked_fill((self.limits <= self.level).view(-1, 1, 1), float("-inf")).flatten(1)
+        total = total.masked_fill((self.limits <= self._level).view(-1, 1, 1), float("-inf")).flatten(1)
         first = self.tokens.shape[1]
         self.tokens = torch.cat([self.tokens, tokens.flatten(1)], dim=1)
         self.scores = torch.cat([self.scores, total], dim=1)
@@ -51,45 +114,62 @@ class Tree:
         self.parents = torch.cat([self.parents, parents], dim=1)
         self.forwarded = torch.cat([self.forwarded, torch.full_like(parents, -1)], dim=1)
         best = total.topk(branches, dim=1).indices
-        self._frontier, self.origin = first + best, best // branches
-        self.level += 1
+        self._frontier, self._origin = first + best, best // branches
+        self._level += 1
 
     def enter_frontier(self) -> tuple[Tensor, Tensor]:
-        """The frontier takes its place in the cache: its tokens [B, K] and the reach of all nodes that ever ran."""
+        """The frontier takes its place in the cache: its tokens [B, F] and the ancestors of all nodes that ever ran."""
         rows, width = self._frontier.shape
-        size = self.reach.shape[1]
+        size = self._reach.shape[1]
         above = self.forwarded.gather(1, self.parents.gather(1, self._frontier))  # -1: the committed root
-        grown = self.reach.new_zeros(rows, size + width, size + width)
-        grown[:, :size, :size] = self.reach
+        grown = self._reach.new_zeros(rows, size + width, size + width)
+        grown[:, :size, :size] = self._reach
         if size:
-            inherited = self.reach.gather(1, above.clamp(min=0).unsqueeze(2).expand(-1, -1, size))
+            inherited = self._reach.gather(1, above.clamp(min=0).unsqueeze(2).expand(-1, -1, size))
             grown[:, size:, :size] = inherited & (above >= 0).unsqueeze(2)
         grown[:, size:, size:] = torch.eye(width, dtype=torch.bool, device=grown.device)
-        self.reach = grown
+        self._reach = grown
         place = size + torch.arange(width, device=grown.device)
         self.forwarded.scatter_(1, self._frontier, place.expand(rows, -1))
         return self.tokens.gather(1, self._frontier), grown
 
-    def best(self, budgets: Sequence[int]) -> tuple[Draft, Tensor]:
-        """Each row's root and its `budgets[b]` best candidates as a draft, and their candidate numbers [B, N].
+    def above(self, output: Tensor) -> Tensor:
+        """What each node of the frontier follows, from the outputs [B, F, H] of the frontier before it."""
+        return output.gather(1, self._origin.unsqueeze(2).expand(-1, -1, output.shape[2]))
+
+    def grown(self) -> Grown:
+        """Each row's root and the best candidates of its budget.
 
         A child never scores above its parent and a tie goes to the earlier candidate, so the choice is a tree.
         """
-        rows, count = self.tokens.shape
-        keep = min(max(budgets), count - 1)
+        keep = min(self._most, self.tokens.shape[1] - 1)
         best = self.scores[:, 1:].sort(dim=1, descending=True, stable=True)
-        order = best.indices[:, :keep] + 1
-        # What is over a row's budget, or was banned, goes to the end, where padding belongs.
-        over = torch.arange(keep, device=order.device) >= torch.tensor(budgets, device=order.device).unsqueeze(1)
-        over |= best.values[:, :keep] == float("-inf")
-        keep = int((~over).sum(1).max())
-        taken = (order + over * count).sort(dim=1).values[:, :keep]
-        chosen = torch.cat([torch.zeros_like(self.tokens[:, :1]), taken % count], dim=1)
-        place = torch.arange(keep + 1, device=chosen.device).expand(rows, -1)
-        node = torch.zeros_like(self.tokens).scatter(1, chosen, place)
-        parents = node.gather(1, self.parents.gather(1, chosen).clamp(min=0))
-        dead = torch.cat([torch.zeros_like(over[:, :1]), taken >= count], dim=1)
-        tokens = self.tokens.gather(1, chosen).masked_fill(dead, PADDING)
-        parents = torch.where(dead, chain_parents(rows, keep + 1, chosen.device), parents)
-        parents[:, 0] = -1
-        return Draft(tokens, parents), chosen
+        left_out = torch.arange(keep, device=self.tokens.device) >= self._budgets.unsqueeze(1)
+        left_out |= best.values[:, :keep] == float("-inf")  # banned, or past the row's limit
+        draft, chosen = assembled(self.tokens, self.parents, best.indices[:, :keep] + 1, left_out)
+        return Grown(draft, self.forwarded.gather(1, chosen))
+
+
+def assembled(tokens: Tensor, parents: Tensor, chosen: Tensor, left_out: Tensor) -> tuple[Draft, Tensor]:
+    """Trees of the root and some candidates, in their order, the rest padded at the end as a draft must be.
+
+    Args:
+        tokens, parents: [B, C] of all candidates, parents before children; candidate 0 is the root.
+        chosen: [B, N - 1] distinct candidates; a parent that is no root is chosen too.
+        left_out: [B, N - 1] which of them are not taken after all.
+
+    Returns:
+        The drafts [B, N], and the candidate numbers of their nodes, which mean nothing where padding is.
+    """
+    rows, count = tokens.shape
+    order = (chosen + left_out * count).sort(dim=1).values
+    root = torch.zeros_like(order[:, :1])
+    chosen = torch.cat([root, order % count], dim=1)
+    padding = torch.cat([root > 0, order >= count], dim=1)
+    nodes = chosen.shape[1]
+    place = torch.arange(nodes, device=tokens.device).expand(rows, -1)
+    node = torch.zeros_like(tokens).scatter(1, chosen, place)
+    above = node.gather(1, parents.gather(1, chosen).clamp(min=0))
+    found = torch.where(padding, chain_parents(rows, nodes, tokens.device), above)
+    found[:, 0] = -1
+    return Draft(tokens.gather(1, chosen).masked_fill(padding, PADDING), found), chosen

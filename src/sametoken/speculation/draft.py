@@ -31,14 +31,17 @@ def chain_parents(rows: int, nodes: int, device: torch.device | str = "cpu") -> 
     return torch.arange(-1, nodes - 1, device=device).expand(rows, nodes)
 
 
-@lru_cache(maxsize=64)
-def _triangle(nodes: int, device: torch.device) -> Tensor:
+def _triangle(nodes: int, device: torch.device | str) -> Tensor:
     return torch.ones(nodes, nodes, dtype=torch.bool, device=device).tril()
 
 
+_kept_triangle = lru_cache(maxsize=64)(_triangle)
+
+
 def chain_reach(rows: int, nodes: int, device: torch.device | str = "cpu") -> Tensor:
-    """[rows, nodes, nodes] `ancestors` of chains, kept for the next call: not for use inside a captured step."""
-    return _triangle(nodes, torch.device(device)).expand(rows, -1, -1)
+    """[rows, nodes, nodes] `ancestors` of chains; on the CPU kept for the next call, which a captured step must not."""
+    made = _kept_triangle if torch.device(device).type == "cpu" else _triangle
+    return made(nodes, device).expand(rows, -1, -1)
 
 
 def ancestors(parents: Tensor) -> Tensor:

@@ -1,19 +1,21 @@
 """Medusa: heads that guess several places ahead at once from the target's last hidden state, as a static tree.
 
 The tree's nodes are ranks: node (r1, r2, ..) is the token of rank r1 of the first head, then of rank r2 of the second.
-Keeps one feature per row and nothing in the cache. Legend: B rows, H hidden size, V vocabulary, K guesses of a head.
+Keeps one feature per row and nothing in the cache. Legend: B rows, N nodes, H hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sametoken.drafters.base import Drafter
-from sametoken.drafters.padded import Guess, padded
+from sametoken.drafters.tree import assembled, trimmed
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.model.decoder import Decoder
 from sametoken.speculation.draft import PADDING, Draft
@@ -22,9 +24,25 @@ from sametoken.speculation.sampling import Sampling, rank
 Path = tuple[int, ...]
 
 
+class Shape(NamedTuple):
+    """What is known of a tree before its tokens are.
+
+    Attributes:
+        ranks: how many tokens each level takes of its head.
+        place: [N - 1] which of all levels' tokens each node but the root is.
+        depth: [N - 1] of these nodes. `parents`: [N]. `reach`: [N - 1, N - 1] `ancestors`, the root left out.
+    """
+
+    ranks: Sequence[int]
+    place: Tensor
+    depth: Tensor
+    parents: Tensor
+    reach: Tensor
+
+
 @dataclass(slots=True)
 class _Row:
-    """One sequence: how many tokens are certain, and the feature [1, H] of the last of them."""
+    """One sequence: how many tokens are committed, and the feature [1, H] of the last of them."""
 
     length: int
     feature: Tensor | None = None
@@ -47,8 +65,8 @@ class MedusaDrafter(Drafter):
         self.taps = (target.config.num_layers - 1,)
         self._tree = tree_of(heads, max_draft_len, budget)
         self.nodes = len(self._tree)
-        levels = range(max(map(len, self._tree)))
-        self._ranks = [1 + max(path[level] for path in self._tree if len(path) > level) for level in levels]
+        levels, device = max(map(len, self._tree)), target.embed.weight.device
+        self._shapes = [_shape(self._tree, count, device) for count in range(1, levels + 1)]
         self._rows: dict[int, _Row] = {}
 
     def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
@@ -60,10 +78,10 @@ class MedusaDrafter(Drafter):
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         assert features is not None
         end = 0
-        for row, certain in zip(rows, tokens, strict=True):
-            end += len(certain)
-            if certain:
-                self._rows[row].length += len(certain)
+        for row, committed in zip(rows, tokens, strict=True):
+            end += len(committed)
+            if committed:
+                self._rows[row].length += len(committed)
                 self._rows[row].feature = features[end - 1 : end]
 
     def slots(self, limit: int) -> int:
@@ -73,41 +91,52 @@ class MedusaDrafter(Drafter):
         states = [self._rows[row] for row in rows]
         found = [state.feature for state in states if state.feature is not None]
         assert len(found) == len(rows), "heads guess from the feature of a token that they were told of"
-        position = torch.tensor([state.length + 1 for state in states], device=found[0].device)
-        guesses = self._guesses(
-            self.target.norm(torch.cat(found)), position, min(max(limits), len(self._ranks)), sampling
+        root, most, lengths = (
+            torch.tensor(values, device=found[0].device)
+            for values in (pending, limits, [state.length for state in states])
         )
-        return padded(pending, [self._grown(row, limit) for row, limit in zip(guesses, limits, strict=True)])
+        shape = self._shapes[min(max(limits), len(self._shapes)) - 1]
+        draft = self.draft(torch.cat(found), root, lengths, most, sampling, shape)
+        left_out = draft.tokens[:, 1:] == PADDING
+        if not left_out.any():
+            return draft
+        return trimmed(assembled(*draft, torch.arange(1, 1 + left_out.shape[1]).expand_as(left_out), left_out)[0])
 
-    def _guesses(self, hidden: Tensor, position: Tensor, levels: int, sampling: Sampling) -> list[list[list[int]]]:
-        """For each row and level the best tokens, best first, ranked under the noise of their own positions.
+    def draft(
+        self, feature: Tensor, pending: Tensor, lengths: Tensor, limits: Tensor, sampling: Sampling, shape: Shape
+    ) -> Draft:
+        """The heads' tree with its nodes where they always are, [B, N]; looks at no value.
+
+        Nodes past a row's limit are padding. So is what was banned, and what follows it.
 
         Args:
-            hidden: [B, H] what the target's output layer reads.
-            position: [B] of the first head's guess.
+            feature: [B, H] hidden states of the rows' last committed tokens, before the target's final norm.
+            lengths: [B] committed tokens of each row.
         """
+        hidden = self.target.norm(feature)
         own = self.heads.config.own_heads
         scores = self.heads.logits(hidden) if own else map(self.target.project, self.heads.states(hidden))
         found = [
-            rank(logits, position + level, sampling, count)[0].tolist()
-            for level, logits, count in zip(range(levels), scores, self._ranks, strict=False)
+            rank(logits, lengths + 1 + level, sampling, count)[0]
+            for level, (count, logits) in enumerate(zip(shape.ranks, scores, strict=False))
         ]
-        return [list(level) for level in zip(*found, strict=True)]
+        tokens = torch.cat(found, dim=1)[:, shape.place]
+        wrong = (tokens == PADDING) | (shape.depth > limits.unsqueeze(1))
+        tokens = tokens.masked_fill((wrong.unsqueeze(1) & shape.reach).any(2), PADDING)
+        return Draft(torch.cat([pending.unsqueeze(1), tokens], dim=1), shape.parents.expand(len(tokens), -1))
 
-    def _grown(self, guesses: Sequence[Sequence[int]], limit: int) -> Guess:
-        """The tree over a row's guesses; what was banned takes its descendants with it."""
-        nodes: dict[Path, int] = {(): 0}
-        guess = Guess([], [])
-        for path in self._tree:
-            above = nodes.get(path[:-1])
-            if above is None or len(path) > limit:
-                continue
-            token = guesses[len(path) - 1][path[-1]]
-            if token != PADDING:
-                guess.tokens.append(token)
-                guess.parents.append(above)
-                nodes[path] = len(guess.tokens)
-        return guess
+
+def _shape(tree: Sequence[Path], levels: int, device: torch.device) -> Shape:
+    """The nodes of a tree that are on its first levels."""
+    paths = [path for path in tree if len(path) <= levels]
+    ranks = [1 + max(path[level] for path in paths if len(path) > level) for level in range(levels)]
+    first, number = [0, *accumulate(ranks)], {path: node for node, path in enumerate([(), *paths])}
+    place = [first[len(path) - 1] + path[-1] for path in paths]
+    parents = [-1, *(number[path[:-1]] for path in paths)]
+    reach = [[path[: len(other)] == other for other in paths] for path in paths]
+    depth = [len(path) for path in paths]
+    at, deep, above, on = (torch.tensor(values, device=device) for values in (place, depth, parents, reach))
+    return Shape(ranks, at, deep, above, on)
 
 
 def tree_of(heads: MedusaHeads, max_draft_len: int, budget: int | None) -> tuple[Path, ...]:
