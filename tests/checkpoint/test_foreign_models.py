@@ -94,11 +94,9 @@ def test_the_table_names_no_architecture_that_can_be_loaded() -> None:
 @pytest.mark.parametrize(
     ("stated", "name"),
     [
-        ({"quant_method": "awq", "bits": 4}, "AWQ"),
-        ({"quant_method": "gptq", "bits": 4}, "GPTQ"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8"),
-        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "compressed-tensors"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "Model-Optimizer NVFP4"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "torchao"}, "torchao"),
+        ({"quant_method": "mxfp4"}, "MXFP4"),
         ({"quant_method": "later-than-this"}, "'later-than-this'"),
         ({}, "a format that it does not name"),
         ("int4", "a format that it does not name"),
@@ -110,10 +108,61 @@ def test_quantised_weights_say_in_which_format(stated: Any, name: str, checkpoin
     assert "not supported yet; use the unquantised checkpoint, and --quantization int8 or int4" in message
 
 
+GROUP = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}, "targets": ["Linear"]}
+
+
+@pytest.mark.parametrize(
+    ("stated", "what"),
+    [
+        ({"quant_method": "awq", "version": "gemv"}, "has 'gemv' for 'version'; supported: gemm"),
+        ({"quant_method": "awq", "bits": 3}, "AWQ with 3 bits is not supported, expected 4"),
+        ({"quant_method": "awq", "bits": "four"}, "'four' for 'bits', expected a positive integer"),
+        ({"quant_method": "gptq", "bits": 3}, "GPTQ with 3 bits is not supported, expected 4 or 8"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin' for 'checkpoint_format'"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 8}}}, "other settings for some modules"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0, expected -1 or a positive integer"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "'e5m2' for 'fmt'; supported: e4m3"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size is [128], expected two positive"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' for 'quant_algo'; supported: FP8"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "without quantized_layers"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": 3}, "ignore is 3, expected a list of names"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "'marlin-24' for 'format'"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "config_groups has no weights"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"a": GROUP}, "sparsity_config": {"format": "24"}},
+            "sparse weights",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors", "config_groups": {"a": GROUP},
+                "transform_config": {"config_groups": {"u": {}}},
+            },
+            "transform_config",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {**GROUP, "weights": {**GROUP["weights"], "num_bits": 6}}},
+            },
+            "compressed-tensors with 6 bits is not supported",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_known_tool_states_and_nothing_here_computes_is_refused(
+    stated: dict[str, Any], what: str, checkpoint: Path
+) -> None:
+    message = refusal(change(checkpoint, quantization_config=stated))
+    assert "'quantization_config'" in message
+    assert what in message
+
+
 def test_model_optimizers_own_file_counts(checkpoint: Path) -> None:
-    stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+    stated = {
+        "producer": {"name": "modelopt"},
+        "quantization": {"quant_algo": "W4A8_AWQ", "kv_cache_quant_algo": "FP8"},
+    }
     (checkpoint / "hf_quant_config.json").write_text(json.dumps(stated))
-    assert "hf_quant_config.json says that the weights are quantised (NVFP4" in refusal(checkpoint)
+    assert "hf_quant_config.json has 'W4A8_AWQ' for 'quant_algo'; supported: FP8" in refusal(checkpoint)
     stated["quantization"]["quant_algo"] = None  # only the cache is quantised, and that is no fact of the weights
     (checkpoint / "hf_quant_config.json").write_text(json.dumps(stated))
     LLM(str(checkpoint))

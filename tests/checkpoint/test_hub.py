@@ -91,7 +91,7 @@ def published(tokenizer: Path, **changes: object) -> Repository:
     ("changes", "words"),
     [
         ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "mixture of experts, which is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, "AWQ"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "HQQ"),
         ({"num_hidden_layers": 10**9}, "'num_hidden_layers'"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
         ({"architectures": None}, "'architectures'"),

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from sametoken.checkpoint.contents import of_directory, of_file, of_names
 from sametoken.checkpoint.paths import user_path
+from sametoken.checkpoint.quantised.scheme import KEYS, Scheme, read_scheme
 from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError, shown
 from sametoken.files import json_object
 from sametoken.kinds import states_head
 from sametoken.model.config import FAMILIES
-from sametoken.model.unsupported import quantised, refused_architecture, refused_format
+from sametoken.model.unsupported import refused_architecture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -169,7 +170,7 @@ def cache_directory() -> Path:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a model that can be loaded.
+    """config.json of a model that can be loaded, without what `stored_scheme` reads: how its weights are quantised.
 
     Raises:
         CheckpointError: it is missing, unreadable or not a JSON object, or belongs to a head.
@@ -188,14 +189,24 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"{directory} holds a head ({', '.join(names) or 'by its config.json'}), expected a whole model; give the "
             "head as --draft, and as MODEL the target that it was trained for"
         )
-    reason = (refused_architecture(config, FAMILIES) if names else None) or refused_format(config)
-    stated = read_json(directory / QUANTISED) or {}
-    inner = stated.get("quantization")
-    if isinstance(inner, dict) and inner.get("quant_algo") is not None:
-        reason = reason or f"{QUANTISED} says that {quantised(inner)}"
+    reason = refused_architecture(config, FAMILIES) if names else None
     if reason:
         raise UnsupportedModelError(f"{directory}: {reason}")
-    return config
+    stored_scheme(directory)
+    return {key: value for key, value in config.items() if key not in KEYS}
+
+
+def stored_scheme(directory: Path) -> Scheme | None:
+    """What a checkpoint directory states about its quantised weights, None if they are not quantised.
+
+    Raises:
+        CheckpointError: what it states is damaged.
+        UnsupportedModelError: weights of this format cannot be computed with.
+    """
+    try:
+        return read_scheme(read_json(directory / "config.json") or {}, read_json(directory / QUANTISED))
+    except CheckpointError as error:
+        raise type(error)(str(error), field=str(directory)) from error
 
 
 def read_json(file: Path) -> dict[str, Any] | None:

@@ -19,13 +19,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from sametoken.checkpoint.contents import of_directory
-from sametoken.checkpoint.hub import read_config
+from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.mapping import Place, Places, rules_for
-from sametoken.errors import CheckpointError, UnsupportedModelError, shown
+from sametoken.checkpoint.quantised.collect import Item, collected
+from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError, shown
 from sametoken.files import json_object
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
+from sametoken.model.formats.coded import Coded
 from sametoken.model.formats.names import FORMATS
+from sametoken.model.linear import Linear
 
 WEIGHT_FILES = (
     "model.safetensors.index.json",
@@ -35,6 +38,7 @@ WEIGHT_FILES = (
 )
 FILE_NAME = re.compile(r"(?!\.)[^/\\\x00]{1,255}")
 SHOWN = 8  # names of one kind in an error; a wrong architecture would otherwise print thousands
+PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 AGAIN = "download it again, or copy it again from where it is whole"
 
 
@@ -72,13 +76,19 @@ def load_decoder(
     Raises:
         CheckpointError: a file is missing, unreadable or does not fit the configuration.
         UnsupportedModelError: the architecture or the weight format is not implemented.
+        ConfigError: the weights are quantised already.
     """
-    stated = read_config(directory)
+    stated, scheme = read_config(directory), stored_scheme(directory)
+    if scheme is not None and quantization != "none":
+        raise ConfigError(
+            f"quantization {quantization!r}: the weights of {directory} are quantised already ({scheme.name}); "
+            "leave it out, or give the unquantised checkpoint"
+        )
     try:
         config = ModelConfig.from_hf(stated, max_seq_len)
         with torch.device("meta"):
             decoder = Decoder(config, dtype, FORMATS.get(quantization))
-        load_parameters(decoder, read_tensors(directory), rules_for(config), dtype, device)
+        load_parameters(decoder, read_weights(directory), rules_for(config), dtype, device)
     except CheckpointError as error:
         if error.field:
             raise
@@ -101,6 +111,25 @@ def read_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> Iterat
         yield from _read_safetensors(file) if file.suffix == ".safetensors" else _read_bin(file)
 
 
+def read_weights(directory: Path) -> Iterator[Stored | Item]:
+    """The same of a model, with the tensors of each layer that another tool quantised as one weight.
+
+    Raises:
+        CheckpointError: also for quantised layers whose tensors do not fit each other or the configuration.
+        UnsupportedModelError: the weights are stored in a format that is not implemented.
+    """
+    scheme = stored_scheme(directory)
+    if scheme is None:
+        return read_tensors(directory)
+    names: list[str] = []
+    for file in weight_files(directory):
+        if file.suffix != ".safetensors":
+            words = "holds quantised weights, expected them in safetensors; convert the file to that"
+            raise CheckpointError(words, field=str(file))
+        names += _names(file)
+    return collected((Item(*item) for item in read_tensors(directory)), names, scheme)
+
+
 def seen_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> dict[str, Seen]:
     """Shape and dtype of every tensor of a checkpoint directory, without reading their data; raises as above."""
     return {item.name: Seen(tuple(item.tensor.shape), item.tensor.dtype) for item in read_tensors(directory, names)}
@@ -117,7 +146,7 @@ def weight_files(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> list[P
 
 def load_parameters(
     module: nn.Module,
-    stored: Iterable[Stored],
+    stored: Iterable[Stored | Item],
     rules: Places,
     dtype: torch.dtype,
     device: torch.device | str,
@@ -135,7 +164,7 @@ def load_parameters(
         rules: where each name belongs.
         dtype: of the parameters after loading.
         device: of the parameters after loading.
-        pack: whether to call `pack()` at all; what will be trained stays plain.
+        pack: whether to call `pack()` at all; what will be trained stays plain, and quantised weights become so.
 
     Raises:
         CheckpointError: names are missing, unexpected or duplicate (all reported together), a shape does not fit,
@@ -149,7 +178,8 @@ def load_parameters(
             continue
         place = rules.place(item.name)
         if place is None or place.parameter not in filling.shapes:
-            unexpected.append(item.name)
+            if not _is_empty_bias(item):
+                unexpected.append(item.name)
         elif not filling.claim(place):
             duplicate.append(item.name)
         else:
@@ -179,6 +209,7 @@ class _Filling:
         # Taken before anything is packed, since packing may take parameters out of the module.
         self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
         self.claimed: dict[str, list[range]] = defaultdict(list)
+        self.coded: dict[str, bool] = {}  # whether a parameter's parts are quantised
         self.waiting = Counter({name: shape[0] for name, shape in self.shapes.items()})
         self.open = Counter(_parent(name) for name in self.shapes)
 
@@ -193,9 +224,9 @@ class _Filling:
         taken.append(rows)
         return True
 
-    def fill(self, place: Place, item: Stored) -> None:
+    def fill(self, place: Place, item: Stored | Item) -> None:
         """Copy a stored tensor into its rows, and pack the submodule if that made it whole."""
-        name, rows = place.parameter, self.rows(place)
+        name, rows, stored = place.parameter, self.rows(place), item.tensor
         expected = (len(rows), *self.shapes[name][1:])
         if tuple(item.tensor.shape) != expected:
             raise CheckpointError(
@@ -203,13 +234,20 @@ class _Filling:
                 "config.json and the weights describe different models",
                 field=str(item.file),
             )
-        if not item.tensor.is_floating_point():
+        if isinstance(stored, Coded) and self.pack:
+            self._adopt(name, rows, item, stored)
+            self._arrived(name, len(rows))
+            return
+        dense = stored.dequantize() if isinstance(stored, Coded) else stored
+        if dense.dtype not in PLAIN:
             raise UnsupportedModelError(
-                f"{item.name} holds {item.tensor.dtype}, expected a floating type; use the unquantised checkpoint",
+                f"{item.name} holds {dense.dtype}, expected a floating type of 16 bits or more; use the unquantised "
+                "checkpoint",
                 field=str(item.file),
             )
+        self._check_alike(name, item, coded=False)
         target = self._parameter(name)[rows.start : rows.stop]
-        target.copy_(item.tensor)
+        target.copy_(dense)
         # aminmax carries NaN and Inf through, without the mask as large as the tensor that isfinite would need.
         if not torch.stack(torch.aminmax(target)).isfinite().all():
             raise CheckpointError(
@@ -218,6 +256,34 @@ class _Filling:
                 field=str(item.file),
             )
         self._arrived(name, len(rows))
+
+    def _adopt(self, name: str, rows: range, item: Stored | Item, weight: Coded) -> None:
+        """Leaves a quantised weight to its linear layer."""
+        module = self.module.get_submodule(_parent(name))
+        if not isinstance(module, Linear):
+            raise UnsupportedModelError(
+                f"{item.name} is quantised, which only linear layers can be; use another version of the model",
+                field=str(item.file),
+            )
+        self._check_alike(name, item, coded=True)
+        try:
+            module.adopt(rows.start, weight.to(self.device))
+        except ValueError as error:
+            raise UnsupportedModelError(
+                f"{item.name} cannot be joined with the other parts of {name}: found {error}, expected the same; use "
+                "another version of the model",
+                field=str(item.file),
+            ) from error
+
+    def _check_alike(self, name: str, item: Stored | Item, *, coded: bool) -> None:
+        """Refuses a parameter of which some parts are quantised and others are not."""
+        if self.coded.setdefault(name, coded) != coded:
+            words = ("quantised", "plain") if coded else ("plain", "quantised")
+            raise UnsupportedModelError(
+                f"{item.name} is {words[0]} and other parts of {name} are {words[1]}, expected one format for all of "
+                "them; use another version of the model",
+                field=str(item.file),
+            )
 
     def missing(self, rules: Places) -> list[str]:
         """Stored names that would fill the rows that have not arrived."""
@@ -281,11 +347,23 @@ def _shards(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-def _read_safetensors(file: Path) -> Iterator[Stored]:
+def _is_empty_bias(item: Stored | Item) -> bool:
+    """GPTQ's tools write biases of zeros for layers that have none."""
+    return item.name.endswith(".bias") and isinstance(item.tensor, Tensor) and not item.tensor.any()
+
+
+def _names(file: Path) -> list[str]:
+    """Of a safetensors file's tensors, in the order of their data."""
     try:
         with safe_open(file, framework="pt") as opened:
-            names = opened.offset_keys()
-        for name in names:
+            return list(opened.offset_keys())
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(_damaged(file, error), field=str(file)) from error
+
+
+def _read_safetensors(file: Path) -> Iterator[Stored]:
+    try:
+        for name in _names(file):
             # Opened anew for each tensor: one mapping for all would keep every page that was read resident.
             with safe_open(file, framework="pt") as opened:
                 tensor = opened.get_tensor(name)

@@ -12,10 +12,11 @@ import torch
 
 from sametoken import embedded
 from sametoken.checkpoint.generation import recommended_sampling
-from sametoken.checkpoint.hub import read_config, resolve
+from sametoken.checkpoint.hub import read_config, resolve, stored_scheme
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.checkpoint.pooling import Pooling, read_pooling
+from sametoken.checkpoint.quantised.scheme import Scheme
 from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, has_tokenizer, load_tokenizer
 from sametoken.control.acceptance import Gate
 from sametoken.control.pace import Pace
@@ -131,7 +132,8 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
         )
     if device.type != "cpu" and (config.quantization, config.draft_quantization) != ("none", "none"):
         raise ConfigError(f"quantization {config.quantization!r} is computed on the CPU only; leave it out on {device}")
-    _check_memory(model, stated, limit, dtype, device, config.quantization)
+    scheme = stored_scheme(directory)
+    _check_memory(model, stated, limit, dtype, device, config.quantization, scheme)
     tokenizer = _tokenizer(directory, stated, config)
     sampling = recommended_sampling(directory) if config.generation_config == "auto" else {}
     return _Plan(stated, limit, tokenizer, device, dtype, deterministic, sampling, read_pooling(directory))
@@ -147,10 +149,13 @@ def note_missing_kernels() -> None:
 
 
 def _check_memory(
-    model: str, stated: ModelConfig, limit: int, dtype: torch.dtype, device: torch.device, quantization: str
-) -> None:
+    model: str, stated: ModelConfig, limit: int, dtype: torch.dtype, device: torch.device, quantization: str,
+    scheme: Scheme | None,
+) -> None:  # fmt: skip
     """Refuses a model whose weights and rotary tables alone are larger than the free memory."""
-    weights = stated.parameters * least_bytes(quantization, dtype)
+    form = quantization if quantization != "none" else str(dtype).removeprefix("torch.")
+    form, size = (form, least_bytes(quantization, dtype)) if scheme is None else (scheme.name, scheme.bits / 8)
+    weights = stated.parameters * size
     tables = limit * stated.rope.dim * (2 * dtype.itemsize + 6)  # cos and sin, and what they are computed from
     free = available_bytes(device)
     if weights + tables <= free:
@@ -160,11 +165,10 @@ def _check_memory(
             f"rotary tables for {limit} positions take {tables / 1e9:.1f} GB beside {weights / 1e9:.1f} GB of weights, "
             f"and {free / 1e9:.1f} GB are free; lower max_seq_len"
         )
-    smaller = "" if quantization.startswith("int4") or device.type != "cpu" else "quantization int8 or int4, "
+    smaller = "" if scheme or quantization.startswith("int4") or device.type != "cpu" else "quantization int8 or int4, "
     raise MemoryPlanError(
         f"the weights of {model} take {weights / 1e9:.1f} GB ({stated.parameters / 1e9:.2f} billion numbers in "
-        f"{quantization if quantization != 'none' else str(dtype).removeprefix('torch.')}), and {free / 1e9:.1f} GB "
-        f"are free; use {smaller}a smaller model or a larger machine"
+        f"{form}), and {free / 1e9:.1f} GB are free; use {smaller}a smaller model or a larger machine"
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sametoken.kernels.cpu.library import Library, PackedWeight, library
 from sametoken.model.formats.base import Stored, WeightFormat
+from sametoken.model.formats.coded import Coded, differs, joined
 from sametoken.model.formats.packing import pack_bfloat16, unpaired
 from sametoken.model.product import can_pack, linear
 
@@ -29,6 +30,7 @@ class Linear(nn.Module):
         packed: whether `weight` was reordered for oneDNN.
         native: the weight in the compiled kernels' layout, where they are used.
         stored: the quantised weight where they are not.
+        coded: a weight that another tool quantised, where they are not.
     """
 
     weight: Tensor
@@ -45,11 +47,38 @@ class Linear(nn.Module):
         self.packed = False
         self.native: PackedWeight | None = None
         self.stored: Stored | None = None
+        self.coded: Coded | None = None
+        self._parts: dict[int, Coded] = {}
         self._library: Library | None = None
+
+    def adopt(self, row: int, part: Coded) -> None:
+        """Takes the outputs from `row` on of a weight that another tool quantised; `pack` joins the parts.
+
+        Raises:
+            ValueError: it differs from the parts that are there; says in what.
+        """
+        for other in self._parts.values():
+            if reason := differs(other, part):
+                raise ValueError(reason)
+        self._parts[row] = part
+
+    def _pack_parts(self) -> None:
+        whole = joined([self._parts[row] for row in sorted(self._parts)])
+        self._parts.clear()
+        on_cpu = whole.codes.device.type == "cpu" and self.weight.dtype == torch.bfloat16
+        self._library = library() if on_cpu else None
+        if self._library is None or not self._library.reads_codes:
+            self.coded = whole
+        else:
+            self.native = whole.pack(None if self.bias is None else self.bias.detach())
 
     def pack(self) -> None:
         """Packs the weight and frees the plain one; a second call changes nothing."""
-        if self.packed or self.native is not None or self.stored is not None:
+        if self.packed or self.native is not None or self.stored is not None or self.coded is not None:
+            return
+        if self._parts:
+            self._pack_parts()
+            del self.weight
             return
         weight, bias = self.weight.detach(), None if self.bias is None else self.bias.detach()
         self._library = kernels_for(weight)
@@ -75,6 +104,9 @@ class Linear(nn.Module):
             return self._library.linear(self.native, x, x.dtype)
         if self.stored is not None and self.format is not None:
             y = self.format.linear(x, self.stored)
+            return (y if self.bias is None else y + self.bias).to(x.dtype)
+        if self.coded is not None:
+            y = self.coded.linear(x, self.deterministic)
             return (y if self.bias is None else y + self.bias).to(x.dtype)
         if self.weight.requires_grad:  # in training
             return F.linear(x, self.weight, self.bias)

@@ -24,8 +24,8 @@ from sametoken.kernels.cpu.processor import VARIANTS, features, rebuild, unsuppo
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 3  # as decoder.cpp: what was built from other sources has other structures
-BF16, INT8, INT8_WEIGHT_ONLY, INT4 = range(4)
+INTERFACE = 4  # as decoder.cpp: what was built from other sources has other structures
+BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
 ALONE_BYTES = 2**19
 
@@ -113,7 +113,7 @@ class PackedWeight(NamedTuple):
 
     Attributes:
         weight: the structure, which points into `kept`.
-        kept: data, and scale and bias where there are any.
+        kept: data, and scale, bias and what belongs to them where there are any.
     """
 
     weight: Weight
@@ -130,8 +130,10 @@ class Library:
     def __init__(self, name: str, file: Path) -> None:
         self.name = name
         library = ctypes.CDLL(str(file))
-        if getattr(library, "sametoken_interface", lambda: 0)() != INTERFACE:
+        found = getattr(library, "sametoken_interface", lambda: 0)()
+        if found not in (INTERFACE - 1, INTERFACE):
             raise OSError(f"{file} was built from other sources; install the package again")
+        self.reads_codes = found == INTERFACE  # the version before lacks the kernels of other tools' formats
         self._linear, self._forward = library.sametoken_linear, library.sametoken_forward
         self._fuse, self._guess = library.sametoken_fuse, library.sametoken_guess
         self._linear.argtypes = [POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_int32, c_int32]

@@ -63,6 +63,7 @@ inline Ints load_ints(const int32_t* p) {
 }
 inline Ints bits_of(Floats x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 inline Floats floats_of(Ints x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+inline Ints add_ints(Ints x, Ints y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline Ints sub_ints(Ints x, Ints y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 inline Ints mul_ints(Ints x, Ints y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
 inline Ints exclusive_or(Ints x, Ints y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
@@ -99,6 +100,60 @@ inline __m256i widen_half(const void* p) {  // 16 signed bytes as bfloat16; eigh
   return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
 }
 inline Pairs widen_bytes(const void* p) { return {widen_half(p), widen_half((const char*)p + 16)}; }
+
+// Codes of other tools. Pairs hold them as 32 numbers of 16 bits on the way.
+inline Pairs int16_of_bytes(const void* p) {
+  const __m128i* at = (const __m128i*)p;
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(at)), _mm256_cvtepi8_epi16(_mm_loadu_si128(at + 1))};
+}
+inline Pairs sub_int16(Pairs x, Pairs y) { return {_mm256_sub_epi16(x.a, y.a), _mm256_sub_epi16(x.b, y.b)}; }
+inline Pairs low_int16(Pairs x) {
+  __m256i mask = _mm256_set1_epi16(15);
+  return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+}
+template <int N> inline Pairs right_int16(Pairs x) { return {_mm256_srli_epi16(x.a, N), _mm256_srli_epi16(x.b, N)}; }
+inline __m256i twice(__m256i x) { return _mm256_blend_epi16(x, _mm256_slli_epi32(x, 16), 0xaa); }
+inline Pairs twice_int16(const int8_t* p) {  // 16 signed bytes, each in both halves of its lane
+  __m128i x = _mm_loadu_si128((const __m128i*)p);
+  return {twice(_mm256_cvtepi8_epi32(x)), twice(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
+}
+inline __m256i joined(__m256 low, __m256 high) {  // the upper halves of two vectors of floats
+  return _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(low), 16), _mm256_castps_si256(high), 0xaa);
+}
+inline __m256i of_int16(__m256i x) {
+  __m256 low = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 16), 16));
+  return joined(low, _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 16)));
+}
+inline Pairs pairs_of_int16(Pairs x) { return {of_int16(x.a), of_int16(x.b)}; }  // of at most 8 significant bits
+inline Pairs pairs_of_small(Pairs x) { return pairs_of_int16(x); }
+inline __m256i of_fp4(__m256i x) {  // the upper bytes differ for all but four values, the lower ones are 0, 80, c0 or 40
+  const __m256i upper = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+      0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64));
+  const __m256i lower = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+      0, 0, -128, -64, 0, 0x40, -128, -64, 0, 0, -128, -64, 0, 0x40, -128, -64));
+  x = _mm256_and_si256(x, _mm256_set1_epi16(15));
+  return _mm256_or_si256(_mm256_slli_epi16(_mm256_shuffle_epi8(upper, x), 8), _mm256_shuffle_epi8(lower, x));
+}
+inline Pairs pairs_of_fp4(Pairs x) { return {of_fp4(x.a), of_fp4(x.b)}; }  // of each low four bits
+inline __m256 of_fp8(__m256i x) {  // of 8 lanes
+  __m256i size = _mm256_and_si256(x, _mm256_set1_epi32(127));
+  __m256i normal = _mm256_add_epi32(_mm256_slli_epi32(size, 20), _mm256_set1_epi32(120 << 23));
+  __m256 tiny = _mm256_mul_ps(_mm256_cvtepi32_ps(size), _mm256_set1_ps(1.0f / 512));
+  __m256 found = _mm256_blendv_ps(_mm256_castsi256_ps(normal), tiny, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(8), size)));
+  return _mm256_or_ps(found, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(x, 7), 31)));
+}
+inline __m256i pairs_of_fp8(__m128i bytes) {
+  __m256i x = _mm256_cvtepu8_epi16(bytes);
+  return joined(of_fp8(_mm256_and_si256(x, _mm256_set1_epi32(255))), of_fp8(_mm256_srli_epi32(x, 16)));
+}
+inline Pairs pairs_of_fp8(const void* p) {
+  const __m128i* at = (const __m128i*)p;
+  return {pairs_of_fp8(_mm_loadu_si128(at)), pairs_of_fp8(_mm_loadu_si128(at + 1))};
+}
+inline Ints load_bytes(const uint8_t* p) {
+  __m128i x = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
+}
 
 inline Quads load_quads(const void* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};

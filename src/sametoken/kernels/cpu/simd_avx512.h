@@ -46,6 +46,7 @@ inline Floats as_floats(Ints x) { return _mm512_cvtepi32_ps(x.v); }
 inline Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline Ints bits_of(Floats x) { return {_mm512_castps_si512(x)}; }
 inline Floats floats_of(Ints bits) { return _mm512_castsi512_ps(bits.v); }
+inline Ints add_ints(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Ints sub_ints(Ints a, Ints b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 inline Ints mul_ints(Ints a, Ints b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 inline Ints exclusive_or(Ints a, Ints b) { return {_mm512_xor_si512(a.v, b.v)}; }
@@ -68,6 +69,34 @@ inline Pairs widen_bytes(const void* p) {  // 32 signed bytes as bfloat16
   __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p + 1)));
   return {(__m512i)_mm512_cvtne2ps_pbh(high, low)};
 }
+
+// Codes of other tools. Pairs hold them as 32 numbers of 16 bits on the way.
+inline Pairs int16_of_bytes(const void* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
+inline Pairs sub_int16(Pairs a, Pairs b) { return {_mm512_sub_epi16(a.v, b.v)}; }
+inline Pairs low_int16(Pairs a) { return {_mm512_and_si512(a.v, _mm512_set1_epi16(15))}; }
+template <int N> inline Pairs right_int16(Pairs a) { return {_mm512_srli_epi16(a.v, N)}; }
+inline Pairs twice_int16(const int8_t* p) {  // 16 signed bytes, each in both halves of its lane
+  __m512i x = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+  return {_mm512_mask_blend_epi16(0xaaaaaaaa, x, _mm512_slli_epi32(x, 16))};
+}
+inline Pairs pairs_of_int16(Pairs a) {  // of at most 8 significant bits
+  __m512i low = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(a.v, 16), 16)));
+  __m512i high = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(a.v, 16)));
+  return {_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(low, 16), high)};
+}
+inline Pairs looked_up(const uint16_t (&table)[32], Pairs a) {  // by the low five bits
+  return {_mm512_permutexvar_epi16(a.v, _mm512_loadu_si512(table))};
+}
+inline Pairs pairs_of_small(Pairs a) { return looked_up(SMALL_INTS, a); }  // -16 .. 15
+inline Pairs pairs_of_fp4(Pairs a) { return looked_up(FP4_VALUES, a); }    // of each low four bits
+inline Pairs pairs_of_fp8(const void* p) {
+  __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p));
+  __m512i bits = _mm512_add_epi16(_mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(127)), 4), _mm512_set1_epi16(120 << 7));
+  __mmask32 tiny = _mm512_testn_epi16_mask(x, _mm512_set1_epi16(0x78));
+  bits = _mm512_mask_permutexvar_epi16(bits, tiny, x, _mm512_loadu_si512(FP8_TINY));
+  return {_mm512_ternarylogic_epi32(bits, _mm512_slli_epi16(x, 8), _mm512_set1_epi16(-32768), 0xf8)};  // a | (b & c)
+}
+inline Ints load_bytes(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 
 inline Quads load_quads(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline Quads load_int8(const void* p) { return load_quads(p); }

@@ -43,6 +43,7 @@ SAMETOKEN_EACH(Floats, add, vaddq_f32)
 SAMETOKEN_EACH(Floats, sub, vsubq_f32)
 SAMETOKEN_EACH(Floats, mul, vmulq_f32)
 SAMETOKEN_EACH(Floats, divide, vdivq_f32)
+SAMETOKEN_EACH(Ints, add_ints, vaddq_s32)
 SAMETOKEN_EACH(Ints, sub_ints, vsubq_s32)
 SAMETOKEN_EACH(Ints, mul_ints, vmulq_s32)
 SAMETOKEN_EACH(Ints, exclusive_or, veorq_s32)
@@ -121,6 +122,62 @@ inline uint32x4_t widen_part(const void* p, int i) {  // 8 signed bytes as bfloa
   return vreinterpretq_u32_u16(vuzp2q_u16(vreinterpretq_u16_f32(low), vreinterpretq_u16_f32(high)));
 }
 inline Pairs widen_bytes(const void* p) { return {widen_part(p, 0), widen_part(p, 1), widen_part(p, 2), widen_part(p, 3)}; }
+
+// Codes of other tools. Pairs hold them as 32 numbers of 16 bits on the way.
+inline uint32x4_t of_int16s(int16x8_t x) { return vreinterpretq_u32_s16(x); }
+inline int16x8_t int16s(uint32x4_t x) { return vreinterpretq_s16_u32(x); }
+inline uint32x4_t bytes_part(const void* p, int i) { return of_int16s(vmovl_s8(vld1_s8(static_cast<const int8_t*>(p) + 8 * i))); }
+inline Pairs int16_of_bytes(const void* p) { return {bytes_part(p, 0), bytes_part(p, 1), bytes_part(p, 2), bytes_part(p, 3)}; }
+inline Pairs sub_int16(const Pairs& x, const Pairs& y) {
+  return each([](auto p, auto q) { return of_int16s(vsubq_s16(int16s(p), int16s(q))); }, x, y);
+}
+inline Pairs low_int16(const Pairs& x) { return each([](auto p) { return vandq_u32(p, vdupq_n_u32(0x000f000f)); }, x); }
+template <int N>
+inline Pairs right_int16(const Pairs& x) {
+  return each([](auto p) { return vreinterpretq_u32_u16(vshrq_n_u16(vreinterpretq_u16_u32(p), N)); }, x);
+}
+inline uint32x4_t twice(int16x4_t x) { return of_int16s(vcombine_s16(vzip1_s16(x, x), vzip2_s16(x, x))); }
+inline Pairs twice_int16(const int8_t* p) {  // 16 signed bytes, each in both halves of its lane
+  int16x8_t low = vmovl_s8(vld1_s8(p)), high = vmovl_s8(vld1_s8(p + 8));
+  return {twice(vget_low_s16(low)), twice(vget_high_s16(low)), twice(vget_low_s16(high)), twice(vget_high_s16(high))};
+}
+inline uint32x4_t joined(float32x4_t low, float32x4_t high) {  // the upper halves of two vectors of floats
+  uint32x4_t upper = vandq_u32(vreinterpretq_u32_f32(high), vdupq_n_u32(0xffff0000));
+  return vorrq_u32(vshrq_n_u32(vreinterpretq_u32_f32(low), 16), upper);
+}
+inline Pairs pairs_of_int16(const Pairs& x) {  // of at most 8 significant bits
+  return each([](auto p) {
+    int32x4_t y = vreinterpretq_s32_u32(p);
+    return joined(vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(y, 16), 16)), vcvtq_f32_s32(vshrq_n_s32(y, 16)));
+  }, x);
+}
+inline Pairs pairs_of_small(const Pairs& x) { return pairs_of_int16(x); }
+inline Pairs pairs_of_fp4(const Pairs& x) {  // of each low four bits
+  alignas(16) static constexpr uint8_t UPPER[16] = {0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
+  alignas(16) static constexpr uint8_t LOWER[16] = {0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0, 0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0};
+  uint8x16_t upper = vld1q_u8(UPPER), lower = vld1q_u8(LOWER);
+  return each([=](auto p) {
+    uint8x16_t at = vreinterpretq_u8_u32(vandq_u32(p, vdupq_n_u32(0x000f000f)));
+    uint16x8_t high = vshlq_n_u16(vreinterpretq_u16_u8(vqtbl1q_u8(upper, at)), 8);
+    return vreinterpretq_u32_u16(vorrq_u16(high, vreinterpretq_u16_u8(vqtbl1q_u8(lower, at))));
+  }, x);
+}
+inline float32x4_t of_fp8(uint32x4_t x) {  // of 4 lanes
+  uint32x4_t size = vandq_u32(x, vdupq_n_u32(127)), normal = vaddq_u32(vshlq_n_u32(size, 20), vdupq_n_u32(120 << 23));
+  float32x4_t tiny = vmulq_f32(vcvtq_f32_u32(size), vdupq_n_f32(1.0f / 512));
+  uint32x4_t found = vbslq_u32(vcltq_u32(size, vdupq_n_u32(8)), vreinterpretq_u32_f32(tiny), normal);
+  return vreinterpretq_f32_u32(vorrq_u32(found, vshlq_n_u32(vshrq_n_u32(x, 7), 31)));
+}
+inline uint32x4_t fp8_part(const void* p, int i) {
+  uint32x4_t x = vreinterpretq_u32_u16(vmovl_u8(vld1_u8(static_cast<const uint8_t*>(p) + 8 * i)));
+  return joined(of_fp8(vandq_u32(x, vdupq_n_u32(255))), of_fp8(vshrq_n_u32(x, 16)));
+}
+inline Pairs pairs_of_fp8(const void* p) { return {fp8_part(p, 0), fp8_part(p, 1), fp8_part(p, 2), fp8_part(p, 3)}; }
+inline Ints load_bytes(const uint8_t* p) {
+  uint16x8_t low = vmovl_u8(vld1_u8(p)), high = vmovl_u8(vld1_u8(p + 8));
+  auto wider = [](uint16x4_t x) { return vreinterpretq_s32_u32(vmovl_u16(x)); };
+  return {wider(vget_low_u16(low)), wider(vget_high_u16(low)), wider(vget_low_u16(high)), wider(vget_high_u16(high))};
+}
 
 inline Quads load_quads(const void* p) { return each([](auto x) { return vreinterpretq_s8_u32(x); }, words_at(p)); }
 inline Quads load_int8(const void* p) {

@@ -1,0 +1,260 @@
+"""What a checkpoint states about its quantised weights: `quantization_config`, or Model-Optimizer's own file.
+
+The stored tensors decide what a weight is; what is stated here tells apart layouts that look the same, is checked
+against the tensors, and is refused where the arithmetic would be another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from sametoken.errors import CheckpointError, UnsupportedModelError, shown
+from sametoken.model.keys import Keys
+from sametoken.model.unsupported import quantised
+
+KEYS = ("quantization_config", "compression_config")  # of config.json
+FLOAT, INTEGER = "float", "int"
+OTHERS = "use the unquantised checkpoint, or one in FP8, NVFP4, AWQ or GPTQ"
+
+
+class Layer(NamedTuple):
+    """How the weight of a linear layer is stored.
+
+    Attributes:
+        kind: FLOAT or INTEGER.
+        bits: of a code.
+        group: inputs that share a scale, -1 for all, None where it is not stated.
+        block: outputs and inputs that share a scale, None for rows.
+        integer_rows: whether products round their rows to int8 too.
+        zero_offset: what is added to stored zero points.
+    """
+
+    kind: str
+    bits: int
+    group: int | None = None
+    block: tuple[int, int] | None = None
+    integer_rows: bool = False
+    zero_offset: int = 0
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """All that a checkpoint states.
+
+    Attributes:
+        tool: the `quant_method`.
+        name: what errors and logs call it.
+        layers: patterns of modules, and how these are stored; the first that fits counts.
+        ignored: patterns of modules that are not quantised.
+    """
+
+    tool: str
+    name: str
+    layers: tuple[tuple[str, Layer], ...]
+    ignored: tuple[str, ...] = ()
+
+    def layer(self, module: str) -> Layer | None:
+        """How a module's weight is stored, None if it is not quantised."""
+        if any(fits(pattern, module) for pattern in self.ignored):
+            return None
+        return next((layer for pattern, layer in self.layers if fits(pattern, module)), None)
+
+    @property
+    def bits(self) -> int:
+        """Of the smallest code."""
+        return min(layer.bits for _, layer in self.layers)
+
+
+def fits(pattern: str, module: str) -> bool:
+    """Whether a pattern of one of the tools names a module: itself, a parent, a wildcard, "re:" or a class."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    if pattern == "Linear" or fnmatchcase(module, pattern):
+        return True
+    return module.startswith(pattern + ".") or module.endswith("." + pattern) or f".{pattern}." in module
+
+
+def read_scheme(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> Scheme | None:
+    """What a checkpoint states about its quantised weights, None if they are not quantised.
+
+    Args:
+        config: content of config.json.
+        modelopt: content of hf_quant_config.json, None if there is no such file.
+
+    Raises:
+        UnsupportedModelError: weights of this format cannot be computed with.
+        CheckpointError: a value is not of the kind it must be.
+    """
+    key = next((key for key in KEYS if config.get(key) is not None), None)
+    inner = (modelopt or {}).get("quantization")
+    if key is not None:
+        stated, where = config[key], f"config.json has {key!r}"
+    elif isinstance(inner, Mapping) and inner.get("quant_algo") is not None:
+        stated, where = {**inner, "quant_method": "modelopt"}, "hf_quant_config.json says"
+    else:
+        return None
+    reader = READERS.get(str(stated.get("quant_method"))) if isinstance(stated, Mapping) else None
+    if reader is None:
+        raise UnsupportedModelError(f"{where}: {quantised(stated)}")
+    try:
+        return reader(Keys(stated, where.removesuffix(" says").replace(" has", "")))
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{error}; {OTHERS}") from error
+
+
+def _names(keys: Keys, *names: str) -> tuple[str, ...]:
+    """Lists of patterns under any of these keys."""
+    found: list[str] = []
+    for name in names:
+        value = keys.values.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise CheckpointError(f"{keys.where}: {name} is {shown(value)}, expected a list of names")
+        found += value
+    return tuple(found)
+
+
+def _fp8(keys: Keys) -> Scheme:
+    """transformers' fine-grained FP8 (Qwen3-FP8, DeepSeek), and fbgemm's, one scale a row."""
+    keys.choice("fmt", "e4m3", ("e4m3",))
+    keys.choice("activation_scheme", "dynamic", ("dynamic", "static"))
+    block = keys.values.get("weight_block_size")
+    if block is not None and not _is_block(block):
+        raise CheckpointError(f"{keys.where}: weight_block_size is {shown(block)}, expected two positive integers")
+    layer = Layer(FLOAT, 8, block=None if block is None else (block[0], block[1]))
+    ignored = _names(keys, "modules_to_not_convert", "ignored_layers")
+    return Scheme("fp8", f"FP8, {'blocks' if block else 'one scale a weight or row'}", (("*", layer),), ignored)
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(n, int) and n > 0 for n in value)
+
+
+# What Model-Optimizer calls its algorithms. The others need scales of inputs or arithmetic that is not here.
+MODELOPT = {
+    "FP8": Layer(FLOAT, 8),
+    "FP8_PER_CHANNEL_PER_TOKEN": Layer(FLOAT, 8),
+    "FP8_PB_WO": Layer(FLOAT, 8, block=(128, 128)),
+    "NVFP4": Layer(FLOAT, 4, 16),
+    "W4A16_NVFP4": Layer(FLOAT, 4, 16),
+    "NVFP4_MLP_ONLY": Layer(FLOAT, 4, 16),
+    "MXFP4": Layer(FLOAT, 4, 32),
+}
+
+
+def _modelopt(keys: Keys) -> Scheme:
+    algorithm = str(keys.values.get("quant_algo"))
+    ignored = _names(keys, "exclude_modules", "ignore")
+    if algorithm == "MIXED_PRECISION":
+        listed = keys.mapping("quantized_layers")
+        layers = tuple((name, _algorithm(Keys(each, keys.where))) for name, each in listed.items())
+        if not layers:
+            raise CheckpointError(f"{keys.where}: MIXED_PRECISION without quantized_layers, expected a table of them")
+        return Scheme("modelopt", "Model-Optimizer, mixed", layers, ignored)
+    return Scheme("modelopt", f"Model-Optimizer {algorithm}", (("*", _algorithm(keys)),), ignored)
+
+
+def _algorithm(keys: Keys) -> Layer:
+    return MODELOPT[keys.choice("quant_algo", "", tuple(MODELOPT))]
+
+
+def _awq(keys: Keys) -> Scheme:
+    keys.choice("version", "gemm", ("gemm", "GEMM"))
+    bits = keys.integer("bits", keys.integer("w_bit", 4))
+    if bits != 4:
+        raise UnsupportedModelError(f"{keys.where}: AWQ with {bits} bits is not supported, expected 4")
+    layer = Layer(INTEGER, bits, _group(keys, "group_size", "q_group_size"))
+    return Scheme("awq", "AWQ, 4-bit integers", (("*", layer),), _names(keys, "modules_to_not_convert"))
+
+
+def _gptq(keys: Keys) -> Scheme:
+    bits = keys.integer("bits", 4)
+    if bits not in (4, 8):
+        raise UnsupportedModelError(f"{keys.where}: GPTQ with {bits} bits is not supported, expected 4 or 8")
+    version = keys.choice("checkpoint_format", "gptq", ("gptq", "gptq_v2"))
+    if keys.mapping("dynamic"):
+        raise UnsupportedModelError(f"{keys.where}: other settings for some modules ('dynamic') are not supported")
+    layer = Layer(INTEGER, bits, _group(keys, "group_size"), zero_offset=1 if version == "gptq" else 0)
+    return Scheme("gptq", f"GPTQ, {bits}-bit integers", (("*", layer),))
+
+
+def _group(keys: Keys, *names: str) -> int:
+    """Inputs that share a scale, -1 for all; the first of these keys that is there counts, without any 128."""
+    name = next((name for name in names if name in keys.values), names[0])
+    value = keys.values.get(name, 128)
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+        raise CheckpointError(f"{keys.where}: {name} is {shown(value)}, expected -1 or a positive integer")
+    return value
+
+
+FORMATS = (
+    "dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mixed-precision",
+)  # fmt: skip
+
+
+def _compressed(keys: Keys) -> Scheme:
+    """compressed-tensors: groups of modules, each with its own weights and activations."""
+    keys.choice("format", "dense", FORMATS)
+    if keys.mapping("sparsity_config").get("format", "dense") != "dense":
+        raise UnsupportedModelError(f"{keys.where}: sparse weights of compressed-tensors are not supported")
+    if keys.mapping("transform_config").get("config_groups"):
+        raise UnsupportedModelError(f"{keys.where}: rotated weights (transform_config) are not supported")
+    layers: list[tuple[str, Layer]] = []
+    for name, group in keys.mapping("config_groups").items():
+        inner = Keys(group if isinstance(group, Mapping) else {}, f"{keys.where}: config_groups {name!r}")
+        if inner.values.get("format") is not None:
+            inner.choice("format", "dense", FORMATS)
+        if inner.values.get("weights") is not None:
+            layer = _compressed_layer(inner)
+            layers += [(target, layer) for target in _names(inner, "targets") or ("Linear",)]
+    if not layers:
+        raise CheckpointError(f"{keys.where}: config_groups has no weights, expected at least one group with weights")
+    named = sorted({f"{layer.kind}{layer.bits}" for _, layer in layers})
+    # A pattern of one layer counts before one of a class.
+    ordered = sorted(layers, key=lambda each: each[0] == "Linear")
+    return Scheme(
+        "compressed-tensors", f"compressed-tensors, {' and '.join(named)}", tuple(ordered), _names(keys, "ignore")
+    )
+
+
+def _compressed_layer(keys: Keys) -> Layer:
+    weights = Keys(keys.mapping("weights"), f"{keys.where} weights")
+    rows = keys.mapping("input_activations")
+    kind = weights.choice("type", INTEGER, (INTEGER, FLOAT))
+    bits = weights.integer("num_bits", 8)
+    if bits not in (4, 8):
+        raise UnsupportedModelError(
+            f"{keys.where}: compressed-tensors with {bits} bits is not supported, expected 4 or 8"
+        )
+    strategy = weights.choice("strategy", "tensor", ("tensor", "channel", "group", "tensor_group", "block"))
+    block = weights.values.get("block_structure") if strategy == "block" else None
+    if strategy == "block" and not _is_block(block):
+        raise CheckpointError(f"{weights.where}: block_structure is {shown(block)}, expected two positive integers")
+    grouped = "group" in strategy
+    integer_rows = (
+        kind == INTEGER and bits == 8 and not grouped and rows.get("type") == INTEGER and rows.get("num_bits") == 8
+    )
+    return Layer(
+        kind, bits, weights.integer("group_size") if grouped else -1, None if block is None else (block[0], block[1]),
+        integer_rows,
+    )  # fmt: skip
+
+
+READERS = {
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": _compressed,
+}
+
+
+def listed(patterns: tuple[str, ...]) -> str:
+    """Patterns for an error."""
+    return ", ".join(map(repr, patterns[:8])) or "nothing"

@@ -1,0 +1,175 @@
+"""Weights as other tools store them: codes of 4 or 8 bits, scaled by groups of inputs. Here is what they mean.
+
+`Coded.dequantize` in plain torch is the truth of every format; `coded_packing` has the compiled kernels' layout of the
+same codes. Which tensors of a file make a `Coded` is known in `checkpoint.quantised`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sametoken.kernels.cpu.library import FP4, FP8, GROUPED_INT4, GROUPED_INT8, PackedWeight
+from sametoken.model.formats.base import Stored
+from sametoken.model.formats.coded_packing import pack_codes
+from sametoken.model.formats.int8 import Int8
+from sametoken.model.product import linear
+
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+DYNAMIC = Int8("int8", dynamic=True)
+
+
+class Code(Enum):
+    """What one number of a weight is stored as; the value is the compiled kernel that reads it."""
+
+    FP8 = FP8  # float8_e4m3fn
+    FP4 = FP4  # 4-bit floats, see E2M1_VALUES
+    INT4 = GROUPED_INT4  # 0 .. 15, zero at 8 unless zero points say otherwise
+    INT8 = GROUPED_INT8  # -128 .. 127, zero at 0 unless zero points say otherwise
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A weight [out, inputs]: values of codes, less zero points, times scales.
+
+    Attributes:
+        code: what the codes are.
+        codes: [out, inputs] float8_e4m3fn or int8, or [out, inputs / 2] uint8 with an even input in the low four bits.
+        scale: [out, groups], float32, float16, bfloat16, float8_e4m3fn or float8_e8m0fnu.
+        inputs: numbers of a row.
+        group: consecutive inputs that share a scale; the last group may have fewer.
+        factor: [out] float32, by which scales are multiplied, or divided if `divided`; None for 1.
+        zero: [out, groups] int8, the code of the value zero; None for the code's own.
+        order: [inputs] int32, the input that a place of a row belongs to; None for their own order.
+        divided: see `factor`.
+        dynamic: products round their rows to int8 (W8A8); otherwise rows stay as they are.
+    """
+
+    code: Code
+    codes: Tensor
+    scale: Tensor
+    inputs: int
+    group: int
+    factor: Tensor | None = None
+    zero: Tensor | None = None
+    order: Tensor | None = None
+    divided: bool = False
+    dynamic: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.inputs
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    def to(self, device: torch.device) -> Coded:
+        """The same on another device."""
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self._tensors().items()}
+        return replace(self, **moved)
+
+    def values(self) -> Tensor:
+        """[out, inputs] float32: what the codes mean without zero points, scales and order."""
+        if self.code in (Code.FP8, Code.INT8):
+            return self.codes.to(torch.float32)
+        nibbles = torch.stack([self.codes & 15, self.codes >> 4], 2).flatten(1)[:, : self.inputs]
+        if self.code is Code.FP4:
+            return torch.tensor(E2M1_VALUES, device=nibbles.device)[nibbles.to(torch.int32)]
+        return nibbles.to(torch.float32) - (8 if self.zero is None else 0)
+
+    def scales(self) -> Tensor:
+        """[out, groups] float32."""
+        scale = self.scale.to(torch.float32)
+        if self.factor is None:
+            return scale
+        return scale / self.factor.unsqueeze(1) if self.divided else scale * self.factor.unsqueeze(1)
+
+    def dequantize(self) -> Tensor:
+        """[out, inputs] float32, each number rounded as the tool that wrote the format does."""
+        values, missing = self.values(), -self.inputs % self.group
+        grouped = F.pad(values, (0, missing)).view(*self.scale.shape, self.group)
+        if self.zero is not None:
+            grouped = grouped - self.zero.to(torch.float32).unsqueeze(2)
+        found = (grouped * self.scales().unsqueeze(2)).flatten(1)[:, : self.inputs]
+        return found if self.order is None else torch.empty_like(found).index_copy_(1, self.order.long(), found)
+
+    def linear(self, x: Tensor, deterministic: bool = True) -> Tensor:
+        """x W^T of rows x [M, inputs] without the compiled kernels; [M, out], float32 if `dynamic`, else x's dtype.
+
+        The weight is dequantised for each call, so that no more than one is there at a time.
+        """
+        if self.dynamic and x.device.type == "cpu":
+            return DYNAMIC.linear(x, self.rounded())
+        return linear(x, self.dequantize().to(x.dtype), None, False, deterministic)
+
+    def pack(self, bias: Tensor | None) -> PackedWeight:
+        """The compiled kernels' layout; `bias` [out] bfloat16."""
+        if self.dynamic:
+            return DYNAMIC.pack(self.rounded(), self.inputs, bias)
+        return pack_codes(
+            self.code.value, self.shape, self.codes, self.scale, self.group, bias,
+            factor=self._factor(), zero=self.zero, order=self.order,
+        )  # fmt: skip
+
+    def factors(self) -> Tensor:
+        """`factor`, with ones where there is none."""
+        return torch.ones(self.shape[0], device=self.codes.device) if self.factor is None else self.factor
+
+    def zeros(self) -> Tensor:
+        """`zero`, with the code's own where there is none."""
+        own = 8 if self.code is Code.INT4 else 0
+        return torch.full(self.scale.shape, own, dtype=torch.int8) if self.zero is None else self.zero
+
+    def rounded(self) -> Stored:
+        """As our own int8 has it; only where `dynamic`."""
+        return Stored(self.codes, self.scales()[:, 0].contiguous())
+
+    def _factor(self) -> Tensor | None:
+        return 1 / self.factor if self.factor is not None and self.divided else self.factor
+
+
+def joined(parts: Sequence[Coded]) -> Coded:
+    """Weights of the same inputs, one below the other: nothing is rounded again.
+
+    Raises:
+        ValueError: they cannot be one weight; says what differs.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for part in parts[1:]:
+        if reason := differs(first, part):
+            raise ValueError(reason)
+    whole: dict[str, Any] = {"codes": torch.cat([part.codes for part in parts])}
+    dtypes = {part.scale.dtype for part in parts}
+    scales = [part.scale if len(dtypes) == 1 else part.scale.to(torch.float32) for part in parts]
+    whole["scale"] = torch.cat(scales)
+    if any(part.factor is not None for part in parts):
+        whole["factor"] = torch.cat([part.factors() for part in parts])
+    if any(part.zero is not None for part in parts):
+        whole["zero"] = torch.cat([part.zeros() for part in parts])
+    return replace(first, **whole)
+
+
+def differs(one: Coded, other: Coded) -> str | None:
+    """Why two weights of the same inputs cannot be one, None if they can."""
+    for name in ("code", "inputs", "group", "divided", "dynamic"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if mine != theirs:
+            return f"{name} {getattr(mine, 'name', mine)} and {getattr(theirs, 'name', theirs)}"
+    if (one.order is None) != (other.order is None):
+        return "inputs in their own order and in another one (g_idx)"
+    if one.order is not None and other.order is not None and not torch.equal(one.order, other.order):
+        return "inputs in different orders (g_idx)"
+    return None

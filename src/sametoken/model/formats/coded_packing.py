@@ -1,0 +1,68 @@
+"""Codes of other tools in the compiled kernels' layout: tiles of 16 outputs, see linear.h."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sametoken.kernels.cpu.library import FP4, GROUPED_INT4, PackedWeight, address
+from sametoken.kernels.cpu.memory import settled
+from sametoken.model.formats.packing import TILE, WIDTH, packed_weight, padded_outputs, pairs
+
+SCALES = {dtype: i for i, dtype in enumerate(
+    (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu)
+)}  # fmt: skip
+
+
+def pack_codes(
+    kind: int,
+    shape: tuple[int, int],
+    codes: Tensor,
+    scale: Tensor,
+    group: int,
+    bias: Tensor | None,
+    *,
+    factor: Tensor | None,
+    zero: Tensor | None,
+    order: Tensor | None,
+) -> PackedWeight:
+    """A weight as `coded.Coded` describes it.
+
+    Args:
+        kind: of the kernel.
+        shape: [out, in].
+        bias: [out] bfloat16.
+    """  # fmt: skip
+    data = words(codes) if kind in (FP4, GROUPED_INT4) else pairs(codes.view(torch.int8))
+    parts = (
+        by_group(scale),
+        None if factor is None else padded_outputs(factor),
+        None if zero is None else by_group(zero),
+        None if order is None else padded_order(order),
+    )
+    table = torch.tensor([*(address(part) or 0 for part in parts), SCALES[scale.dtype]], dtype=torch.int64)  # Codes
+    packed = packed_weight(kind, shape, data, scale=table, bias=bias, group=group)
+    return PackedWeight(packed.weight, (*packed.kept, *(part for part in parts if part is not None)))
+
+
+def words(codes: Tensor) -> Tensor:
+    """[tiles, in / 8, 16, 4] bytes of codes [out, in / 2]: a word has 8 inputs, the even ones in its low 16 bits."""
+    missing = -codes.shape[0] % TILE, -codes.shape[1] % (WIDTH // 2)
+    whole = F.pad(codes, (0, missing[1], 0, missing[0])) if any(missing) else codes
+    first, second = whole.reshape(whole.shape[0], -1, 2, 2).unbind(3)
+    found = torch.cat([(first & 15) | (second << 4), (first >> 4) | (second & 240)], 2)
+    return settled(found.view(-1, TILE, found.shape[1], 4).transpose(1, 2))
+
+
+def by_group(x: Tensor) -> Tensor:
+    """[groups, out padded] of [out, groups]."""
+    narrow = x.dtype.itemsize == 1  # torch cannot pad eight-bit floats
+    whole = padded_outputs(x.view(torch.int8) if narrow else x).t().contiguous()
+    return whole.view(x.dtype) if narrow else whole
+
+
+def padded_order(order: Tensor) -> Tensor:
+    """[in padded] int32: what follows the inputs stands where it is."""
+    inputs = order.shape[0]
+    return torch.cat([order, torch.arange(inputs, inputs + -inputs % WIDTH, dtype=torch.int32)])

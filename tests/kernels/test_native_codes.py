@@ -1,0 +1,94 @@
+"""The compiled kernels of other tools' formats against their meaning in float64; bits do not depend on company."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from native_checks import kernels, threads
+from sametoken.kernels.cpu.library import Library
+from sametoken.model.formats.coded import Code, Coded
+
+__all__ = ["kernels", "threads"]  # fixtures
+
+ALL = 1 << 20  # a group of all inputs
+
+
+class Case(NamedTuple):
+    """A weight's format; `zero` is the range of its zero points."""
+
+    code: Code
+    scale: torch.dtype
+    group: int
+    factor: bool = False
+    zero: tuple[int, int] | None = None
+    ordered: bool = False
+
+
+CASES = [
+    Case(Code.FP8, torch.float32, ALL),
+    Case(Code.FP8, torch.float32, 128),
+    Case(Code.FP4, torch.float8_e4m3fn, 16, factor=True),
+    Case(Code.FP4, torch.float8_e8m0fnu, 32),
+    Case(Code.INT4, torch.float16, 128, zero=(0, 17)),
+    Case(Code.INT4, torch.bfloat16, 32),
+    Case(Code.INT4, torch.float32, 64, zero=(0, 17), ordered=True),
+    Case(Code.INT4, torch.float16, ALL),
+    Case(Code.INT8, torch.bfloat16, 32, zero=(-128, 128)),
+    Case(Code.INT8, torch.float16, ALL, ordered=True),
+]
+
+
+def weight_of(case: Case, outputs: int, inputs: int) -> Coded:
+    """Every code and every kind of scale, subnormal ones too."""
+    torch.manual_seed(outputs + inputs)
+    group = min(case.group, inputs)
+    groups = -(-inputs // group)
+    if case.code is Code.FP8:
+        every = torch.tensor([code for code in range(256) if code & 127 != 127], dtype=torch.uint8)
+        codes = every[torch.randint(0, 254, (outputs, inputs))].view(torch.float8_e4m3fn)
+    elif case.code is Code.INT8:
+        codes = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
+    else:
+        codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8)
+    if case.scale.itemsize == 1:
+        low, high = (0, 127) if case.scale == torch.float8_e4m3fn else (100, 150)
+        scale = torch.randint(low, high, (outputs, groups), dtype=torch.uint8).view(case.scale)
+    else:
+        scale = (torch.rand(outputs, groups) * 10.0 ** torch.randint(-6, 1, (outputs, groups))).to(case.scale)
+    zero = None if case.zero is None else torch.randint(*case.zero, (outputs, groups)).to(torch.int8)
+    return Coded(
+        case.code, codes, scale, inputs, group, torch.rand(outputs) if case.factor else None, zero,
+        torch.randperm(inputs).to(torch.int32) if case.ordered else None,
+    )  # fmt: skip
+
+
+def product(kernels: Library, weight: Coded, bias: Tensor, x: Tensor) -> Tensor:
+    return kernels.linear(weight.pack(bias), x, torch.float32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("shape", [(48, 128), (40, 96), (100, 448), (256, 1024)])
+def test_products_are_those_of_what_is_stored(kernels: Library, case: Case, shape: tuple[int, int]) -> None:
+    if not kernels.reads_codes:
+        pytest.skip("these kernels were built from older sources")
+    weight, bias = weight_of(case, *shape), torch.randn(shape[0]).bfloat16()
+    meant = weight.dequantize().double()
+    x = torch.randn(17, shape[1]).bfloat16()
+    every = product(kernels, weight, bias, x)
+    exact = x.double() @ meant.t() + bias.double()
+    size = x.double().abs() @ meant.abs().t() + bias.double().abs()
+    assert ((every - exact).abs() <= 5e-7 * size).all()  # a few units of float32's last place
+    for count in (1, 2, 3, 5, 8, 9, 16):
+        assert torch.equal(product(kernels, weight, bias, x[:count]), every[:count]), count
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_plain_torch_computes_the_same(case: Case) -> None:
+    weight = weight_of(case, 64, 256)
+    x = torch.randn(5, 256)
+    torch.testing.assert_close(weight.linear(x), x @ weight.dequantize().t(), rtol=1e-4, atol=1e-4)
+    assert torch.equal(weight.linear(x)[:3], weight.linear(x[:3]))
