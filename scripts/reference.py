@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -63,18 +63,18 @@ def written(page: str) -> str:
     Raises:
         KeyError: the page has a mark for a part that there is not.
     """
-    parts = {
-        "paths": _paths(asyncio.run(_document())),
-        "metrics": _metrics(),
-        "options": _options(),
-        "fields": _fields(),
-        "inert": _inert(),
-        "keys": keys(),
+    parts: dict[str, Callable[[], str]] = {
+        "paths": lambda: _paths(asyncio.run(document())),
+        "metrics": _metrics,
+        "options": _options,
+        "fields": _fields,
+        "inert": _inert,
+        "keys": keys,
     }
-    return PART.sub(lambda found: f"{found['begin']}\n\n{parts[found['name']]}\n{found['end']}", page)
+    return PART.sub(lambda found: f"{found['begin']}\n\n{parts[found['name']]()}\n{found['end']}", page)
 
 
-async def _document() -> Json:
+async def document() -> Json:
     """The document of a server without a network."""
     config = ServerConfig()
     worker = Worker(AsyncLLM(LLM("embedded", "embedded"), config.max_chunks_per_second), config, Metrics("model"))
