@@ -8,22 +8,16 @@ from sametoken.dialects import trtllm, vllm
 from sametoken.dialects.flags import FLAGS
 from sametoken.dialects.rules import Group, Table, described, spelled
 
-
-def _own(table: Table, common: Table) -> Table:
-    """Keys that are not those of every decoding type."""
-    return {key: rule for key, rule in table.items() if key not in common}
-
-
 TITLES: tuple[tuple[str, Table], ...] = (
     ("Options of `trtllm-serve` and `vllm serve` that are spelled otherwise here or not needed", {
         "`, `".join(map(spelled, (name, *flag.aliases))): flag.rule for name, flag in FLAGS.items()
     }),
     ("Keys of the YAML file", trtllm.TOP),
     ("`speculative_config` of the YAML file, any `decoding_type`", trtllm.COMMON),
-    ("... and with `Eagle`, `Eagle3`", trtllm.EAGLE),
-    ("... and with `NGram`", _own(trtllm.SPECULATIVE["ngram"], trtllm.COMMON)),
-    ("... and with `SA`", _own(trtllm.SPECULATIVE["sa"], trtllm.COMMON)),
-    ("... and with `Medusa`", _own(trtllm.SPECULATIVE["medusa"], trtllm.COMMON)),
+    ("... and with `Eagle`, `Eagle3`", trtllm.OWN["Eagle"]),
+    ("... and with `NGram`", trtllm.OWN["NGram"]),
+    ("... and with `SA`", trtllm.OWN["SA"]),
+    ("... and with `Medusa`", trtllm.OWN["Medusa"]),
     ("Keys of `--speculative-config`", vllm.COMMON),
     ("... and with method `ngram`", vllm.OF_METHODS["ngram"]),
     ("... and with method `suffix`", vllm.OF_METHODS["suffix"]),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sametoken.dialects.rules import Group, Only, Rule, Sets, Table, table
+from sametoken import kinds
+from sametoken.dialects.rules import Group, Only, Rule, Sets, table
 from sametoken.options.serving import elsewhere
+from sametoken.options.speculation import AUTO
 
 ONE_PROCESS = "the model runs in one process"
 NOT_PARALLEL = f"tensor parallelism is not implemented yet: {ONE_PROCESS}; set it to 1"
@@ -19,18 +21,13 @@ PAGES = "pages stay where the model computes"
 ALWAYS = "it is always so here"
 NO_PART = "there is no such part here"
 FILES = "the files of the draft say it"
-EAGLE_HEADS = ("eagle3", "eagle")  # what decoding_type Eagle may be: which, the head's own files say
 
-DECODING_TYPES: dict[str, Any] = {
-    "eagle": EAGLE_HEADS,
-    "eagle3": "eagle3",
-    "drafttarget": "draft_target",
-    "medusa": "medusa",
-    "ngram": "ngram",
-    "sa": "suffix",
-    "auto": "auto",
+# What decoding_type Eagle is of several kinds, the head's own files say; the newest kind stands first.
+DECODING_TYPES: dict[str, tuple[str, ...]] = {
+    **{name: ours[::-1] for name, ours in kinds.aliases("trtllm").items()},
+    "AUTO": (AUTO,),
 }
-KNOWN_TYPES = "expected Eagle, Eagle3, DraftTarget, Medusa, NGram, SA or AUTO"
+KNOWN_TYPES = f"expected {', '.join(kinds.aliases('trtllm'))} or AUTO"
 DIFFUSION = "block diffusion drafts are not supported"
 NO_DECODING_TYPES = {
     "userprovided": "a drafter of your own is a Python object, which a file cannot hold; "
@@ -45,15 +42,17 @@ NO_DECODING_TYPES = {
 
 
 def decoding_type(stated: Any) -> Any:
-    """Our method, or several of which the draft's own files say one.
+    """Our method, or several of which the draft's own files say one; raises `ValueError` where there is none."""
+    name, plain = named(stated), plain_name(str(stated))
+    if name is None:
+        raise ValueError(f"{NO_DECODING_TYPES[plain]}; {KNOWN_TYPES}" if plain in NO_DECODING_TYPES else KNOWN_TYPES)
+    methods = DECODING_TYPES[name]
+    return methods if len(methods) > 1 else methods[0]
 
-    Raises:
-        ValueError: there is none.
-    """
-    name = plain_name(str(stated))
-    if name not in DECODING_TYPES:
-        raise ValueError(f"{NO_DECODING_TYPES[name]}; {KNOWN_TYPES}" if name in NO_DECODING_TYPES else KNOWN_TYPES)
-    return DECODING_TYPES[name]
+
+def named(stated: Any) -> str | None:
+    """A decoding type in TensorRT-LLM's own spelling; None is unknown."""
+    return next((name for name in DECODING_TYPES if plain_name(name) == plain_name(str(stated))), None)
 
 
 def plain_name(stated: str) -> str:
@@ -78,7 +77,7 @@ COMMON = table(
 )  # fmt: skip
 MIXED: dict[str, Rule] = {"sa_config": Only((), "drafters are mixed by decoding_type AUTO; leave it out")}
 EAGLE = MIXED | table(
-    elsewhere("trtllm", "eagle"),
+    elsewhere("trtllm", "Eagle"),
     {
         "drafts are drawn as the target draws, at any temperature": "greedy_sampling=true",
         FILES: "num_eagle_layers:int",
@@ -93,27 +92,28 @@ EAGLE = MIXED | table(
         "only heads of Llama's layout are loaded": "eagle3_model_arch=llama3",
     },
 )  # fmt: skip
-SPECULATIVE: dict[str, Table] = {
-    "eagle": COMMON | EAGLE,
-    "eagle3": COMMON | EAGLE,
-    "drafttarget": COMMON | MIXED,
-    "medusa": COMMON | table(
+# Keys of one decoding type.
+OWN: dict[str, dict[str, Rule]] = {
+    "Eagle": EAGLE,
+    "Eagle3": EAGLE,
+    "DraftTarget": MIXED,
+    "Medusa": table(
         {},
         {FILES: "num_medusa_heads:int"},
         {"the heads' own tree is used; max_total_draft_tokens cuts it": "medusa_choices"},
     ),
-    "ngram": COMMON | table(
-        elsewhere("trtllm", "ngram"),
+    "NGram": table(
+        elsewhere("trtllm", "NGram"),
         {"one place is kept per n-gram, the newest or the oldest": "is_keep_all=false"},
         {},
     ),
-    "sa": COMMON | table(
-        elsewhere("trtllm", "sa"),
+    "SA": table(
+        elsewhere("trtllm", "SA"),
         {"finished outputs are searched; global_pool_size bounds them": "enable_global_pool=true"},
         {"matches of any length are found; leave it out": "max_matching_ngram_size=-1"},
     ),
-    "auto": COMMON,
-}  # fmt: skip
+}
+SPECULATIVE = {name: COMMON | OWN.get(name, {}) for name in DECODING_TYPES}
 CACHE = table(
     elsewhere("trtllm", "kv_cache_config"),
     {

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from sametoken.dialects.rules import Group, Translation, apply, empty_group, translate
-from sametoken.dialects.trtllm import COMMON, KNOWN_TYPES, SPECULATIVE, TOP, plain_name
+from sametoken.dialects.trtllm import COMMON, KNOWN_TYPES, OWN, SPECULATIVE, TOP, named
 from sametoken.errors import ConfigError
 
 DRAFTS = "speculative_config"
@@ -81,10 +81,10 @@ def _drafts(stated: Any, origin: str) -> Translation:
     if "decoding_type" not in stated:
         raise ConfigError(f"{origin} has no decoding_type; {KNOWN_TYPES}")
     apply(COMMON["decoding_type"], stated["decoding_type"], f"{origin}.decoding_type")
-    kind = plain_name(str(stated["decoding_type"]))
+    kind = named(stated["decoding_type"]) or ""
     company = {
         key: f"is a key of decoding_type {other}, not of {stated['decoding_type']}"
-        for other, table in SPECULATIVE.items()
+        for other, table in OWN.items()
         for key in table
     }
     result = translate(stated, SPECULATIVE[kind], f"{origin}.", company)

@@ -9,21 +9,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sametoken import kinds
 from sametoken.dialects.rules import Sets, Table, Translation, table, translate
 from sametoken.dialects.trtllm import DIFFUSION, NO_DECODING_TYPES, NO_PART, ONE_PROCESS
 from sametoken.errors import ConfigError
 from sametoken.options.serving import elsewhere
 
 OPTION = "--speculative-config"
-METHODS = {
-    "ngram": "ngram",
-    "ngram_gpu": "ngram",
-    "draft_model": "draft_target",
-    "suffix": "suffix",
-    "eagle": "eagle",
-    "eagle3": "eagle3",
-    "medusa": "medusa",
-}
+METHODS = {name: ours for name, (ours, *_) in kinds.aliases("vllm").items()}
 NO_METHODS = {
     **{name: NO_DECODING_TYPES[name] for name in ("mtp", "pard", "dflash", "dspark")},
     "mlp_speculator": "such heads are not supported",
@@ -92,7 +85,10 @@ COMMON = table(
     method=Sets("method", method),
     num_speculative_tokens_per_batch_size=Sets("draft_len_schedule", schedule),
 )  # fmt: skip
-OF_METHODS: dict[str, Table] = {name: table(elsewhere("vllm", name), {}, {}) for name in ("ngram", "suffix")}
+# Keys of one method, by our name.
+OF_METHODS: dict[str, Table] = {
+    ours: table(keys, {}, {}) for name, ours in METHODS.items() if (keys := elsewhere("vllm", name))
+}
 
 
 def read_json(text: str) -> Translation:

@@ -56,7 +56,7 @@ class SpeculativeConfig(Settings):
     ] = 0.0
     """drafting ends for good when, over acceptance_window requests, fewer draft tokens than this are accepted per
     forward with a draft."""
-    tree_top_k: Annotated[int, Field(ge=1, le=32), Elsewhere("trtllm eagle.dynamic_tree_max_topK")] = 1
+    tree_top_k: Annotated[int, Field(ge=1, le=32), Elsewhere("trtllm Eagle.dynamic_tree_max_topK")] = 1
     """draft_target, eagle, eagle3: branches that each level keeps and expands; 1 is a chain."""
     max_total_draft_tokens: Annotated[
         Annotated[int, Field(ge=1, le=512)] | None, Elsewhere("trtllm speculative_config.max_total_draft_tokens")
@@ -64,21 +64,21 @@ class SpeculativeConfig(Settings):
     """tokens of a draft, tree or chain, best score first; None is `max_draft_len * tree_top_k`. medusa: nodes of its
     own tree, the first ones; None is all."""
     max_matching_ngram_size: Annotated[
-        int, Field(ge=1, le=64), Elsewhere("trtllm ngram.max_matching_ngram_size", "vllm ngram.prompt_lookup_max")
+        int, Field(ge=1, le=64), Elsewhere("trtllm NGram.max_matching_ngram_size", "vllm ngram.prompt_lookup_max")
     ] = 3
     """ngram: suffix lengths that are looked up, longest first."""
     min_matching_ngram_size: Annotated[int, Field(ge=1, le=64), Elsewhere("vllm ngram.prompt_lookup_min")] = 1
     """ngram: suffix lengths that are looked up, longest first."""
-    is_use_oldest: Annotated[bool, Elsewhere("trtllm ngram.is_use_oldest")] = False
+    is_use_oldest: Annotated[bool, Elsewhere("trtllm NGram.is_use_oldest")] = False
     """ngram: continue the oldest match instead of the newest."""
-    is_public_pool: Annotated[bool, Elsewhere("trtllm ngram.is_public_pool")] = False
+    is_public_pool: Annotated[bool, Elsewhere("trtllm NGram.is_public_pool")] = False
     """ngram: share n-grams over requests."""
     suffix_decoding_max_tree_depth: Annotated[
         int, Field(ge=2), Elsewhere("vllm suffix.suffix_decoding_max_tree_depth")
     ] = 24
     """suffix: longest match plus draft."""
     suffix_decoding_max_cached_requests: Annotated[
-        int, Field(ge=0), Elsewhere("trtllm sa.global_pool_size", "vllm suffix.suffix_decoding_max_cached_requests")
+        int, Field(ge=0), Elsewhere("trtllm SA.global_pool_size", "vllm suffix.suffix_decoding_max_cached_requests")
     ] = 10_000
     """suffix: finished outputs that stay searchable."""
     suffix_decoding_max_spec_factor: Annotated[

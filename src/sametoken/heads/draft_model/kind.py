@@ -10,6 +10,6 @@ KIND = Kind(
     what="a draft model",
     drafts="sametoken.heads.draft_model.drafts:DraftModel",
     weights="model",
-    aliases={"vllm": ("draft_model",), "trtllm": ("drafttarget",), "train": ("draft",)},
+    aliases={"vllm": ("draft_model",), "trtllm": ("DraftTarget",), "train": ("draft",)},
     settings=("tree_top_k",),
 )

@@ -12,6 +12,6 @@ KIND = Kind(
     weights="head",
     marks=("eagle_config",),
     words=("Eagle", "EAGLE"),
-    aliases={"vllm": ("eagle",), "trtllm": ("eagle",), "train": ("eagle1",)},
+    aliases={"vllm": ("eagle",), "trtllm": ("Eagle",), "train": ("eagle1",)},
     settings=("tree_top_k",),
 )

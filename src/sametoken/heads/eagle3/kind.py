@@ -14,7 +14,7 @@ KIND = Kind(
     words=("Eagle", "EAGLE"),
     aliases={
         "vllm": ("eagle3",),
-        "trtllm": ("eagle", "eagle3"),
+        "trtllm": ("Eagle", "Eagle3"),
         "speculators": ("eagle3",),
         "train": ("eagle3", "eagle"),
     },

@@ -12,5 +12,5 @@ KIND = Kind(
     weights="head",
     marks=("medusa", "medusa_num_heads"),
     words=("Medusa",),
-    aliases={"vllm": ("medusa",), "trtllm": ("medusa",), "train": ("medusa",)},
+    aliases={"vllm": ("medusa",), "trtllm": ("Medusa",), "train": ("medusa",)},
 )
