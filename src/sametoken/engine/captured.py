@@ -106,7 +106,7 @@ class CapturedSteps:
                 session.flying.append((plan, proposal))
             seated = [request for request in session.requests if request.row is not None]
             if plan.decode and len(session.flying) < AHEAD:
-                return Done(plan, proposal, [], seated)
+                return Done(Plan(captured=True), proposal._replace(makers=[]), [], seated)
             emitted = session.readback.pop()
         plan, proposal = session.flying.popleft()
         results = {place: row for place, row in enumerate(self._results(session, emitted)) if row is not None}

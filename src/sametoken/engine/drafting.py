@@ -149,9 +149,9 @@ class Drafting:
 
     def observe(self, done: Done) -> None:
         """Tells the policy which guesses came true, and the drafters which tokens were committed."""
-        count = len(done.plan.decode) if done.rows else 0
+        count = len(done.plan.decode)
         decoded, read = done.rows[:count], done.rows[count:]
-        self._learn(done.plan.decode[:count], decoded, done.proposal.makers)
+        self._learn(done.plan.decode, decoded, done.proposal.makers)
         if done.plan.captured:  # its drafters were told by whoever runs it
             return
         with self._clock:
@@ -176,7 +176,7 @@ class Drafting:
 
     def _learn(self, decode: Sequence[Decode], rows: Sequence[RowResult], makers: Sequence[str | None]) -> None:
         """Tells the policy the longest path and the accepted tokens of every decoding row."""
-        for item, row, maker in zip(decode, rows, makers, strict=False):
+        for item, row, maker in zip(decode, rows, makers, strict=True):
             request = row.request
             if request.methods:
                 request.stats.count_draft(maker, item.reason or "silent")
@@ -188,7 +188,7 @@ class Drafting:
                     self.policy.learn(request.id, method, item.limit, *seen)
             if maker is not None and self.runs_model(maker):
                 self._say(*self._advice.saw_draft(maker, row.accepted > 0))
-        adaptive = [(item, row.request) for item, row in zip(decode, rows, strict=False) if row.request.adaptive]
+        adaptive = [(item, row.request) for item, row in zip(decode, rows, strict=True) if row.request.adaptive]
         if adaptive:
             method, reason = adaptive[0][1].methods[0], adaptive[0][0].reason
             self._tell_pauses("" if any(item.limit for item, _ in adaptive) else reason, method, len(decode))
