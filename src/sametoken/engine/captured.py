@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sametoken.drafters.device import Proposer
-from sametoken.engine.device_step import decode_step, nodes_of
+from sametoken.engine.device_step import decode_step
 from sametoken.engine.host import HostRunner
 from sametoken.engine.plan import Decode, Plan
 from sametoken.engine.report import Done, Proposal, RowResult
@@ -130,7 +130,7 @@ class CapturedSteps:
         batch = 1 << (len(requests) - 1).bit_length()
         if proposer is None or (proposer.depth and self._may_draft and not self._may_draft(len(requests))):
             return None
-        nodes = nodes_of(batch, proposer.depth, self.runner.decoder.least_rows)
+        nodes = proposer.depth + 1
         if batch * nodes > self.max_num_tokens:
             return None
         fresh = Sampling.of([requests[lane % len(requests)].sampling for lane in range(batch)])

@@ -18,11 +18,6 @@ from sametoken.speculation.sampling import Sampling
 from sametoken.speculation.verify import verify
 
 
-def nodes_of(batch: int, depth: int, least_rows: int) -> int:
-    """N: the pending token and its guesses, and a padding node where a forward needs more rows than that."""
-    return max(depth + 1, -(-least_rows // batch))
-
-
 def decode_step(runner: Runner, proposer: Proposer, lanes: Lanes, sampling: Sampling, keys: int) -> None:
     """Advances every active lane by the tokens that one forward of the target grants it.
 
@@ -32,11 +27,11 @@ def decode_step(runner: Runner, proposer: Proposer, lanes: Lanes, sampling: Samp
         sampling: of the lanes; must not depend on history.
         keys: bound of what lies in any row, this step's nodes included.
     """
-    draft = _draft(lanes, proposer.guess(lanes, sampling, keys), runner.decoder.least_rows)
+    draft = _draft(lanes, proposer.guess(lanes, sampling, keys))
     batch, nodes = draft.tokens.shape
     reach = torch.ones(nodes, nodes, dtype=torch.bool, device=draft.tokens.device).tril().expand(batch, -1, -1)
-    view = runner.cache.view([Span(lanes.rows, (), lanes.lengths, reach, nodes, keys)])
-    hidden = runner.decoder(draft.tokens.flatten(), runner.cache, view)
+    span = Span(lanes.rows, (), lanes.lengths, reach, nodes, keys)
+    hidden = runner.decoder.run(draft.tokens.flatten(), runner.cache, [span])
     logits = runner.decoder.logits(hidden.last).view(batch, nodes, -1)
     drawn = draw(logits, draft, reach, lanes.lengths, sampling)
     verdict = verify(draft, reach, drawn)
@@ -49,12 +44,10 @@ def decode_step(runner: Runner, proposer: Proposer, lanes: Lanes, sampling: Samp
     lanes.lengths.add_(count)
 
 
-def _draft(lanes: Lanes, guesses: Tensor, least_rows: int) -> Draft:
-    """The pending token and its guesses as a chain of N nodes, cut at each lane's limit."""
+def _draft(lanes: Lanes, guesses: Tensor) -> Draft:
+    """The pending token and its guesses as a chain, cut at each lane's limit."""
     batch, depth = guesses.shape
     level = torch.arange(depth, device=guesses.device)
     useful = guesses.masked_fill(level >= lanes.limits.unsqueeze(1), PADDING)
-    nodes = nodes_of(batch, depth, least_rows)
-    padding = torch.full((batch, nodes - depth - 1), PADDING, device=guesses.device)
-    tokens = torch.cat([lanes.last[:, 1:], useful, padding], dim=1)
-    return Draft(tokens, chain_parents(batch, nodes, guesses.device))
+    tokens = torch.cat([lanes.last[:, 1:], useful], dim=1)
+    return Draft(tokens, chain_parents(batch, depth + 1, guesses.device))

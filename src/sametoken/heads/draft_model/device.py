@@ -16,7 +16,7 @@ from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.runtime.cache import Span
 from sametoken.runtime.draw import draw
 from sametoken.runtime.lanes import Lanes
-from sametoken.speculation.draft import PADDING, Draft
+from sametoken.speculation.draft import Draft
 from sametoken.speculation.sampling import Sampling
 
 
@@ -50,13 +50,9 @@ class DraftChain:
     def _read(self, rows: Tensor, starts: Tensor, tokens: Tensor, keys: int) -> Tensor:
         """Hidden states [B, H] of the last of `tokens` [B, W], which go to the indexes from `starts` on."""
         batch, width = tokens.shape
-        if batch * width < self._decoder.least_rows:  # a padding node after it
-            tokens = torch.cat([tokens, torch.full_like(tokens, PADDING)], dim=1)
-        nodes = tokens.shape[1]
-        reach = torch.ones(nodes, nodes, dtype=torch.bool, device=tokens.device).tril().expand(batch, -1, -1)
-        view = self._cache.view([Span(rows, (), starts, reach, nodes, keys)])
-        last = self._decoder(tokens.flatten(), self._cache, view).last
-        return last.view(batch, nodes, -1)[:, width - 1]  # type: ignore[no-any-return]
+        reach = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril().expand(batch, -1, -1)
+        span = Span(rows, (), starts, reach, width, keys)
+        return self._decoder.run(tokens.flatten(), self._cache, [span]).last.view(batch, width, -1)[:, -1]
 
     def _draw(self, hidden: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
         """[B, 1] the draft's own draws after the nodes at positions `at` [B], under the target's noise."""

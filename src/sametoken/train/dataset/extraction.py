@@ -66,15 +66,11 @@ class Reader:
     def piece(self, tokens: Tensor, start: int) -> Tensor:
         """The same for the tokens from `start`, at most `CHUNK`, whose predecessors were read before."""
         tokens = tokens[start : start + CHUNK]
-        count = len(tokens)
-        nodes = max(count, self._decoder.least_rows)  # a node that pads comes after all others, which cannot see it
-        padded = torch.full((nodes,), -1, dtype=torch.int64, device=self.device)
-        padded[:count] = tokens
-        place = torch.tensor([start], device=self.device)
-        reach = chain_reach(1, nodes, self.device)
-        span = Span(torch.zeros_like(place), (0,), place, reach, nodes, start + nodes)
-        hidden = self._decoder(padded, self._cache, self._cache.view([span]), self._taps)
-        return torch.stack([*hidden.taps, self._decoder.norm(hidden.last)], dim=1)[:count]
+        count, place = len(tokens), torch.tensor([start], device=self.device)
+        reach = chain_reach(1, count, self.device)
+        span = Span(torch.zeros_like(place), (0,), place, reach, count, start + count)
+        hidden = self._decoder.run(tokens.to(self.device, torch.int64), self._cache, [span], self._taps)
+        return torch.stack([*hidden.taps, self._decoder.norm(hidden.last)], dim=1)
 
 
 def features(states: Tensor) -> Features:
