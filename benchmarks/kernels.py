@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sametoken.kernels.cpu.library import Library, PackedWeight, file_of
 from sametoken.kernels.cpu.memory import settled
-from sametoken.kernels.cpu.processor import VARIANTS, features
+from sametoken.kernels.cpu.processor import VARIANTS, processor_features
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16
 
@@ -112,7 +112,7 @@ def passes() -> dict[str, tuple[Pass, int]]:
     found: dict[str, tuple[Pass, int]] = {}
     for variant in VARIANTS:
         file = file_of(variant)
-        if file is not None and VARIANTS[variant] <= features():
+        if file is not None and VARIANTS[variant] <= processor_features():
             kernels = Library(variant, file)
             names = ["bfloat16", *FORMATS] if variant == "avx512" else ["bfloat16", "int8", "int4"]
             found |= {f"{variant} {name}": ours(kernels, name) for name in names}

@@ -13,7 +13,7 @@ from sametoken.bench.record import (
     Cell,
     ContextCost,
     Environment,
-    Interval,
+    Estimate,
     Run,
     Spread,
     StepCost,
@@ -56,7 +56,7 @@ def variant(
         tokens=found.emitted,
         round_s=[1.0 / gain],
         tokens_per_second=100 * gain,
-        speed_up=Interval(gain, gain - 0.01, gain + 0.01),
+        speed_up=Estimate(gain, gain - 0.01, gain + 0.01),
         acceptance=found,
         ttft_s=SPREAD,
         inter_token_s=SPREAD,
@@ -64,7 +64,7 @@ def variant(
         time_share=share,
         steps=[step],
         contexts=[],
-        categories=[Category("chat", 1, 10, Interval(gain), found)],
+        categories=[Category("chat", 1, 10, Estimate(gain), found)],
     )
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130  # the exit code of a command that a signal ended before its work was done
 
 
 class Stop:

@@ -9,7 +9,7 @@ import pytest
 from bench_checks import PLAIN_S, cell, changed, cheap, contexts, run_of
 from sametoken.bench.explain import explain
 from sametoken.bench.predict import Outlook
-from sametoken.bench.record import Interval, Load, Spread
+from sametoken.bench.record import Estimate, Load, Spread
 from sametoken.errors import ConfigError
 
 HALF = [0.5] * 16
@@ -114,7 +114,7 @@ def test_the_position_from_which_guesses_do_not_pay() -> None:
 def test_a_measured_gain_outweighs_the_model_of_a_guess() -> None:
     """Noise in the cost of drafting says that the first guess does not pay; the measured speed-up says that it does."""
     made = cell([4], HALF, lambda length: (0.008 + 0.001 * length, PLAIN_S))
-    made = changed(made, 1, speed_up=Interval(1.89, 1.8, 1.98))
+    made = changed(made, 1, speed_up=Estimate(1.89, 1.8, 1.98))
     text = explain(run_of(made))
     assert "at position" not in text
     assert "draft at most" not in text
@@ -147,7 +147,7 @@ def test_gains_that_fade_with_the_context() -> None:
 def test_host_prompts_and_categories() -> None:
     made = cell([2], GOOD)
     best = made.variants[1]
-    slow = replace(best.categories[0], name="code", speed_up=Interval(0.8))
+    slow = replace(best.categories[0], name="code", speed_up=Estimate(0.8))
     made = changed(made, 1, time_share=replace(best.time_share, host=0.4), categories=[*best.categories, slow])
     made = changed(made, 0, prompt_share=0.5)
     found = explain(run_of(made))
@@ -165,7 +165,7 @@ def test_a_drafter_that_seldom_finds_anything() -> None:
 
 
 def test_an_interval_around_one_is_no_verdict() -> None:
-    made = changed(cell([2], HALF, linear), 1, speed_up=Interval(1.02, 0.9, 1.15))
+    made = changed(cell([2], HALF, linear), 1, speed_up=Estimate(1.02, 0.9, 1.15))
     text = explain(run_of(made))
     assert "cannot be told from plain decoding: 1.02x [0.90, 1.15]" in text
     assert text.endswith("Recommended: measure again with more --repeat, on a machine without other work.")
@@ -192,7 +192,7 @@ def test_a_better_length_is_recommended_to_be_measured() -> None:
 
 
 def load(level: float, speed_up: float | None, side: str = "server") -> Load:
-    spread, gain = Spread(0.1, 0.1, 0.2, 0.3), Interval(speed_up) if speed_up else None
+    spread, gain = Spread(0.1, 0.1, 0.2, 0.3), Estimate(speed_up) if speed_up else None
     return Load("made-up", side, "closed", level, 0.0, 4, {}, [1.0], 10, 10.0, spread, spread, None, None, "measured",
                 gain, None)  # fmt: skip
 

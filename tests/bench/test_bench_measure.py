@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats as oracle
 
 from sametoken.bench.measure import (
-    Step,
+    StepTimes,
     acceptance,
     context_costs,
     per_token,
@@ -91,8 +91,8 @@ def test_acceptance_is_what_counting_by_hand_gives(requests: list[list[tuple[int
     assert sum(found.accepted_lengths) == sum(found.drafted_lengths) == len(every)
 
 
-def step(rows: int, context: float, verify_s: float, decoding: bool = True) -> Step:
-    return Step(rows, context, 2 * rows, 0.001, verify_s, 0.0, decoding)
+def step(rows: int, context: float, verify_s: float, decoding: bool = True) -> StepTimes:
+    return StepTimes(rows, context, 2 * rows, 0.001, verify_s, 0.0, decoding)
 
 
 def test_costs_leave_out_prompts_and_are_medians() -> None:

@@ -13,9 +13,9 @@ import pytest
 from cli_checks import Pair
 from sametoken import LLM, SamplingParams
 from sametoken.bench import run as bench_run
-from sametoken.bench.drive import Job, Take, drive
+from sametoken.bench.drive import Pass, TimedRequest, drive
 from sametoken.bench.record import Cell, Mismatch, Run, read_runs
-from sametoken.bench.run import Grid, Measured, prepare, run
+from sametoken.bench.run import Grid, GridResult, encode_workload, measure_grid
 from sametoken.bench.workloads import Workload, spell_turn
 from sametoken.errors import PromptTooLongError
 from sametoken.prompts.files import Item
@@ -39,8 +39,8 @@ def llm(tiny_pair: Pair) -> LLM:
     )
 
 
-def jobs_of(llm: LLM, params: SamplingParams) -> list[Job]:
-    return [Job("all", llm.tokenizer.encode(text), replace(params, seed=n)) for n, text in enumerate(PROMPTS)]
+def jobs_of(llm: LLM, params: SamplingParams) -> list[TimedRequest]:
+    return [TimedRequest("all", llm.tokenizer.encode(text), replace(params, seed=n)) for n, text in enumerate(PROMPTS)]
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -70,7 +70,7 @@ def test_drafters_remember_nothing_of_earlier_takes(llm: LLM) -> None:
     assert len(first.steps) == len(second.steps)
 
 
-def found(measured: Measured) -> tuple[list[Cell], list[Mismatch]]:
+def found(measured: GridResult) -> tuple[list[Cell], list[Mismatch]]:
     assert not measured.interrupted
     return measured.cells, measured.mismatches
 
@@ -85,7 +85,7 @@ def test_an_interrupted_run_keeps_its_whole_rounds(llm: LLM, takes: int) -> None
         if len(told) == takes:
             raise KeyboardInterrupt
 
-    measured = run(llm, [WORKLOAD], GRID, stop_after)
+    measured = measure_grid(llm, [WORKLOAD], GRID, stop_after)
     assert measured.interrupted
     rounds = [[len(variant.round_s) for variant in cell.variants] for cell in measured.cells]
     assert rounds == {1: [], 4: [[1, 1, 1]], 8: [[2, 2, 2]]}[takes]
@@ -94,7 +94,7 @@ def test_an_interrupted_run_keeps_its_whole_rounds(llm: LLM, takes: int) -> None
 
 def test_cells_and_their_figures(llm: LLM) -> None:
     told: list[str] = []
-    cells, mismatches = found(run(llm, [WORKLOAD], GRID, told.append))
+    cells, mismatches = found(measure_grid(llm, [WORKLOAD], GRID, told.append))
     assert mismatches == []
     assert len(told) == GRID.takes(1) == 2 * 2 * 3
     assert [(cell.batch, cell.requests, cell.prompts) for cell in cells] == [(1, 4, 4), (3, 4, 4)]
@@ -117,7 +117,7 @@ def test_cells_and_their_figures(llm: LLM) -> None:
 
 def test_a_batch_is_filled_with_the_same_prompts_and_other_seeds(llm: LLM) -> None:
     few = Workload("one", "prompts", WORKLOAD.items[:1])
-    cells, mismatches = found(run(llm, [few], replace(GRID, batches=[3], temperatures=[1.0]), lambda _: None))
+    cells, mismatches = found(measure_grid(llm, [few], replace(GRID, batches=[3], temperatures=[1.0]), lambda _: None))
     assert (cells[0].requests, cells[0].prompts, mismatches) == (3, 1, [])
 
 
@@ -125,7 +125,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, change: Any = None) -> list[tuple[
     """Every take's draft length and output length; `change` may alter what a take of drafts found."""
     seen: list[tuple[int, int]] = []
 
-    def wrapped(llm: LLM, jobs: list[Job], batch: int) -> Take:
+    def wrapped(llm: LLM, jobs: list[TimedRequest], batch: int) -> Pass:
         params = jobs[0].params
         assert params.speculative is not None
         length = params.speculative.max_draft_len or 0
@@ -142,17 +142,17 @@ def recorded(monkeypatch: pytest.MonkeyPatch, change: Any = None) -> list[tuple[
 def test_rounds_are_interleaved_and_begin_in_turn(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = recorded(monkeypatch)
     few = Workload("one", "prompts", WORKLOAD.items[:1])
-    run(llm, [few], replace(GRID, batches=[1], output_len=9, repeat=3), lambda _: None)
+    measure_grid(llm, [few], replace(GRID, batches=[1], output_len=9, repeat=3), lambda _: None)
     assert seen[:3] == [(0, 8), (1, 8), (3, 8)]  # warm-up
     assert [length for length, _ in seen[3:]] == [0, 1, 3, 1, 3, 0, 3, 0, 1]
 
 
 def test_a_different_token_is_found_and_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def spoil(take: Take) -> None:
+    def spoil(take: Pass) -> None:
         take.samples[-1].token_ids[4] += 1
 
     recorded(monkeypatch, spoil)
-    cells, mismatches = found(run(llm, [WORKLOAD], replace(GRID, batches=[1], draft_lens=[2]), lambda _: None))
+    cells, mismatches = found(measure_grid(llm, [WORKLOAD], replace(GRID, batches=[1], draft_lens=[2]), lambda _: None))
     assert len(cells) == 1
     assert len(mismatches) == GRID.repeat
     first = mismatches[0]
@@ -162,14 +162,14 @@ def test_a_different_token_is_found_and_named(llm: LLM, monkeypatch: pytest.Monk
 
 def test_a_missing_token_is_a_difference_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, lambda take: take.samples[0].token_ids.pop())
-    _, mismatches = found(run(llm, [WORKLOAD], replace(GRID, batches=[1], draft_lens=[1]), lambda _: None))
+    _, mismatches = found(measure_grid(llm, [WORKLOAD], replace(GRID, batches=[1], draft_lens=[1]), lambda _: None))
     assert mismatches[0].found is None
     assert mismatches[0].plain is not None
 
 
 def test_later_turns_follow_the_plain_answers(llm: LLM) -> None:
     talk = Workload("talk", "spec-bench", (Item("chat", as_turn("hi"), ("and?", "so?")),))
-    first, second, third = (ids for _, ids in prepare(llm, talk, GREEDY))
+    first, second, third = (ids for _, ids in encode_workload(llm, talk, GREEDY))
     answer = llm.generate(first, GREEDY)[0].text
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]
     assert second == spell_turn(llm, Conversation([*turns, {"role": "user", "content": "and?"}]))
@@ -178,7 +178,7 @@ def test_later_turns_follow_the_plain_answers(llm: LLM) -> None:
 
 def test_a_prompt_that_does_not_fit_is_refused_before_anything_runs(llm: LLM) -> None:
     with pytest.raises(PromptTooLongError, match="lower --prompt-len or --output-len"):
-        run(llm, [WORKLOAD], replace(GRID, prompt_lens=[llm.max_seq_len]), lambda _: None)
+        measure_grid(llm, [WORKLOAD], replace(GRID, prompt_lens=[llm.max_seq_len]), lambda _: None)
 
 
 # --- the command

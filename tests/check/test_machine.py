@@ -15,8 +15,8 @@ import torch
 
 from cli_checks import Pair
 from sametoken import LLM, ConfigError
-from sametoken.bench.environment import describe as describe_run
-from sametoken.check.machine import describe
+from sametoken.bench.environment import describe_environment
+from sametoken.check.machine import describe_machine
 from sametoken.engine.build import note_missing_kernels
 from sametoken.kernels.cpu.library import KernelStatus
 from server_checks import running
@@ -69,11 +69,11 @@ def test_what_mends_it_is_said_when_a_model_is_loaded(
 
 
 def test_the_server_and_a_benchmark_record_say_the_same(pair: Pair) -> None:
-    machine = describe()
+    machine = describe_machine()
     with running(LLM(pair.target)) as server:
         assert server.get("/server_info").json()["machine"]["kernels"] == machine.kernels
-    assert describe_run("cpu", "float32", 1, 0.0).kernels == (machine.kernels or "none")
-    assert describe_run("http://127.0.0.1:1", None, None, 0.0).kernels is None
+    assert describe_environment("cpu", "float32", 1, 0.0).kernels == (machine.kernels or "none")
+    assert describe_environment("http://127.0.0.1:1", None, None, 0.0).kernels is None
 
 
 def test_windows_is_refused_by_name(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,23 +14,26 @@ from cli_checks import Pair, greedy
 from sametoken import LLM, LosslessnessError, SamplingParams, embedded
 from sametoken.check import race
 from sametoken.commands import demo
-from sametoken.commands.verify import verify
+from sametoken.commands.verify import print_proof
 from sametoken.control.advice import UNUSED
-from sametoken.engine.runner import Batch, Outcome, Runner
+from sametoken.engine.host import HostRunner
+from sametoken.engine.plan import Plan
+from sametoken.engine.runner import Verified
 from sametoken.prompts.sources import BUILT_IN, EncodedPrompt
+from sametoken.speculation.draft import Draft
 
 
-class Broken(Runner):
+class Broken(HostRunner):
     """A verifier with a fault: after a draft, the target's own next token is replaced."""
 
-    def __init__(self, sound: Runner) -> None:
-        super().__init__(sound.decoder, sound.cache, sound.taps)
+    def __init__(self, sound: HostRunner) -> None:
+        super().__init__(sound.decoder, sound.cache, sound.taps, sound.rows, sound.meter)
 
-    def run(self, batch: Batch, sampling: Any) -> Outcome:
-        outcome = super().run(batch, sampling)
-        if outcome.verdict is None or batch.draft.tokens.shape[1] == 1:
-            return outcome
-        return outcome._replace(verdict=outcome.verdict._replace(bonus=(outcome.verdict.bonus + 1) % 100))
+    def forward(self, plan: Plan, draft: Draft, sampling: Any) -> Verified:
+        found = super().forward(plan, draft, sampling)
+        if draft.tokens.shape[1] == 1:
+            return found
+        return found._replace(bonuses=[(bonus + 1) % 100 for bonus in found.bonuses])
 
 
 # --- verify
@@ -52,7 +55,7 @@ def test_verify_compares_every_method_and_is_content(run: Any, pair: Pair) -> No
 def test_verify_gives_no_advice_on_a_draft_that_had_its_turn(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     llm = LLM(pair.target, pair.draft)
     prompts = [EncodedPrompt(text, llm.tokenizer.encode(text)) for text in ("a", "b") * UNUSED]
-    assert verify(llm, prompts, SamplingParams(max_tokens=2), [0.0], ["none", "draft_target"]) == 0
+    assert print_proof(llm, prompts, SamplingParams(max_tokens=2), [0.0], ["none", "draft_target"]) == 0
     assert not caplog.messages
 
 
@@ -61,7 +64,7 @@ def test_verify_finds_a_broken_verifier_and_says_where(pair: Pair, capsys: pytes
     llm.engine.runner = Broken(llm.engine.runner)
     text = "one two one two"
     prompts = [EncodedPrompt(text, llm.tokenizer.encode(text))]
-    assert verify(llm, prompts, SamplingParams(max_tokens=8), [0.0], ["draft_target"]) == 1
+    assert print_proof(llm, prompts, SamplingParams(max_tokens=8), [0.0], ["draft_target"]) == 1
     out = capsys.readouterr().out
     assert "different" in out
     last = out.splitlines()[-1]

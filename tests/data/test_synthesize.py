@@ -21,7 +21,7 @@ from fake_server import serving
 from sametoken import LLM, SamplingParams
 from sametoken.client.client import Client
 from sametoken.commands.options import Option, joined_words
-from sametoken.data.answers import NoAnswerError, Sampling, ServerAnswers
+from sametoken.data.answers import AnswerSampling, NoAnswerError, ServerAnswers
 from sametoken.data.synthesize import HOPELESS, read_tasks
 from sametoken.prompts.sources import as_turn
 
@@ -195,7 +195,7 @@ def test_words_of_an_option_are_joined_up_to_the_next() -> None:
 def ask(url: str, text: str = "one", retries: int = 3) -> Any:
     async def go() -> Any:
         async with Client(url, None, 5.0) as client:
-            source = ServerAnswers(client, "canned", Sampling(0.0, 1.0, 8), retries, first_wait=0.001)
+            source = ServerAnswers(client, "canned", AnswerSampling(0.0, 1.0, 8), retries, first_wait=0.001)
             return await source.answer(as_turn(text), 1)
 
     return asyncio.run(go())

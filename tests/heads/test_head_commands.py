@@ -12,7 +12,7 @@ import torch
 from cli_checks import Pair
 from head_checks import eagle_config, random_weights, shape_of
 from head_files import read_files
-from sametoken.check.diagnosis import Acceptance, Reading, advise
+from sametoken.check.diagnosis import Reading, ReadingResult, advise
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.medusa.config import MedusaConfig
 from sametoken.heads.medusa.module import MedusaHeads
@@ -199,9 +199,9 @@ def test_advice_says_which_reading_is_meant_only_where_one_is_clearly_better() -
     first, other = Reading((1, 2), "as read"), Reading((0, 1), "if the ids counted blocks before")
 
     def words(a: float, b: float) -> str:
-        return advise([Acceptance(first, a, 0.1, 1.0), Acceptance(other, b, 0.1, 1.0)]) or ""
+        return advise([ReadingResult(first, a, 0.1, 1.0), ReadingResult(other, b, 0.1, 1.0)]) or ""
 
-    assert advise([Acceptance(first, 2.0, 0.1, 1.0)]) is None
+    assert advise([ReadingResult(first, 2.0, 0.1, 1.0)]) is None
     assert "cannot tell" in words(2.0, 2.05)
     assert "cannot tell" in words(2.05, 2.0)
     assert "layers 1, 2 are meant" in words(2.4, 1.1)

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="triton is not installed: run `make test-tr
 import triton.language as tl
 from triton.runtime import interpreter
 
-from sametoken.kernels.triton.attention import CHUNK, Tree, paged_attention
+from sametoken.kernels.triton.attention import CHUNK, TreeTiles, paged_attention
 from sametoken.runtime.cache import PageTable, Span
 from sametoken.speculation.draft import ancestors, depth
 
@@ -82,7 +82,7 @@ class Stored:
         at = torch.tensor(starts, device=DEVICE)
         count = nodes or len(parents)
         span = Span(torch.tensor(rows, device=DEVICE), rows, at, reach, count, max(starts) + len(parents))
-        tree = Tree.of(span, self.table, span.longest + spare, self.heads // self.kv_heads)
+        tree = TreeTiles.of(span, self.table, span.longest + spare, self.heads // self.kv_heads)
         tokens = (at.unsqueeze(1) + depth(reach))[:, -count:].flatten()
         out = paged_attention(self.q[tokens], self.keys, self.values, tree, window)
         return out.view(len(rows), count, -1)

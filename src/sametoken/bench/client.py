@@ -18,7 +18,7 @@ NO_USAGE = "no usage in the stream"
 
 
 @dataclass
-class Answer:
+class TimedAnswer:
     """What came of a request.
 
     Attributes:
@@ -73,14 +73,14 @@ class Answer:
         return [(at, n - b) for (at, _, _), n, b in zip(self.chunks, totals, before, strict=False) if n > b]
 
 
-async def ask(client: Client, path: str, body: Mapping[str, Any], due: float) -> Answer:
+async def ask(client: Client, path: str, body: Mapping[str, Any], due: float) -> TimedAnswer:
     """Sends a request and reads its stream; whatever goes wrong with it is in the answer.
 
     Args:
         path: "chat/completions" or "completions".
         due: when it was to be sent; it is sent then, or now if that is past.
     """
-    answer = Answer(due)
+    answer = TimedAnswer(due)
     if (early := due - time.perf_counter()) > 0:
         await asyncio.sleep(early)
     try:

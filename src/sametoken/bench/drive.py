@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sametoken.bench.measure import Step
+from sametoken.bench.measure import StepTimes
 from sametoken.engine.llm import LLM
 from sametoken.engine.report import StepReport
 from sametoken.engine.request import SpeculationStats
@@ -19,7 +19,7 @@ from sametoken.heads.registry import build_model_free, model_free
 from sametoken.options.sampling import SamplingParams
 
 
-class Job(NamedTuple):
+class TimedRequest(NamedTuple):
     """A request to be made."""
 
     category: str
@@ -28,7 +28,7 @@ class Job(NamedTuple):
 
 
 @dataclass
-class Sample:
+class TimedOutput:
     """What came of a job.
 
     Attributes:
@@ -49,21 +49,21 @@ class Sample:
         return self.emissions[-1][0]
 
 
-class Take(NamedTuple):
+class Pass(NamedTuple):
     """All jobs, once: samples in order of the jobs, the steps they took, and the wall time of all."""
 
-    samples: list[Sample]
-    steps: list[Step]
+    samples: list[TimedOutput]
+    steps: list[StepTimes]
     seconds: float
 
 
-def drive(llm: LLM, jobs: Sequence[Job], batch: int) -> Take:
+def drive(llm: LLM, jobs: Sequence[TimedRequest], batch: int) -> Pass:
     """Runs jobs in order, at most `batch` at once, on drafters that remember nothing of earlier calls."""
     forget(llm)
     waiting = deque(range(len(jobs)))
     going: dict[int, tuple[int, list[tuple[float, int]]]] = {}  # by request: its job, and when how many tokens came
-    samples: dict[int, Sample] = {}
-    steps: list[Step] = []
+    samples: dict[int, TimedOutput] = {}
+    steps: list[StepTimes] = []
     begin = time.perf_counter()
     while waiting or going:
         while waiting and len(going) < batch:
@@ -82,8 +82,8 @@ def drive(llm: LLM, jobs: Sequence[Job], batch: int) -> Take:
                 came.append((now - request.arrived, len(emission.token_ids)))
             if emission.finished:
                 del going[request.id]
-                samples[place] = Sample(request.output_ids, request.stats, came)
-    return Take([samples[place] for place in range(len(jobs))], steps, time.perf_counter() - begin)
+                samples[place] = TimedOutput(request.output_ids, request.stats, came)
+    return Pass([samples[place] for place in range(len(jobs))], steps, time.perf_counter() - begin)
 
 
 def forget(llm: LLM) -> None:
@@ -92,11 +92,11 @@ def forget(llm: LLM) -> None:
         llm.engine.drafters[kind.name] = build_model_free(kind.name, llm.speculative)
 
 
-def _step(report: StepReport, seconds: float) -> Step:
+def _step(report: StepReport, seconds: float) -> StepTimes:
     """A step that took `seconds`, as benchmarks record it."""
     grown = [emission for emission in report.emissions if emission.token_ids]
     context = sum(len(each.request.tokens) for each in grown) / len(grown) if grown else 0.0
     emitted = sum(len(each.token_ids) for each in grown)
     draft_s, verify_s, _ = report.timings
     host_s = max(0.0, seconds - draft_s - verify_s)
-    return Step(len(grown), context, emitted, draft_s, verify_s, host_s, bool(grown) and not report.plan.prefill)
+    return StepTimes(len(grown), context, emitted, draft_s, verify_s, host_s, bool(grown) and not report.plan.prefill)

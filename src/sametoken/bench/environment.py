@@ -19,7 +19,7 @@ def load_average() -> float:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
-def describe(device: str, dtype: str | None, threads: int | None, load_before: float) -> Environment:
+def describe_environment(device: str, dtype: str | None, threads: int | None, load_before: float) -> Environment:
     """The environment of this process.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from sametoken.bench.predict import Outlook, Prediction, reach
+from sametoken.bench.predict import Forecast, Outlook, reach
 from sametoken.bench.record import Cell, ContextCost, Environment, Load, Run, StepCost, Variant
 from sametoken.bench.tables import factor
 from sametoken.errors import ConfigError
@@ -26,7 +26,7 @@ FOREIGN_LOAD = 0.75  # of the load average, beyond our own threads
 WORTH_CHANGING = 1.03
 
 
-class Case(NamedTuple):
+class Evidence(NamedTuple):
     """What a finding looks at: the fastest speculative variant of a cell beside plain decoding.
 
     Attributes:
@@ -104,7 +104,7 @@ def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:
     outlook = Outlook.of(cell)
     if outlook is None or best.max_draft_len not in outlook.costs:
         return "\n".join([*lines, "  The outputs are too short to say more: raise --output-len."])
-    case = Case(cell, best, outlook.costs[best.max_draft_len], outlook, others)
+    case = Evidence(cell, best, outlook.costs[best.max_draft_len], outlook, others)
     lines.append(f"  {_where_time_goes(case)}")
     lines += [f"  - {finding}" for look in FINDINGS if (finding := look(case))]
     table = outlook.table()
@@ -126,7 +126,7 @@ def _undecided(variant: Variant) -> bool:
     return low is not None and high is not None and low <= 1 <= high
 
 
-def _where_time_goes(case: Case) -> str:
+def _where_time_goes(case: Evidence) -> str:
     step, plain = case.step, case.plain
     return (
         f"Its step takes {_ms(step.seconds)} (draft {_ms(step.draft_s)}, verification {_ms(step.verify_s)}, host "
@@ -135,7 +135,7 @@ def _where_time_goes(case: Case) -> str:
     )
 
 
-def _poor_draft(case: Case) -> str | None:
+def _poor_draft(case: Evidence) -> str | None:
     """The draft does not know what the target says."""
     accepted = case.best.acceptance
     if not accepted.drafted or accepted.rate >= POOR_RATE:
@@ -146,7 +146,7 @@ def _poor_draft(case: Case) -> str | None:
     )
 
 
-def _seldom_drafted(case: Case) -> str | None:
+def _seldom_drafted(case: Evidence) -> str | None:
     accepted = case.best.acceptance
     decoding = accepted.forwards - case.cell.requests * len(case.best.round_s)
     drafted = sum(accepted.drafted_lengths[1:])
@@ -158,7 +158,7 @@ def _seldom_drafted(case: Case) -> str | None:
     )
 
 
-def _dear_draft(case: Case) -> str | None:
+def _dear_draft(case: Evidence) -> str | None:
     share = case.step.draft_s / case.step.seconds
     if share < DEAR_DRAFT:
         return None
@@ -171,12 +171,12 @@ def _dear_draft(case: Case) -> str | None:
     )
 
 
-def _low_position(case: Case) -> str | None:
+def _low_position(case: Evidence) -> str | None:
     """The first position whose guess, on average, costs more time than the tokens it adds are worth.
 
     Only if shorter drafts are then expected to be faster than what was measured: a measurement outweighs the model.
     """
-    for shorter, longer in pairwise([Prediction(0, 1.0, case.plain.seconds, 0.0, 1.0, "measured"), *_costed(case)]):
+    for shorter, longer in pairwise([Forecast(0, 1.0, case.plain.seconds, 0.0, 1.0, "measured"), *_costed(case)]):
         cost, gain = longer.step_s - shorter.step_s, longer.tokens_per_row - shorter.tokens_per_row
         worth = gain * shorter.step_s / shorter.tokens_per_row
         if cost > DEAR_GUESS * worth:
@@ -192,14 +192,14 @@ def _low_position(case: Case) -> str | None:
     return None
 
 
-def _costed(case: Case) -> Iterator[Prediction]:
+def _costed(case: Evidence) -> Iterator[Forecast]:
     """Lines of the model, without the noise of single measurements, for positions that were guessed."""
     for length in range(1, len(case.longest.acceptance.positions) + 1):
         step_s, draft_s = case.outlook.step_s(length)
-        yield Prediction(length, case.outlook.tokens_per_row(length), step_s, draft_s, 0.0, "estimated")
+        yield Forecast(length, case.outlook.tokens_per_row(length), step_s, draft_s, 0.0, "estimated")
 
 
-def _dear_verify(case: Case) -> str | None:
+def _dear_verify(case: Evidence) -> str | None:
     factor = case.step.verify_s / case.plain.verify_s
     if factor < DEAR_VERIFY:
         return None
@@ -211,7 +211,7 @@ def _dear_verify(case: Case) -> str | None:
     return f"{reason}: the forward over {tokens} tokens costs {factor:.2f} of the plain one over {rows}{compared}."
 
 
-def _verifyfactor(other: Cell, case: Case) -> float | None:
+def _verifyfactor(other: Cell, case: Evidence) -> float | None:
     """The same for another batch of the same prompts and draft length."""
     if other.texts != case.cell.texts:
         return None
@@ -220,7 +220,7 @@ def _verifyfactor(other: Cell, case: Case) -> float | None:
     return cost.verify_s / outlook.plain.verify_s if outlook and cost else None
 
 
-def _long_context(case: Case) -> str | None:
+def _long_context(case: Evidence) -> str | None:
     plain = {one.low: one for one in case.cell.plain.contexts if one.steps >= ENOUGH_STEPS}
     both = [(plain[one.low], one) for one in case.best.contexts if one.steps >= ENOUGH_STEPS and one.low in plain]
     if len(both) < 2 or both[-1][1].low < LONG_CONTEXT:
@@ -241,7 +241,7 @@ def _gain(plain: ContextCost, drafted: ContextCost) -> float:
     return drafted.tokens_per_row / plain.tokens_per_row * plain.step_s / drafted.step_s
 
 
-def _dear_host(case: Case) -> str | None:
+def _dear_host(case: Evidence) -> str | None:
     share = case.best.time_share.host
     if share < DEAR_HOST:
         return None
@@ -251,7 +251,7 @@ def _dear_host(case: Case) -> str | None:
     )
 
 
-def _long_prompt(case: Case) -> str | None:
+def _long_prompt(case: Evidence) -> str | None:
     share = case.cell.plain.prompt_share
     if share < LONG_PROMPT:
         return None
@@ -261,7 +261,7 @@ def _long_prompt(case: Case) -> str | None:
     )
 
 
-def _slow_categories(case: Case) -> str | None:
+def _slow_categories(case: Evidence) -> str | None:
     slow = [c for c in case.best.categories if c.speed_up.value < 1]
     if not slow or len(slow) == len(case.best.categories):
         return None
@@ -269,7 +269,7 @@ def _slow_categories(case: Case) -> str | None:
     return f"Slower than plain decoding in: {names}. Requests can set their own speculation."
 
 
-FINDINGS: tuple[Callable[[Case], str | None], ...] = (
+FINDINGS: tuple[Callable[[Evidence], str | None], ...] = (
     _poor_draft,
     _seldom_drafted,
     _dear_draft,
@@ -282,7 +282,7 @@ FINDINGS: tuple[Callable[[Case], str | None], ...] = (
 )
 
 
-def _table(table: Sequence[Prediction]) -> list[str]:
+def _table(table: Sequence[Forecast]) -> list[str]:
     head = "  draft length  tokens per row       step  speed-up"
     return [
         head,
@@ -290,7 +290,7 @@ def _table(table: Sequence[Prediction]) -> list[str]:
     ]
 
 
-def _advice(case: Case, table: Sequence[Prediction]) -> str:
+def _advice(case: Evidence, table: Sequence[Forecast]) -> str:
     if _undecided(case.best):
         return "Recommended: measure again with more --repeat, on a machine without other work."
     promising = max(table, key=lambda line: line.speed_up)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-from sametoken.bench.record import Acceptance, ContextCost, Interval, Position, Spread, StepCost
+from sametoken.bench.record import AcceptanceTable, ContextCost, Estimate, Position, Spread, StepCost
 from sametoken.engine.request import SpeculationStats
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom; beyond, 1.96 + 2.5 / d is within 0.002 of them.
@@ -24,7 +24,7 @@ INTERVAL_RULE = (
 )
 
 
-class Step(NamedTuple):
+class StepTimes(NamedTuple):
     """One step of the engine.
 
     Attributes:
@@ -48,14 +48,14 @@ def t_quantile(freedom: int) -> float:
     return T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.96 + 2.5 / freedom
 
 
-def ratio_interval(ratios: Sequence[float]) -> Interval:
+def ratio_interval(ratios: Sequence[float]) -> Estimate:
     """The geometric mean of paired ratios and its interval, see `INTERVAL_RULE`."""
     logs = [math.log(ratio) for ratio in ratios]
     middle = fmean(logs)
     if len(logs) < 2:
-        return Interval(math.exp(middle))
+        return Estimate(math.exp(middle))
     reach = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
-    return Interval(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach))
+    return Estimate(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach))
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -80,7 +80,7 @@ def per_token(emissions: Sequence[tuple[float, int]]) -> list[float]:
     return [(later - earlier) / count for (earlier, _), (later, count) in pairwise(emissions) for _ in range(count)]
 
 
-def acceptance(stats: Iterable[SpeculationStats]) -> Acceptance:
+def acceptance(stats: Iterable[SpeculationStats]) -> AcceptanceTable:
     """What speculation did over requests together."""
     pooled = SpeculationStats("")
     for each in stats:
@@ -90,7 +90,7 @@ def acceptance(stats: Iterable[SpeculationStats]) -> Acceptance:
         pooled.accepted += each.accepted
         for name in ("accepted_lengths", "drafted_lengths", "tried"):
             setattr(pooled, name, _sum(getattr(pooled, name), getattr(each, name)))
-    return Acceptance(
+    return AcceptanceTable(
         rate=pooled.acceptance_rate,
         length=pooled.acceptance_length,
         forwards_per_token=pooled.target_forwards / pooled.emitted if pooled.emitted else 0.0,
@@ -119,7 +119,7 @@ def positions(accepted: Sequence[int], drafted: Sequence[int], tried: Sequence[i
     return table
 
 
-def step_costs(steps: Iterable[Step]) -> list[StepCost]:
+def step_costs(steps: Iterable[StepTimes]) -> list[StepCost]:
     """Median cost of decoding steps by how many rows they had."""
     return [
         StepCost(
@@ -133,7 +133,7 @@ def step_costs(steps: Iterable[Step]) -> list[StepCost]:
     ]
 
 
-def context_costs(steps: Iterable[Step]) -> list[ContextCost]:
+def context_costs(steps: Iterable[StepTimes]) -> list[ContextCost]:
     """Median cost of decoding steps by the power of two below their mean context, at the commonest number of rows."""
     by_rows = _decoding(steps, lambda step: step.rows)
     commonest = max(by_rows.values(), key=len, default=[])
@@ -149,9 +149,9 @@ def context_costs(steps: Iterable[Step]) -> list[ContextCost]:
     ]
 
 
-def _decoding(steps: Iterable[Step], key: Callable[[Step], int]) -> dict[int, list[Step]]:
+def _decoding(steps: Iterable[StepTimes], key: Callable[[StepTimes], int]) -> dict[int, list[StepTimes]]:
     """The steps that read no prompt, by a key."""
-    groups: dict[int, list[Step]] = {}
+    groups: dict[int, list[StepTimes]] = {}
     for step in steps:
         if step.decoding:
             groups.setdefault(key(step), []).append(step)

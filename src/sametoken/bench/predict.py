@@ -17,7 +17,7 @@ from sametoken.bench.record import Basis, Cell, StepCost, Variant
 FARTHEST = 2  # times the longest measured draft, as far as straight lines are trusted
 
 
-class Prediction(NamedTuple):
+class Forecast(NamedTuple):
     """What a draft length brings, in decoding alone and with the prompts.
 
     Attributes:
@@ -73,16 +73,16 @@ class Outlook:
         draft, verify, host = (_on_lines(part, draft_len) for part in parts)
         return draft + verify + host, draft
 
-    def predict(self, draft_len: int) -> Prediction:
+    def predict(self, draft_len: int) -> Forecast:
         """What this draft length brings: measured, or else estimated."""
         measured = {v.max_draft_len: v for v in self.cell.speculative if v.max_draft_len in self.costs}
         if variant := measured.get(draft_len):
             cost, tokens = self.costs[draft_len], 1 + sum(reach(variant, self.cell.requests))
-            return Prediction(draft_len, tokens, cost.seconds, cost.draft_s, variant.speed_up.value, "measured")
+            return Forecast(draft_len, tokens, cost.seconds, cost.draft_s, variant.speed_up.value, "measured")
         missed = {length: v.speed_up.value / self.modelled(length) for length, v in sorted(measured.items())}
         within = min(max(draft_len, min(missed)), max(missed))
         speed_up = self.modelled(draft_len) * (_on_lines(missed, within) if len(missed) > 1 else missed[within])
-        return Prediction(draft_len, self.tokens_per_row(draft_len), *self.step_s(draft_len), speed_up, "estimated")
+        return Forecast(draft_len, self.tokens_per_row(draft_len), *self.step_s(draft_len), speed_up, "estimated")
 
     def modelled(self, draft_len: int) -> float:
         """The speed-up of whole requests by the model alone: decoding gains, reading the prompt does not."""
@@ -91,7 +91,7 @@ class Outlook:
         prompt = self.cell.plain.prompt_share
         return 1 / (prompt + (1 - prompt) / decoding)
 
-    def table(self) -> list[Prediction]:
+    def table(self) -> list[Forecast]:
         """All draft lengths up to the longest measured one, and beyond as long as it gets better."""
         longest = max(self.costs)
         lines = [self.predict(length) for length in range(1, longest + 1)]

@@ -21,7 +21,7 @@ STRICT = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, config=STRICT)
-class Interval:
+class Estimate:
     """A figure and its 95 % confidence interval, which one round does not have."""
 
     value: float
@@ -59,7 +59,7 @@ class Position:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Acceptance:
+class AcceptanceTable:
     """What speculation did over many requests.
 
     Attributes:
@@ -124,8 +124,8 @@ class Category:
     name: str
     requests: int
     tokens: int
-    speed_up: Interval
-    acceptance: Acceptance
+    speed_up: Estimate
+    acceptance: AcceptanceTable
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -145,8 +145,8 @@ class Variant:
     tokens: int
     round_s: list[float]
     tokens_per_second: float
-    speed_up: Interval
-    acceptance: Acceptance
+    speed_up: Estimate
+    acceptance: AcceptanceTable
     ttft_s: Spread
     inter_token_s: Spread | None
     prompt_share: float
@@ -228,7 +228,7 @@ class Load:
     per_token_s: Spread | None
     inter_token_s: Spread | None
     inter_token_basis: Basis
-    speed_up: Interval | None
+    speed_up: Estimate | None
     equal_texts: float | None
 
     @property

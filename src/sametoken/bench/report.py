@@ -54,7 +54,7 @@ def write_report(runs: Sequence[Run], directory: Path) -> list[Path]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         page = directory / "report.html"
-        page.write_text(render(runs, drawn), encoding="utf-8")
+        page.write_text(render_page(runs, drawn), encoding="utf-8")
         files = [page]
         for chart in drawn:
             files.append(directory / f"{chart.name}.png")
@@ -64,7 +64,7 @@ def write_report(runs: Sequence[Run], directory: Path) -> list[Path]:
     return files
 
 
-def render(runs: Sequence[Run], drawn: Sequence[Chart]) -> str:
+def render_page(runs: Sequence[Run], drawn: Sequence[Chart]) -> str:
     """The page: figures first, then every run with its tables, its explanation and where it was made."""
     parts = ["<h1>sametoken bench</h1>", *(_figure(chart) for chart in drawn)]
     for run in runs:

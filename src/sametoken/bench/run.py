@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from statistics import fmean
 
-from sametoken.bench.drive import Job, Take, drive
+from sametoken.bench.drive import Pass, TimedRequest, drive
 from sametoken.bench.measure import acceptance, context_costs, per_token, ratio_interval, spread, step_costs
 from sametoken.bench.record import Category, Cell, Mismatch, TimeShares, Variant
 from sametoken.bench.workloads import Workload, fit, spell_turn
@@ -48,7 +48,7 @@ class Grid:
 
 
 @dataclass(slots=True)
-class Measured:
+class GridResult:
     """What a run has found.
 
     Attributes:
@@ -66,7 +66,7 @@ Reference = dict[int, list[int]]  # the plain tokens of each request
 Prepared = list[tuple[str, list[int]]]  # category and token ids of each prompt
 
 
-def run(llm: LLM, workloads: Sequence[Workload], grid: Grid, advance: Callable[[str], None]) -> Measured:
+def measure_grid(llm: LLM, workloads: Sequence[Workload], grid: Grid, advance: Callable[[str], None]) -> GridResult:
     """Measures every cell of the grid, or what there is time for until a KeyboardInterrupt.
 
     Args:
@@ -77,7 +77,7 @@ def run(llm: LLM, workloads: Sequence[Workload], grid: Grid, advance: Callable[[
     Raises:
         PromptTooLongError: a prompt and its output do not fit the context.
     """
-    measured = Measured()
+    measured = GridResult()
     try:
         for bench, reference in _benches(llm, workloads, grid):
             bench.measure(grid, reference, advance, measured)
@@ -90,7 +90,7 @@ def _benches(llm: LLM, workloads: Sequence[Workload], grid: Grid) -> Iterator[tu
     for workload in workloads:
         for temperature in grid.temperatures:
             common = SamplingParams(temperature=temperature, max_tokens=grid.output_len, ignore_eos=grid.ignore_eos)
-            prompts = prepare(llm, workload, replace(common, seed=grid.seed))
+            prompts = encode_workload(llm, workload, replace(common, seed=grid.seed))
             for prompt_len in grid.prompt_lens:
                 fitted = [(category, fit(ids, prompt_len)) for category, ids in prompts]
                 _check_room(llm, fitted, grid.output_len)
@@ -100,7 +100,7 @@ def _benches(llm: LLM, workloads: Sequence[Workload], grid: Grid) -> Iterator[tu
                     yield _Bench(llm, workload.name, jobs, batch, prompt_len, len(fitted)), reference
 
 
-def prepare(llm: LLM, workload: Workload, params: SamplingParams) -> Prepared:
+def encode_workload(llm: LLM, workload: Workload, params: SamplingParams) -> Prepared:
     """Token ids of all prompts; turns after the first follow the plain answers, which are every variant's answers."""
     prompts: Prepared = []
     plain = replace(params, speculative=RequestSpeculation(enabled=False))
@@ -131,9 +131,12 @@ def _check_room(llm: LLM, prompts: Prepared, output_len: int) -> None:
         )
 
 
-def _jobs(prompts: Prepared, common: SamplingParams, seed: int, batch: int) -> list[Job]:
+def _jobs(prompts: Prepared, common: SamplingParams, seed: int, batch: int) -> list[TimedRequest]:
     """All prompts once, or again and again with other seeds until the batch is full."""
-    return [Job(*prompts[i % len(prompts)], replace(common, seed=seed + i)) for i in range(max(len(prompts), batch))]
+    return [
+        TimedRequest(*prompts[i % len(prompts)], replace(common, seed=seed + i))
+        for i in range(max(len(prompts), batch))
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +145,17 @@ class _Bench:
 
     llm: LLM
     workload: str
-    jobs: Sequence[Job]
+    jobs: Sequence[TimedRequest]
     batch: int
     prompt_len: int | None
     prompts: int
 
-    def measure(self, grid: Grid, reference: Reference, advance: Callable[[str], None], measured: Measured) -> None:
+    def measure(self, grid: Grid, reference: Reference, advance: Callable[[str], None], measured: GridResult) -> None:
         """All variants in `grid.repeat` rounds, each round beginning with another variant; notes whole rounds."""
         lengths = [PLAIN, *grid.draft_lens]
         for length in lengths:
             drive(self.llm, self._of(length, min(WARM_UP_TOKENS, grid.output_len))[: self.batch], self.batch)
-        takes: dict[int, list[Take]] = {length: [] for length in lengths}
+        takes: dict[int, list[Pass]] = {length: [] for length in lengths}
         try:
             for number in range(grid.repeat):
                 turn = number % len(lengths)
@@ -163,7 +166,7 @@ class _Bench:
             if rounds := min(map(len, takes.values())):
                 self._note({length: own[:rounds] for length, own in takes.items()}, reference, measured)
 
-    def _note(self, takes: dict[int, list[Take]], reference: Reference, measured: Measured) -> None:
+    def _note(self, takes: dict[int, list[Pass]], reference: Reference, measured: GridResult) -> None:
         """Adds the cell of these takes, as many of every variant."""
         for place, sample in enumerate(takes[PLAIN][0].samples):
             reference.setdefault(place, sample.token_ids)
@@ -183,11 +186,11 @@ class _Bench:
         )
         measured.cells.append(cell)
 
-    def _of(self, length: int, output_len: int) -> list[Job]:
+    def _of(self, length: int, output_len: int) -> list[TimedRequest]:
         asked = RequestSpeculation(max_draft_len=length, adaptive=False)
         return [j._replace(params=replace(j.params, speculative=asked, max_tokens=output_len)) for j in self.jobs]
 
-    def _mismatch(self, reference: Reference, take: Take, length: int) -> Mismatch | None:
+    def _mismatch(self, reference: Reference, take: Pass, length: int) -> Mismatch | None:
         for place, sample in enumerate(take.samples):
             for position, (a, b) in enumerate(zip_longest(reference[place], sample.token_ids)):
                 if a != b:
@@ -195,7 +198,7 @@ class _Bench:
                     return Mismatch(*where, place % self.prompts, position, a, b)
         return None
 
-    def _variant(self, length: int, takes: dict[int, list[Take]]) -> Variant:
+    def _variant(self, length: int, takes: dict[int, list[Pass]]) -> Variant:
         """A variant's figures over all of its rounds."""
         own, plain = takes[length], takes[PLAIN]
         samples = [sample for take in own for sample in take.samples]
@@ -221,10 +224,10 @@ class _Bench:
             categories=[self._category(name, plain, own) for name in dict.fromkeys(j.category for j in self.jobs)],
         )
 
-    def _category(self, name: str, plain: Sequence[Take], own: Sequence[Take]) -> Category:
+    def _category(self, name: str, plain: Sequence[Pass], own: Sequence[Pass]) -> Category:
         places = [place for place, job in enumerate(self.jobs) if job.category == name]
 
-        def seconds(take: Take) -> float:
+        def seconds(take: Pass) -> float:
             return sum(take.samples[place].seconds for place in places)
 
         ratios = [seconds(a) / seconds(b) for a, b in zip(plain, own, strict=True)]

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sametoken.bench.client import NO_USAGE, Answer, ask
+from sametoken.bench.client import NO_USAGE, TimedAnswer, ask
 from sametoken.bench.measure import per_token, ratio_interval, spread
 from sametoken.bench.record import Load
 from sametoken.bench.workloads import Workload
@@ -83,15 +83,17 @@ class Visit:
 class Round(NamedTuple):
     """All requests of a load, once."""
 
-    answers: list[Answer]
+    answers: list[TimedAnswer]
     seconds: float
 
     @property
-    def good(self) -> list[Answer]:
+    def good(self) -> list[TimedAnswer]:
         return [answer for answer in self.answers if answer.failure is None]
 
 
-def measure(visit: Visit, workloads: Sequence[Workload], advance: Callable[[str], None]) -> tuple[list[Load], bool]:
+def measure_loads(
+    visit: Visit, workloads: Sequence[Workload], advance: Callable[[str], None]
+) -> tuple[list[Load], bool]:
     """Measures every load on every server, or what there is time for until SIGINT or SIGTERM.
 
     Args:
@@ -178,7 +180,7 @@ class _Place:
                 due.append(at)
             answers = await asyncio.gather(*(self._ask(client, model, i, when) for i, when in enumerate(due)))
             return Round(list(answers), time.perf_counter() - begin)
-        found: dict[int, Answer] = {}
+        found: dict[int, TimedAnswer] = {}
         numbers = iter(range(self.count))
 
         async def worker() -> None:
@@ -188,7 +190,7 @@ class _Place:
         await asyncio.gather(*(worker() for _ in range(int(self.level))))
         return Round([found[i] for i in range(self.count)], time.perf_counter() - begin)
 
-    async def _ask(self, client: Client, model: str, number: int, due: float) -> Answer:
+    async def _ask(self, client: Client, model: str, number: int, due: float) -> TimedAnswer:
         item = self.workload.items[number % len(self.workload.items)]
         path, body = self._request(item, model, number)
         return await ask(client, path, body, due)

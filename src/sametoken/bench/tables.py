@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sametoken.bench.record import Cell, Interval, Load, Mismatch, Run, Spread
+from sametoken.bench.record import Cell, Estimate, Load, Mismatch, Run, Spread
 
 
 class Table(NamedTuple):
@@ -158,7 +158,7 @@ def _latencies(spread: Spread | None, mark: str = "") -> tuple[str, str, str]:
     return mark + _ms(spread.p50), mark + _ms(spread.p95), mark + _ms(spread.p99)
 
 
-def factor(interval: Interval) -> str:
+def factor(interval: Estimate) -> str:
     """A factor with its interval."""
     reach = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
     return f"{interval.value:.2f}x{reach}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sametoken.errors import ConfigError, HubError, RequestError, unknown_name
 from sametoken.prompts.files import Entry, Item, parse_items, read_entries
-from sametoken.prompts.sources import CATEGORISED, Conversation, Source, as_turn, check_text, encode_prompt
+from sametoken.prompts.sources import CATEGORISED, Conversation, Source, as_turn, encode_prompt, nonempty_text
 
 if TYPE_CHECKING:
     from sametoken.engine.llm import LLM
@@ -62,7 +62,7 @@ def _recognise(name: str, entries: Sequence[Entry], column: str | None) -> Workl
         for where, entry in entries:
             if column not in entry:
                 raise RequestError(f"{where}: {unknown_name('column', column, entry)}")
-        items = tuple(Item("all", as_turn(check_text(entry[column], where))) for where, entry in entries)
+        items = tuple(Item("all", as_turn(nonempty_text(entry[column], where))) for where, entry in entries)
         return Workload(name, f"column {column}", items)
     labels, found = parse_items(entries)
     return Workload(name, ", ".join(labels), tuple(found))

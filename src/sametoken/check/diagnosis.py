@@ -28,7 +28,7 @@ from sametoken.prompts.sources import encode_texts
 CLEARLY = 1.05  # another reading must accept so many times the tokens to be called the better one
 
 
-class Acceptance(NamedTuple):
+class ReadingResult(NamedTuple):
     """How much of a head's guesses a target accepted, over all prompts.
 
     Attributes:
@@ -78,7 +78,7 @@ class Diagnosis:
     engines: dict[str, tuple[str, ...]]
     readings: tuple[Reading, ...]
 
-    def to_json(self, acceptance: Sequence[Acceptance], advice: str | None) -> dict[str, Any]:
+    def to_json(self, acceptance: Sequence[ReadingResult], advice: str | None) -> dict[str, Any]:
         """The documented object of `sametoken doctor --json`."""
         found = asdict(self) | {"readings": [reading._asdict() for reading in self.readings]}
         measured = [{**item._asdict(), "reading": item.reading._asdict()} for item in acceptance]
@@ -113,7 +113,7 @@ def diagnose(directory: Path, target: ModelConfig) -> tuple[Diagnosis, LoadedHea
     )
 
 
-def measure(diagnosis: Diagnosis, loaded: LoadedHead, trial: Trial) -> Iterator[Acceptance]:
+def measure_acceptance(diagnosis: Diagnosis, loaded: LoadedHead, trial: Trial) -> Iterator[ReadingResult]:
     """Runs prompts with every reading of the head, the chosen one first."""
     module = loaded.module
     with TemporaryDirectory(prefix="sametoken-doctor-") as place:
@@ -128,14 +128,14 @@ def measure(diagnosis: Diagnosis, loaded: LoadedHead, trial: Trial) -> Iterator[
             gc.collect()  # the target is loaded again, and two may not fit
 
 
-def _accepted(llm: LLM, module: Head, reading: Reading, trial: Trial) -> Acceptance:
+def _accepted(llm: LLM, module: Head, reading: Reading, trial: Trial) -> ReadingResult:
     prompts = [prompt.ids for prompt in encode_texts(llm.tokenizer)[: trial.prompts]]
     done = llm.generate(prompts, trial.params)
     stats = [completion.speculation for completion in done]
     emitted, drafted = sum(one.emitted for one in stats), sum(one.drafted for one in stats)
     tokens = torch.tensor([token for completion in done for token in completion.token_ids])
     known = torch.isin(tokens, module.draft_ids)
-    return Acceptance(
+    return ReadingResult(
         reading,
         length=emitted / max(1, sum(one.target_forwards for one in stats)),
         rate=sum(one.accepted for one in stats) / max(1, drafted),
@@ -143,7 +143,7 @@ def _accepted(llm: LLM, module: Head, reading: Reading, trial: Trial) -> Accepta
     )
 
 
-def advise(acceptance: Sequence[Acceptance]) -> str | None:
+def advise(acceptance: Sequence[ReadingResult]) -> str | None:
     """What the readings' acceptance says of the layers that are meant; None where there was one reading."""
     if len(acceptance) < 2:
         return None

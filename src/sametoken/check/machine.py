@@ -68,7 +68,7 @@ class Machine:
         return {name: words for name, words in found.items() if words}
 
 
-def describe() -> Machine:
+def describe_machine() -> Machine:
     """This machine.
 
     Raises:

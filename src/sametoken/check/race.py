@@ -17,7 +17,7 @@ from sametoken.errors import LosslessnessError
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
 
 
-class Take(NamedTuple):
+class Recording(NamedTuple):
     """A recorded completion.
 
     Attributes:
@@ -35,11 +35,11 @@ class Take(NamedTuple):
 class Race(NamedTuple):
     """The take of median duration of plain decoding and of every engine's drafts."""
 
-    plain: Take
-    drafted: tuple[Take, ...]
+    plain: Recording
+    drafted: tuple[Recording, ...]
 
     @property
-    def takes(self) -> tuple[Take, ...]:
+    def takes(self) -> tuple[Recording, ...]:
         return self.plain, *self.drafted
 
     @property
@@ -59,7 +59,7 @@ class Score(NamedTuple):
     acceptance_length: float
 
 
-def record(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Take:
+def record(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Recording:
     """Streams one completion and notes when its tokens came."""
     begin, frames, count, completion = time.perf_counter(), [], 0, None
     for chunk in llm.stream(prompt, params):
@@ -67,7 +67,7 @@ def record(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Take:
         frames.append((time.perf_counter() - begin, count))
         completion = chunk.completion
     assert completion is not None
-    return Take(completion, frames)
+    return Recording(completion, frames)
 
 
 def race(llms: Sequence[LLM], prompt: Sequence[int], params: SamplingParams, repeat: int) -> Race:
@@ -81,7 +81,7 @@ def race(llms: Sequence[LLM], prompt: Sequence[int], params: SamplingParams, rep
     """
     plain_params = replace(params, speculative=RequestSpeculation(enabled=False))
     sides = [(llms[0], plain_params), *((llm, params) for llm in llms)]
-    takes: list[list[Take]] = [[] for _ in sides]
+    takes: list[list[Recording]] = [[] for _ in sides]
     for _ in range(repeat):
         for (llm, chosen), kept in zip(sides, takes, strict=True):
             kept.append(record(llm, prompt, chosen))
@@ -105,7 +105,7 @@ def _check_equal(plain: Completion, other: Completion) -> None:
     )
 
 
-def _median(takes: Sequence[Take]) -> Take:
+def _median(takes: Sequence[Recording]) -> Recording:
     return sorted(takes, key=lambda take: take.completion.seconds)[(len(takes) - 1) // 2]
 
 

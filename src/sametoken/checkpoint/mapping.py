@@ -63,7 +63,7 @@ class Place(NamedTuple):
 
 
 class Places(Protocol):
-    """Where stored tensors belong; `Rules` of a decoder, and those of the heads."""
+    """Where stored tensors belong; `DecoderRules` of a decoder, and those of the heads."""
 
     def ignores(self, name: str) -> bool:
         """True for a stored tensor that needs no place."""
@@ -79,7 +79,7 @@ class Places(Protocol):
 
 
 @dataclass(frozen=True)
-class Rules:
+class DecoderRules:
     """The table above, for one model.
 
     Attributes:
@@ -134,7 +134,7 @@ def split_name(name: str) -> tuple[str, str, str]:
     return _INDEX.sub("N", path, count=1), index[0] if index else "", kind
 
 
-def rules_for(config: Shapes) -> Rules:
+def rules_for(config: Shapes) -> DecoderRules:
     """The rules for one model's shapes: rows q, k, v and gate, up follow each other in the fused tensors."""
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     width = config.intermediate_size
@@ -145,4 +145,4 @@ def rules_for(config: Shapes) -> Rules:
         "gate": range(width),
         "up": range(width, 2 * width),
     }
-    return Rules(rows, config.tie_word_embeddings)
+    return DecoderRules(rows, config.tie_word_embeddings)

@@ -58,6 +58,11 @@ class Reply(NamedTuple):
     finish_reason: str | None
     tokens: int
 
+    @property
+    def truncated(self) -> bool:
+        """Whether the answer was cut by length."""
+        return self.finish_reason == "length"
+
 
 class Delta(NamedTuple):
     """One event of a streamed answer.

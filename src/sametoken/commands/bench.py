@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import Option, Values, engine_options, refuse_given
-from sametoken.commands.progress import open_progress
+from sametoken.commands.terminal import open_console, open_progress
 from sametoken.errors import ConfigError
-from sametoken.interrupt import stop_at_signals
+from sametoken.interrupt import INTERRUPTED, stop_at_signals
 from sametoken.options.serving import CACHE
 
 if TYPE_CHECKING:
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from sametoken.bench.workloads import Workload
 
 REUSE = CACHE + "enable_block_reuse"
-WIDTH = 200  # of tables where there is no terminal, whose width rich would guess as 80
 MOST_LEVELS = 64
 MOST_REPEATS = 1000
-INTERRUPTED = 130  # exit code
 STOPPED = "stopped by a signal: cells are missing, or have fewer rounds than settings.repeat"
 SWEPT = ("max_draft_len", "max_batch_size", REUSE)  # what the sweep sets itself
 ENGINE = tuple(option for option in engine_options() if option.name not in SWEPT)
@@ -155,10 +153,10 @@ def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workl
 
     import torch
 
-    from sametoken.bench.environment import describe, load_average
+    from sametoken.bench.environment import describe_environment, load_average
     from sametoken.bench.measure import INTERVAL_RULE
     from sametoken.bench.record import SCHEMA, Run
-    from sametoken.bench.run import Grid, run
+    from sametoken.bench.run import Grid, measure_grid
     from sametoken.bench.workloads import FIT_RULE
 
     grid = Grid(
@@ -174,14 +172,14 @@ def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workl
     before, created = load_average(), _now()
     with open_progress() as progress, stop_at_signals() as stop, stop.at_once():
         task = progress.add_task("loading", total=grid.takes(len(workloads)))
-        measured = run(llm, workloads, grid, lambda what: progress.update(task, advance=1, description=what))
+        measured = measure_grid(llm, workloads, grid, lambda what: progress.update(task, advance=1, description=what))
     device, dtype = str(llm.engine.table.table.device), str(llm.engine.runner.decoder.dtype).removeprefix("torch.")
     notes = [INTERVAL_RULE, "prefix pages are not reused, and drafters forget earlier outputs before every take"]
     made = Run(
         schema=SCHEMA,
         kind="engine",
         created=created,
-        environment=describe(device, dtype, torch.get_num_threads(), before),
+        environment=describe_environment(device, dtype, torch.get_num_threads(), before),
         seed=values["seed"],
         settings={**_settings(model, values, (*COMMON, *LOCAL)), "method": llm.method},
         notes=notes + [FIT_RULE] * (asked is not None) + [STOPPED] * measured.interrupted,
@@ -207,9 +205,9 @@ MEASURED = (
 
 
 def _measure_server(model: str | None, values: Values, workloads: Sequence[Workload]) -> tuple[Run, bool]:
-    from sametoken.bench.environment import describe, load_average
+    from sametoken.bench.environment import describe_environment, load_average
     from sametoken.bench.record import SCHEMA, Run
-    from sametoken.bench.server import NOTES, Target, Visit, measure
+    from sametoken.bench.server import NOTES, Target, Visit, measure_loads
 
     temperatures = numbers("--temperature", values["temperature"], float, 0.0)
     closed = numbers("--concurrency", values["concurrency"], int, 1) if values["concurrency"] else []
@@ -231,13 +229,15 @@ def _measure_server(model: str | None, values: Values, workloads: Sequence[Workl
     before, created = load_average(), _now()
     with open_progress() as progress:
         task = progress.add_task("connecting", total=visit.takes(len(workloads)))
-        loads, interrupted = measure(visit, workloads, lambda what: progress.update(task, advance=1, description=what))
+        loads, interrupted = measure_loads(
+            visit, workloads, lambda what: progress.update(task, advance=1, description=what)
+        )
     estimated = any(load.inter_token_basis == "estimated" for load in loads)
     made = Run(
         schema=SCHEMA,
         kind="server",
         created=created,
-        environment=describe(values["url"], None, None, before),
+        environment=describe_environment(values["url"], None, None, before),
         seed=values["seed"],
         settings=_settings(model, {**values, "api_key": None}, (*COMMON, *REMOTE)),
         notes=[*NOTES, *[STOPPED] * interrupted],
@@ -279,7 +279,6 @@ def _show(run: Run, out: Path | None, explained: bool) -> int:
 
 
 def _print_table(table: Table) -> None:
-    from rich.console import Console
     from rich.table import Column
     from rich.table import Table as Grid
     from rich.text import Text
@@ -290,4 +289,4 @@ def _print_table(table: Table) -> None:
     for row in table.rows:
         grid.add_row(*(Text(word) for word in row))
     print(f"\n{table.title}")
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH, highlight=False).print(grid)
+    open_console(200).print(grid)

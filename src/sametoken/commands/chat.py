@@ -13,7 +13,8 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from sametoken.commands.options import Option, Values, engine_options, refuse_given, sampling_options
-from sametoken.commands.speakers import EngineSpeaker, Piece, ServerSpeaker, Speaker, Talk, Turn
+from sametoken.commands.speakers import ColouredText, EngineSpeaker, ServerSpeaker, Speaker, Talk, Turn
+from sametoken.commands.terminal import ACCEPTED
 from sametoken.errors import ConfigError, SametokenError
 
 ENGINE = engine_options()
@@ -33,7 +34,6 @@ COMMANDS = (
     "/reset forgets the conversation, /plain turns drafts off or on, /quit or Ctrl-D ends; Ctrl-C stops an answer "
     "or drops a line"
 )
-ACCEPTED = "bold green"  # bold is left where colours are off
 
 
 def command(model: str | None, values: Values) -> int:
@@ -127,7 +127,7 @@ class Chat:
 
     def _answer(self, asked: str) -> None:
         turns: list[Turn] = [*self._turns, {"role": "user", "content": asked}]
-        said: list[Piece] = []
+        said: list[ColouredText] = []
         try:
             self._runner.run(self._show(self._speaker.answer(turns, self._talk), said))
         except KeyboardInterrupt:
@@ -138,7 +138,7 @@ class Chat:
         if text:
             self._turns = [*turns, {"role": "assistant", "content": text}]
 
-    async def _show(self, pieces: AsyncIterator[Piece], said: list[Piece]) -> None:
+    async def _show(self, pieces: AsyncIterator[ColouredText], said: list[ColouredText]) -> None:
         """Writes an answer as it comes, and what it cost; `said` keeps it, whichever way it ends."""
         from rich.text import Text
 

@@ -6,7 +6,6 @@ one after the other without control codes.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from rich.text import Text
 from sametoken import embedded
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import Option, Values, engine_options
+from sametoken.commands.terminal import ACCEPTED, open_console
 from sametoken.errors import ConfigError
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.serving import CACHE
@@ -36,7 +36,6 @@ PROMPTS = (
     "Hello! What do you like to do for fun?",
     "I just got a new dog!",
 )
-ACCEPTED = "bold green"  # bold is left where colours are off
 FRAMES_PER_SECOND = 30
 REUSE = CACHE + "enable_block_reuse"
 
@@ -60,9 +59,7 @@ def command(model: str | None, values: Values) -> int:
     llms = [open_llm(model, {**values, "draft": draft, REUSE: False}) for draft in _drafts(model, values)]
     if llms[0].method == "none":
         raise ConfigError("the demo compares with speculative decoding; give --draft PATH, or --method ngram or suffix")
-    # Without a terminal rich assumes 80 characters, too few for the table.
-    width = None if sys.stdout.isatty() else 100
-    show(llms, params, values["repeat"], Console(no_color=not values["color"], highlight=False, width=width))
+    show(llms, params, values["repeat"], open_console(100, values["color"]))
     return 0
 
 

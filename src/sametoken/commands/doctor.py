@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sametoken import embedded
 from sametoken.commands.options import Argument, Option, Values, refuse_given
+from sametoken.commands.terminal import open_console
 from sametoken.errors import ConfigError
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from sametoken.check.diagnosis import Acceptance, Diagnosis
+    from sametoken.check.diagnosis import Diagnosis, ReadingResult
 
 ARGUMENT = Argument(
     str, "directory, training run or Hub id of a head, from whichever trainer; left out: this machine.", "[HEAD]", True
@@ -30,6 +30,8 @@ OPTIONS = (
     Option("device", str, "auto", "where to measure: auto, cpu or cuda[:N]."),
     Option("json", bool, False, "one JSON object instead of tables."),
 )
+
+WIDTH = 110
 
 
 def command(name: str | None, values: Values) -> int:
@@ -47,7 +49,7 @@ def command(name: str | None, values: Values) -> int:
     # A draft of fixed length: the controller would stop asking a head that accepts little.
     speculative = SpeculativeConfig(max_draft_len=values["max_draft_len"], adaptive=False)
 
-    from sametoken.check.diagnosis import Trial, advise, diagnose, measure
+    from sametoken.check.diagnosis import Trial, advise, diagnose, measure_acceptance
     from sametoken.checkpoint.hub import read_config
     from sametoken.checkpoint.places import draft_directory, target_directory
     from sametoken.model.config import ModelConfig
@@ -59,7 +61,7 @@ def command(name: str | None, values: Values) -> int:
         _show(found)
     engine = {"speculative": speculative, "dtype": values["dtype"], "device": values["device"]}
     trial = Trial(target, shape, params, values["num_prompts"], engine)
-    accepted = list(measure(found, loaded, trial)) if values["measure"] else []
+    accepted = list(measure_acceptance(found, loaded, trial)) if values["measure"] else []
     advice = advise(accepted)
     if values["json"]:
         print(json.dumps(found.to_json(accepted, advice)))
@@ -69,10 +71,10 @@ def command(name: str | None, values: Values) -> int:
 
 
 def _machine(values: Values) -> int:
-    from sametoken.check.machine import describe
+    from sametoken.check.machine import describe_machine
 
     refuse_given([option for option in OPTIONS if option.name != "json"], values, "a head: give HEAD too")
-    machine = describe()
+    machine = describe_machine()
     if values["json"]:
         print(json.dumps(machine.to_json()))
         return 0
@@ -87,19 +89,19 @@ def _show(found: Diagnosis) -> None:
     engines = Table("engine", "runs it")
     for engine, reasons in found.engines.items():
         engines.add_row(engine, f"no: {'; '.join(reasons)}" if reasons else "yes")
-    _print(engines)
+    open_console(WIDTH).print(engines)
     for note in found.notes:
         print(f"note: {note}")
 
 
-def _show_acceptance(accepted: Sequence[Acceptance], prompts: int, advice: str | None) -> None:
+def _show_acceptance(accepted: Sequence[ReadingResult], prompts: int, advice: str | None) -> None:
     from rich.table import Table
 
     table = Table("layers", "reading", "acceptance length", "acceptance rate", "tokens it can guess")
     for item in accepted:
         layers = ", ".join(map(str, item.reading.taps)) or "last"
         table.add_row(layers, item.reading.name, f"{item.length:.2f}", f"{item.rate:.1%}", f"{item.covered:.1%}")
-    _print(table)
+    open_console(WIDTH).print(table)
     print(f"over {prompts} prompts, drafts of fixed length")
     if advice:
         print(advice)
@@ -112,11 +114,4 @@ def _print_rows(rows: Mapping[str, str]) -> None:
     table = Table(show_header=False)
     for key, value in rows.items():
         table.add_row(key, Text(value))
-    _print(table)
-
-
-def _print(table: object) -> None:
-    from rich.console import Console
-
-    # Rich cuts columns to 80 characters where it finds no terminal.
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 110, highlight=False).print(table)
+    open_console(WIDTH).print(table)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sametoken.errors import ConfigError
 from sametoken.prompts.files import read_items
-from sametoken.prompts.sources import STDIN, Source, as_turn, check_text
+from sametoken.prompts.sources import STDIN, Source, as_turn, nonempty_text
 
 
 def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[Source]:
@@ -31,7 +31,7 @@ def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[So
             raise ConfigError("--chat goes with --prompt; in a file, write messages instead of prompt")
         return first_turns(file)
     for text in (found := [sys.stdin.read() if text == STDIN else text for text in texts]):
-        check_text(text, "the prompt")
+        nonempty_text(text, "the prompt")
     return [as_turn(text) if chat else text for text in found]
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sametoken import embedded
 from sametoken.commands.models import use_threads
 from sametoken.commands.options import THREADS, Option, Values, refuse_given, settings_options
-from sametoken.commands.progress import open_progress
+from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError
 from sametoken.options.engine import EngineConfig
 from sametoken.options.training import DATA_PATH

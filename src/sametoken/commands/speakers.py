@@ -20,7 +20,7 @@ SILENCE_S = 600.0  # without a byte from a server, after which it is given up
 Turn = dict[str, str]  # role and content
 
 
-class Piece(NamedTuple):
+class ColouredText(NamedTuple):
     """What one forward added to an answer.
 
     Attributes:
@@ -56,7 +56,7 @@ class Talk:
 class Speaker(Protocol):
     """Answers conversations."""
 
-    def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncIterator[Piece]:
+    def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncIterator[ColouredText]:
         """The next turn; closing the iterator stops it."""
         ...
 
@@ -71,7 +71,7 @@ class EngineSpeaker:
 
         self._llm, self._engine = llm, AsyncLLM(llm)
 
-    async def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncGenerator[Piece, None]:
+    async def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncGenerator[ColouredText, None]:
         prompt = self._llm.render_chat(turns)
         painter = Painter()
         async for chunk in self._engine.stream(prompt, talk.sampling(self._llm.default_sampling)):
@@ -98,7 +98,7 @@ class ServerSpeaker:
 
         self._client, self._model, self._url = Client(url, api_key, SILENCE_S), model, url
 
-    async def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncGenerator[Piece, None]:
+    async def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncGenerator[ColouredText, None]:
         from sametoken.client.client import RemoteError
 
         body = {"messages": list(turns), **talk.settings}
@@ -144,7 +144,7 @@ class Painter:
     _tokens: int = 0
     _forwards: int = 0
 
-    def paint(self, text: str, tokens: Sequence[bytes], origins: Sequence[bool]) -> Piece:
+    def paint(self, text: str, tokens: Sequence[bytes], origins: Sequence[bool]) -> ColouredText:
         """What one forward added."""
         for token, drafted in zip(tokens, origins, strict=True):
             spelled = self._decoder.decode(token)
@@ -155,7 +155,7 @@ class Painter:
         self._tokens += len(tokens)
         self._forwards += bool(tokens)
         signs = [(sign, self._waiting.popleft() if self._waiting else False) for sign in text]
-        return Piece(_joined(signs), self._figures())
+        return ColouredText(_joined(signs), self._figures())
 
     def _figures(self) -> str:
         seconds = time.perf_counter() - self._started

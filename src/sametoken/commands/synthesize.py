@@ -20,20 +20,20 @@ from sametoken import embedded
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import Option, Values, engine_options, refuse_given, sampling_options
-from sametoken.commands.progress import open_progress
+from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError
 from sametoken.interrupt import Stop, cancel_at_signals
 from sametoken.options.training import DATA_PATH
 
 if TYPE_CHECKING:
     from sametoken.client.client import Client
-    from sametoken.data.answers import Sampling
+    from sametoken.data.answers import AnswerSampling
     from sametoken.data.journal import Lines
     from sametoken.data.synthesize import Answering, Finished, Questions, Summary, Task
     from sametoken.engine.async_llm import AsyncLLM
 
 SERVER_THREADS = 256
-MOST_THREADS = 65_536
+MOST_AT_ONCE = 65_536
 ENGINE = engine_options()
 TEXT_KEYS = ("dtype", "quantization", "max_seq_len", "revision")  # engine options that change what is said
 
@@ -91,7 +91,7 @@ def command(model: str | None, values: Values) -> int:
         **({} if data is not None else _self_settings(values)),
     }
     with closing(take_up(output, settings)) as lines:
-        return _go_on(Job(name, values, data, lines, Finished(output, values["chat"])))
+        return _go_on(Assignment(name, values, data, lines, Finished(output, values["chat"])))
 
 
 def _self_settings(values: Values) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def _check(values: Values) -> tuple[Path | None, Path]:
         if values[name] is not None and not low <= values[name] <= sys.maxsize:
             given = f"--{name.replace('_', '-')} {values[name]}"
             raise ConfigError(f"{given}: expected at least {low}, at most {sys.maxsize}")
-    if (values["num_threads"] or 0) > MOST_THREADS:
-        raise ConfigError(f"--num-threads {values['num_threads']}: expected at most {MOST_THREADS}")
+    if (values["num_threads"] or 0) > MOST_AT_ONCE:
+        raise ConfigError(f"--num-threads {values['num_threads']}: expected at most {MOST_AT_ONCE}")
     if not 0 < values["timeout"] < math.inf:
         raise ConfigError(f"--timeout {values['timeout']}: expected more than 0 seconds")
     for name in ("temperature", "prompt_temperature"):
@@ -190,7 +190,7 @@ def _client(values: Values) -> Client:
     return Client(values["url"], values["api_key"] or os.environ.get("OPENAI_API_KEY"), values["timeout"])
 
 
-class Job(NamedTuple):
+class Assignment(NamedTuple):
     """What is to be done: conversations that `lines` do not hold yet, answered by the model of this name.
 
     Those of `data`; where that is None, such that the model begins itself.
@@ -223,7 +223,7 @@ class Job(NamedTuple):
                 yield task
 
 
-def _go_on(job: Job) -> int:
+def _go_on(job: Assignment) -> int:
     # Read once before anything is loaded: a bad line is found now rather than after an hour.
     left, held = sum(1 for _ in job.tasks()), len(job.finished)
     if not left:
@@ -242,7 +242,7 @@ def _go_on(job: Job) -> int:
     return stop.exit_code or (1 if done.failed else 0)
 
 
-async def _answer(job: Job, left: int) -> tuple[Summary, Stop]:
+async def _answer(job: Assignment, left: int) -> tuple[Summary, Stop]:
     from sametoken.data.journal import start_over
     from sametoken.data.synthesize import Synthesis
 
@@ -281,7 +281,7 @@ def _most_at_once(values: Values) -> int:
 
 
 @asynccontextmanager
-async def _server(job: Job) -> AsyncIterator[Answering]:
+async def _server(job: Assignment) -> AsyncIterator[Answering]:
     from sametoken.data.answers import ServerAnswers
     from sametoken.data.synthesize import answering
 
@@ -291,7 +291,7 @@ async def _server(job: Job) -> AsyncIterator[Answering]:
 
 
 @asynccontextmanager
-async def _engine(job: Job) -> AsyncIterator[Answering]:
+async def _engine(job: Assignment) -> AsyncIterator[Answering]:
     llm, values = open_llm(job.name, job.values), job.values
     if values["chat"] and not llm.tokenizer.has_chat_template:
         raise ConfigError(f"{job.name} has no chat template; put chat_template.jinja beside it, or give --no-chat")
@@ -317,7 +317,7 @@ def _drawn_questions(engine: AsyncLLM, values: Values) -> Callable[[Task], Quest
     return SelfPrompts(engine, _sampling(values, "prompt_"), values["seed"], values["turns"], excluded).questions
 
 
-def _sampling(values: Values, whose: str = "") -> Sampling:
-    from sametoken.data.answers import Sampling
+def _sampling(values: Values, whose: str = "") -> AnswerSampling:
+    from sametoken.data.answers import AnswerSampling
 
-    return Sampling(*(values[whose + name] for name in Sampling._fields))
+    return AnswerSampling(*(values[whose + name] for name in AnswerSampling._fields))

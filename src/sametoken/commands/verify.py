@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from sametoken.commands.given import first_turns
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import Option, Values, engine_options
+from sametoken.commands.terminal import open_console
 from sametoken.errors import ConfigError, unknown_name
-from sametoken.interrupt import stop_at_signals
+from sametoken.interrupt import INTERRUPTED, stop_at_signals
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.speculation import METHODS
 from sametoken.prompts.sources import EncodedPrompt, encode_prompt, encode_texts
@@ -19,8 +20,6 @@ from sametoken.prompts.sources import EncodedPrompt, encode_prompt, encode_texts
 if TYPE_CHECKING:
     from sametoken.check.proof import Comparison
     from sametoken.engine.llm import LLM
-
-INTERRUPTED = 130  # exit code
 
 OPTIONS = (
     Option("method", list[str], None, "drafter to prove, repeatable; None is all that the models allow.", "METHOD"),
@@ -48,10 +47,10 @@ def command(model: str | None, values: Values) -> int:
     tokenizer = llm.tokenizer
     given = None if sources is None else [encode_prompt(tokenizer, source) for source in sources]
     prompts = (given or encode_texts(tokenizer))[: values["num_prompts"]]
-    return verify(llm, prompts, params, temperatures, values["method"])
+    return print_proof(llm, prompts, params, temperatures, values["method"])
 
 
-def verify(
+def print_proof(
     llm: LLM,
     prompts: Sequence[EncodedPrompt],
     params: SamplingParams,
@@ -107,7 +106,6 @@ def _temperatures(text: str) -> list[float]:
 
 
 def _print_table(found: Sequence[Comparison], prompts: int) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("method", "temperature", "batch", "tokens compared", "acceptance length", "token ids")
@@ -115,5 +113,4 @@ def _print_table(found: Sequence[Comparison], prompts: int) -> None:
         batch = f"{prompts} together" if case.batched else "one by one"
         verdict = "equal" if difference is None else "[bold red]different"
         table.add_row(case.method, f"{case.temperature:g}", batch, str(tokens), f"{acceptance:.2f}", verdict)
-    # Rich cuts columns to 80 characters where it finds no terminal.
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 100).print(table)
+    open_console(100).print(table)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from sametoken.client.client import Client, RemoteError
+from sametoken.client.client import Client, RemoteError, Reply
 from sametoken.errors import ConfigError, RequestError, SametokenError
 from sametoken.options.sampling import SamplingParams
 from sametoken.prompts.sources import Conversation, Source, encode_prompt
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 UNUSABLE = (401, 403, 404, 405, 410)  # the key, the model or the address is wrong, for every request alike
 
 
-class Sampling(NamedTuple):
+class AnswerSampling(NamedTuple):
     """How answers are drawn; `max_tokens` each, at temperature 0 the most probable token; None is the model's own."""
 
     temperature: float | None
@@ -29,20 +29,6 @@ class Sampling(NamedTuple):
     def given(self) -> dict[str, Any]:
         """Names and values of those that are not left to the model."""
         return {name: value for name, value in self._asdict().items() if value is not None}
-
-
-class Answer(NamedTuple):
-    """What was said.
-
-    Attributes:
-        message: the assistant's turn: role, content and, where a server parted it, reasoning_content.
-        truncated: it was cut by length.
-        tokens: how many it has, 0 where a server does not say.
-    """
-
-    message: dict[str, Any]
-    truncated: bool
-    tokens: int
 
 
 class NoAnswerError(SametokenError):
@@ -56,7 +42,7 @@ class NoAnswerError(SametokenError):
 class Answerer(Protocol):
     """Answers prompts; as many calls at once as one likes."""
 
-    async def answer(self, prompt: Source, seed: int) -> Answer:
+    async def answer(self, prompt: Source, seed: int) -> Reply:
         """The answer to a prompt.
 
         Raises:
@@ -67,10 +53,10 @@ class Answerer(Protocol):
 class EngineAnswers:
     """The engine in this process, which batches whatever is asked at once."""
 
-    def __init__(self, engine: AsyncLLM, sampling: Sampling) -> None:
+    def __init__(self, engine: AsyncLLM, sampling: AnswerSampling) -> None:
         self._engine, self._sampling = engine, sampling
 
-    async def answer(self, prompt: Source, seed: int) -> Answer:
+    async def answer(self, prompt: Source, seed: int) -> Reply:
         params = SamplingParams(**{**self._engine.llm.default_sampling, **self._sampling.given}, seed=seed)
         try:
             (done,) = await self._engine.generate([encode_prompt(self._engine.llm.tokenizer, prompt).ids], params)
@@ -78,7 +64,7 @@ class EngineAnswers:
             raise NoAnswerError(str(error), lasting=True) from error
         if done.error is not None:
             raise NoAnswerError(str(done.error), lasting=True)
-        return Answer({"role": "assistant", "content": done.text}, done.finish_reason == "length", len(done.token_ids))
+        return Reply({"role": "assistant", "content": done.text}, done.finish_reason, len(done.token_ids))
 
 
 class ServerAnswers:
@@ -90,18 +76,20 @@ class ServerAnswers:
         first_wait: seconds before the second attempt; doubled for each further one, less up to half by chance.
     """
 
-    def __init__(self, client: Client, model: str, sampling: Sampling, retries: int, first_wait: float = 1.0) -> None:
+    def __init__(
+        self, client: Client, model: str, sampling: AnswerSampling, retries: int, first_wait: float = 1.0
+    ) -> None:
         self._client, self._retries, self._first_wait = client, retries, first_wait
         self._sampling = sampling
         self._fixed = {"model": model, **sampling.given, "stream": False}
 
-    async def answer(self, prompt: Source, seed: int) -> Answer:
+    async def answer(self, prompt: Source, seed: int) -> Reply:
         chat = isinstance(prompt, Conversation)
         said = {"messages": [*prompt.messages]} if isinstance(prompt, Conversation) else {"prompt": prompt}
         body = {**self._fixed, **said, **({} if self._sampling.temperature == 0 else {"seed": seed})}
         path = "chat/completions" if chat else "completions"
         try:
-            reply = await self._client.answer(path, body, self._retries, self._first_wait)
+            return await self._client.answer(path, body, self._retries, self._first_wait)
         except RemoteError as error:
             if error.passing:
                 raise NoAnswerError(f"{error} (attempt {self._retries + 1}, the last)", lasting=False) from error
@@ -109,4 +97,3 @@ class ServerAnswers:
                 where = self._client.where(path)
                 raise ConfigError(f"{where}: {error}; check --url, --api-key and --model") from error
             raise NoAnswerError(str(error), lasting=True) from error
-        return Answer(reply.message, reply.finish_reason == "length", reply.tokens)

@@ -47,7 +47,7 @@ class Record(NamedTuple):
     rest: dict[str, Any]
 
 
-class Row(NamedTuple):
+class DataRow(NamedTuple):
     """One JSON object of a file: the words that say where it stands, its number from 1, and what it holds."""
 
     where: str
@@ -66,7 +66,7 @@ def read_records(file: str | Path) -> Iterator[Record]:
             yield record
 
 
-def read_rows(file: str | Path) -> Iterator[Row]:
+def read_rows(file: str | Path) -> Iterator[DataRow]:
     """The objects of a file of JSON lines or of a JSON array, whichever it holds; `{"finished": true}` is left out.
 
     Raises:
@@ -85,17 +85,17 @@ def read_rows(file: str | Path) -> Iterator[Row]:
         raise DataError(f"{path}: {error.strerror or error}; expected a readable file of conversations") from error
 
 
-def _parse_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Row]:
+def _parse_lines(path: Path, lines: Iterable[bytes]) -> Iterator[DataRow]:
     for number, line in enumerate(lines, 1):
         if line.removeprefix(BOM).strip():
             where = f"{path}, line {number}"
-            yield Row(where, number, _object(_parse(line, where), where))
+            yield DataRow(where, number, _object(_parse(line, where), where))
 
 
-def _parse_array(path: Path, lines: Iterable[bytes]) -> Iterator[Row]:
+def _parse_array(path: Path, lines: Iterable[bytes]) -> Iterator[DataRow]:
     for number, entry in enumerate(_parse(b"".join(lines), str(path)), 1):
         where = f"{path}, entry {number}"
-        yield Row(where, number, _object(entry, where))
+        yield DataRow(where, number, _object(entry, where))
 
 
 def _parse(content: bytes, where: str) -> Any:
@@ -113,7 +113,7 @@ def _object(entry: object, where: str) -> dict[str, Any]:
     return entry
 
 
-def row_id(row: Row) -> str:
+def row_id(row: DataRow) -> str:
     """The id that a row states, else its number.
 
     Raises:
@@ -126,7 +126,7 @@ def row_id(row: Row) -> str:
     return str(stated)
 
 
-def parse_record(row: Row) -> Record | None:
+def parse_record(row: DataRow) -> Record | None:
     """The conversation of a row; None where it says that there is none (an id alone, or a list without messages).
 
     A text under `system` becomes the leading system turn unless the conversation has one.
@@ -149,7 +149,7 @@ def parse_record(row: Row) -> Record | None:
         return None
     messages = [parse_message(turn, f"{row.where}, message {place}") for place, turn in enumerate(turns, 1)]
     if messages[0]["role"] != "system" and isinstance(entry.get("system"), str):
-        system = check_text(entry.pop("system"), f"{row.where}: system")
+        system = writable_text(entry.pop("system"), f"{row.where}: system")
         messages = [{"role": "system", "content": system}, *messages] if system else messages
     stated = next((key for key in ID_KEYS if key in entry), None)
     return Record(row_id(row), messages, truncated, {key: value for key, value in entry.items() if key != stated})
@@ -173,7 +173,7 @@ def parse_message(turn: object, where: str) -> dict[str, Any]:
     elif content is None and "tool_calls" in turn:
         content = ""
     others = {key: value for key, value in turn.items() if key not in ("role", "content")} if "role" in turn else {}
-    return {"role": role, "content": check_text(content, f"{where}: content"), **others}
+    return {"role": role, "content": writable_text(content, f"{where}: content"), **others}
 
 
 def _joined(parts: list[Any], where: str) -> str:
@@ -184,7 +184,7 @@ def _joined(parts: list[Any], where: str) -> str:
     return "".join(texts)  # type: ignore[arg-type]
 
 
-def check_text(text: object, name: str) -> str:
+def writable_text(text: object, name: str) -> str:
     """The text, unless it is none or cannot be written as UTF-8.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sametoken.checkpoint.chat import unused_signs
 from sametoken.checkpoint.tokenizer import Tokenizer
-from sametoken.data.answers import NoAnswerError, Sampling
+from sametoken.data.answers import AnswerSampling, NoAnswerError
 from sametoken.data.conversations import read_records
 from sametoken.data.synthesize import Message, Questions, Task, derived_seed
 from sametoken.errors import RequestError
@@ -111,7 +111,7 @@ class SelfPrompts:
     """
 
     def __init__(
-        self, engine: AsyncLLM, sampling: Sampling, seed: int, turns: int | None = None,
+        self, engine: AsyncLLM, sampling: AnswerSampling, seed: int, turns: int | None = None,
         excluded: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         self._engine, self._sampling, self._seed, self._turns = engine, sampling, seed, turns

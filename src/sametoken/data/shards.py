@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-from sametoken.data.conversations import ID_KEYS, Row, read_rows
+from sametoken.data.conversations import ID_KEYS, DataRow, read_rows
 from sametoken.errors import ConfigError, DataError
 from sametoken.files import make_directory, replacing
 
@@ -71,13 +71,13 @@ def combine(directory: Path, output: Path) -> tuple[int, int]:
     return len(files), _write(output, (row for file in files for row in read_rows(file) if row.entry.keys() - ID_KEYS))
 
 
-def _numbered(row: Row) -> Row:
+def _numbered(row: DataRow) -> DataRow:
     if any(row.entry.get(key) is not None for key in ID_KEYS):
         return row
     return row._replace(entry={**row.entry, "conversation_id": str(row.number)})
 
 
-def _write(path: Path, rows: Iterable[Row]) -> int:
+def _write(path: Path, rows: Iterable[DataRow]) -> int:
     """Writes a file of lines, which is there whole or not at all; returns how many."""
     make_directory(path.parent)
     count = 0

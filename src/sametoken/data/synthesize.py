@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sametoken.data.answers import Answerer, NoAnswerError
-from sametoken.data.conversations import ID_KEYS, Row, check_text, parse_record, read_rows, row_id
+from sametoken.data.conversations import ID_KEYS, DataRow, parse_record, read_rows, row_id, writable_text
 from sametoken.data.journal import Lines
 from sametoken.errors import DataError, SametokenError
 from sametoken.prompts.sources import Conversation
@@ -77,7 +77,7 @@ def read_tasks(file: Path, chat: bool, system: str = "", limit: int | None = Non
         yield Task(name, source, rest)
 
 
-def _conversation(row: Row, system: str) -> tuple[list[Message], dict[str, Any]]:
+def _conversation(row: DataRow, system: str) -> tuple[list[Message], dict[str, Any]]:
     record = parse_record(row)
     if record is None:
         return [], {}
@@ -85,14 +85,14 @@ def _conversation(row: Row, system: str) -> tuple[list[Message], dict[str, Any]]
     return [{"role": "system", "content": system}, *record.messages] if lead else record.messages, record.rest
 
 
-def _text(row: Row) -> tuple[str, dict[str, Any]]:
+def _text(row: DataRow) -> tuple[str, dict[str, Any]]:
     """A text to complete; of a conversation its first user turn."""
     key = next((key for key in PROMPT_KEYS if row.entry.get(key) is not None), None)
     if key is None:
         messages, rest = _conversation(row, "")
         return next((message["content"] for message in messages if message["role"] == "user"), ""), rest
     rest = {name: value for name, value in row.entry.items() if name not in (*ID_KEYS, *PROMPT_KEYS, "truncated")}
-    return check_text(row.entry[key], f"{row.where}: {key}"), rest
+    return writable_text(row.entry[key], f"{row.where}: {key}"), rest
 
 
 def _said(source: object) -> list[str]:
@@ -166,7 +166,7 @@ class Summary:
     tokens: int = 0
 
 
-class Outcome(NamedTuple):
+class Answered(NamedTuple):
     """A conversation answered as far as possible: its line, or None; and why it is not whole, or None."""
 
     entry: dict[str, Any] | None
@@ -199,7 +199,7 @@ def _before_answers(source: list[Message]) -> Iterator[list[Message]]:
             said, waiting = [], False
 
 
-async def converse(task: Task, questions: Questions, answers: Answerer, seed: int) -> Outcome:
+async def converse(task: Task, questions: Questions, answers: Answerer, seed: int) -> Answered:
     """Answers the turns of a conversation one after the other, each with the new answers before it.
 
     An answer cut by length ends it; turns without an answer are left off the end.
@@ -221,24 +221,26 @@ async def converse(task: Task, questions: Questions, answers: Answerer, seed: in
         history.append(answer.message)
         whole, tokens, truncated = len(history), tokens + answer.tokens, answer.truncated
     if not whole or (failure is not None and not failure.lasting):
-        return Outcome(None, tokens, failure, turn)
+        return Answered(None, tokens, failure, turn)
     cut = {"truncated": True} if truncated else {}
     entry = {"conversation_id": task.id, "conversations": history[:whole], **cut, **task.rest}
-    return Outcome(entry, tokens, failure, turn)
+    return Answered(entry, tokens, failure, turn)
 
 
-async def complete(task: Task, answers: Answerer, seed: int) -> Outcome:
+async def complete(task: Task, answers: Answerer, seed: int) -> Answered:
     """Completes a text; its line has the prompt, and prompt and completion as one text."""
     assert isinstance(task.source, str)
     if not task.source:
-        return Outcome(None)
+        return Answered(None)
     try:
         answer = await answers.answer(task.source, derived_seed(seed, task.id, 1))
     except NoAnswerError as error:
-        return Outcome(None, failure=error, turn=1)
+        return Answered(None, failure=error, turn=1)
     cut = {"truncated": True} if answer.truncated else {}
     text = task.source + answer.message["content"]
-    return Outcome({"conversation_id": task.id, "prompt": task.source, "text": text, **cut, **task.rest}, answer.tokens)
+    return Answered(
+        {"conversation_id": task.id, "prompt": task.source, "text": text, **cut, **task.rest}, answer.tokens
+    )
 
 
 def derived_seed(*parts: int | str) -> int:
@@ -246,7 +248,7 @@ def derived_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256("\n".join(map(str, parts)).encode()).digest()[:8]) >> 1
 
 
-Answering = Callable[[Task], Awaitable[Outcome]]
+Answering = Callable[[Task], Awaitable[Answered]]
 
 
 def answering(answers: Answerer, seed: int, questions: Callable[[Task], Questions] = given_questions) -> Answering:
@@ -257,7 +259,7 @@ def answering(answers: Answerer, seed: int, questions: Callable[[Task], Question
         questions: who says what is not the assistant's.
     """
 
-    async def do(task: Task) -> Outcome:
+    async def do(task: Task) -> Answered:
         if isinstance(task.source, str):
             return await complete(task, answers, seed)
         return await converse(task, questions(task), answers, seed)
@@ -312,7 +314,7 @@ class Synthesis:
             self._lines.append(FINISHED)
         return self.summary
 
-    def _note(self, task: Task, outcome: Outcome) -> None:
+    def _note(self, task: Task, outcome: Answered) -> None:
         summary = self.summary
         summary.tokens += outcome.tokens
         if outcome.entry is not None:
@@ -327,7 +329,7 @@ class Synthesis:
         if outcome.failure is not None:
             self._note_failure(task, outcome, outcome.failure)
 
-    def _note_failure(self, task: Task, outcome: Outcome, failure: NoAnswerError) -> None:
+    def _note_failure(self, task: Task, outcome: Answered, failure: NoAnswerError) -> None:
         kept = outcome.entry is not None
         self._failures().append({"conversation_id": task.id, "turn": outcome.turn, "error": str(failure), "kept": kept})
         if kept:

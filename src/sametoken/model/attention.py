@@ -71,12 +71,12 @@ def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: in
 
 def _paged(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None) -> Tensor:
     """On CUDA the kernel walks the page table itself and gives a tree's nodes the bits of plain decoding."""
-    from sametoken.kernels.triton.attention import Tree, paged_attention
+    from sametoken.kernels.triton.attention import TreeTiles, paged_attention
 
     group = q.shape[1] // cache.keys.shape[2]
     if group not in segment.trees:
         span, table = segment.span, cache.table
-        segment.trees[group] = Tree.of(
+        segment.trees[group] = TreeTiles.of(
             span.rows, span.starts, span.reach, span.nodes, table.table, table.page_size, segment.length, group
         )
     return paged_attention(q, cache.keys[layer], cache.values[layer], segment.trees[group], window)

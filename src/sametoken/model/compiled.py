@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sametoken.kernels.cpu.library import (
+    CSpan,
     Draw,
     Feed,
     Layer,
@@ -24,7 +25,6 @@ from sametoken.kernels.cpu.library import (
     Output,
     PackedWeight,
     Pages,
-    Span,
     address,
     library,
     struct_of,
@@ -33,8 +33,7 @@ from sametoken.model.block import Block
 from sametoken.model.config import ModelConfig
 from sametoken.model.layers import RMSNorm
 from sametoken.model.linear import Embedding, Linear
-from sametoken.runtime.cache import KVCache, View
-from sametoken.runtime.cache import Span as CacheSpan
+from sametoken.runtime.cache import KVCache, Span, View
 from sametoken.speculation.rows import Sampling
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
@@ -142,7 +141,7 @@ class Compiled:
         positions = _longs([start + n + self.ahead for start, n in zip(certain.starts, lengths, strict=True)])
         features = certain.padded(width)
         features = None if features is None else features.contiguous()
-        span = Span(batch, width, width, addressof(rows), addressof(starts))
+        span = CSpan(batch, width, width, addressof(rows), addressof(starts))
         feed = Feed(span, addressof(tokens), addressof(counts), address(features))
         truncation = {} if sampling.truncation is None else sampling.truncation._asdict()
         draw = struct_of(
@@ -187,10 +186,10 @@ def _pages(cache: KVCache) -> Pages:
     return found
 
 
-def _span(span: CacheSpan, reach: Tensor) -> Span:
+def _span(span: Span, reach: Tensor) -> CSpan:
     batch, total = reach.shape[:2]
-    found: Span = struct_of(
-        Span, batch=batch, nodes=span.nodes, total=total, rows=span.rows, starts=span.starts, reach=reach
+    found: CSpan = struct_of(
+        CSpan, batch=batch, nodes=span.nodes, total=total, rows=span.rows, starts=span.starts, reach=reach
     )
     return found
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.errors import ConfigError, RequestError, unknown_name
-from sametoken.prompts.sources import STDIN, Conversation, Source, as_turn, check_text
+from sametoken.prompts.sources import STDIN, Conversation, Source, as_turn, nonempty_text
 
 KEYS = ("messages", "prompt", "category")
 Entry = tuple[str, dict[str, Any]]  # where it stands, and the object
@@ -102,16 +102,16 @@ def _turns(entry: dict[str, Any], where: str) -> Item:
     turns = entry["turns"]
     if not isinstance(turns, list) or not turns:
         raise RequestError(f"{where}: turns is {str(turns)[:80]!r}, expected a list of at least one text")
-    texts = [check_text(turn, f"{where}: turn {number}") for number, turn in enumerate(turns, 1)]
+    texts = [nonempty_text(turn, f"{where}: turn {number}") for number, turn in enumerate(turns, 1)]
     return Item(_category(entry, where), as_turn(texts[0]), tuple(texts[1:]))
 
 
 def _human_eval(entry: dict[str, Any], where: str) -> Item:
-    return Item("code", check_text(entry["prompt"], f"{where}: prompt"))
+    return Item("code", nonempty_text(entry["prompt"], f"{where}: prompt"))
 
 
 def _gsm8k(entry: dict[str, Any], where: str) -> Item:
-    return Item("math", as_turn(check_text(entry["question"], f"{where}: question")))
+    return Item("math", as_turn(nonempty_text(entry["question"], f"{where}: question")))
 
 
 def _prompt(entry: dict[str, Any], where: str) -> Item:
@@ -120,7 +120,7 @@ def _prompt(entry: dict[str, Any], where: str) -> Item:
     if unknown := sorted(entry.keys() - set(KEYS)):
         raise RequestError(f"{where}: {unknown_name('key', unknown[0], KEYS)}")
     if "prompt" in entry:
-        return Item(_category(entry, where), check_text(entry["prompt"], f"{where}: prompt"))
+        return Item(_category(entry, where), nonempty_text(entry["prompt"], f"{where}: prompt"))
     messages = entry["messages"]
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise RequestError(f"{where}: messages must be a list of at least one object with role and content")
@@ -128,7 +128,7 @@ def _prompt(entry: dict[str, Any], where: str) -> Item:
 
 
 def _category(entry: Mapping[str, Any], where: str) -> str:
-    return check_text(entry.get("category", "all"), f"{where}: category")
+    return nonempty_text(entry.get("category", "all"), f"{where}: category")
 
 
 Reader = Callable[[dict[str, Any], str], Item]

@@ -84,7 +84,7 @@ def as_turn(text: str) -> Conversation:
     return Conversation([{"role": "user", "content": text}])
 
 
-def check_text(text: object, name: str) -> str:
+def nonempty_text(text: object, name: str) -> str:
     """The text, unless it is none or empty.
 
     Raises:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sametoken import __version__
-from sametoken.check.machine import describe
+from sametoken.check.machine import describe_machine
 from sametoken.server import playground
 from sametoken.server.api import Api
 from sametoken.server.worker import Worker
@@ -63,7 +63,7 @@ class AboutApi(Api):
 
     async def server_info(self) -> Response:
         """The resolved configuration, what requests may choose, how busy the engine is, and what the machine has."""
-        llm = self._worker.llm
+        llm, machine = self._worker.llm, describe_machine()
         offers = {
             "method": llm.method,
             "methods": list(llm.methods),
@@ -72,7 +72,7 @@ class AboutApi(Api):
             "chat": self._tokenizer.has_chat_template,
         }
         return JSONResponse(
-            {**self._info, "offers": offers, "load": self._worker.load()._asdict(), "machine": describe().to_json()}
+            {**self._info, "offers": offers, "load": self._worker.load()._asdict(), "machine": machine.to_json()}
         )
 
     async def page(self, request: Request) -> Response:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.places import target_directory
 from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
-from sametoken.data.conversations import CONVERSATION_KEYS, ID_KEYS, Row, parse_record, read_rows
+from sametoken.data.conversations import CONVERSATION_KEYS, ID_KEYS, DataRow, parse_record, read_rows
 from sametoken.engine.completion import Completion
 from sametoken.engine.llm import LLM
 from sametoken.errors import DataError
@@ -127,7 +127,7 @@ def _questions(file: str | Path, tokenizer: Tokenizer, context: int, count: int,
     return found
 
 
-def _question(row: Row, tokenizer: Tokenizer) -> Question | None:
+def _question(row: DataRow, tokenizer: Tokenizer) -> Question | None:
     """The prompt of a row, None where it has none."""
     source: Source
     later: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sametoken.errors import ConfigError
-from sametoken.kernels.cpu.processor import VARIANTS, features, rebuild, unsupported
+from sametoken.kernels.cpu.processor import VARIANTS, processor_features, rebuild, unsupported
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
@@ -78,7 +78,7 @@ class Pages(Structure):
     ]  # fmt: skip
 
 
-class Span(Structure):
+class CSpan(Structure):
     """See attention.h."""
 
     _fields_ = [
@@ -96,7 +96,7 @@ class Output(Structure):
 class Feed(Structure):
     """See decoder.cpp."""
 
-    _fields_ = [("span", Span), ("tokens", c_void_p), ("lengths", c_void_p), ("features", c_void_p)]
+    _fields_ = [("span", CSpan), ("tokens", c_void_p), ("lengths", c_void_p), ("features", c_void_p)]
 
 
 class Draw(Structure):
@@ -138,7 +138,7 @@ class Library:
         self._fuse, self._guess = library.sametoken_fuse, library.sametoken_guess
         self._linear.argtypes = [POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_int32, c_int32]
         self._forward.argtypes = [
-            POINTER(Model), POINTER(Pages), POINTER(Span), c_int32, c_void_p, c_int32, c_void_p, POINTER(c_void_p),
+            POINTER(Model), POINTER(Pages), POINTER(CSpan), c_int32, c_void_p, c_int32, c_void_p, POINTER(c_void_p),
             c_int32,
         ]  # fmt: skip
 
@@ -177,7 +177,7 @@ class Library:
         self,
         model: Model,
         pages: Pages,
-        spans: Sequence[Span],
+        spans: Sequence[CSpan],
         tokens: Tensor,
         x: Tensor,
         taps: Sequence[Tensor | None],
@@ -192,7 +192,7 @@ class Library:
             nbytes: of all weights, by which the number of threads is chosen.
         """
         pointers = (c_void_p * len(taps))(*(None if tap is None else tap.data_ptr() for tap in taps))
-        listed = (Span * len(spans))(*spans)
+        listed = (CSpan * len(spans))(*spans)
         count, threads = tokens.shape[0], _threads(nbytes)
         _check(
             self._forward(model, pages, listed, len(spans), tokens.data_ptr(), count, x.data_ptr(), pointers, threads)
@@ -265,10 +265,10 @@ def choose() -> tuple[Library | None, KernelStatus]:
     wanted = os.environ.get(SWITCH, "auto")
     if wanted not in ("auto", "off", *VARIANTS):
         raise ConfigError(f"{SWITCH}={wanted!r}: expected auto, off, {', '.join(VARIANTS)}")
-    found = tuple(sorted(features()))
+    found = tuple(sorted(processor_features()))
     if wanted == "off":
         return None, KernelStatus(None, found, f"{SWITCH}=off leaves them out", f"unset {SWITCH}")
-    names = [name for name in VARIANTS if wanted in ("auto", name) and VARIANTS[name] <= features()]
+    names = [name for name in VARIANTS if wanted in ("auto", name) and VARIANTS[name] <= processor_features()]
     reason = "none were built when this package was installed" if names else unsupported()
     for name in names:
         file = file_of(name)

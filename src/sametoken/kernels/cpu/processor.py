@@ -37,7 +37,7 @@ COMPILERS = {"Linux": "for example: apt-get install g++", "Darwin": "xcode-selec
 
 
 @cache
-def features() -> frozenset[str]:
+def processor_features() -> frozenset[str]:
     """What this processor has of what any variant asks for; nothing on systems that no variant is built for."""
     match platform.system(), platform.machine():
         case "Linux", "x86_64":
@@ -74,7 +74,7 @@ def unsupported() -> str:
     here = platform.system(), platform.machine()
     if here not in LEAST:
         return f"there are none for {here[0]} on {here[1]}"
-    return f"this processor lacks {' or '.join(sorted(VARIANTS[LEAST[here]] - features()))}"
+    return f"this processor lacks {' or '.join(sorted(VARIANTS[LEAST[here]] - processor_features()))}"
 
 
 def rebuild() -> str:

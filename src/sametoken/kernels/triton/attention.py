@@ -26,7 +26,7 @@ SIZES = ["nodes", "tree", "tiles", "row_pages", "chunks", "q_stride"]
 WORKSPACE = 32 * 2**20  # bytes of partial results; wide prompts are attended for in slabs of nodes
 
 
-class Tree(NamedTuple):
+class TreeTiles(NamedTuple):
     """A span as the kernel sees it; the same for every layer.
 
     Attributes:
@@ -59,7 +59,7 @@ class Tree(NamedTuple):
         page_size: int,
         keys: int,
         group: int,
-    ) -> Tree:
+    ) -> TreeTiles:
         """Of a span's rows, starts and reach [B, M, M], whose last `nodes` nodes query.
 
         Args:
@@ -185,7 +185,7 @@ def _join(  # type: ignore[no-untyped-def]
     tl.store(result + (token * HEADS + head) * SIZE + lanes, tl.div_rn(out, total), mask=lanes < SIZE)
 
 
-def paged_attention(q: Tensor, keys: Tensor, values: Tensor, tree: Tree, window: int | None) -> Tensor:
+def paged_attention(q: Tensor, keys: Tensor, values: Tensor, tree: TreeTiles, window: int | None) -> Tensor:
     """Attends for the query nodes of B trees whose keys and values are in the cache already.
 
     Args:

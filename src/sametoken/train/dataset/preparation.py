@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.tokenizer import Tokenizer
-from sametoken.data.conversations import CONVERSATION_KEYS, Row, parse_record, read_rows, row_id
+from sametoken.data.conversations import CONVERSATION_KEYS, DataRow, parse_record, read_rows, row_id
 from sametoken.errors import DataError, RequestError
 from sametoken.files import make_directory, stamp, write_json, write_tensors
 from sametoken.train.dataset.masks import Masked, Rules, mask_conversation, mask_text
@@ -66,7 +66,7 @@ def tokenise(
                 yield Tokenised(row_id(row), found)
 
 
-def _tokenise(row: Row, tokenizer: Tokenizer, rules: Rules, all_tokens: bool) -> Masked | None:
+def _tokenise(row: DataRow, tokenizer: Tokenizer, rules: Rules, all_tokens: bool) -> Masked | None:
     """None for a row without a conversation."""
     name = f"{row.where} (conversation {row_id(row)})"
     stated = any(row.entry.get(key) for key in CONVERSATION_KEYS)

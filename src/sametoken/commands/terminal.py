@@ -1,0 +1,32 @@
+"""What commands show in a terminal: tables on standard output, progress on standard error.
+
+Rich assumes 80 columns where it finds no terminal, too few for most tables, so each table says its width there.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+ACCEPTED = "bold green"  # the style of accepted drafts; bold remains where colours are off
+
+
+def open_console(width: int, color: bool = True) -> Console:
+    """Standard output, of this many columns where it is no terminal."""
+    from rich.console import Console
+
+    columns = None if sys.stdout.isatty() else width
+    return Console(file=sys.stdout, width=columns, highlight=False, no_color=not color)
+
+
+def open_progress() -> Progress:
+    """One bar per task on standard error, nothing without a terminal; a task's description says what goes on."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
