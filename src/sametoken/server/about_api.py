@@ -34,7 +34,7 @@ class AboutApi(Api):
 
     async def model(self, name: str) -> Response:
         """One name of the model."""
-        self._head("", name)
+        self._check_model(name)
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sametoken.server.fields import NO_LIMIT, Body, Limit, Off, Spoken
 from sametoken.server.inert import InertOfCall, InertOfFunction, InertOfMessage
 from sametoken.server.reasoning import Splitter
 from sametoken.server.schema import Generation
-from sametoken.server.speech import Reader
+from sametoken.server.speech import Reader, Rendered
 from sametoken.server.tools import call_grammar
 
 MOST_TOOLS = 128
@@ -247,24 +247,21 @@ class ChatRequest(Generation):
         names = {function.name for function in self.offered}
         return Reader(names, self.several, opening, self.include_reasoning is not False)
 
-    def to_sampling(
-        self, recommended: Mapping[str, Any], tagged_calls: bool, shows_marks: bool, waits: Mapping[str, str]
-    ) -> SamplingParams:
+    def to_sampling(self, recommended: Mapping[str, Any], made: Rendered) -> SamplingParams:
         """The sampling parameters.
 
         Args:
             recommended: the model's values for what the request leaves out.
-            tagged_calls: whether a call that must be made is written between tags or as bare JSON.
-            shows_marks: whether the text has special tokens. `waits`: what a form has to wait for.
+            made: the prompt of this request.
         """
         form = self.form()
         functions = [each.model_dump() for each in self.required]
         if functions:
-            form = {"grammar": call_grammar(functions, tagged_calls, self.several)}
+            form = {"grammar": call_grammar(functions, made.tags_calls, self.several)}
         return self.sampling(
             recommended,
-            structured_outputs=None if form is None else {**form, **waits},
-            skip_special_tokens=False if shows_marks else self.skip_special_tokens,
+            structured_outputs=None if form is None else {**form, **made.waits},
+            skip_special_tokens=False if made.shows_marks else self.skip_special_tokens,
             max_tokens=self.reply_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )

@@ -18,7 +18,7 @@ from sametoken.errors import RequestError, SametokenError
 from sametoken.server.api import Api
 from sametoken.server.errors import CLIENT_GONE, ApiError, misread, stopped
 from sametoken.server.fields import Body, Prompts
-from sametoken.server.http import read, unless_gone
+from sametoken.server.http import unless_gone
 from sametoken.server.worker import Worker
 from sametoken.train.dataset.extraction import CHUNK, Reader
 
@@ -48,8 +48,7 @@ class EmbeddingApi(Api):
 
     async def embeddings(self, request: Request) -> Response:
         """Vectors of texts; only from models that are made for it."""
-        body = await read(request, EmbeddingsRequest, self._most)
-        self._head("", body.model)
+        body = await self._read(request, EmbeddingsRequest)
         llm = self._worker.llm
         if llm.pooling is None:
             raise ApiError(
@@ -61,7 +60,7 @@ class EmbeddingApi(Api):
             raise ApiError(400, words, param="dimensions")
         prompts = await asyncio.to_thread(self._spelled, body.input)
         try:
-            vectors = await unless_gone(request, self._vectors(prompts, llm.pooling))
+            vectors = await unless_gone(request.receive, self._vectors(prompts, llm.pooling))
         except SametokenError as error:
             raise stopped(error) from error
         if vectors is None:

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from sametoken.errors import (
     EngineError,
+    ModelOutputError,
     PromptTooLongError,
     RequestError,
     SametokenError,
@@ -113,18 +114,31 @@ def misread(error: RequestError | RecursionError, field: str) -> ApiError:
     return ApiError(400, shorten(f"{field}: {error}"), param=field)
 
 
-def ended(error: SametokenError, fields: Mapping[str, str]) -> ApiError:
-    """A request that the engine ended with an error while others went on; asking again would end the same."""
-    if isinstance(error, RequestError):
-        return refused(error, fields)
-    headers = {"x-should-retry": "false"}
-    return ApiError(500, shorten(str(error)), "server_error", code="model_output_invalid", headers=headers)
+def worded(error: Exception, fields: Mapping[str, str], seconds: float | None) -> ApiError:
+    """What ended a request that the engine had taken.
 
-
-def timed_out(seconds: float | None) -> ApiError:
-    """A request that took longer than the server allows; asking again would take as long."""
-    message = f"the request was not done within {seconds:g} s (request_timeout); ask for fewer tokens"
-    return ApiError(408, message, "timeout_error", code="timeout", headers={"x-should-retry": "false"})
+    Args:
+        fields: what the caller called each field that the engine may name.
+        seconds: that a request may take.
+    """
+    once = {"x-should-retry": "false"}  # asking again would end the same
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            return refused(error, fields)
+        case ModelOutputError():
+            return ApiError(500, shorten(str(error)), "server_error", code="model_output_invalid", headers=once)
+        case TimeoutError():
+            message = f"the request was not done within {seconds:g} s (request_timeout); ask for fewer tokens"
+            return ApiError(408, message, "timeout_error", code="timeout", headers=once)
+        case EngineError():  # the request may be why: it is not to be sent again at once
+            message = f"{error}; the server ends, its log has the details"
+            return ApiError(500, message, "server_error", code="engine_failed", headers=once)
+        case SametokenError():
+            return stopped(error)
+        case _:
+            return failed(error)
 
 
 def stopped(error: SametokenError) -> ApiError:
@@ -137,12 +151,6 @@ def stopping() -> ApiError:
     """The server takes nothing new."""
     message = "the server is shutting down; send the request to another one, or again later"
     return ApiError(503, message, "server_error", code="server_stopping", headers={"Retry-After": "5"})
-
-
-def broken(error: EngineError) -> ApiError:
-    """The engine failed under an accepted request, which may be why: it is not to be sent again at once."""
-    message = f"{error}; the server ends, its log has the details"
-    return ApiError(500, message, "server_error", code="engine_failed", headers={"x-should-retry": "false"})
 
 
 def failed(error: Exception) -> ApiError:

@@ -1,4 +1,4 @@
-"""HTTP details: bodies with a limit, keys, streams of events, and clients that go away. Knows nothing of models."""
+"""HTTP details: bodies with a limit, keys, events, and clients that go away. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sametoken.server.errors import CLIENT_GONE, ApiError, invalid, reply
@@ -59,10 +58,10 @@ def _too_large(got: str, most: int) -> ApiError:
     return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`, which is cancelled when the client goes away: then None."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request.receive))
+    gone = asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         return await task if task.done() else None
@@ -83,56 +82,6 @@ def event(content: Mapping[str, Any]) -> bytes:
     """One server-sent event, named where its content has a type."""
     name = f"event: {content['type']}\n".encode() if "type" in content else b""
     return name + b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-class EventStream(Response):
-    """Server-sent events; a client that goes away ends the generator at once.
-
-    Args:
-        events: what to send; its errors end the stream with an error event, since the status is out.
-        failed: words an error, and counts it.
-        ended: called once whichever way it ends, even if it never began.
-        anthropic: errors have Anthropic's envelope, and no mark ends the stream.
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        events: AsyncGenerator[bytes, None],
-        failed: Callable[[Exception], ApiError],
-        ended: Callable[[], None],
-        anthropic: bool = False,
-    ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._events, self._failed, self._ended, self._anthropic = events, failed, ended, anthropic
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump = asyncio.ensure_future(self._pump(send))
-        gone = asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in (pump, gone):
-                each.cancel()
-                with suppress(asyncio.CancelledError, OSError):
-                    await each
-            self._ended()
-
-    async def _pump(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        try:
-            async with aclosing(self._events) as events:
-                async for data in events:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-        except OSError:
-            raise  # the connection, not the engine
-        except Exception as error:
-            told = self._failed(error)
-            data = event(told.anthropic if self._anthropic else told.body)
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"" if self._anthropic else DONE, "more_body": False})
 
 
 class Keys:

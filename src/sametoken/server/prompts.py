@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from sametoken.checkpoint.tokenizer import LONG_TEXT, Tokenizer
 from sametoken.engine.llm import Prompt
 from sametoken.errors import RequestError
 from sametoken.server.chat_schema import ChatMessage, ChatRequest, TokenizeRequest
 from sametoken.server.errors import ApiError, misread
-from sametoken.server.reasoning import CONTENT, Splitter, find_style
+from sametoken.server.reasoning import CONTENT, Style, find_style
 from sametoken.server.schema import CompletionRequest
+from sametoken.server.speech import Rendered
 
+_Read = tuple[str, list[int]]  # a conversation as the model reads it, and its tokens
 MESSAGE_COST = 50  # characters that take as long to tokenise as a message to be rendered
-
-
-class Rendered(NamedTuple):
-    """A conversation as the model reads it.
-
-    Attributes:
-        text, ids: the prompt, and its tokens.
-        opening: makes what splits a reply to it; None where the model marks no thinking.
-        shows_marks: whether special tokens have to be in the text that is split.
-        waits: keys of a form that begins after the thinking.
-    """
-
-    text: str
-    ids: list[int]
-    opening: Callable[[], Splitter] | None = None
-    shows_marks: bool = False
-    waits: Mapping[str, str] = {}
 
 
 class Prompts:
@@ -48,7 +33,13 @@ class Prompts:
         self._style = find_style(parser, tokenizer.chat_templates)
         self._specials = {tokenizer.token_text(token) for token in tokenizer.special_ids}
 
-    async def of_texts(self, body: CompletionRequest) -> Sequence[Prompt]:
+    async def of_request(self, body: CompletionRequest | ChatRequest) -> Rendered:
+        """The prompts of a request for text."""
+        if isinstance(body, ChatRequest):
+            return await self._of_chat(body)
+        return Rendered(await self._of_texts(body))
+
+    async def _of_texts(self, body: CompletionRequest) -> Sequence[Prompt]:
         """The prompts of /v1/completions; texts stay texts unless they are to be tokenised otherwise than usual."""
         if body.truncate_prompt_tokens is None and body.add_special_tokens is not False:
             return body.prompt
@@ -63,7 +54,7 @@ class Prompts:
         except RequestError as error:
             raise misread(error, "prompt") from error
 
-    async def of_chat(self, body: ChatRequest) -> Rendered:
+    async def _of_chat(self, body: ChatRequest) -> Rendered:
         """The conversation of a request as its template puts it, with the functions that it offers."""
         options: dict[str, Any] = {}
         if body.reasoning_effort is not None:
@@ -75,19 +66,17 @@ class Prompts:
                 raise ApiError(400, words, param="tools")
             tools = [{"type": "function", "function": each.model_dump(exclude_none=True)} for each in body.offered]
             options["tools"] = tools
-        made = await self._rendered(body, options)
-        ids = body.cut(made.ids, self._context, body.reply_tokens)
-        return self._split(body, made._replace(ids=ids)) if self._style is not None else made._replace(ids=ids)
+        text, ids = await self._rendered(body, options)
+        made = Rendered([body.cut(ids, self._context, body.reply_tokens)], tags_calls=self._tokenizer.tags_tool_calls)
+        return made if self._style is None else self._split(body, made, text, self._style)
 
-    def _split(self, body: ChatRequest, made: Rendered) -> Rendered:
+    def _split(self, body: ChatRequest, made: Rendered, text: str, style: Style) -> Rendered:
         """A prompt with what is known of the reply to it."""
-        style = self._style
-        assert style is not None
         shows_marks = bool(style.every_mark & self._specials)
         if shows_marks and body.skip_special_tokens is not False:
             style = style.without(self._specials)
         continued = (body.messages[-1].content or "") if body.continue_final_message else None
-        opening = partial(style.opening, made.text, continued)
+        opening = partial(style.opening, text, continued)
         match opening().state:
             case "content":
                 waits = {}
@@ -100,14 +89,14 @@ class Prompts:
     async def of_tokenize(self, body: TokenizeRequest) -> list[int]:
         """The ids that /tokenize tells."""
         if body.messages is not None:
-            return (await self._rendered(body, body.chat_template_kwargs or {})).ids
+            return (await self._rendered(body, body.chat_template_kwargs or {}))[1]
         try:
             special = body.add_special_tokens is not False
             return await asyncio.to_thread(self._tokenizer.encode, body.prompt or "", special)
         except RequestError as error:
             raise misread(error, "prompt") from error
 
-    async def _rendered(self, body: ChatRequest | TokenizeRequest, options: Mapping[str, Any]) -> Rendered:
+    async def _rendered(self, body: ChatRequest | TokenizeRequest, options: Mapping[str, Any]) -> _Read:
         messages = body.messages or []
         if sum(MESSAGE_COST + len(message.content or "") for message in messages) > LONG_TEXT:
             return await asyncio.to_thread(self._render, messages, body, options)
@@ -115,13 +104,13 @@ class Prompts:
 
     def _render(
         self, messages: Sequence[ChatMessage], body: ChatRequest | TokenizeRequest, options: Mapping[str, Any]
-    ) -> Rendered:
+    ) -> _Read:
         """A conversation; `options` are variables of the template."""
         goes_on = bool(body.continue_final_message)
         begins = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
         try:
             turns = [message.for_template() for message in messages]
             text = self._tokenizer.apply_chat_template(turns, begins, goes_on, **options)
-            return Rendered(text, self._tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens)))
+            return text, self._tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
         except (RequestError, RecursionError) as error:
             raise misread(error, "messages") from error

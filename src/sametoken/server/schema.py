@@ -6,7 +6,7 @@ refused by name. Ranges of sampling parameters are checked by `SamplingParams`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -16,6 +16,8 @@ from sametoken.options.json_types import Choices, Logprobs, Text
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.server.fields import NO_LIMIT, Body, Off, Prompts, Schema, Spoken, view
 from sametoken.server.inert import Inert
+from sametoken.server.reasoning import Splitter
+from sametoken.server.speech import Reader, Rendered
 
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
@@ -256,7 +258,12 @@ class CompletionRequest(Generation):
             return None
         return COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
 
-    def to_sampling(self, recommended: Mapping[str, Any]) -> SamplingParams:
+    def reader(self, opening: Callable[[], Splitter] | None) -> Reader:
+        """What reads the replies to this request: text alone."""
+        return Reader(opening=opening)
+
+    def to_sampling(self, recommended: Mapping[str, Any], made: Rendered) -> SamplingParams:
+        """The sampling parameters; see `ChatRequest`. Of the prompt nothing is needed."""
         scored = 0 if self.drawn > self.choices else None  # best_of ranks by log-probability
         echoed = self.logprobs if self.echo else None
         return self.sampling(

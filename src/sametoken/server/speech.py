@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
+from sametoken.engine.llm import Prompt
 from sametoken.server.reasoning import CALL, CONTENT, REASONING, Counted, Piece, Splitter, count_tokens
 from sametoken.server.replies import Spells
 from sametoken.server.tools import CallReader
+
+
+class Rendered(NamedTuple):
+    """The prompts of a request, and what they mean for the replies.
+
+    Attributes:
+        prompts: texts or token ids; one of a conversation.
+        opening: makes what splits a reply to it; None where the model marks no thinking.
+        shows_marks: whether special tokens have to be in the text that is split.
+        waits: keys of a form that begins after the thinking.
+        tags_calls: whether a call that must be made is written between tags or as bare JSON.
+    """
+
+    prompts: Sequence[Prompt]
+    opening: Callable[[], Splitter] | None = None
+    shows_marks: bool = False
+    waits: Mapping[str, str] = {}
+    tags_calls: bool = False
 
 
 class Reader:
@@ -34,22 +53,15 @@ class Reader:
     def feed(self, place: int, text: str, done: bool) -> list[Piece]:
         """What a text adds to choice `place`; `done` with its last one."""
         if place not in self._choices:
-            self._choices[place] = self._reading()
+            splitter = None if self._opening is None else self._opening()
+            self._choices[place] = _Reading(splitter, self._names, self._several, self._thinks_aloud)
         return self._choices[place].feed(text, done)
-
-    def read(self, text: str) -> list[Piece]:
-        """A whole reply."""
-        return self._reading().feed(text, done=True)
 
     def counted(self, tokenizer: Spells, tokens: Sequence[int]) -> Counted:
         """Where the tokens of a whole reply went."""
         if self._opening is None:
             return Counted(0, 0)
         return count_tokens(self._opening(), [tokenizer.token_bytes(token) for token in tokens])
-
-    def _reading(self) -> _Reading:
-        splitter = None if self._opening is None else self._opening()
-        return _Reading(splitter, self._names, self._several, self._thinks_aloud)
 
 
 class _Reading:

@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse, Response
 from sametoken.server.api import Api
 from sametoken.server.chat_schema import DetokenizeRequest, TokenizeRequest
 from sametoken.server.errors import ApiError
-from sametoken.server.http import read
 
 
 class TokenApi(Api):
@@ -18,8 +17,7 @@ class TokenApi(Api):
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a prompt or of a conversation."""
-        body = await read(request, TokenizeRequest, self._most)
-        self._head("", body.model)
+        body = await self._read(request, TokenizeRequest)
         ids = await self._prompts.of_tokenize(body)
         strings = [self._tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
         return JSONResponse(
@@ -32,8 +30,7 @@ class TokenApi(Api):
 
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids, marks included."""
-        body = await read(request, DetokenizeRequest, self._most)
-        self._head("", body.model)
+        body = await self._read(request, DetokenizeRequest)
         size = self._worker.llm.config.vocab_size
         if wrong := [token for token in body.tokens if token >= size]:
             raise ApiError(400, f"tokens: got {wrong[0]}, expected token ids 0 .. {size - 1}", param="tokens")

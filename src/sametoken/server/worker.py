@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 
 from sametoken.checkpoint.tokenizer import LONG_TEXT
 from sametoken.engine.async_llm import AsyncLLM
@@ -17,10 +16,9 @@ from sametoken.engine.completion import Chunk
 from sametoken.engine.engine import EngineLoad
 from sametoken.engine.llm import LLM, Prompt
 from sametoken.engine.request import Request, SpeculationStats
-from sametoken.errors import EngineError, RequestError, SametokenError
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.server import ServerConfig
-from sametoken.server.errors import ApiError, broken, ended, failed, refused, stopped, stopping, timed_out
+from sametoken.server.errors import ApiError, stopping
 from sametoken.server.exchange import CURRENT
 from sametoken.server.metrics import Metrics
 from sametoken.server.tally import Totals
@@ -61,26 +59,22 @@ class Worker:
         """Sequences that may run and wait."""
         return self.llm.engine.max_batch_size + self.config.max_queue
 
-    async def submit(self, prompts: Sequence[Prompt], params: SamplingParams, fields: Mapping[str, str]) -> Job:
+    async def submit(self, prompts: Sequence[Prompt], params: SamplingParams) -> Job:
         """Takes a request in.
 
         Args:
             prompts: texts or token ids; each is completed `params.n` times.
-            fields: what the caller calls what an error may blame.
 
         Raises:
-            ApiError: it cannot be served, or not now.
+            ApiError: it cannot be served now. RequestError: it can never be.
         """
         self._admit(len(prompts) * params.n)
-        try:
-            if params.structured_outputs is not None or _characters(prompts, params) > LONG_TEXT:
-                requests = await asyncio.to_thread(self.llm.requests, prompts, params)
-            else:
-                requests = self.llm.requests(prompts, params)
-        except RequestError as error:
-            raise refused(error, fields) from error
+        if params.structured_outputs is not None or _characters(prompts, params) > LONG_TEXT:
+            requests = await asyncio.to_thread(self.llm.requests, prompts, params)
+        else:
+            requests = self.llm.requests(prompts, params)
         self._admit(len(requests))  # others may have come in the meantime
-        job = Job(self, requests, fields)
+        job = Job(self, requests)
         if (exchange := CURRENT.get()) is not None:
             exchange.sequences.extend(requests)
         self._jobs.add(job)
@@ -147,62 +141,46 @@ class Worker:
 
 
 class Job:
-    """One request of a client: the sequences it needs, until they end or it is closed.
+    """One request of a client, as an iterator over what the engine emits for it; to be closed when nobody reads on.
 
     Attributes:
         requests: by prompt, then by choice.
         left: sequences that still run.
     """
 
-    def __init__(self, worker: Worker, requests: Sequence[Request], fields: Mapping[str, str]) -> None:
-        self._worker, self.requests, self.left, self._fields = worker, requests, len(requests), fields
+    def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
+        self.worker, self.requests, self.left = worker, requests, len(requests)
+        self._chunks = worker.engine.run(requests, worker.config.request_timeout)
         self._choices = requests[0].params.n
-        self._emitted: dict[int, float] = {}
+        self._emitted: dict[int, float] = {}  # when each sequence emitted last
 
-    async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """What the engine emits, to the end of the last sequence; leaving early cancels within a step.
+    def __aiter__(self) -> Job:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        """The next chunk; `errors.worded` has words for what this raises.
 
         Raises:
-            ApiError: it took too long, the engine ended it with an error or failed, or the server stopped.
+            TimeoutError: it takes too long.
+            SametokenError: the engine ended one of the sequences with it, or has ended itself.
         """
-        timeout = self._worker.config.request_timeout
-        try:
-            async with aclosing(self._worker.engine.run(self.requests, timeout)) as chunks:
-                async for chunk in chunks:
-                    self._count(chunk)
-                    self._check(chunk)
-                    yield chunk
-        except ApiError:
-            raise
-        except TimeoutError as error:
-            raise timed_out(timeout) from error
-        except EngineError as error:
-            raise broken(error) from error
-        except SametokenError as error:
-            raise stopped(error) from error
-        except Exception as error:  # ours: the connection is still good
-            raise failed(error) from error
-        finally:
-            self.close()
-
-    def _count(self, chunk: Chunk) -> None:
+        chunk = await self._chunks.__anext__()
         place, now = chunk.index * self._choices + chunk.choice, time.perf_counter()
         if chunk.token_ids:
             if place in self._emitted:
-                self._worker.metrics.saw_emission(now - self._emitted[place], len(chunk.token_ids))
+                self.worker.metrics.saw_emission(now - self._emitted[place], len(chunk.token_ids))
             else:
-                self._worker.metrics.saw_first(self.requests[place])
+                self.worker.metrics.saw_first(self.requests[place])
             self._emitted[place] = now
         self.left -= chunk.completion is not None
-
-    def _check(self, chunk: Chunk) -> None:
-        """Raises what the engine ended a sequence with; the whole request ends with it."""
         if chunk.completion is not None and chunk.completion.error is not None:
-            raise ended(chunk.completion.error, self._fields)
+            raise chunk.completion.error
+        return chunk
 
     def close(self) -> None:
-        """Lets the worker know that nobody waits for this any more."""
-        self._worker.finish(self)
+        """Cancels what is not finished, and lets the worker know that nobody waits for this any more."""
+        self._chunks.close()
+        self.worker.finish(self)
 
 
 def _characters(prompts: Sequence[Prompt], params: SamplingParams) -> int:

@@ -4,124 +4,126 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import TokenLogprob
-from sametoken.options.sampling import SamplingParams
-from sametoken.server.answers import Head
 from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, REASONING, Piece
-from sametoken.server.replies import Spells, chat_logprobs, report, total_usage
+from sametoken.server.replies import chat_logprobs, report, total_usage
 from sametoken.server.responses_schema import ResponsesRequest
-from sametoken.server.speech import Reader, new_call_id
+from sametoken.server.speech import new_call_id
+from sametoken.server.words import Event, Source
 
 TYPES = {REASONING: "reasoning", CONTENT: "message", CALL: "function_call", ARGUMENTS: "function_call"}
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # of ids
 
 
-class ResponsesAnswer:
+class ResponsesWords:
     """/v1/responses."""
 
-    def __init__(
-        self, body: ResponsesRequest, head: Head, tokenizer: Spells, reader: Reader, params: SamplingParams
-    ) -> None:
-        self._body, self._head, self._tokenizer, self._reader = body, head, tokenizer, reader
-        self._params = params
+    def __init__(self, body: ResponsesRequest, source: Source) -> None:
+        self._body, self._params = body, source.requests[0].params
+        self._head, self._tokenizer, _, self._reader = source
         self._number = 0
+        self._events: list[Event] = []  # made since they were taken last
         self._items: list[dict[str, Any]] = []  # in the order of the reply; the last one may be under way
         self._scored: list[TokenLogprob] = []  # log-probabilities that no event has told yet
 
-    def opening(self) -> Iterator[dict[str, Any]]:
+    def first(self) -> list[Event]:
         for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, response=self._response("in_progress", []))
+            self._event(kind, response=self._response("in_progress", []))
+        return self._taken()
 
-    def events(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+    def delta(self, chunk: Chunk) -> list[Event]:
         told = {"speculative": report(self._tokenizer, chunk, chunk.completion)} if self._body.reports else {}
         self._scored += chunk.logprobs or []
         for piece in self._reader.feed(0, chunk.text, chunk.completion is not None):
-            yield from self._add(piece, told)
+            self._add(piece, told)
             told = {}
         if chunk.completion is not None:
-            yield from self._finish(chunk.completion, told)
+            self._finish(chunk.completion, told)
             kind = f"response.{_status(chunk.completion)}"
-            yield self._event(kind, response=self._ended(chunk.completion))
+            self._event(kind, response=self._ended(chunk.completion))
+        return self._taken()
 
-    def closing(self, completions: Sequence[Completion]) -> Iterator[dict[str, Any]]:
-        return iter(())
+    def last(self, completions: Sequence[Completion]) -> list[Event]:
+        return []
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         (completion,) = completions
-        for piece in self._reader.read(completion.text):
-            deque(self._add(piece, {}), maxlen=0)
-        deque(self._finish(completion, {}), maxlen=0)
+        for piece in self._reader.feed(0, completion.text, True):
+            self._add(piece, {})
+        self._finish(completion, {})
         return self._ended(completion)
 
-    def _add(self, piece: Piece, told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _taken(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def _add(self, piece: Piece, told: dict[str, Any]) -> None:
         """Adds a piece to the item that it belongs to; `told` goes with its event."""
         kind = TYPES[piece.kind]
         if piece.kind == CALL or not self._items or self._items[-1]["type"] != kind:
-            yield from self._close("completed")
-            yield from self._begin(kind, piece.text)
+            self._close("completed")
+            self._begin(kind, piece.text)
         item = self._items[-1]
         if piece.kind == ARGUMENTS:
             item["arguments"] += piece.text
-            yield self._about("response.function_call_arguments.delta", delta=piece.text, **told)
+            self._about("response.function_call_arguments.delta", delta=piece.text, **told)
         elif piece.kind == REASONING:
             item["content"][0]["text"] += piece.text
-            yield self._about("response.reasoning_text.delta", content_index=0, delta=piece.text, **told)
+            self._about("response.reasoning_text.delta", content_index=0, delta=piece.text, **told)
         elif piece.kind == CONTENT:
             scored, self._scored = self._logprobs(self._scored), []
             item["content"][0]["text"] += piece.text
             item["content"][0]["logprobs"] += scored
-            yield self._about("response.output_text.delta", content_index=0, delta=piece.text, logprobs=scored, **told)
+            self._about("response.output_text.delta", content_index=0, delta=piece.text, logprobs=scored, **told)
 
-    def _begin(self, kind: str, name: str) -> Iterator[dict[str, Any]]:
+    def _begin(self, kind: str, name: str) -> None:
         self._items.append(_item(kind, name))
         item = self._items[-1]
         begun = copy.deepcopy(item) | ({} if kind == "function_call" else {"content": []})
-        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=begun)
+        self._event("response.output_item.added", output_index=len(self._items) - 1, item=begun)
         if kind != "function_call":
-            yield self._about("response.content_part.added", content_index=0, part=copy.deepcopy(item["content"][0]))
+            self._about("response.content_part.added", content_index=0, part=copy.deepcopy(item["content"][0]))
 
-    def _close(self, status: str) -> Iterator[dict[str, Any]]:
+    def _close(self, status: str) -> None:
         """Ends the item under way."""
         if not self._items:
             return
         item = self._items[-1]
         item["status"] = status
         if item["type"] == "function_call":
-            yield self._about("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"])
+            self._about("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"])
         else:
             part = copy.deepcopy(item["content"][0])
             if item["type"] == "message":
                 said = {"text": part["text"], "logprobs": part["logprobs"]}
-                yield self._about("response.output_text.done", content_index=0, **said)
+                self._about("response.output_text.done", content_index=0, **said)
             else:
                 self._scored = []
-                yield self._about("response.reasoning_text.done", content_index=0, text=part["text"])
-            yield self._about("response.content_part.done", content_index=0, part=part)
-        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=copy.deepcopy(item))
+                self._about("response.reasoning_text.done", content_index=0, text=part["text"])
+            self._about("response.content_part.done", content_index=0, part=part)
+        self._event("response.output_item.done", output_index=len(self._items) - 1, item=copy.deepcopy(item))
 
-    def _finish(self, completion: Completion, told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _finish(self, completion: Completion, told: dict[str, Any]) -> None:
         """Ends the items; a reply that says nothing at all is an empty message."""
         if not self._items:
-            yield from self._add(Piece(CONTENT, ""), told)
+            self._add(Piece(CONTENT, ""), told)
         said = next((item for item in self._items if item["type"] == "message"), None)
         if said is not None:
             before = self._reader.counted(self._tokenizer, completion.token_ids).before_content
             said["content"][0]["logprobs"] = self._logprobs((completion.logprobs or [])[before:])
-        yield from self._close(_status(completion))
+        self._close(_status(completion))
 
-    def _about(self, kind: str, **content: Any) -> dict[str, Any]:
+    def _about(self, kind: str, **content: Any) -> None:
         """An event about the item under way."""
-        return self._event(kind, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **content)
+        self._event(kind, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **content)
 
-    def _event(self, kind: str, **content: Any) -> dict[str, Any]:
-        event = {"type": kind, "sequence_number": self._number, **content}
+    def _event(self, kind: str, **content: Any) -> None:
+        self._events.append({"type": kind, "sequence_number": self._number, **content})
         self._number += 1
-        return event
 
     def _logprobs(self, items: Sequence[TokenLogprob]) -> list[Any]:
         return list(chat_logprobs(self._tokenizer, items)["content"]) if self._body.scored else []

@@ -1,109 +1,53 @@
-"""How an endpoint words what the engine emits: the protocol, what answers share, and the form of /v1/completions.
-
-An answer is made for one request and asked for events of a stream, or for the whole reply at the end.
-"""
+"""The form of /v1/completions: choices of text, with the prompt before it where that is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import Request
-from sametoken.server.replies import (
-    Spells,
-    Usage,
-    prompt_logprobs,
-    report,
-    text_logprobs,
-    total_usage,
-    usage,
-)
-from sametoken.server.schema import CompletionRequest, Generation
+from sametoken.server.replies import Usage, prompt_logprobs, report, text_logprobs, total_usage
+from sametoken.server.schema import CompletionRequest
+from sametoken.server.words import Event, Progress, Source, end
 
 
-class Answer(Protocol):
-    """The words of one request."""
-
-    def opening(self) -> Iterator[dict[str, Any]]:
-        """Events before the first chunk."""
-        ...
-
-    def events(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """The events of a chunk."""
-        ...
-
-    def closing(self, completions: Sequence[Completion]) -> Iterator[dict[str, Any]]:
-        """Events after the last chunk."""
-        ...
-
-    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """The reply to a request that did not stream; completions in order of prompt and choice."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What every object of a reply begins with.
-
-    Attributes:
-        id: of the reply. `created`: Unix seconds. `model`: the served name.
-    """
-
-    id: str
-    created: int
-    model: str
-
-    def of(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-
-@dataclass
-class Written:
-    """How far the choices of a stream have come.
-
-    Attributes:
-        tokens: generated so far, by place of the choice. `characters`: of the text they spell.
-    """
-
-    tokens: dict[int, int] = field(default_factory=dict)
-    characters: dict[int, int] = field(default_factory=dict)
-
-
-class CompletionAnswer:
+class CompletionWords:
     """/v1/completions."""
 
-    def __init__(self, body: CompletionRequest, head: Head, requests: Sequence[Request], tokenizer: Spells) -> None:
-        self._body, self._head, self._tokenizer, self._requests = body, head, tokenizer, requests
-        self._drawn, self._written = body.drawn, Written()
+    def __init__(self, body: CompletionRequest, source: Source) -> None:
+        self._body, self._drawn = body, body.drawn
+        self._head, self._tokenizer, self._requests, _ = source
+        self._progress = Progress(body, source.requests)
+        self._characters: dict[int, int] = {}  # of the text so far, by place of the choice
 
-    def opening(self) -> Iterator[dict[str, Any]]:
-        return iter(())
+    def first(self) -> list[Event]:
+        return []
 
-    def events(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+    def delta(self, chunk: Chunk) -> list[Event]:
         place = chunk.index * self._drawn + chunk.choice
         request, body = self._requests[place], self._body
-        first = place not in self._written.tokens
+        first = place not in self._progress.tokens
         choice = self._choice(request, chunk.token_ids, chunk.text, first)
         choice["index"] = place
         if body.logprobs is not None:
-            offset = self._written.characters.get(place, 0)
+            offset = self._characters.get(place, 0)
             items = [*(request.prompt_logprobs if first and body.echo else ()), *self._kept(chunk.logprobs or [])]
             words = text_logprobs(self._tokenizer, choice.pop("scored"), items, body.logprobs, offset)
             choice["logprobs"] = words
-            self._written.characters[place] = offset + sum(map(len, words["tokens"]))
+            self._characters[place] = offset + sum(map(len, words["tokens"]))
         choice.pop("scored", None)
         if body.reports:
             choice["speculative"] = report(self._tokenizer, chunk, chunk.completion)
         end(choice, chunk.completion)
         event = {**self._head.of("text_completion"), "choices": [choice]}
-        count(event, body, self._written, place, chunk, [len(r.prompt_ids) for r in self._requests[:: self._drawn]])
-        yield event
+        self._progress.count(event, place, len(chunk.token_ids))
+        return [event]
 
-    def closing(self, completions: Sequence[Completion]) -> Iterator[dict[str, Any]]:
-        if self._body.counted.include_usage:
-            yield {**self._head.of("text_completion"), "choices": [], "usage": self._usage(completions)}
+    def last(self, completions: Sequence[Completion]) -> list[Event]:
+        if not self._progress.at_end:
+            return []
+        return [{**self._head.of("text_completion"), "choices": [], "usage": self._usage(completions)}]
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         chosen: list[Completion] = []
@@ -151,25 +95,6 @@ class CompletionAnswer:
         if self._body.reports:
             choice["speculative"] = report(self._tokenizer, completion, completion)
         return end(choice, completion)
-
-
-def end(choice: dict[str, Any], completion: Completion | None) -> dict[str, Any]:
-    """Says why a choice ended, and vLLM's `stop_reason`: the stop string or token id that ended it."""
-    choice["finish_reason"] = None if completion is None else completion.finish_reason
-    if completion is not None:
-        choice["stop_reason"] = completion.stop_reason
-    return choice
-
-
-def count(
-    event: dict[str, Any], body: Generation, written: Written, place: int, chunk: Chunk, prompts: Sequence[int]
-) -> None:
-    """Adds a chunk to what was written, and usage to its event where that is asked for."""
-    written.tokens[place] = written.tokens.get(place, 0) + len(chunk.token_ids)
-    if body.counted.continuous_usage_stats:
-        event["usage"] = usage(sum(prompts), sum(written.tokens.values()))
-    elif body.counted.include_usage:
-        event["usage"] = None
 
 
 def _best(completions: Sequence[Completion], count: int) -> list[Completion]:

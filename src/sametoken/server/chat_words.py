@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sametoken.engine.completion import Chunk, Completion
-from sametoken.engine.request import Request
-from sametoken.server.answers import Head, Written, count, end
 from sametoken.server.chat_schema import ChatRequest
-from sametoken.server.replies import Spells, Usage, chat_logprobs, prompt_logprobs, report, total_usage
-from sametoken.server.speech import Message, Reader
+from sametoken.server.replies import Usage, chat_logprobs, prompt_logprobs, report, total_usage
+from sametoken.server.speech import Message
+from sametoken.server.words import Event, Progress, Source, end
 
 
-class ChatAnswer:
+class ChatWords:
     """/v1/chat/completions."""
 
-    def __init__(
-        self, body: ChatRequest, head: Head, requests: Sequence[Request], tokenizer: Spells, reader: Reader
-    ) -> None:
-        self._body, self._head, self._tokenizer, self._requests = body, head, tokenizer, requests
-        self._written, self._reader = Written(), reader
-        self._messages = [Message() for _ in requests]
+    def __init__(self, body: ChatRequest, source: Source) -> None:
+        self._body = body
+        self._head, self._tokenizer, self._requests, self._reader = source
+        self._progress = Progress(body, source.requests)
+        self._messages = [Message() for _ in source.requests]
 
-    def opening(self) -> Iterator[dict[str, Any]]:
-        for index in range(len(self._requests)):
-            yield self._event({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+    def first(self) -> list[Event]:
+        role = {"role": "assistant", "content": ""}
+        choices = range(len(self._requests))
+        return [self._event({"index": index, "delta": role, "finish_reason": None}) for index in choices]
 
     def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
         event = {**self._head.of("chat.completion.chunk"), "choices": [choice]}
-        if self._body.counted.include_usage:
+        if self._progress.at_end:
             event["usage"] = None
         return event
 
-    def events(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+    def delta(self, chunk: Chunk) -> list[Event]:
         body, request = self._body, self._requests[chunk.choice]
         message = self._messages[chunk.choice]
         delta = message.add(self._reader.feed(chunk.choice, chunk.text, chunk.completion is not None))
@@ -45,15 +44,16 @@ class ChatAnswer:
         event = self._event(choice)
         if body.return_token_ids:
             event["choices"][0]["token_ids"] = chunk.token_ids
-            event |= {} if self._written.tokens else {"prompt_token_ids": request.prompt_ids}
-        if body.prompt_logprobs is not None and chunk.choice == 0 and 0 not in self._written.tokens:
+            event |= {} if self._progress.tokens else {"prompt_token_ids": request.prompt_ids}
+        if body.prompt_logprobs is not None and chunk.choice == 0 and 0 not in self._progress.tokens:
             event["prompt_logprobs"] = prompt_logprobs(self._tokenizer, request.prompt_logprobs, body.prompt_logprobs)
-        count(event, body, self._written, chunk.choice, chunk, [len(request.prompt_ids)])
-        yield event
+        self._progress.count(event, chunk.choice, len(chunk.token_ids))
+        return [event]
 
-    def closing(self, completions: Sequence[Completion]) -> Iterator[dict[str, Any]]:
-        if self._body.counted.include_usage:
-            yield {**self._head.of("chat.completion.chunk"), "choices": [], "usage": self._usage(completions)}
+    def last(self, completions: Sequence[Completion]) -> list[Event]:
+        if not self._progress.at_end:
+            return []
+        return [{**self._head.of("chat.completion.chunk"), "choices": [], "usage": self._usage(completions)}]
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         choices = [self._whole_choice(completion) for completion in completions]
@@ -67,7 +67,7 @@ class ChatAnswer:
 
     def _whole_choice(self, completion: Completion) -> dict[str, Any]:
         message = Message()
-        message.add(self._reader.read(completion.text))
+        message.add(self._reader.feed(completion.choice, completion.text, True))
         choice: dict[str, Any] = {"index": completion.choice, "message": message.to_json()}
         scored = self._body.logprobs
         choice["logprobs"] = chat_logprobs(self._tokenizer, completion.logprobs or []) if scored else None

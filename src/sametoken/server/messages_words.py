@@ -3,68 +3,73 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sametoken.engine.completion import Chunk, Completion
-from sametoken.server.answers import Head
 from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, REASONING, Piece
-from sametoken.server.speech import Reader, new_call_id
+from sametoken.server.speech import new_call_id
+from sametoken.server.words import Event, Source
 
 TYPES = {REASONING: "thinking", CONTENT: "text", CALL: "tool_use", ARGUMENTS: "tool_use"}
 DELTAS = {"thinking": ("thinking_delta", "thinking"), "text": ("text_delta", "text"),
           "tool_use": ("input_json_delta", "partial_json")}  # fmt: skip
 
 
-class MessagesAnswer:
+class MessagesWords:
     """/v1/messages."""
 
-    def __init__(self, head: Head, reader: Reader, prompt_tokens: int) -> None:
-        self._head, self._reader, self._prompt_tokens = head, reader, prompt_tokens
+    def __init__(self, source: Source) -> None:
+        self._head, _, requests, self._reader = source
+        self._prompt_tokens = len(requests[0].prompt_ids)
+        self._events: list[Event] = []  # made since they were taken last
         self._blocks: list[dict[str, Any]] = []  # in the order of the reply; the last one may be under way
         self._texts: list[str] = []  # of each block; JSON of a call's input
 
-    def opening(self) -> Iterator[dict[str, Any]]:
+    def first(self) -> list[Event]:
         usage = {**_usage(self._prompt_tokens, 0), "output_tokens": 0}
-        yield {"type": "message_start", "message": self._message(None, None, usage)}
+        return [{"type": "message_start", "message": self._message(None, None, usage)}]
 
-    def events(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        for piece in self._reader.feed(0, chunk.text, chunk.completion is not None):
-            yield from self._add(piece)
+    def delta(self, chunk: Chunk) -> list[Event]:
+        self._read(chunk.text, chunk.completion is not None)
         if chunk.completion is not None:
-            if not self._blocks:
-                yield from self._begin("text", "")
-            yield from self._close()
             reason, sequence = self._stopped(chunk.completion)
             delta = {"stop_reason": reason, "stop_sequence": sequence}
-            yield {"type": "message_delta", "delta": delta, "usage": _usage_of(chunk.completion)}
-            yield {"type": "message_stop"}
+            self._events.append({"type": "message_delta", "delta": delta, "usage": _usage_of(chunk.completion)})
+            self._events.append({"type": "message_stop"})
+        events, self._events = self._events, []
+        return events
 
-    def closing(self, completions: Sequence[Completion]) -> Iterator[dict[str, Any]]:
-        return iter(())
+    def last(self, completions: Sequence[Completion]) -> list[Event]:
+        return []
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         (completion,) = completions
-        for piece in self._reader.read(completion.text):
-            list(self._add(piece))
-        if not self._blocks:
-            list(self._begin("text", ""))
-        list(self._close())
+        self._read(completion.text, True)
         reason, sequence = self._stopped(completion)
         return self._message(reason, sequence, _usage_of(completion))
 
-    def _add(self, piece: Piece) -> Iterator[dict[str, Any]]:
+    def _read(self, text: str, done: bool) -> None:
+        """Adds a text; a reply that says nothing at all is an empty block of text."""
+        for piece in self._reader.feed(0, text, done):
+            self._add(piece)
+        if done:
+            if not self._blocks:
+                self._begin("text", "")
+            self._close()
+
+    def _add(self, piece: Piece) -> None:
         """Adds a piece to the block that it belongs to."""
         kind = TYPES[piece.kind]
         if piece.kind == CALL or not self._blocks or self._blocks[-1]["type"] != kind:
-            yield from self._close()
-            yield from self._begin(kind, piece.text)
+            self._close()
+            self._begin(kind, piece.text)
         if piece.kind != CALL:
             self._texts[-1] += piece.text
             name, key = DELTAS[kind]
-            yield self._about("content_block_delta", delta={"type": name, key: piece.text})
+            self._about("content_block_delta", delta={"type": name, key: piece.text})
 
-    def _begin(self, kind: str, name: str) -> Iterator[dict[str, Any]]:
+    def _begin(self, kind: str, name: str) -> None:
         """A new block; `name` is that of a tool."""
         block: dict[str, Any]
         match kind:
@@ -76,9 +81,9 @@ class MessagesAnswer:
                 block = {"type": kind, "text": "", "citations": None}
         self._blocks.append(block)
         self._texts.append("")
-        yield self._about("content_block_start", content_block=dict(block))
+        self._about("content_block_start", content_block=dict(block))
 
-    def _close(self) -> Iterator[dict[str, Any]]:
+    def _close(self) -> None:
         """Ends the block under way."""
         if not self._blocks:
             return
@@ -87,11 +92,11 @@ class MessagesAnswer:
             block["input"] = _object(text)
         else:
             block[block["type"]] = text
-        yield self._about("content_block_stop")
+        self._about("content_block_stop")
 
-    def _about(self, kind: str, **content: Any) -> dict[str, Any]:
+    def _about(self, kind: str, **content: Any) -> None:
         """An event about the block under way."""
-        return {"type": kind, "index": len(self._blocks) - 1, **content}
+        self._events.append({"type": kind, "index": len(self._blocks) - 1, **content})
 
     def _stopped(self, completion: Completion) -> tuple[str, str | None]:
         """Why the reply ended, and the stop sequence that ended it."""

@@ -1,0 +1,98 @@
+"""How a form of reply words what the engine emits: the protocol of the four forms, and what they share.
+
+Words are made for one request, and asked for the events of a stream or for the whole reply at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from sametoken.engine.completion import Chunk, Completion
+from sametoken.engine.request import Request
+from sametoken.server.replies import Spells, usage
+from sametoken.server.schema import Generation
+from sametoken.server.speech import Reader
+
+Event = Mapping[str, Any]  # the JSON object of a server-sent event
+
+
+class Words(Protocol):
+    """The words of one request."""
+
+    def first(self) -> list[Event]:
+        """Events before the first chunk."""
+        ...
+
+    def delta(self, chunk: Chunk) -> list[Event]:
+        """The events of a chunk."""
+        ...
+
+    def last(self, completions: Sequence[Completion]) -> list[Event]:
+        """Events after the last chunk; completions in the order in which they ended."""
+        ...
+
+    def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
+        """The reply to a request that did not stream; completions in order of prompt and choice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every object of a reply begins with.
+
+    Attributes:
+        id: of the reply. `created`: Unix seconds. `model`: the served name.
+    """
+
+    id: str
+    created: int
+    model: str
+
+    def of(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+class Source(NamedTuple):
+    """What the words of a reply are made from, beside the body of the request.
+
+    Attributes:
+        requests: in the engine, by prompt, then by choice.
+        reader: tells thinking and calls in the text from what is said.
+    """
+
+    head: Head
+    tokenizer: Spells
+    requests: Sequence[Request]
+    reader: Reader
+
+
+class Progress:
+    """How far the choices of a stream have come, and the usage that its events tell.
+
+    Args:
+        body: of the request, which asks for usage or does not. `requests`: as in `Source`.
+    """
+
+    def __init__(self, body: Generation, requests: Sequence[Request]) -> None:
+        asked = body.counted
+        self.at_end, self._always = asked.include_usage, asked.continuous_usage_stats
+        self._prompts = sum(len(request.prompt_ids) for request in requests if request.choice == 0)
+        self.tokens: dict[int, int] = {}  # generated so far, by place of the choice
+
+    def count(self, event: dict[str, Any], place: int, tokens: int) -> None:
+        """Adds the tokens of an event, and puts usage into it where that is asked for."""
+        self.tokens[place] = self.tokens.get(place, 0) + tokens
+        if self._always:
+            event["usage"] = usage(self._prompts, sum(self.tokens.values()))
+        elif self.at_end:
+            event["usage"] = None
+
+
+def end(choice: dict[str, Any], completion: Completion | None) -> dict[str, Any]:
+    """Says why a choice ended, and vLLM's `stop_reason`: the stop string or token id that ended it."""
+    choice["finish_reason"] = None if completion is None else completion.finish_reason
+    if completion is not None:
+        choice["stop_reason"] = completion.stop_reason
+    return choice
