@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cli_checks import Pair
 from sametoken import LLM
-from sametoken.server import text_api
+from sametoken.server.completion_words import CompletionWords
 from sametoken.server.exchange import VALID_ID
 from sametoken.server.logs import JsonFormatter, TextFormatter
 from server_checks import Running, running, wait_until
@@ -106,7 +106,7 @@ def test_errors_are_logged_with_the_id_and_not_told(served: Running, monkeypatch
     def broken(*_: Any) -> None:
         raise ValueError(FORGED)
 
-    monkeypatch.setattr(text_api, "CompletionAnswer", broken)
+    monkeypatch.setattr(CompletionWords, "whole", broken)
     with logged(TextFormatter()) as stream, httpx.Client(base_url=served.url) as client:
         answer = client.post("/v1/completions", json=ASKED, headers={"X-Request-Id": "seven"})
         found = lines(stream, 3)
