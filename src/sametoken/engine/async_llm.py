@@ -58,7 +58,12 @@ class Chunks:
     async def __anext__(self) -> Chunk:
         if not self._left:
             raise StopAsyncIteration
-        stream = self._stream or self._begin()
+        if (stream := self._stream) is None:
+            self._stream = stream = _Stream()
+            self._engine.send(_Add(self._requests, stream))
+            if self._timeout is not None:
+                over = TimeoutError(f"{self._timeout:g} s are over")
+                self._timer = stream.loop.call_later(self._timeout, stream.items.put_nowait, over)
         try:
             item = await stream.items.get()
         except asyncio.CancelledError:
@@ -71,14 +76,6 @@ class Chunks:
         if not self._left:
             self.close()
         return item
-
-    def _begin(self) -> _Stream:
-        self._stream = stream = _Stream()
-        self._engine.send(_Add(self._requests, stream))
-        if self._timeout is not None:
-            over = TimeoutError(f"{self._timeout:g} s are over")
-            self._timer = stream.loop.call_later(self._timeout, stream.items.put_nowait, over)
-        return stream
 
     def close(self) -> None:
         """Cancels what is not finished; may be called twice."""

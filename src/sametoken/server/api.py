@@ -1,4 +1,4 @@
-"""What all endpoints share: the model's names and what makes its prompts."""
+"""What all endpoints share: reading the body of a request, the model's names, and what makes its prompts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
-from starlette.requests import Request
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
 
-from sametoken.server.errors import ApiError
-from sametoken.server.fields import Body
-from sametoken.server.http import read
+from sametoken.server.errors import CLIENT_GONE, ApiError, invalid
+from sametoken.server.fields import Body, field_names
 from sametoken.server.prompts import Prompts
 from sametoken.server.words import Head
 from sametoken.server.worker import Worker
@@ -33,9 +33,30 @@ class Api:
         self._prompts = Prompts(self._tokenizer, worker.llm.max_seq_len, worker.config.reasoning_parser)
 
     async def _read(self, request: Request, kind: type[B]) -> B:
-        """The body of a request, checked; its model is one that is served."""
-        body = await read(request, kind, self._most)
-        self._check_model(cast(Any, body).model)  # every body of a request has this field
+        """The body of a request as checked fields; its model is one that is served.
+
+        Raises:
+            ApiError: it is too large, compressed, no JSON, or not what `kind` says.
+        """
+        if (packed := request.headers.get("content-encoding", "identity").lower()) not in ("", "identity"):
+            message = f"the body is said to be compressed (Content-Encoding: {packed[:40]}); send it as it is"
+            raise ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "identity"})
+        stated = request.headers.get("content-length", "")
+        if stated.isascii() and stated.isdigit() and int(stated[:20]) > self._most:
+            raise _too_large(f"{stated[:20]} bytes", self._most)
+        received = bytearray()
+        try:
+            async for piece in request.stream():
+                received += piece
+                if len(received) > self._most:
+                    raise _too_large("more than that", self._most)
+        except ClientDisconnect as error:
+            raise ApiError(CLIENT_GONE, "the client went away within its request", code="client_gone") from error
+        try:
+            body = kind.model_validate_json(bytes(received))
+        except ValidationError as error:
+            raise invalid(error, field_names(kind)) from error
+        self._check_model(cast(Any, body).model)  # every body has this field
         return body
 
     def _head(self, prefix: str, given: str | None) -> Head:
@@ -51,3 +72,8 @@ class Api:
                 param="model",
                 code="model_not_found",
             )
+
+
+def _too_large(got: str, most: int) -> ApiError:
+    message = f"the body has {got}, this server takes at most {most} bytes (max_body); send less"
+    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})

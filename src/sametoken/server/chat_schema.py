@@ -258,13 +258,14 @@ class ChatRequest(Generation):
         functions = [each.model_dump() for each in self.required]
         if functions:
             form = {"grammar": call_grammar(functions, made.tags_calls, self.several)}
-        return self.sampling(
+        values = self.chosen(
             recommended,
             structured_outputs=None if form is None else {**form, **made.waits},
             skip_special_tokens=False if made.shows_marks else self.skip_special_tokens,
             max_tokens=self.reply_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
+        return SamplingParams.from_mapping(values)
 
 
 class TokenizeRequest(Body):

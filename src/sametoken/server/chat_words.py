@@ -19,6 +19,7 @@ class ChatWords:
         self._body = body
         self._head, self._tokenizer, self._requests, self._reader = source
         self._progress = Progress(body, source.requests)
+        self._begin = self._head.of("chat.completion.chunk")  # of every event
         self._messages = [Message() for _ in source.requests]
 
     def first(self) -> list[Event]:
@@ -27,7 +28,7 @@ class ChatWords:
         return [self._event({"index": index, "delta": role, "finish_reason": None}) for index in choices]
 
     def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
-        event = {**self._head.of("chat.completion.chunk"), "choices": [choice]}
+        event = {**self._begin, "choices": [choice]}
         if self._progress.at_end:
             event["usage"] = None
         return event
@@ -53,7 +54,7 @@ class ChatWords:
     def last(self, completions: Sequence[Completion]) -> list[Event]:
         if not self._progress.at_end:
             return []
-        return [{**self._head.of("chat.completion.chunk"), "choices": [], "usage": self._usage(completions)}]
+        return [{**self._begin, "choices": [], "usage": self._usage(completions)}]
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         choices = [self._whole_choice(completion) for completion in completions]

@@ -17,8 +17,9 @@ class CompletionWords:
 
     def __init__(self, body: CompletionRequest, source: Source) -> None:
         self._body, self._drawn = body, body.drawn
-        self._head, self._tokenizer, self._requests, _ = source
+        _, self._tokenizer, self._requests, _ = source
         self._progress = Progress(body, source.requests)
+        self._begin = source.head.of("text_completion")  # of every object
         self._characters: dict[int, int] = {}  # of the text so far, by place of the choice
 
     def first(self) -> list[Event]:
@@ -40,21 +41,21 @@ class CompletionWords:
         if body.reports:
             choice["speculative"] = report(self._tokenizer, chunk, chunk.completion)
         end(choice, chunk.completion)
-        event = {**self._head.of("text_completion"), "choices": [choice]}
+        event = {**self._begin, "choices": [choice]}
         self._progress.count(event, place, len(chunk.token_ids))
         return [event]
 
     def last(self, completions: Sequence[Completion]) -> list[Event]:
         if not self._progress.at_end:
             return []
-        return [{**self._head.of("text_completion"), "choices": [], "usage": self._usage(completions)}]
+        return [{**self._begin, "choices": [], "usage": self._usage(completions)}]
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         chosen: list[Completion] = []
         for begin in range(0, len(completions), self._drawn):
             chosen += _best(completions[begin : begin + self._drawn], self._body.choices)
         choices = [self._whole_choice(place, completion) for place, completion in enumerate(chosen)]
-        return {**self._head.of("text_completion"), "choices": choices, "usage": self._usage(completions)}
+        return {**self._begin, "choices": choices, "usage": self._usage(completions)}
 
     def _usage(self, completions: Sequence[Completion]) -> Usage:
         counted = total_usage(completions)

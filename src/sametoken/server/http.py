@@ -1,4 +1,4 @@
-"""HTTP details: bodies with a limit, keys, events, and clients that go away. Knows nothing of models."""
+"""HTTP details: keys, events, and clients that go away. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -6,56 +6,18 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sametoken.server.errors import CLIENT_GONE, ApiError, invalid, reply
-from sametoken.server.fields import Body, field_names
+from sametoken.server.errors import ApiError, reply
 
 DONE = b"data: [DONE]\n\n"
 OPEN_PATHS = ("/", "/health", "/ping", "/live", "/version", "/docs", "/openapi.json")
 OPEN_FOLDERS = ("/playground/", "/docs/")  # the files of pages, which ask for a key themselves
-B = TypeVar("B", bound=Body)
 T = TypeVar("T")
-
-
-async def read(request: Request, body: type[B], most: int) -> B:
-    """The body of a request as checked fields.
-
-    Args:
-        most: bytes; a longer body is refused without being kept.
-
-    Raises:
-        ApiError: it is too large, compressed, no JSON, or not what `body` says.
-    """
-    if (packed := request.headers.get("content-encoding", "identity").lower()) not in ("", "identity"):
-        message = f"the body is said to be compressed (Content-Encoding: {packed[:40]}); send it as it is"
-        raise ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "identity"})
-    stated = request.headers.get("content-length", "")
-    if stated.isascii() and stated.isdigit() and int(stated[:20]) > most:
-        raise _too_large(f"{stated[:20]} bytes", most)
-    received = bytearray()
-    try:
-        async for piece in request.stream():
-            received += piece
-            if len(received) > most:
-                raise _too_large("more than that", most)
-    except ClientDisconnect as error:
-        raise ApiError(CLIENT_GONE, "the client went away within its request", code="client_gone") from error
-    try:
-        return body.model_validate_json(bytes(received))
-    except ValidationError as error:
-        raise invalid(error, field_names(body)) from error
-
-
-def _too_large(got: str, most: int) -> ApiError:
-    message = f"the body has {got}, this server takes at most {most} bytes (max_body); send less"
-    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
@@ -78,10 +40,15 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def event(content: Mapping[str, Any]) -> bytes:
-    """One server-sent event, named where its content has a type."""
-    name = f"event: {content['type']}\n".encode() if "type" in content else b""
-    return name + b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def part_of(events: Iterable[Mapping[str, Any]], mark: bytes = b"", more: bool = True) -> Message:
+    """A part of an answer: server-sent events, each named where its content has a type, and a mark after them."""
+    spelled = b"".join(
+        (f"event: {event['type']}\ndata: " if "type" in event else "data: ").encode()
+        + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
+        + b"\n\n"
+        for event in events
+    )
+    return {"type": "http.response.body", "body": spelled + mark, "more_body": more}
 
 
 class Keys:

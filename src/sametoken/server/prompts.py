@@ -33,16 +33,10 @@ class Prompts:
         self._style = find_style(parser, tokenizer.chat_templates)
         self._specials = {tokenizer.token_text(token) for token in tokenizer.special_ids}
 
-    async def of_request(self, body: CompletionRequest | ChatRequest) -> Rendered:
-        """The prompts of a request for text."""
-        if isinstance(body, ChatRequest):
-            return await self._of_chat(body)
-        return Rendered(await self._of_texts(body))
-
-    async def _of_texts(self, body: CompletionRequest) -> Sequence[Prompt]:
+    async def of_texts(self, body: CompletionRequest) -> Rendered:
         """The prompts of /v1/completions; texts stay texts unless they are to be tokenised otherwise than usual."""
         if body.truncate_prompt_tokens is None and body.add_special_tokens is not False:
-            return body.prompt
+            return Rendered(body.prompt)
         special = body.add_special_tokens is not False
 
         def encode(prompt: Prompt) -> list[int]:
@@ -50,11 +44,11 @@ class Prompts:
             return body.cut(ids, self._context, body.reply_tokens)
 
         try:
-            return await asyncio.to_thread(lambda: [encode(prompt) for prompt in body.prompt])
+            return Rendered(await asyncio.to_thread(lambda: [encode(prompt) for prompt in body.prompt]))
         except RequestError as error:
             raise misread(error, "prompt") from error
 
-    async def _of_chat(self, body: ChatRequest) -> Rendered:
+    async def of_chat(self, body: ChatRequest) -> Rendered:
         """The conversation of a request as its template puts it, with the functions that it offers."""
         options: dict[str, Any] = {}
         if body.reasoning_effort is not None:
@@ -66,7 +60,10 @@ class Prompts:
                 raise ApiError(400, words, param="tools")
             tools = [{"type": "function", "function": each.model_dump(exclude_none=True)} for each in body.offered]
             options["tools"] = tools
-        text, ids = await self._rendered(body, options)
+        if _is_long(body.messages):
+            text, ids = await asyncio.to_thread(self._render, body.messages, body, options)
+        else:
+            text, ids = self._render(body.messages, body, options)
         made = Rendered([body.cut(ids, self._context, body.reply_tokens)], tags_calls=self._tokenizer.tags_tool_calls)
         return made if self._style is None else self._split(body, made, text, self._style)
 
@@ -89,18 +86,12 @@ class Prompts:
     async def of_tokenize(self, body: TokenizeRequest) -> list[int]:
         """The ids that /tokenize tells."""
         if body.messages is not None:
-            return (await self._rendered(body, body.chat_template_kwargs or {}))[1]
+            return (await asyncio.to_thread(self._render, body.messages, body, body.chat_template_kwargs or {}))[1]
         try:
             special = body.add_special_tokens is not False
             return await asyncio.to_thread(self._tokenizer.encode, body.prompt or "", special)
         except RequestError as error:
             raise misread(error, "prompt") from error
-
-    async def _rendered(self, body: ChatRequest | TokenizeRequest, options: Mapping[str, Any]) -> _Read:
-        messages = body.messages or []
-        if sum(MESSAGE_COST + len(message.content or "") for message in messages) > LONG_TEXT:
-            return await asyncio.to_thread(self._render, messages, body, options)
-        return self._render(messages, body, options)
 
     def _render(
         self, messages: Sequence[ChatMessage], body: ChatRequest | TokenizeRequest, options: Mapping[str, Any]
@@ -114,3 +105,8 @@ class Prompts:
             return text, self._tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
         except (RequestError, RecursionError) as error:
             raise misread(error, "messages") from error
+
+
+def _is_long(messages: Sequence[ChatMessage]) -> bool:
+    """Whether the event loop must not wait for the rendering."""
+    return sum(MESSAGE_COST + len(message.content or "") for message in messages) > LONG_TEXT

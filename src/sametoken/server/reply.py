@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from sametoken.engine.completion import Completion
 from sametoken.server.errors import ApiError, worded
-from sametoken.server.http import DONE, event, unless_gone
-from sametoken.server.words import Event, Words
+from sametoken.server.http import DONE, part_of, unless_gone
+from sametoken.server.words import Words
 from sametoken.server.worker import Job
 
 
@@ -38,10 +38,14 @@ class Reply(Response):
             self._job.close()
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        done: list[Completion] = []
         try:
-            done = [chunk.completion async for chunk in self._job if chunk.completion is not None]
+            async for chunk in self._job.chunks:
+                self._job.saw(chunk)
+                done += [chunk.completion] if chunk.completion is not None else []
         except Exception as error:
             raise self._worded(error) from error
+        self._job.close()
         done.sort(key=lambda completion: (completion.index, completion.choice))
         await JSONResponse(self._words.whole(done))(scope, receive, send)
 
@@ -50,24 +54,20 @@ class Reply(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         done: list[Completion] = []
         try:
-            await _send(send, self._words.first())
-            async for chunk in self._job:
-                await _send(send, self._words.delta(chunk))
-                if chunk.completion is not None:
-                    done.append(chunk.completion)
-            await _send(send, self._words.last(done))
+            await send(part_of(self._words.first()))
+            async for chunk in self._job.chunks:
+                self._job.saw(chunk)
+                await send(part_of(self._words.delta(chunk)))
+                done += [chunk.completion] if chunk.completion is not None else []
+            self._job.close()
+            last = self._words.last(done)
         except Exception as error:
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                 raise  # the connection, not the engine
             told = self._worded(error)
             self._job.worker.count(told)
-            await _send(send, [told.anthropic if self._anthropic else told.body])
-        await send({"type": "http.response.body", "body": b"" if self._anthropic else DONE, "more_body": False})
+            last = [told.anthropic if self._anthropic else told.body]
+        await send(part_of(last, b"" if self._anthropic else DONE, more=False))
 
     def _worded(self, error: Exception) -> ApiError:
         return worded(error, self._fields, self._job.worker.config.request_timeout)
-
-
-async def _send(send: Send, events: Iterable[Event]) -> None:
-    if data := b"".join(map(event, events)):
-        await send({"type": "http.response.body", "body": data, "more_body": True})

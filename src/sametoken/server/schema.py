@@ -198,15 +198,12 @@ class Generation(Inert, Sampled):  # type: ignore[misc]
     def reports(self) -> bool:
         return self.speculative is not None and self.speculative.report
 
-    def sampling(self, recommended: Mapping[str, Any], **own: Any) -> SamplingParams:
-        """The sampling parameters.
+    def chosen(self, recommended: Mapping[str, Any], **own: Any) -> dict[str, Any]:
+        """The values of the sampling parameters.
 
         Args:
             recommended: the model's values for what the request leaves out.
             own: those that an endpoint words its own way.
-
-        Raises:
-            RequestError: a value is out of range.
         """
         shared = {name: getattr(self, name) for name in Sampled.model_fields}
         shared["structured_outputs"] = self.form()
@@ -216,7 +213,7 @@ class Generation(Inert, Sampled):  # type: ignore[misc]
             speculative["prediction"] = self.prediction.content
         if speculative:
             chosen["speculative"] = speculative
-        return SamplingParams.from_mapping({**recommended, **chosen})
+        return {**recommended, **chosen}
 
 
 class CompletionRequest(Generation):
@@ -266,10 +263,11 @@ class CompletionRequest(Generation):
         """The sampling parameters; see `ChatRequest`. Of the prompt nothing is needed."""
         scored = 0 if self.drawn > self.choices else None  # best_of ranks by log-probability
         echoed = self.logprobs if self.echo else None
-        return self.sampling(
+        values = self.chosen(
             recommended,
             n=self.drawn,
             max_tokens=self.reply_tokens,
             logprobs=self.logprobs if self.logprobs is not None else scored,
             prompt_logprobs=self.prompt_logprobs if echoed is None else max(echoed, self.prompt_logprobs or 0),
         )
+        return SamplingParams.from_mapping(values)

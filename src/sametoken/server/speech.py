@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from sametoken.engine.llm import Prompt
@@ -91,8 +90,13 @@ class _Reading:
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     """Pieces with neighbours of one kind as one; every call stays one."""
-    grouped = groupby(enumerate(pieces), key=lambda each: (each[1].kind, each[0] if each[1].kind == CALL else -1))
-    return [Piece(kind, "".join(piece.text for _, piece in group)) for (kind, _), group in grouped]
+    joined: list[Piece] = []
+    for piece in pieces:
+        if joined and piece.kind == joined[-1].kind != CALL:
+            joined[-1] = Piece(piece.kind, joined[-1].text + piece.text)
+        else:
+            joined.append(piece)
+    return joined
 
 
 class Message:

@@ -16,7 +16,7 @@ from sametoken.server.chat_schema import ChatRequest
 from sametoken.server.chat_words import ChatWords
 from sametoken.server.completion_words import CompletionWords
 from sametoken.server.errors import invalid, refused
-from sametoken.server.fields import Body, field_names
+from sametoken.server.fields import field_names
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.messages_words import MessagesWords
 from sametoken.server.reply import Reply
@@ -26,7 +26,7 @@ from sametoken.server.schema import CompletionRequest
 from sametoken.server.words import Source, Words
 
 LOG = logging.getLogger("sametoken.server")
-Asked = CompletionRequest | ChatRequest  # what every body means
+AnyRequest = CompletionRequest | ChatRequest | ResponsesRequest | MessagesRequest
 
 
 class Form(NamedTuple):
@@ -39,7 +39,7 @@ class Form(NamedTuple):
         renamed: what the body calls fields that errors may name, where it has other names.
     """
 
-    body: type[Body]
+    body: type[AnyRequest]
     prefix: str
     words: Callable[[Any, Source], Words]
     anthropic: bool = False
@@ -73,15 +73,18 @@ class TextApi(Api):
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens a conversation in Anthropic's form has as a prompt."""
-        asked = _meaning(await self._read(request, CountRequest))
-        return JSONResponse({"input_tokens": len((await self._prompts.of_request(asked)).prompts[0])})
+        chat = _as_chat(await self._read(request, CountRequest))
+        return JSONResponse({"input_tokens": len((await self._prompts.of_chat(chat)).prompts[0])})
 
     async def _answer(self, request: Request, form: Form) -> Response:
         """The walk of every request for text: body, prompt, parameters, engine, words."""
         body = await self._read(request, form.body)
-        asked = _meaning(body)
+        asked = body if isinstance(body, CompletionRequest | ChatRequest) else _as_chat(body)
         head = self._head(form.prefix, asked.request_id)
-        made = await self._prompts.of_request(asked)
+        if isinstance(asked, ChatRequest):
+            made = await self._prompts.of_chat(asked)
+        else:
+            made = await self._prompts.of_texts(asked)
         fields = {name: name for name in field_names(type(asked))} | dict(form.renamed)
         if asked.forms:
             fields["structured_outputs"] = asked.forms[0]
@@ -94,11 +97,8 @@ class TextApi(Api):
         return Reply(job, words, bool(asked.stream), fields, form.anthropic)
 
 
-def _meaning(body: Body) -> Asked:
-    """The same request as a body of /v1/completions or /v1/chat/completions."""
-    if isinstance(body, CompletionRequest | ChatRequest):
-        return body
-    assert isinstance(body, ResponsesRequest | CountRequest)
+def _as_chat(body: ResponsesRequest | CountRequest) -> ChatRequest:
+    """The same request as a body of /v1/chat/completions."""
     try:
         return body.to_chat()
     except ValidationError as error:

@@ -141,45 +141,41 @@ class Worker:
 
 
 class Job:
-    """One request of a client, as an iterator over what the engine emits for it; to be closed when nobody reads on.
+    """One request of a client, to be closed when nobody waits for it any more.
 
     Attributes:
         requests: by prompt, then by choice.
+        chunks: what the engine emits for them; `errors.worded` has words for what they raise.
         left: sequences that still run.
     """
 
     def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
         self.worker, self.requests, self.left = worker, requests, len(requests)
-        self._chunks = worker.engine.run(requests, worker.config.request_timeout)
+        self.chunks = worker.engine.run(requests, worker.config.request_timeout)
         self._choices = requests[0].params.n
         self._emitted: dict[int, float] = {}  # when each sequence emitted last
 
-    def __aiter__(self) -> Job:
-        return self
-
-    async def __anext__(self) -> Chunk:
-        """The next chunk; `errors.worded` has words for what this raises.
+    def saw(self, chunk: Chunk) -> None:
+        """Counts a chunk; to be called for every one.
 
         Raises:
-            TimeoutError: it takes too long.
-            SametokenError: the engine ended one of the sequences with it, or has ended itself.
+            SametokenError: the engine ended the sequence with it.
         """
-        chunk = await self._chunks.__anext__()
-        place, now = chunk.index * self._choices + chunk.choice, time.perf_counter()
         if chunk.token_ids:
+            place, now = chunk.index * self._choices + chunk.choice, time.perf_counter()
             if place in self._emitted:
                 self.worker.metrics.saw_emission(now - self._emitted[place], len(chunk.token_ids))
             else:
                 self.worker.metrics.saw_first(self.requests[place])
             self._emitted[place] = now
-        self.left -= chunk.completion is not None
-        if chunk.completion is not None and chunk.completion.error is not None:
-            raise chunk.completion.error
-        return chunk
+        if chunk.completion is not None:
+            self.left -= 1
+            if chunk.completion.error is not None:
+                raise chunk.completion.error
 
     def close(self) -> None:
         """Cancels what is not finished, and lets the worker know that nobody waits for this any more."""
-        self._chunks.close()
+        self.chunks.close()
         self.worker.finish(self)
 
 
