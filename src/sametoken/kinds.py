@@ -51,7 +51,8 @@ class Kind:
         objective: reference to its training objective, "" if it cannot be trained here.
         marks: keys of config.json that only files of this kind have.
         words: parts of the names of architectures that only files of this kind have.
-        aliases: its names elsewhere, by tool: "vllm", "trtllm", "speculators"; "train" is `sametoken train --mode`.
+        aliases: its names elsewhere, by tool: "vllm", "trtllm", "speculators"; "train" is `sametoken train --mode`,
+            and "embedded" the names of drafts that come with the package.
         taps: whether it reads blocks of the target that may be chosen, rather than the last hidden state.
         settings: the fields of `SpeculativeConfig` that this kind reads and not every kind reads.
         source: the distribution that provides it, with its version; filled in by the registry.

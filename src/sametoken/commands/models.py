@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sametoken import embedded
+from sametoken import embedded, kinds
 from sametoken.commands.options import Values, settings_of
 from sametoken.errors import ConfigError
 from sametoken.options.engine import MOST_THREADS, EngineConfig, KVCacheConfig
 from sametoken.options.serving import CACHE
-from sametoken.options.speculation import MODEL_METHODS, SpeculativeConfig
+from sametoken.options.speculation import AUTO, MODEL_METHODS, SpeculativeConfig
 
 if TYPE_CHECKING:
     from sametoken.engine.llm import LLM
@@ -58,11 +58,10 @@ def use_threads(threads: int | None) -> None:
 
 def model_names(model: str | None, draft: str | None, method: str | None) -> tuple[str, str | None]:
     """What to load as target and as draft; a draft that the method would not use is refused or left out."""
-    if draft is not None and method not in (None, "auto", *MODEL_METHODS):
+    if draft is not None and method not in (None, AUTO, *MODEL_METHODS):
         raise ConfigError(f"--draft {draft} has no use with --method {method}; leave one of them out")
     target = model or embedded.NAME
-    head = embedded.HEAD_NAME
-    own = {None: embedded.NAME, "draft_target": embedded.NAME, "eagle3": head, "auto": head}
     if draft is None and target == embedded.NAME:
-        draft = own.get(method)
+        own: dict[str | None, str] = {kind: name for name, (kind,) in kinds.aliases("embedded").items()}
+        draft = (own | {None: embedded.NAME, AUTO: embedded.HEAD_NAME}).get(method)
     return target, draft

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from sametoken import embedded
+from sametoken import embedded, kinds
 from sametoken.commands.options import Chosen, Option, Values, settings_of
 from sametoken.dialects.flags import FLAGS, read_flags
 from sametoken.dialects.rules import Given, Translation, spelled
@@ -64,7 +64,8 @@ def resolve(model: str | None, chosen: Chosen) -> Resolution:
     settings = {**file.settings, **options.settings}
     methods = _choice_of_heads(model, settings)
     if model in (None, embedded.NAME) and not {"method", "draft"} & settings.keys():
-        settings["method"] = Given("eagle3", "the embedded target's own head")
+        (method,) = kinds.aliases("embedded")[embedded.HEAD_NAME]
+        settings["method"] = Given(method, "the embedded target's own head")
     checked = {name: _checked(name, given) for name, given in settings.items()}
     origins = {name: given.origin for name, given in settings.items() if given.value is not None}
     return Resolution({**chosen, **checked}, methods, origins, notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sametoken.embedded import NAME
 from sametoken.kinds import Kind
 
 KIND = Kind(
@@ -10,6 +11,6 @@ KIND = Kind(
     what="a draft model",
     drafts="sametoken.heads.draft_model.drafts:DraftModel",
     weights="model",
-    aliases={"vllm": ("draft_model",), "trtllm": ("DraftTarget",), "train": ("draft",)},
+    aliases={"vllm": ("draft_model",), "trtllm": ("DraftTarget",), "train": ("draft",), "embedded": (NAME,)},
     settings=("tree_top_k",),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sametoken.embedded import HEAD_NAME
 from sametoken.kinds import Kind
 
 KIND = Kind(
@@ -17,6 +18,7 @@ KIND = Kind(
         "trtllm": ("Eagle", "Eagle3"),
         "speculators": ("eagle3",),
         "train": ("eagle3", "eagle"),
+        "embedded": (HEAD_NAME,),
     },
     taps=True,
     settings=("tree_top_k",),
