@@ -114,7 +114,7 @@ def _options() -> str:
     return _table(
         ("option", "type", "default", "meaning"),
         (
-            (f"`{option.spellings[0]}`", _option_type(option.type, option.metavar), _value(option.default), option.help)
+            (f"`{option.spellings[0]}`", _option_type(option.kind, option.metavar), _value(option.default), option.help)
             for option in OPTIONS
             if option.name not in foreign
         ),

@@ -94,11 +94,16 @@ def _command(name: str) -> Callable[..., None]:
     module = import_module(module_name(name))
 
     def run(context: typer.Context, argument: Any = None, debug: bool = False, **values: Any) -> None:
-        from sametoken.commands.options import Chosen
+        from sametoken.commands.options import Chosen, refuse_beyond
+
+        def call() -> int:
+            refuse_beyond(module.OPTIONS, values)
+            code: int = module.command(argument, Chosen(values, given))
+            return code
 
         sources = {name: context.get_parameter_source(name) for name in values}
         given = (name for name, source in sources.items() if source is not None and source.name != "DEFAULT")
-        raise SystemExit(_guarded(lambda: module.command(argument, Chosen(values, given)), debug))
+        raise SystemExit(_guarded(call, debug))
 
     run.__doc__ = module.command.__doc__
     signature = _signature(_arguments(module), module.OPTIONS)
@@ -178,7 +183,7 @@ def _signature(arguments: Sequence[inspect.Parameter], options: Sequence[Option]
 
 def _annotation(option: Option) -> Any:
     spoken = typer.Option(*option.spellings, help=option.help, metavar=option.metavar)
-    return Annotated[option.type if option.default is not None else option.type | None, spoken]
+    return Annotated[option.kind if option.default is not None else option.kind | None, spoken]
 
 
 def run() -> None:

@@ -205,7 +205,7 @@ def test_a_shard_has_no_more_lines_than_a_machine_can_count(data, tmp_path, run)
 @pytest.mark.parametrize(
     ("given", "message"),
     [(["--threads", "0"], "expected 1 to 1024"), (["--ar-lower-bound", "nan"], "expected a finite number"),
-     (["--write-tree", "0"], "expected at least 1 node")],
+     (["--write-tree", "0"], "expected at least 1")],
     ids=str,
 )  # fmt: skip
 def test_evaluating_refuses_numbers_without_a_meaning(pair, data, run, given, message):

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from pydantic import Field
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands.models import open_llm
@@ -19,6 +21,7 @@ from sametoken.commands.options import Option, Values, engine_options, refuse_gi
 from sametoken.commands.terminal import open_console, open_progress
 from sametoken.errors import ConfigError
 from sametoken.interrupt import INTERRUPTED, stop_at_signals
+from sametoken.options.declaration import Positive
 from sametoken.options.serving import CACHE
 
 if TYPE_CHECKING:
@@ -28,19 +31,23 @@ if TYPE_CHECKING:
 
 REUSE = CACHE + "enable_block_reuse"
 MOST_LEVELS = 64
-MOST_REPEATS = 1000
 STOPPED = "stopped by a signal: cells are missing, or have fewer rounds than settings.repeat"
 SWEPT = ("max_draft_len", "max_batch_size", REUSE)  # what the sweep sets itself
 ENGINE = tuple(option for option in engine_options() if option.name not in SWEPT)
 
 COMMON = (
     Option("workload", list[str], None, "builtin, FILE or hf:org/name[:split[:column]]; None is builtin.", "NAME"),
-    Option("limit", int, None, "prompts to take of each workload, evenly from its categories; None is all."),
+    Option("limit", Positive, None, "prompts to take of each workload, evenly from its categories; None is all."),
     Option("category", list[str], None, "only prompts of this category, repeatable; None is all.", "NAME"),
     Option("temperature", str, "0", "temperatures, separated by commas; 0 is greedy.", "LIST"),
-    Option("output_len", int, 64, "tokens of an output at most."),
+    Option("output_len", Positive, 64, "tokens of an output at most."),
     Option("ignore_eos", bool, False, "go on to output_len past the model's own end."),
-    Option("repeat", int, 5, "interleaved rounds, from which the confidence interval comes."),
+    Option(
+        "repeat",
+        Annotated[int, Field(ge=1, le=1000)],
+        5,
+        "interleaved rounds, from which the confidence interval comes.",
+    ),
     Option("seed", int, 0, "seed of the first request; each further request has the next."),
     Option("out", str, None, "directory for the JSON of the run; None writes none.", "DIR"),
     Option("explain", bool, False, "say in words why it is fast or slow, and what to set."),
@@ -49,7 +56,7 @@ LOCAL = (
     Option("max_draft_len", str, "4", "longest drafts to compare with plain decoding, separated by commas.", "LIST"),
     Option("batch", str, "1", "requests that run together, separated by commas.", "LIST"),
     Option("prompt_len", str, None, "cut or repeat prompts to so many tokens, separated by commas.", "LIST"),
-    Option("turns", int, 1, "turns of a conversation to run at most; later ones follow the plain answers."),
+    Option("turns", Positive, 1, "turns of a conversation to run at most; later ones follow the plain answers."),
     *ENGINE,
 )
 REMOTE = (
@@ -58,8 +65,10 @@ REMOTE = (
     Option("api_key", str, None, "key of the servers; None is the environment's OPENAI_API_KEY."),
     Option("concurrency", str, None, "closed loads: requests kept going, separated by commas; None is 1.", "LIST"),
     Option("rate", str, None, "open loads: requests per second at Poisson times, separated by commas.", "LIST"),
-    Option("requests", int, None, "requests per load and round; None is one per prompt, two per connection at least."),
-    Option("timeout", float, 120.0, "seconds without a byte after which a request has failed."),
+    Option(
+        "requests", Positive, None, "requests per load and round; None is one per prompt, two per connection at least."
+    ),
+    Option("timeout", Annotated[float, Field(gt=0)], 120.0, "seconds without a byte after which a request has failed."),
     Option("continuous_usage", bool, False, "ask for token counts in every chunk, an extension of some servers."),
 )
 OPTIONS = (*COMMON, *LOCAL, *REMOTE)
@@ -94,13 +103,6 @@ def command(model: str | None, values: Values) -> int:
 
 def _check(values: Values) -> None:
     """Refuses what has no meaning, before anything is loaded."""
-    for name in ("limit", "output_len", "repeat", "turns", "requests"):
-        if values[name] is not None and values[name] < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected at least 1")
-    if values["repeat"] > MOST_REPEATS:
-        raise ConfigError(f"--repeat {values['repeat']}: expected at most {MOST_REPEATS}")
-    if not 0 < values["timeout"] < math.inf:
-        raise ConfigError(f"--timeout {values['timeout']}: expected more than 0 seconds")
     if values["url"] is None:
         refuse_given(REMOTE, values, "measuring a server: give --url too")
     else:

@@ -22,6 +22,7 @@ from sametoken.commands.models import open_llm
 from sametoken.commands.options import Option, Values, engine_options
 from sametoken.commands.terminal import ACCEPTED, open_console
 from sametoken.errors import ConfigError
+from sametoken.options.declaration import Positive
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.serving import CACHE
 from sametoken.prompts.sources import encode_texts
@@ -44,7 +45,7 @@ OPTIONS = (
     Option("ignore_eos", bool, False, "write on past the end of the answer, the other speaker's turns too."),
     Option("temperature", float, 0.0, "0 is greedy."),
     Option("seed", int, 0, "seed of the drawing at temperatures above 0."),
-    Option("repeat", int, 3, "runs per prompt and side, of which the median counts."),
+    Option("repeat", Positive, 3, "runs per prompt and side, of which the median counts."),
     Option("color", bool, True, "colours in a terminal."),
     *(option for option in engine_options() if option.name != REUSE),
 )
@@ -52,8 +53,6 @@ OPTIONS = (
 
 def command(model: str | None, values: Values) -> int:
     """Show plain and speculative decoding side by side: the same tokens, sooner."""
-    if values["repeat"] < 1:
-        raise ConfigError(f"--repeat {values['repeat']}: expected at least 1")
     wanted = ("max_tokens", "ignore_eos", "temperature", "seed")
     params = SamplingParams(**{name: values[name] for name in wanted})
     llms = [open_llm(model, {**values, "draft": draft, REUSE: False}) for draft in _drafts(model, values)]

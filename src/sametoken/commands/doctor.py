@@ -10,6 +10,7 @@ from sametoken import embedded
 from sametoken.commands.options import Argument, Option, Values, refuse_given
 from sametoken.commands.terminal import open_console
 from sametoken.errors import ConfigError
+from sametoken.options.declaration import Positive
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.speculation import SpeculativeConfig
 
@@ -22,7 +23,7 @@ ARGUMENT = Argument(
 OPTIONS = (
     Option("target", str, None, "the model that the head drafts for: directory, Hub id or 'embedded'.", "MODEL"),
     Option("measure", bool, True, "run built-in prompts through the engine, for every reading of the layer ids."),
-    Option("num_prompts", int, 20, "prompts to run."),
+    Option("num_prompts", Positive, 20, "prompts to run."),
     Option("max_tokens", int, 64, "tokens to generate per prompt."),
     Option("max_draft_len", int, 5, "guesses per draft."),
     Option("temperature", float, 0.0, "0 is greedy."),
@@ -43,8 +44,6 @@ def command(name: str | None, values: Values) -> int:
         return _machine(values)
     if values["target"] is None:
         raise ConfigError("--target is missing; expected the model that the head drafts for")
-    if values["num_prompts"] < 1:
-        raise ConfigError(f"--num-prompts {values['num_prompts']}: expected at least 1")
     params = SamplingParams(max_tokens=values["max_tokens"], temperature=values["temperature"], seed=0)
     # A draft of fixed length: the controller would stop asking a head that accepts little.
     speculative = SpeculativeConfig(max_draft_len=values["max_draft_len"], adaptive=False)

@@ -9,12 +9,15 @@ import json
 import math
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from sametoken import embedded
 from sametoken.commands.models import use_threads
 from sametoken.commands.options import THREADS, Argument, Option, Values, settings_options
 from sametoken.errors import ConfigError
+from sametoken.options.declaration import Positive
 from sametoken.options.engine import EngineConfig
 from sametoken.options.training import DATA_PATH
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from sametoken.train.evaluate import Judgement
 
 RUN = ("dtype", "device", "max_batch_size")
-BOUNDS = {"max_draft_len": (1, 128), "osl": (1, 1 << 20), "num_samples": (1, 1 << 20)}
+MOST = Annotated[int, Field(ge=1, le=1 << 20)]
 
 ARGUMENT = Argument(str, "the head or draft model: directory, training run or Hub id, or 'embedded'.", "HEAD")
 OPTIONS = (
@@ -35,13 +38,22 @@ OPTIONS = (
         "FILE",
         DATA_PATH,
     ),
-    Option("max_draft_len", int, 5, "longest draft in tokens; every draft is made in full.", None, ("--steps",)),
-    Option("osl", int, 64, "tokens of each answer at most."),
-    Option("num_samples", int, 80, "conversations, the first of the file that fit."),
+    Option(
+        "max_draft_len",
+        Annotated[int, Field(ge=1, le=128)],
+        5,
+        "longest draft in tokens; every draft is made in full.",
+        None,
+        ("--steps",),
+    ),
+    Option("osl", MOST, 64, "tokens of each answer at most."),
+    Option("num_samples", MOST, 80, "conversations, the first of the file that fit."),
     Option("temperature", float, 0.0, "of the draws; 0 is greedy."),
     Option("seed", int, 0, "of the draws, where they are not greedy."),
     Option("ar_lower_bound", float, None, "exit with code 1 if the acceptance length is below."),
-    Option("write_tree", int, None, "Medusa: measure its guesses, and write a static tree of so many nodes into HEAD."),
+    Option(
+        "write_tree", Positive, None, "Medusa: measure its guesses, and write a static tree of so many nodes into HEAD."
+    ),
     Option("json", bool, False, "one JSON object instead of lines."),
     *(option for option in settings_options(EngineConfig) if option.name in RUN),
     THREADS,
@@ -81,13 +93,8 @@ def _check(values: Values) -> None:
     """Refuses what no model is needed for."""
     if values["data"] is None:
         raise ConfigError("got no --data; expected --data FILE.jsonl with conversations that were not trained on")
-    for name, (least, most) in BOUNDS.items():
-        if not least <= values[name] <= most:
-            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected {least} to {most}")
     if (bound := values["ar_lower_bound"]) is not None and not math.isfinite(bound):
         raise ConfigError(f"--ar-lower-bound {bound}: expected a finite number")
-    if values["write_tree"] is not None and values["write_tree"] < 1:
-        raise ConfigError(f"--write-tree {values['write_tree']}: expected at least 1 node")
 
 
 def _print(found: Judgement, as_json: bool) -> None:

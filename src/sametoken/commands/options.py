@@ -5,13 +5,15 @@ One source, so an option cannot drift from the field that it sets, nor be accept
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from sametoken.errors import ConfigError
-from sametoken.options.declaration import Declared, Settings, declared, members
+from sametoken.options.declaration import Declared, Settings, declared, limits, members
 from sametoken.options.engine import EngineConfig, KVCacheConfig, ModelSettings
 from sametoken.options.sampling import RECOMMENDED, SamplingParams
 from sametoken.options.serving import CACHE
@@ -37,7 +39,7 @@ class Option(NamedTuple):
 
     Attributes:
         name: as a Python name; spelled with dashes or underscores on the command line.
-        type: bool, int, float, str, list[int] or list[str] (repeatable).
+        type: bool, int, float, str, list[int] or list[str] (repeatable); a number may have limits.
         default: what it is when not given.
         help: says the unit and what None means.
         metavar: what the help shows as its value; None lets the type speak.
@@ -54,10 +56,15 @@ class Option(NamedTuple):
     words: bool = False
 
     @property
+    def kind(self) -> Any:
+        """The type without limits."""
+        return members(self.type)[0]
+
+    @property
     def spellings(self) -> tuple[str, ...]:
         """What a user may write, the documented spelling first."""
         dashed, plain = self.name.replace("_", "-"), self.name
-        if self.type is bool:
+        if self.kind is bool:
             pairs = (f"--{dashed}/--no-{dashed}", f"--{plain}/--no_{plain}")
             return pairs if dashed != plain else pairs[:1]
         return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *self.aliases)))
@@ -134,6 +141,27 @@ def settings_of(owner: type[Settings], values: Values, prefix: str = "") -> dict
         for name, option in declared(owner).items()
         if prefix + name in values
     }
+
+
+def refuse_beyond(options: Iterable[Option], values: Values) -> None:
+    """Refuses numbers outside the limits of their options; those of settings are checked where these are made.
+
+    Raises:
+        ConfigError: names the first.
+    """
+    for option in options:
+        value, bounds = values[option.name], limits(option.type)
+        if not bounds or value is None:
+            continue
+        given = f"{option.spellings[0]} {value}: expected"
+        if not math.isfinite(value):
+            raise ConfigError(f"{given} a finite number")
+        if "ge" in bounds and value < bounds["ge"]:
+            raise ConfigError(f"{given} at least {bounds['ge']}")
+        if "gt" in bounds and value <= bounds["gt"]:
+            raise ConfigError(f"{given} more than {bounds['gt']}")
+        if value > (most := bounds.get("le", sys.maxsize)):
+            raise ConfigError(f"{given} at most {most}")
 
 
 def refuse_given(options: Sequence[Option], values: Values, purpose: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice, pairwise
@@ -19,6 +18,7 @@ from sametoken.commands.models import use_threads
 from sametoken.commands.options import THREADS, Option, Values, refuse_given, settings_options
 from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError
+from sametoken.options.declaration import Count, Positive
 from sametoken.options.engine import EngineConfig
 from sametoken.options.training import DATA_PATH
 
@@ -42,13 +42,13 @@ HIDDEN = (
 OPTIONS = (
     Option("data", list[str], None, "conversations, .jsonl or .json, repeatable.", "FILE", DATA_PATH),
     Option("output", str, None, "directory for what is made; taken up if begun.", "DIR"),
-    Option("max_len", int, None, f"tokens of a sample at most; None is {MAX_LEN}, or the model's context if shorter."),
+    Option("max_len", Positive, None, f"tokens of a sample at most; None is {MAX_LEN} or the model's shorter context."),
     Option("end_of_turn", bool, True, "the token that ends an answer counts as said."),
     Option("all_tokens", bool, False, "everything counts, not only what the assistant says."),
     Option("chat_template_kwargs", str, None, 'more for the chat template, as {"enable_thinking": false}.', "JSON"),
-    Option("draft_vocab_size", int, None, "tokens that a draft may guess, the most frequent ones; None is all."),
+    Option("draft_vocab_size", Positive, None, "tokens that a draft may guess, the most frequent ones; None is all."),
     Option("fill_vocabulary", bool, False, "fill the draft vocabulary with tokens that do not occur, if it is short."),
-    Option("show", int, 0, "print the first samples: what counts in green, the rest dim."),
+    Option("show", Count, 0, "print the first samples: what counts in green, the rest dim."),
     Option("hidden_states", bool, False, "write the target's hidden states too, so that training need not run it."),
     *HIDDEN,
     Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; None is its main branch."),
@@ -98,10 +98,6 @@ def _check(values: Values) -> None:
         raise ConfigError("--hidden-states needs a place: add --output DIR")
     if not values["hidden_states"]:
         refuse_given(HIDDEN, values, "hidden states: give --hidden-states too")
-    for name, least in (("show", 0), ("max_len", 1), ("draft_vocab_size", 1)):
-        if values[name] is not None and not least <= values[name] <= sys.maxsize:
-            given = f"--{name.replace('_', '-')} {values[name]}"
-            raise ConfigError(f"{given}: expected at least {least}, at most {sys.maxsize}")
     if values["fill_vocabulary"] and values["draft_vocab_size"] is None:
         raise ConfigError("--fill-vocabulary has no use without --draft-vocab-size; leave it out")
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands.options import Option, Values, refuse_given
 from sametoken.errors import ConfigError
+from sametoken.options.declaration import Positive
 
 SPLIT = (
     Option("input_path", str, None, "the file to cut, .jsonl or .json.", "FILE"),
     Option("output_dir", str, None, "where train-00000-00000.jsonl and the further shards go.", "DIR"),
-    Option("max_lines_per_shard", int, 10_000, "lines of a shard at most."),
+    Option("max_lines_per_shard", Positive, 10_000, "lines of a shard at most."),
     Option("number", bool, True, "give conversations without an id their number in the file as conversation_id."),
 )
 COMBINE = (
@@ -34,10 +34,6 @@ def command(_: None, values: Values) -> int:
         print(f"{output}: {lines} lines of {files} files")
     else:
         refuse_given(COMBINE, values, "putting together: give --combine")
-        if not 1 <= values["max_lines_per_shard"] <= sys.maxsize:
-            raise ConfigError(
-                f"--max-lines-per-shard {values['max_lines_per_shard']}: expected at least 1, at most {sys.maxsize}"
-            )
         source, output = _path(values, "input_path"), _path(values, "output_dir")
         made = shard(source, output, values["max_lines_per_shard"], number=values["number"])
         print(f"{output}: {len(made)} shards, {made[0].name} to {made[-1].name}")

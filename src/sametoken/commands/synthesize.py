@@ -6,7 +6,6 @@ Exit code 1 if conversations got no answer; they are in OUTPUT.failed.jsonl, and
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import sys
 import time
@@ -14,7 +13,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import Field
 
 from sametoken import embedded
 from sametoken.checkpoint.paths import user_path
@@ -23,6 +24,8 @@ from sametoken.commands.options import Option, Values, engine_options, refuse_gi
 from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError
 from sametoken.interrupt import Stop, cancel_at_signals
+from sametoken.options.declaration import Count, Positive, declared
+from sametoken.options.sampling import SamplingParams
 from sametoken.options.training import DATA_PATH
 
 if TYPE_CHECKING:
@@ -33,11 +36,12 @@ if TYPE_CHECKING:
     from sametoken.engine.async_llm import AsyncLLM
 
 SERVER_THREADS = 256
-MOST_AT_ONCE = 65_536
+Threads = Annotated[int, Field(ge=1, le=65_536)]
 ENGINE = engine_options()
 TEXT_KEYS = ("dtype", "quantization", "max_seq_len", "revision")  # engine options that change what is said
 
-LIMIT = Option("limit", int, None, "conversations to take from the beginning of the data; None is all.")
+SAMPLING = declared(SamplingParams)
+LIMIT = Option("limit", Positive, None, "conversations to take from the beginning of the data; None is all.")
 COMMON = (
     Option("data", str, None, "conversations to answer, .jsonl or .json.", "FILE", DATA_PATH),
     Option(
@@ -45,27 +49,29 @@ COMMON = (
     ),
     Option("model", str, None, "the same as MODEL; with --url the name that the server knows.", "NAME"),
     Option("system_prompt", str, None, "system turn of conversations without one, several words.", "TEXT", words=True),
-    *sampling_options("temperature", "top_p"),
-    Option("max_tokens", int, 2048, "tokens of an answer at most.", aliases=("--max_token", "--max-token")),
+    *(option._replace(type=SAMPLING[option.name].hint) for option in sampling_options("temperature", "top_p")),
+    Option("max_tokens", Positive, 2048, "tokens of an answer at most.", aliases=("--max_token", "--max-token")),
     Option("seed", int, 0, "seed of the drawing; each answer's comes from it, the conversation's id and the turn."),
-    Option("num_threads", int, None, "conversations at once; None is 256 for a server, the batch size for an engine."),
+    Option("num_threads", Threads, None, "conversations at once; None is 256, or the batch size of an engine."),
     Option("chat", bool, True, "answer conversations by the chat template; off: complete plain prompts."),
     Option("log_empty_conversations", bool, False, "write the ids of empty conversations, and a last line when done."),
     LIMIT,
-    Option("self_prompts", int, None, "no data: the model writes the users' turns of this many conversations too."),
+    Option(
+        "self_prompts", Positive, None, "no data: the model writes the users' turns of this many conversations too."
+    ),
 )
 SELF = (
-    Option("turns", int, None, "users' turns of each of them; None draws 1 to 4."),
-    Option("prompt_temperature", float, 1.0, "temperature of users' turns."),
-    Option("prompt_top_p", float, 0.95, "top_p of users' turns."),
-    Option("prompt_max_tokens", int, 200, "tokens of a user's turn at most; a longer one is left out."),
+    Option("turns", Positive, None, "users' turns of each of them; None draws 1 to 4."),
+    Option("prompt_temperature", SAMPLING["temperature"].hint, 1.0, "temperature of users' turns."),
+    Option("prompt_top_p", SAMPLING["top_p"].hint, 0.95, "top_p of users' turns."),
+    Option("prompt_max_tokens", Positive, 200, "tokens of a user's turn at most; a longer one is left out."),
     Option("exclude", str, None, "conversations none of whose users' turns begins a new one: held-out data.", "FILE"),
 )
 REMOTE = (
     Option("url", str, None, "ask this OpenAI-compatible server instead of an engine in this process."),
     Option("api_key", str, None, "key of the server; None is the environment's OPENAI_API_KEY."),
-    Option("timeout", float, 600.0, "seconds without a byte after which a request has failed."),
-    Option("retries", int, 6, "further attempts, each after twice the wait, when a server is busy or away."),
+    Option("timeout", Annotated[float, Field(gt=0)], 600.0, "seconds without a byte after which a request has failed."),
+    Option("retries", Count, 6, "further attempts, each after twice the wait, when a server is busy or away."),
 )
 OPTIONS = (*COMMON, *SELF, *REMOTE, *ENGINE)
 
@@ -108,23 +114,6 @@ def _check(values: Values) -> tuple[Path | None, Path]:
     """The files, data being None where the model writes them; refuses what has no meaning before anything is loaded."""
     if values["output"] is None:
         raise ConfigError("--output is missing; expected --data FILE --output FILE")
-    for name, low in (
-        ("num_threads", 1), ("limit", 1), ("max_tokens", 1), ("retries", 0), ("self_prompts", 1), ("turns", 1),
-        ("prompt_max_tokens", 1),
-    ):  # fmt: skip
-        if values[name] is not None and not low <= values[name] <= sys.maxsize:
-            given = f"--{name.replace('_', '-')} {values[name]}"
-            raise ConfigError(f"{given}: expected at least {low}, at most {sys.maxsize}")
-    if (values["num_threads"] or 0) > MOST_AT_ONCE:
-        raise ConfigError(f"--num-threads {values['num_threads']}: expected at most {MOST_AT_ONCE}")
-    if not 0 < values["timeout"] < math.inf:
-        raise ConfigError(f"--timeout {values['timeout']}: expected more than 0 seconds")
-    for name in ("temperature", "prompt_temperature"):
-        if values[name] is not None and not 0 <= values[name] < math.inf:
-            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected a finite number >= 0")
-    for name in ("top_p", "prompt_top_p"):
-        if values[name] is not None and not 0 < values[name] <= 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: expected a number in (0, 1]")
     if values["url"] is None:
         refuse_given(REMOTE, values, "asking a server: give --url too")
     else:

@@ -168,7 +168,7 @@ def _spelled(values: Values) -> Iterator[str]:
         value = values[option.name]
         if option.name == "model" or value == option.default:
             continue
-        if option.type is bool:
+        if option.kind is bool:
             yield f"--{'' if value else 'no-'}{option.name.replace('_', '-')}"
         else:
             yield f"--{option.name.replace('_', '-')}={value}"

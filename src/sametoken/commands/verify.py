@@ -13,6 +13,7 @@ from sametoken.commands.options import Option, Values, engine_options
 from sametoken.commands.terminal import open_console
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.interrupt import INTERRUPTED, stop_at_signals
+from sametoken.options.declaration import Positive
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.speculation import METHODS
 from sametoken.prompts.sources import EncodedPrompt, encode_prompt, encode_texts
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 OPTIONS = (
     Option("method", list[str], None, "drafter to prove, repeatable; None is all that the models allow.", "METHOD"),
     Option("prompts", str, None, "JSON lines, each with prompt or messages; None is the built-in prompts.", "FILE"),
-    Option("num_prompts", int, None, "use only the first prompts; None is all."),
+    Option("num_prompts", Positive, None, "use only the first prompts; None is all."),
     Option("max_tokens", int, 64, "tokens to compare at most per prompt."),
     Option("temperatures", str, "0,0.7,1.0", "temperatures, separated by commas.", "LIST"),
     Option("seed", int, 0, "seed of the first prompt; each further prompt has the next."),
@@ -38,8 +39,6 @@ def command(model: str | None, values: Values) -> int:
     for method in values["method"] or ():
         if method not in METHODS:
             raise ConfigError(unknown_name("method", method, METHODS))
-    if values["num_prompts"] is not None and values["num_prompts"] < 1:
-        raise ConfigError(f"--num-prompts {values['num_prompts']}: expected at least 1")
     sources = first_turns(values["prompts"]) if values["prompts"] else None
     params = SamplingParams(max_tokens=values["max_tokens"], seed=values["seed"])
     chosen = {key: value for key, value in values.items() if key != "method"}

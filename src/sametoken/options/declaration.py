@@ -18,6 +18,7 @@ from sametoken.errors import ConfigError, found_wrong, unknown_name
 SAME: Any = object()  # the type of the declaration
 
 Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
 # A command line has lists, and None where nothing was said.
 Names = Annotated[
     tuple[str, ...],

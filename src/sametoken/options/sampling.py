@@ -25,12 +25,11 @@ from pydantic_core import CoreSchema
 
 from sametoken.errors import RequestError, SametokenError, unknown_name
 from sametoken.options import json_types
-from sametoken.options.declaration import Declared, Positive, Shown, declared, expected
+from sametoken.options.declaration import Count, Declared, Positive, Shown, declared, expected
 from sametoken.options.json_types import MOST_BIAS
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 _SOME_TEXTS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
-Count = Annotated[int, Field(ge=0)]
 T = TypeVar("T")
 
 
