@@ -118,7 +118,7 @@ def test_a_file_of_architecture_is_merged_and_checked(tmp_path):
 
 def read_names() -> set[str]:
     """Attributes that the sources read somewhere outside the settings themselves."""
-    files = [*(SOURCES / "train").glob("*.py"), SOURCES / "commands" / "train.py"]
+    files = [*(SOURCES / "train").glob("*.py"), SOURCES / "commands" / "train.py", SOURCES / "options" / "training.py"]
     trees = {file.stem: ast.parse(file.read_text()) for file in files}
     found = {node.attr for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     # `heads` reads the flags that a tuple names, with getattr.
