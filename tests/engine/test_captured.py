@@ -95,9 +95,33 @@ def test_every_rule_of_sampling_that_needs_no_history(models: Pair) -> None:
     assert len({key.sampling for key in compare(models, work)}) > 1
 
 
+HISTORY: dict[str, list[dict[str, Any]]] = {
+    "penalties": [{"repetition_penalty": 1.3}, {"presence_penalty": 0.8, "frequency_penalty": 0.6}, {}],
+    "bad words": [
+        {"bad_words": ["k", "ab"]},
+        {},
+        {"bad_words": [a + b for a in "abcdefgh" for b in "ijklmnop"] + ["cde"]},
+    ],
+    "both": [{"bad_words": ["ab"], "repetition_penalty": 0.6}, {"frequency_penalty": 1.5}, {"bad_words": ["xy"]}],
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("rules", HISTORY)
+def test_rules_that_look_back_are_kept_on_the_device(
+    models: Pair, rules: str, method: str | None, temperature: float
+) -> None:
+    """Every token counts at once, also those that the host has not read yet; padding lanes change nothing."""
+    params = [
+        SamplingParams(temperature=temperature, seed=i, max_tokens=30 - 9 * i, ignore_eos=True, **rule)
+        for i, rule in enumerate(HISTORY[rules])
+    ]
+    keys = compare(models, lambda llm: llm.generate(prompts(3, VOCAB), params), method=method)
+    assert 4 in {key.batch for key in keys}
+
+
 NEEDS_HOST: list[dict[str, Any]] = [
-    {"repetition_penalty": 1.3},
-    {"bad_words": ["a"]},
     {"logprobs": 2},
     {"speculative": RequestSpeculation(method="ngram")},
 ]

@@ -123,6 +123,7 @@ RULES: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 0.8},
     "truncated": {"temperature": 0.8, "top_p": 0.9, "min_p": 0.01},
     "candidates": {"temperature": 0.8, "top_k": 20},
+    "penalised": {"temperature": 0.8, "repetition_penalty": 1.2, "frequency_penalty": 0.1},
     "edited": {"temperature": 0.8, "logit_bias": {3: 1.0}, "min_tokens": 4},
 }
 

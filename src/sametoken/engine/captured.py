@@ -193,7 +193,7 @@ class CapturedSteps:
             decoder.dtype, decoder.embed.deterministic,
         )  # fmt: skip
         work = partial(decode_step, self.runner, session.proposer, session.lanes, session.sampling, keys)
-        self.graphs.run(key, work, session.lanes.state)
+        self.graphs.run(key, work, (*session.lanes.state, *session.sampling.history))
         session.readback.push(session.lanes.emitted)
 
     def _results(self, session: _Session, emitted: Sequence[Sequence[int]]) -> list[RowResult | None]:
@@ -224,7 +224,7 @@ def _row(request: Request) -> int:
 
 def _on_device(request: Request) -> bool:
     """Whether nothing but emitting its tokens needs the host."""
-    return request.remaining == 1 and request.params.logprobs is None and request.sampling.reusable
+    return request.remaining == 1 and request.params.logprobs is None and request.sampling.grammar is None
 
 
 def _leaves(sampling: Sampling) -> tuple[list[Tensor], tuple[object, ...]]:

@@ -24,7 +24,7 @@ def decode_step(runner: Runner, proposer: Proposer, lanes: Lanes, sampling: Samp
     The accepted path of a chain is where it belongs already, so committing it is adding its length.
 
     Args:
-        sampling: of the lanes; must not depend on history.
+        sampling: of the lanes, without grammars; its history is brought up to date.
         keys: bound of what lies in any row, this step's nodes included.
     """
     draft = _draft(lanes, proposer.guess(lanes, sampling, keys))
@@ -42,6 +42,7 @@ def decode_step(runner: Runner, proposer: Proposer, lanes: Lanes, sampling: Samp
     moved = torch.stack([newest, verdict.bonus], dim=1)
     lanes.last.copy_(torch.where(lanes.active.unsqueeze(1) > 0, moved, lanes.last))
     lanes.lengths.add_(count)
+    sampling.remember(drawn, count)
 
 
 def _draft(lanes: Lanes, guesses: Tensor) -> Draft:

@@ -137,6 +137,22 @@ def penalise(scores: Tensor, tokens: Tensor, reach: Tensor, penalties: Penalties
     scores[penalties.rows] = own.sub_(frequency * counts).sub_(presence * emitted)
 
 
+def remember_words(words: BadWords, tokens: Tensor, count: Tensor) -> None:
+    """Moves the first `count` [B] of the emitted `tokens` [B, N] into the history, in place."""
+    length = words.history.shape[1]
+    line = torch.cat((words.history.flip(1), tokens), dim=1)
+    newest = length - 1 + count.unsqueeze(1)
+    words.history.copy_(line.gather(1, newest - torch.arange(length, device=tokens.device)))
+
+
+def remember_counts(penalties: Penalties, tokens: Tensor, count: Tensor) -> None:
+    """Counts the first `count` [B] of the emitted `tokens` [B, N], in place."""
+    said, taken = tokens[penalties.rows], count[penalties.rows].unsqueeze(1)
+    emitted = torch.arange(tokens.shape[1], device=tokens.device) < taken
+    index = said.clamp(0, penalties.counts.shape[1] - 1)
+    penalties.counts.scatter_add_(1, index, emitted.to(penalties.counts.dtype))
+
+
 def gaps(scores: Tensor) -> Tensor:
     """How far each score lies below the best of its row: >= 0, never -0, infinite for banned tokens."""
     best = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min)

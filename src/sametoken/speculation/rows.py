@@ -16,7 +16,16 @@ from sametoken.errors import RequestError
 from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.draft import PADDING
 from sametoken.speculation.noise import wrap64
-from sametoken.speculation.processors import ANY, BadWords, Bias, EndBan, Penalties, Truncation
+from sametoken.speculation.processors import (
+    ANY,
+    BadWords,
+    Bias,
+    EndBan,
+    Penalties,
+    Truncation,
+    remember_counts,
+    remember_words,
+)
 from sametoken.speculation.structure import Grammar
 
 _MAX_CANDIDATES = 1024  # up to this top_k, selecting candidates first is cheaper than working on the whole vocabulary
@@ -80,7 +89,7 @@ class RowSampling:
         if self.penalised:
             _check_ids("prompt", prompt_ids, vocab_size)
             self.prompt = torch.zeros(vocab_size, dtype=torch.bool, device=self.device)
-            self.prompt[torch.tensor(prompt_ids, dtype=torch.int64, device=self.device)] = True
+            self.prompt.index_fill_(0, torch.tensor(prompt_ids, dtype=torch.int64, device=self.device), True)
             self.counts = torch.zeros(vocab_size, device=self.device)
 
     @property
@@ -134,6 +143,22 @@ class Sampling:
     candidates: int
     greedy: bool
     reusable: bool
+
+    @property
+    def history(self) -> tuple[Tensor, ...]:
+        """The tensors that `remember` changes."""
+        words = () if self.words is None else (self.words.history,)
+        return words if self.penalties is None else (*words, self.penalties.counts)
+
+    def remember(self, tokens: Tensor, count: Tensor) -> None:
+        """Takes the first `count` [B] of the emitted `tokens` [B, N] into the history, on the device and in place.
+
+        Only for a batch whose tensors belong to the caller, and without grammars, which live on the host.
+        """
+        if self.words is not None:
+            remember_words(self.words, tokens, count)
+        if self.penalties is not None:
+            remember_counts(self.penalties, tokens, count)
 
     @classmethod
     def of(cls, rows: Sequence[RowSampling]) -> Sampling:
