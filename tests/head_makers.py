@@ -9,7 +9,7 @@ import torch
 
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.module import EagleHead
-from sametoken.heads.modules import initialise
+from sametoken.heads.eagle.objective import EagleObjective
 from sametoken.model.config import ModelConfig
 
 TARGET = {
@@ -48,7 +48,7 @@ def random_head(config: EagleConfig, seed: int = 0) -> EagleHead:
     """Weights wide enough that a wrong detail shows, norms and biases random too."""
     head = EagleHead(config, torch.float32)
     generator = torch.Generator().manual_seed(seed)
-    initialise(head, torch.randn(32, 16, generator=generator), generator)
+    EagleObjective.first_weights(head, torch.randn(32, 16, generator=generator), generator)
     for parameter in head.parameters():
         parameter.data.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
     return head

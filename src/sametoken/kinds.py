@@ -48,7 +48,7 @@ class Kind:
             `heads.kind.Weighted` for a model, a function of the `SpeculativeConfig` for a kind without weights.
         weights: what its weights are: "head" beside a target, a "model" of its own, or None for a kind without weights.
         comes_with: the part of a request that chooses this kind; "" for kinds that any request may name.
-        objective: reference to its training objective, "" if it cannot be trained here.
+        objective: reference to how it is trained, a `learning.training.Training`, "" if it cannot be trained here.
         marks: keys of config.json that only files of this kind have.
         words: parts of the names of architectures that only files of this kind have.
         aliases: its names elsewhere, by tool: "vllm", "trtllm", "speculators"; "train" is `sametoken train --mode`,

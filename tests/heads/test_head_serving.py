@@ -19,9 +19,10 @@ from sametoken import LLM, ConfigError, SamplingParams, SpeculativeConfig, embed
 from sametoken.commands.models import model_names
 from sametoken.errors import CheckpointError, DraftMismatchError
 from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.eagle.objective import EagleObjective
 from sametoken.heads.medusa.config import MedusaConfig
 from sametoken.heads.medusa.module import MedusaHeads
-from sametoken.heads.modules import initialise, pack
+from sametoken.heads.modules import pack
 from sametoken.heads.write import write_head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -171,7 +172,7 @@ def test_a_head_that_has_learned_a_text_guesses_it(version: int, tmp_path: Path)
     expected = alone(plain, prompt, params)
     text = prompt + expected.token_ids
     head = EagleHead(eagle_config(shape_of(target), version), torch.float32)
-    initialise(head, model.lm_head.weight.detach(), torch.Generator().manual_seed(0))
+    EagleObjective.first_weights(head, model.lm_head.weight.detach(), torch.Generator().manual_seed(0))
     reference = Reference(
         head, weights_of(head), model.model.embed_tokens.weight.detach(), model.lm_head.weight.detach()
     )

@@ -17,9 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 import sametoken.train as sametoken_train
 from sametoken import LLM, CheckpointError, ConfigError, DataError, SamplingParams, UnsupportedModelError
 from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.modelopt import ARCHITECTURE, LOSS, NESTED, ONLY, SWITCHES
 from sametoken.heads.medusa.config import MedusaConfig
 from sametoken.train.hf.base import read
-from sametoken.train.hf.modelopt import ARCHITECTURE, LOSS, NESTED, ONLY, SWITCHES
 from tiny_models import build
 
 pytestmark = pytest.mark.usefixtures("one_thread")

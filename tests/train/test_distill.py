@@ -18,12 +18,12 @@ from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.load import load_decoder, load_parameters, read_tensors
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.write import write_model
+from sametoken.heads.draft_model.objective import Draft, DraftObjective
+from sametoken.heads.draft_model.on_policy import rewrite, sample
 from sametoken.learning.batch import Batch, guess_weights
 from sametoken.learning.target import Features
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
-from sametoken.train.distill import Distilled, Draft
-from sametoken.train.on_policy import rewrite, sample
 from sametoken.train.settings import LossSettings
 from sametoken.train.targets import read_outer
 from tiny_models import VOCAB, save
@@ -67,7 +67,8 @@ def test_loss_and_gradients_are_those_of_transformers(pair, tmp_path, family):
     with torch.no_grad():
         states = [pair.oracle.model(input_ids=row).last_hidden_state[0] for row in rows]
     for recompute in (False, True):
-        student = Distilled(Draft(decoder, {}, tmp_path), outer, LossSettings(), torch.float32, recompute=recompute)
+        draft = Draft(decoder, {}, tmp_path)
+        student = DraftObjective(draft, outer, LossSettings(), torch.float32, recompute=recompute)
         goal = guess_weights(batch, 1, 0.8, per_document=True)
         student.zero_grad()
         features = Features(torch.cat(states)[:, :0], torch.cat(states))
@@ -203,20 +204,19 @@ def test_rewriting_keeps_what_stands_before_the_last_answer(tmp_path):
     (long, _), (short, _), (silent, _) = documents(20, 9, 6)
     two = torch.zeros(20, dtype=torch.bool)
     two[[4, 5, 6, 12, 13, 14, 15]] = True  # two answers and a tail
-    all_of_it = torch.ones(9, dtype=torch.bool)
-    batch = Batch.of([(long, two), (short, all_of_it), (silent, torch.zeros(6, dtype=torch.bool))])
-    seeds = torch.arange(3)
-    new = rewrite(decoder, batch, 1.0, (), seeds)
+    all_of_it, seeds = torch.ones(9, dtype=torch.bool), torch.arange(3)
+    batch = Batch.of([(long, two), (short, all_of_it), (silent, torch.zeros(6, dtype=torch.bool))], seeds=seeds)
+    new = rewrite(decoder, batch, 1.0, ())
     assert new.lengths == (16, 9, 6)
     assert torch.equal(new.tokens[:12], long[:12])
     assert not torch.equal(new.tokens[12:16], long[12:16])
     assert torch.equal(new.mask[:16], two[:16])
     assert torch.equal(new.tokens[16:], torch.cat([short, silent]))  # nothing to go on from, nothing to answer
-    assert rewrite(decoder, batch, 0.0, (), seeds) is batch
+    assert rewrite(decoder, batch, 0.0, ()) is batch
     every = range(VOCAB)
-    alone = rewrite(decoder, Batch.of([(long, two)]), 1.0, (), seeds[:1])
+    alone = rewrite(decoder, Batch.of([(long, two)], seeds=seeds[:1]), 1.0, ())
     assert torch.equal(alone.tokens, new.tokens[:16])  # whatever is beside it
-    ended = rewrite(decoder, batch, 1.0, every, seeds)
+    ended = rewrite(decoder, batch, 1.0, every)
     assert ended.lengths == (13, 9, 6)
     assert torch.equal(ended.tokens[:13], new.tokens[:13])
 

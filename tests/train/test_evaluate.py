@@ -15,14 +15,14 @@ from sametoken.engine.llm import LLM
 from sametoken.errors import DataError
 from sametoken.heads.medusa.config import MedusaConfig
 from sametoken.heads.medusa.module import MedusaHeads
-from sametoken.heads.modules import initialise
+from sametoken.heads.medusa.objective import MedusaObjective
+from sametoken.heads.medusa.static_tree import best_tree, rank_rates
 from sametoken.heads.read import read_head
 from sametoken.learning.batch import Batch
 from sametoken.learning.target import OuterLayers
 from sametoken.learning.unroll import unroll
 from sametoken.speculation.params import SamplingParams
 from sametoken.train.evaluate import Asked, judge, judge_of, open_llm, read_questions
-from sametoken.train.static_tree import best_tree, rank_rates
 from sametoken.train.targets import read_outer
 from sametoken.train.targets import run as run_target
 from training_checks import train_tiny, write_conversations
@@ -99,7 +99,7 @@ def test_a_tree_is_measured_and_written_into_medusa_heads(pair, data, heads, run
 def test_rates_count_what_the_target_says_after_a_prompt():
     config = MedusaConfig(2, 0, 12, 12)
     medusa = MedusaHeads(config, torch.float32)
-    initialise(medusa, torch.eye(12), torch.Generator().manual_seed(0))  # a head says what it reads
+    MedusaObjective.first_weights(medusa, torch.eye(12), torch.Generator().manual_seed(0))  # a head says what it reads
     tokens = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
     last = torch.stack([torch.eye(12)[t] + 0.5 * torch.eye(12)[(t + 1) % 12] for t in tokens.roll(-2)])
     rates = rank_rates(medusa, OuterLayers(None, last, last), [(tokens, last, 3)])  # type: ignore[arg-type]

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import sametoken
+from sametoken.heads.eagle3.objective import FLAGS
+from sametoken.heads.objective import HeadObjective
+from sametoken.learning.modes import TRAINED
 from sametoken.model.config import ModelConfig
-from sametoken.train.heads import head_config
 from sametoken.train.settings import GROUPS, HeadSettings
 from training_checks import TAPS, write_conversations
 
@@ -89,7 +91,9 @@ def test_a_file_of_architecture_is_merged_and_checked(tmp_path):
 
     def made(mode: str = "eagle3", **keys):
         file.write_text(json.dumps(keys))
-        return head_config(HeadSettings(mode=mode, eagle_config=str(file)), target, 32)
+        settings = HeadSettings(mode=mode, eagle_config=str(file))
+        objective: type[HeadObjective] = settings.kind.load(settings.training.objective)
+        return objective.configure(settings, target, 32)
 
     plain = made()
     assert plain.layers.rope.theta == 10000.0  # the draft's own
@@ -118,12 +122,14 @@ def test_a_file_of_architecture_is_merged_and_checked(tmp_path):
 
 def read_names() -> set[str]:
     """Attributes that the sources read somewhere outside the settings themselves."""
-    files = [*(SOURCES / "train").glob("*.py"), SOURCES / "commands" / "train.py", SOURCES / "options" / "training.py"]
-    trees = {file.stem: ast.parse(file.read_text()) for file in files}
-    found = {node.attr for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    # `heads` reads the flags that a tuple names, with getattr.
-    named = {node.value for node in ast.walk(trees["heads"]) if isinstance(node, ast.Constant)}
-    return found | {name for name in named if isinstance(name, str)}
+    kinds = [*(SOURCES / "heads").glob("*/objective.py"), SOURCES / "heads" / "eagle" / "architecture.py"]
+    files = [*(SOURCES / "train").glob("*.py"), *(SOURCES / "learning").glob("*.py"), SOURCES / "commands" / "train.py"]
+    files.append(SOURCES / "options" / "training.py")  # what properties read
+    trees = [ast.parse(file.read_text()) for file in [*files, *kinds]]
+    found = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    # EAGLE-3 reads the flags that a tuple names, with getattr, and a run an option that `Training` names.
+    named = [FLAGS, (each.training.rewriting for each in TRAINED.values())]
+    return found | {name for names in named for name in names}
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)

@@ -1,10 +1,12 @@
-"""Paths as users write them."""
+"""Paths as users write them, and files that options name."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from sametoken.errors import ConfigError
+from sametoken.files import json_object
 
 
 def user_path(given: str | Path) -> Path:
@@ -17,3 +19,19 @@ def user_path(given: str | Path) -> Path:
         return Path(given).expanduser()
     except RuntimeError as error:
         raise ConfigError(f"{given}: there is no user {Path(given).parts[0][1:]!r}; write the path out") from error
+
+
+def read_keys(option: str, file: str | None) -> dict[str, Any]:
+    """The JSON object in a file that an option names, an empty one for no file.
+
+    Raises:
+        ConfigError: there is no such file, or it holds something else.
+    """
+    if file is None:
+        return {}
+    try:
+        return json_object(user_path(file))
+    except OSError as error:
+        raise ConfigError(f"{option} {file}: {error.strerror}; expected a JSON file") from error
+    except ValueError as error:
+        raise ConfigError(f"{option} {file} {error}; write an object of keys and values") from error

@@ -18,6 +18,7 @@ from sametoken.commands.models import use_threads
 from sametoken.commands.options import THREADS, Option, Values, refuse_given, settings_options
 from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError
+from sametoken.learning.modes import MODES, TRAINED
 from sametoken.options.declaration import Count, Positive
 from sametoken.options.engine import EngineConfig
 from sametoken.options.training import DATA_PATH
@@ -33,7 +34,7 @@ MAX_LEN = 2048
 RUN = ("dtype", "device")  # settings of the engine that the target is run with
 
 HIDDEN = (
-    Option("taps", str, "eagle3", "blocks to write, from 0: eagle3, eagle1, medusa, or for example 2,8,13.", "LIST"),
+    Option("taps", str, MODES[0], f"blocks to write, from 0: {', '.join(TRAINED)}, or for example 2,8,13.", "LIST"),
     Option("hidden_dtype", str, "bfloat16", "of the hidden states on disk; fp8 has a scale per token and tap.",
            "bfloat16|fp8"),
     Option("budget", str, None, "refuse hidden states that would be larger, for example 50GB; None is the free space."),

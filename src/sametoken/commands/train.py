@@ -12,8 +12,8 @@ from sametoken import embedded
 from sametoken.commands.options import Option, Values, settings_of, settings_options
 from sametoken.errors import ConfigError
 from sametoken.interrupt import stop_at_signals
+from sametoken.learning.modes import ALIASES, meaning
 from sametoken.train.settings import (
-    ALIASES,
     GROUPS,
     DataSettings,
     HeadSettings,
@@ -77,7 +77,7 @@ def _train(target: str, settings: dict[type, Any]) -> int:
 
     head, keep, run = settings[HeadSettings], settings[KeepSettings], settings[RunSettings]
     if head.mode in ALIASES:
-        _tell(f"mode {head.mode} means {head.method}; eagle1 is EAGLE-1 and EAGLE-2")
+        _tell(f"mode {head.mode} {meaning(head.mode)}")
     if run.fsdp_transformer_layer_cls_to_wrap is not None and run.fsdp:
         _tell(f"a head is small and sharded whole; {run.fsdp_transformer_layer_cls_to_wrap} is not wrapped")
     judge = None

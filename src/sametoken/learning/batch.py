@@ -21,17 +21,22 @@ class Batch(NamedTuple):
         tokens: int64 [N].
         mask: bool [N]: tokens that count as things to guess.
         lengths: tokens of each document.
+        seeds: int64 of each document, what its random draws in training depend on; None draws nothing.
     """
 
     tokens: Tensor
     mask: Tensor
     lengths: tuple[int, ...]
+    seeds: Tensor | None = None
 
     @staticmethod
-    def of(documents: Sequence[tuple[Tensor, Tensor]], device: torch.device | str = "cpu") -> Batch:
+    def of(
+        documents: Sequence[tuple[Tensor, Tensor]], device: torch.device | str = "cpu", seeds: Tensor | None = None
+    ) -> Batch:
         """A batch from the tokens and masks of documents."""
         tokens, masks = zip(*documents, strict=True)
-        return Batch(torch.cat(tokens).to(device), torch.cat(masks).to(device), tuple(len(each) for each in tokens))
+        lengths = tuple(len(each) for each in tokens)
+        return Batch(torch.cat(tokens).to(device), torch.cat(masks).to(device), lengths, seeds)
 
     @property
     def positions(self) -> Tensor:

@@ -1,4 +1,7 @@
-"""The options of training: head, loss, run, what is kept, data. Names are those of the field's launch scripts."""
+"""The options of training: what all kinds of drafts share, the run, what is kept, data. Names are of launch scripts.
+
+A kind of draft declares its own options in subclasses of `HeadOptions` and `LossOptions`.
+"""
 
 from __future__ import annotations
 
@@ -9,96 +12,27 @@ from pydantic import Field, model_validator
 from sametoken.options.declaration import Positive, Settings, Shown
 from sametoken.options.engine import MOST_THREADS
 
-MODES = ("eagle3", "eagle", "eagle1", "medusa", "draft")
-ALIASES = {"eagle": "eagle3"}  # a mode that names a family, and the member it stands for
-
-# Settings of the architecture, and the modes that read them.
-ONLY_FOR = {
-    **dict.fromkeys(("taps", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"), ("eagle3",)),
-    **dict.fromkeys(("eagle_num_layers", "eagle_config", "draft_window"), ("eagle3", "eagle1")),
-    **dict.fromkeys(("medusa_num_heads", "medusa_num_layers", "medusa_own_heads"), ("medusa",)),
-    "fc_bias": ("eagle1",),
-    "draft_config": ("draft",),
-}
-# The same of the loss.
-LOSS_ONLY_FOR = {
-    **dict.fromkeys(("feature_weight", "guess_weight", "noise"), ("eagle1",)),
-    "ttt_steps": ("eagle3", "eagle1"),
-    "on_policy": ("draft",),
-}
-
 DATA_PATH = ("--data_path", "--data-path")  # what scripts of others call --data
 ROW = 512  # tokens of a row where nothing else is said
 LONGEST = 2048  # tokens that conversations are cut at where nothing else is said
 
-Mode = Literal["eagle3", "eagle", "eagle1", "medusa", "draft"]
 Schedule = Literal["cosine", "linear", "constant"]
 Share = Annotated[float, Field(ge=0, le=1)]
-Blocks = Annotated[int, Field(ge=1, le=128)]
 
 
-class HeadSettings(Settings):
-    """The head to train."""
+class HeadOptions(Settings):
+    """What every kind of draft is made from."""
 
-    mode: Mode = "eagle3"
-    """eagle3, eagle1 (which is EAGLE-2 too: one head, another tree) or medusa; eagle stands for eagle3; draft is a
-    small model of its own."""
-    taps: str | None = None
-    """eagle3: blocks of the target, from 0, whose outputs it reads, as 1,7,12; None is 1, n // 2 - 1 and n - 4."""
-    eagle_num_layers: Blocks = 1
-    """blocks of an EAGLE head."""
-    eagle_config: str | None = None
-    """JSON file with the head's architecture in the names of config.json; its keys win."""
-    medusa_num_heads: Blocks = 2
-    """tokens that Medusa heads guess."""
-    medusa_num_layers: Annotated[int, Field(ge=0, le=128)] = 1
-    """residual blocks of each Medusa head."""
-    medusa_own_heads: bool = True
-    """every Medusa head has an output layer; otherwise all use the target's."""
-    draft_window: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """tokens that an EAGLE head attends to; None is all."""
-    norm_before_residual: bool = False
-    """eagle3: the residual starts from the normed hidden state; SGLang and TensorRT-LLM do not."""
-    norm_before_fc: bool = False
-    """eagle3: one norm over all taps before they are fused."""
-    fc_norm: bool | None = None
-    """EAGLE 3.1: a norm for each tap; None is yes for a new eagle3 head without norm_before_fc."""
-    norm_output: bool | None = None
-    """EAGLE 3.1: the next step reads the normed output; None is yes for a new eagle3 head."""
-    fc_bias: bool = False
-    """eagle1: the fusion has a bias."""
-    draft_config: str | None = None
-    """draft: JSON file with the model's sizes in the names of a Llama's config.json."""
     init_from: str | None = None
-    """directory of a head, or with draft of a model, to start from; its architecture is kept."""
-
-    @model_validator(mode="after")
-    def _read_in_this_mode(self) -> HeadSettings:
-        given = [name for name in ONLY_FOR if getattr(self, name) != type(self).model_fields[name].default]
-        for name in given:
-            if self.method not in ONLY_FOR[name]:
-                raise ValueError(f"{name} is for mode {' or '.join(ONLY_FOR[name])}; leave it out for {self.mode}")
-            if self.init_from is not None and name not in ("taps", "medusa_num_heads"):  # compared with the head's
-                raise ValueError(f"init_from keeps its architecture; leave {name} out")
-        return self
-
-    @property
-    def method(self) -> str:
-        """The mode without aliases."""
-        return ALIASES.get(self.mode, self.mode)
-
-    @property
-    def eagle(self) -> bool:
-        return self.method in ("eagle3", "eagle1")
+    """directory of a draft of the same kind to start from; its architecture is kept."""
 
 
-class LossSettings(Settings):
-    """What is minimised."""
+class LossOptions(Settings):
+    """What is minimised for every kind of draft."""
 
-    ttt_steps: Annotated[int, Field(ge=1, le=32)] | None = None
-    """steps that an EAGLE head is unrolled for in training; None is 3 for eagle3 and 1 for eagle1."""
     loss_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    """weight of each further step or head, relative to the one before; None is 1 for eagle3, else 0.8."""
+    """weight of each further step or head, relative to the one before; None is 0.8, unless the mode has a
+    default of its own."""
     loss: Literal["kl", "tv", "lk", "hard"] = "kl"
     """kl (soft labels), tv (total variation), lk (a mix that aims at acceptance) or hard (the data's tokens)."""
     loss_mix: str = "adaptive"
@@ -107,17 +41,9 @@ class LossSettings(Settings):
     """document counts every document the same, token every token."""
     skip_outside: bool = True
     """leave out places whose best token is outside the draft vocabulary."""
-    feature_weight: Annotated[float, Field(ge=0)] = 1.0
-    """eagle1: of SmoothL1 on hidden states."""
-    guess_weight: Annotated[float, Field(ge=0)] = 0.1
-    """eagle1: of the loss of guesses."""
-    noise: Annotated[float, Field(ge=0)] = 0.2
-    """eagle1: width of uniform noise on the features that it reads; less in documents of over 512 tokens."""
-    on_policy: Share = 0.0
-    """draft: share of the documents whose last answer the draft writes itself, for the target to judge."""
 
     @model_validator(mode="after")
-    def _mixable(self) -> LossSettings:
+    def _mixable(self) -> LossOptions:
         if self.mix not in ("adaptive", "alpha") and not (isinstance(self.mix, float) and 0 <= self.mix <= 1):
             raise ValueError(f"loss_mix {self.loss_mix!r}: expected adaptive, alpha or a number from 0 to 1")
         return self
@@ -231,6 +157,3 @@ class DataSettings(Settings):
     """every token counts, not only what the assistant says."""
     end_of_turn: bool = True
     """the token that ends an answer counts too."""
-
-
-GROUPS: tuple[type[Settings], ...] = (HeadSettings, LossSettings, RunSettings, KeepSettings, DataSettings)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from sametoken.options.declaration import Settings
 from sametoken.train.plan import Plan
 from sametoken.train.schedule import rows_of, rows_per_step, steps_of_run
 from sametoken.train.settings import ROW, HeadSettings, LossSettings, RunSettings
@@ -45,7 +46,7 @@ def filled(plan: Plan, facts: Facts) -> tuple[Plan, list[str]]:
     What was given stays as it is. The same settings and data give the same plan, whatever the number of processes,
     unless a step has fewer rows than there are processes.
     """
-    head, loss = _head(plan.head), _loss(plan.head, plan.loss)
+    head, loss = _of_kind(plan.head, plan.loss)
     run, why = _optimiser(plan.run, facts.width)
     rows = len(rows_of(facts.lengths, run, 0))
     run = _amount(run, rows, facts.processes)
@@ -57,9 +58,9 @@ def filled(plan: Plan, facts: Facts) -> tuple[Plan, list[str]]:
     )
     per_step = rows_per_step(run, facts.processes)
     amount = f"{sum(facts.lengths)} tokens in {rows} rows of {run.training_seq_len or ROW}"
-    course = f"{run.num_epochs:g} epochs, {per_step} row{'s' * (per_step > 1)} a step, {total} steps"
+    length = f"{run.num_epochs:g} epochs, {per_step} row{'s' * (per_step > 1)} a step, {total} steps"
     said = [
-        f"{plan.head.method}: {len(facts.lengths)} samples, {amount}; {course}; {run.optim}{why}, learning rate "
+        f"{plan.head.method}: {len(facts.lengths)} samples, {amount}; {length}; {run.optim}{why}, learning rate "
         f"{run.lr:.3g}"
     ]
     if total < FEW_STEPS:
@@ -67,19 +68,15 @@ def filled(plan: Plan, facts: Facts) -> tuple[Plan, list[str]]:
     return Plan(head, loss, run, keep), said
 
 
-def _head(head: HeadSettings) -> HeadSettings:
-    """EAGLE 3.1 for eagle3, unless its architecture is that of another head."""
-    if head.method != "eagle3" or head.init_from is not None:
-        return head
-    chosen = {"fc_norm": not head.norm_before_fc, "norm_output": True}
-    return head.model_copy(update={name: value for name, value in chosen.items() if getattr(head, name) is None})
+def _of_kind(head: HeadSettings, loss: LossSettings) -> tuple[HeadSettings, LossSettings]:
+    """With the kind's values for options that were not given."""
+    chosen = head.training.defaults(head)
 
+    def missing(group: Settings) -> dict[str, Any]:
+        fields = type(group).model_fields
+        return {name: value for name, value in chosen.items() if name in fields and getattr(group, name) is None}
 
-def _loss(head: HeadSettings, loss: LossSettings) -> LossSettings:
-    if head.method != "eagle3":
-        return loss
-    chosen = {"ttt_steps": 3, "loss_decay": 1.0}
-    return loss.model_copy(update={name: value for name, value in chosen.items() if getattr(loss, name) is None})
+    return head.model_copy(update=missing(head)), loss.model_copy(update=missing(loss))
 
 
 def _optimiser(run: RunSettings, width: int) -> tuple[RunSettings, str]:

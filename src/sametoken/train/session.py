@@ -18,20 +18,18 @@ from sametoken.checkpoint.places import target_directory
 from sametoken.checkpoint.tokenizer import load_tokenizer
 from sametoken.errors import ConfigError
 from sametoken.files import alone_in
-from sametoken.heads.eagle.config import EagleConfig
 from sametoken.interrupt import Stop
+from sametoken.learning.modes import TRAINED, modes_with
+from sametoken.learning.objective import Objective, Start
 from sametoken.learning.target import OuterLayers
 from sametoken.model.config import ModelConfig
 from sametoken.train.dataset.preparation import data_digest, prepare
 from sametoken.train.dataset.prepared import MANIFEST, Origin, Prepared
 from sametoken.train.defaults import Facts, filled
-from sametoken.train.distill import Distilled, new_draft
-from sametoken.train.heads import new_head
 from sametoken.train.parallel import Parallel
 from sametoken.train.plan import Plan
-from sametoken.train.settings import LONGEST, LOSS_ONLY_FOR, DataSettings
+from sametoken.train.settings import LONGEST, DataSettings
 from sametoken.train.targets import open_source, read_outer
-from sametoken.train.trainee import Student, Trainee, steps_of
 from sametoken.train.trainer import Judge, Material, Outcome, Trainer
 
 PREPARED = "data"  # samples made from files of conversations, within the output directory
@@ -106,44 +104,48 @@ def _material(target: str, directory: Path, plan: Plan, samples: Prepared, paral
     if device.type == "cpu" and stated == torch.float16:
         stated = torch.bfloat16  # as the engine serves it there
     computed = stated if plan.run.dtype == "auto" else getattr(torch, plan.run.dtype)
-    outer = read_outer(directory, stated, device)
-    student, taps = _student(target, directory, plan, samples, outer, computed)
-    if plan.loss.on_policy and samples.hidden_states is not None:
+    objective = _objective(target, directory, plan, samples, read_outer(directory, stated, device), computed)
+    if (rewriting := _rewriting(plan)) and samples.hidden_states is not None:
         raise ConfigError(
-            f"--on-policy needs the target, but {samples.directory} holds its hidden states; prepare the data without, "
+            f"{rewriting} needs the target, but {samples.directory} holds its hidden states; prepare the data without, "
             "or leave it out"
         )
-    return Material(student, open_source(directory, taps, samples, stated, device), samples, computed)
+    return Material(objective, open_source(directory, objective.taps, samples, stated, device), samples, computed)
 
 
-def _student(
+def _objective(
     target: str, directory: Path, plan: Plan, samples: Prepared, outer: OuterLayers, computed: torch.dtype
-) -> tuple[Student, tuple[int, ...]]:
-    """What is trained, and the target's blocks that it reads besides the last."""
-    vocabulary, recompute, device = samples.draft_vocabulary, plan.run.gradient_checkpointing, outer.head.device
+) -> Objective:
+    """What is trained."""
+    vocabulary, head = samples.draft_vocabulary, plan.head
+    if vocabulary is not None and not head.training.vocabulary:
+        able = " or ".join(mode for mode, each in TRAINED.items() if each.training.vocabulary)
+        raise ConfigError(f"a draft vocabulary is for {able} heads; leave --draft-vocab-size out for {head.mode}")
+    objective: type[Objective] = head.kind.load(head.training.objective)
     ids = None if vocabulary is None else vocabulary.ids
-    if plan.head.method == "draft":
-        if ids is not None:
-            raise ConfigError("a draft vocabulary is for eagle3 heads; leave --draft-vocab-size out for draft")
-        draft = new_draft(plan.head, outer.config, directory, device, plan.run.seed)
-        return Distilled(draft, outer, plan.loss, computed, recompute=recompute), ()
-    head = new_head(plan.head, outer.config, outer.head, ids, plan.run.seed)
-    steps = steps_of(plan.head, plan.loss)
-    student = Trainee(head, outer, plan.loss, steps, computed, recompute=recompute, target_name=target)
-    taps = head.config.taps if isinstance(head.config, EagleConfig) and head.config.version == 3 else ()
-    return student, taps
+    run, name = plan.run, head.kind.name
+    return objective.new(
+        Start(name, head, plan.loss, outer, directory, target, ids, computed, run.seed, run.gradient_checkpointing)
+    )
 
 
 def _check(plan: Plan) -> None:
-    """Settings that contradict each other."""
+    """Refuses settings that contradict each other."""
     loss = plan.loss
-    for name, modes in LOSS_ONLY_FOR.items():
-        if plan.head.method not in modes and getattr(loss, name) != type(loss).model_fields[name].default:
+    for name, field in type(loss).model_fields.items():
+        modes = modes_with("loss", name)
+        if modes and plan.head.method not in modes and getattr(loss, name) != field.default:
             spoken = " or ".join(modes)
-            raise ConfigError(f"--{name.replace('_', '-')} is for --mode {spoken}; leave it out for {plan.head.mode}")
-    if not loss.on_policy:
-        return
-    if loss.loss == "hard":
-        raise ConfigError("--on-policy with --loss hard would teach the draft its own words; use kl, tv or lk")
-    if plan.run.fsdp:
-        raise ConfigError("--on-policy needs the whole draft in each process; leave --fsdp out")
+            raise ConfigError(f"{_spelled(name)} is for --mode {spoken}; leave it out for {plan.head.mode}")
+    if (rewriting := _rewriting(plan)) and plan.run.fsdp:
+        raise ConfigError(f"{rewriting} needs the whole draft in each process; leave --fsdp out")
+
+
+def _rewriting(plan: Plan) -> str:
+    """The option with which the draft writes answers of its own, as it is spelled; "" where it does not."""
+    name = plan.head.training.rewriting
+    return _spelled(name) if name and getattr(plan.loss, name) else ""
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

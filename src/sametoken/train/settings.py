@@ -1,55 +1,91 @@
-"""What a user can set about training, which `sametoken.options.training` declares, and files that options name."""
+"""What a user can set about training: the options that `options.training` declares, and those that kinds declare.
+
+Nothing here needs torch, so that a wrong option is refused before anything is loaded.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from sametoken.checkpoint.paths import user_path
-from sametoken.errors import ConfigError
-from sametoken.files import json_object
+from pydantic import model_validator
+
+from sametoken.kinds import Kind
+from sametoken.learning.modes import ALIASES, MODES, TRAINED, modes_with
+from sametoken.learning.training import Training
+from sametoken.options.declaration import Settings
 from sametoken.options.training import (
-    ALIASES,
-    GROUPS,
     LONGEST,
-    LOSS_ONLY_FOR,
-    MODES,
-    ONLY_FOR,
     ROW,
     DataSettings,
-    HeadSettings,
+    HeadOptions,
     KeepSettings,
-    LossSettings,
+    LossOptions,
     RunSettings,
 )
 
 __all__ = [
-    "ALIASES",
-    "GROUPS",
-    "LONGEST",
-    "LOSS_ONLY_FOR",
-    "MODES",
-    "ONLY_FOR",
-    "ROW",
-    "DataSettings",
-    "HeadSettings",
-    "KeepSettings",
-    "LossSettings",
+    "ALIASES", "GROUPS", "LONGEST", "MODES", "ROW", "DataSettings", "HeadSettings", "KeepSettings", "LossSettings",
     "RunSettings",
-    "read_keys",
-]
+]  # fmt: skip
 
 
-def read_keys(option: str, file: str | None) -> dict[str, Any]:
-    """The JSON object in a file that an option names, an empty one for no file.
+if TYPE_CHECKING:
+    Mode = str
+else:
+    Mode = Literal[MODES]
 
-    Raises:
-        ConfigError: there is no such file, or it holds something else.
-    """
-    if file is None:
-        return {}
-    try:
-        return json_object(user_path(file))
-    except OSError as error:
-        raise ConfigError(f"{option} {file}: {error.strerror}; expected a JSON file") from error
-    except ValueError as error:
-        raise ConfigError(f"{option} {file} {error}; write an object of keys and values") from error
+
+class _Chosen(HeadOptions):
+    """The kind of draft, and that it reads the options that were given."""
+
+    mode: Mode = MODES[0]
+
+    @model_validator(mode="after")
+    def _read_in_this_mode(self) -> _Chosen:
+        for name, field in type(self).model_fields.items():
+            modes = modes_with("head", name) if name != "mode" else ()
+            if not modes or getattr(self, name) == field.default:
+                continue
+            if self.method not in modes:
+                raise ValueError(f"{name} is for mode {' or '.join(modes)}; leave it out for {self.mode}")
+            if self.init_from is not None and name not in self.training.compared:
+                raise ValueError(f"init_from keeps its architecture; leave {name} out")
+        return self
+
+    @property
+    def method(self) -> str:
+        """The mode without aliases."""
+        return ALIASES.get(self.mode, self.mode)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of draft."""
+        return TRAINED[self.method].kind
+
+    @property
+    def training(self) -> Training:
+        """How drafts of this kind are trained."""
+        return TRAINED[self.method].training
+
+
+def _joined(name: str, *groups: type[Settings]) -> Any:
+    """One class with the options of several, each once."""
+    distinct = tuple(dict.fromkeys(groups))
+    parts = [one for one in distinct if not any(issubclass(other, one) for other in distinct if other is not one)]
+    return type(name, tuple(parts), {"__module__": __name__, "__doc__": groups[0].__doc__})
+
+
+if TYPE_CHECKING:
+
+    class HeadSettings(_Chosen): ...
+
+    class LossSettings(LossOptions): ...
+
+else:
+    HeadSettings = _joined("HeadSettings", _Chosen, *(each.training.head for each in TRAINED.values()))
+    LossSettings = _joined("LossSettings", LossOptions, *(each.training.loss for each in TRAINED.values()))
+    _said = [f"{mode}: {each.kind.what}" for mode, each in TRAINED.items()]
+    _said += [f"{alias} stands for {mode}" for alias, mode in ALIASES.items()]
+    HeadSettings.model_fields["mode"].description = f"{'; '.join(_said)}."
+
+GROUPS: tuple[type[Settings], ...] = (HeadSettings, LossSettings, RunSettings, KeepSettings, DataSettings)

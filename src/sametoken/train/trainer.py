@@ -23,6 +23,7 @@ from sametoken.files import make_directory
 from sametoken.interrupt import Stop
 from sametoken.learning.batch import Batch, guess_weights
 from sametoken.learning.loss import AcceptanceMetrics
+from sametoken.learning.objective import Objective
 from sametoken.learning.target import Features
 from sametoken.train import checkpoints
 from sametoken.train.best import Best, judged_by
@@ -34,7 +35,6 @@ from sametoken.train.parallel import Parallel, restore, whole_states
 from sametoken.train.plan import Plan
 from sametoken.train.schedule import Course, Step
 from sametoken.train.targets import Source
-from sametoken.train.trainee import Student, with_noise
 
 # Do not change what is computed, or change it only as far as sums in another order do.
 FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_transformer_layer_cls_to_wrap", "device",
@@ -47,13 +47,13 @@ class Material(NamedTuple):
     """What a run works on.
 
     Attributes:
-        student: what is trained.
+        objective: what is trained.
         source: of the target.
         data: prepared samples.
         dtype: what is computed in.
     """
 
-    student: Student
+    objective: Objective
     source: Source
     data: Prepared
     dtype: torch.dtype
@@ -104,11 +104,12 @@ class Trainer:
         make_directory(self.directory)
         self._lengths = material.data.lengths()
         self.course = Course(self._lengths, plan.run, parallel.count)
-        self.trainee = material.student
+        self.objective = material.objective
+        self._part = plan.head.training.part
         if parallel.main:
-            checkpoints.sweep(self.directory, self.trainee.name)
-        self._best = Best(self.directory / self.trainee.name)
-        self.model = parallel.wrap(self.trainee)
+            checkpoints.sweep(self.directory, self._part)
+        self._best = Best(self.directory / self._part)
+        self.model = parallel.wrap(self.objective)
         self.optimisers = optimisers(self.model, plan.run.optim or "adamw", plan.run.weight_decay)
         self.progress: dict[str, Any] = {"step": 0, "best": None, "judged": 0, "stale": 0, "ended": False}
         self._resume()
@@ -155,15 +156,15 @@ class Trainer:
         forwards = [mine[i : i + at_once] for i in range(0, len(mine), at_once)]
         batches = [self._batch(rows, step.epoch) for rows in forwards]
         rule = self.plan.loss
-        by_document = rule.loss_mean == "document"
-        weighed = [guess_weights(each, self.trainee.steps, rule.decay, per_document=by_document) for each, _ in batches]
+        steps, by_document = self.objective.steps, rule.loss_mean == "document"
+        weighed = [guess_weights(each, steps, rule.decay, per_document=by_document) for each, _ in batches]
         documents = torch.stack([each.total for each in weighed]).sum()
         total, stops = parallel.sum(torch.stack([documents, documents.new_tensor(float(bool(self._stop)))]))
         total, self._stopping = total.clamp(min=1), bool(stops > 0)
         self.model.zero_grad(set_to_none=True)
         reports: list[AcceptanceMetrics] = []
         for i, ((batch, samples), goal) in enumerate(zip(batches, weighed, strict=True)):
-            features = self._features(batch, samples, step.epoch)
+            features = self._features(batch, samples)
             with parallel.waiting(self.model, i + 1 < len(batches)):
                 # Data parallelism averages over the processes; the weights already are shares of the whole step.
                 loss, report = self.model(batch, features, goal.weights * (parallel.count / total))
@@ -188,19 +189,15 @@ class Trainer:
     def _batch(self, rows: Sequence[Sequence[int]], epoch: int) -> tuple[Batch, list[int]]:
         samples = [sample for row in rows for sample in row]
         documents = [self.material.data[sample] for sample in samples]
-        batch = Batch.of([(each.tokens, each.mask) for each in documents], self.parallel.device)
-        return self.trainee.rewritten(batch, self._seeds(epoch, samples)), samples
+        # A sample's draws depend on the run's seed, the epoch and the sample, not on what is beside it.
+        seeds = torch.tensor([derived_seed(self.plan.run.seed, epoch, sample) for sample in samples])
+        batch = Batch.of([(each.tokens, each.mask) for each in documents], self.parallel.device, seeds)
+        return self.objective.rewritten(batch), samples
 
-    def _seeds(self, epoch: int, samples: Sequence[int]) -> torch.Tensor:
-        """Of each sample's draws: they depend on the run's seed, the epoch and the sample, not on what is beside it."""
-        return torch.tensor([derived_seed(self.plan.run.seed, epoch, sample) for sample in samples])
-
-    def _features(self, batch: Batch, samples: Sequence[int], epoch: int) -> Features:
+    def _features(self, batch: Batch, samples: Sequence[int]) -> Features:
         parts = torch.split(batch.tokens, list(batch.lengths))
         found = [self.material.source(sample, tokens) for sample, tokens in zip(samples, parts, strict=True)]
         taps, last = (torch.cat(each) for each in zip(*found, strict=True))
-        if self.plan.head.method == "eagle1":
-            return Features(with_noise(last, batch, self.plan.loss.noise, self._seeds(epoch, samples)), last)
         return Features(taps, last)
 
     def _log(self, journal: Journal | None, step: Step, window: _Window) -> None:
@@ -258,7 +255,7 @@ class Trainer:
 
     def _judge_head(self, journal: Journal | None) -> None:
         """Judges the head on held-out prompts, keeps it if it is the best, and decides whether to go on."""
-        weights, _ = whole_states(self.trainee, self.optimisers)
+        weights, _ = whole_states(self.objective, self.optimisers)
         found = None
         if journal is not None and self._judge is not None:
             found = self._measured(lambda measure: self._judged_apart(measure, weights))
@@ -272,7 +269,7 @@ class Trainer:
         self.progress |= {"best": found if better else best, "stale": stale, "judged": self.progress["step"]}
         self.progress["ended"] = patience is not None and stale >= patience
         if journal is not None:
-            self._best.offer(found, judged_by(self.plan.keep), lambda place: self.trainee.write(place, weights))
+            self._best.offer(found, judged_by(self.plan.keep), lambda place: self.objective.write(place, weights))
             checkpoints.note(self.directory, self.progress)
             journal.write(self.progress["step"], {"eval_acceptance_length": found})
             self._tell(f"step {self.progress['step']}  held-out acceptance length {found:.3f}")
@@ -281,16 +278,16 @@ class Trainer:
     def _judged_apart(self, measure: Judge, weights: Mapping[str, torch.Tensor]) -> float:
         """The judgement of weights that take no place yet."""
         with tempfile.TemporaryDirectory(dir=self.directory, prefix=JUDGED) as place:
-            self.trainee.write(Path(place) / self.trainee.name, weights)
-            return measure(Path(place) / self.trainee.name)
+            self.objective.write(Path(place) / self._part, weights)
+            return measure(Path(place) / self._part)
 
     def _save(self) -> None:
-        weights, moments = whole_states(self.trainee, self.optimisers)
+        weights, moments = whole_states(self.objective, self.optimisers)
         if self.parallel.main:
             saved = Saved(weights, moments, self.progress, self._settings())
             checkpoints.save(self.directory, self.progress["step"], saved, self.plan.keep.save_total_limit)
             if self._judge is None and self._best.acceptance is None:
-                self.trainee.write(self._best.place, weights)
+                self.objective.write(self._best.place, weights)
         self.parallel.agreed(None)
 
     def _settings(self) -> dict[str, Any]:
@@ -320,7 +317,7 @@ class Trainer:
                 "go on with --resume"
             )
         saved = checkpoints.load(found[-1], self._settings())
-        restore(self.trainee, self.optimisers, saved.weights, saved.optimiser)
+        restore(self.objective, self.optimisers, saved.weights, saved.optimiser)
         self.progress = dict(saved.progress)
         self._tell(f"going on from {found[-1]}")
 

@@ -11,6 +11,7 @@ KIND = Kind(
     what="a draft model",
     drafts="sametoken.heads.draft_model.drafts:DraftModel",
     weights="model",
+    objective="sametoken.heads.draft_model.training:TRAINING",
     aliases={"vllm": ("draft_model",), "trtllm": ("DraftTarget",), "train": ("draft",), "embedded": (NAME,)},
     settings=("tree_top_k",),
 )

@@ -10,6 +10,7 @@ KIND = Kind(
     what="an EAGLE-1 or EAGLE-2 head",
     drafts="sametoken.heads.eagle1.drafts:Eagle1",
     weights="head",
+    objective="sametoken.heads.eagle1.training:TRAINING",
     marks=("eagle_config",),
     words=("Eagle", "EAGLE"),
     aliases={"vllm": ("eagle",), "trtllm": ("Eagle",), "train": ("eagle1",)},

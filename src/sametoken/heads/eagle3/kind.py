@@ -11,6 +11,7 @@ KIND = Kind(
     what="an EAGLE-3 head",
     drafts="sametoken.heads.eagle3.drafts:Eagle3",
     weights="head",
+    objective="sametoken.heads.eagle3.training:TRAINING",
     marks=("eagle_config", "draft_vocab_size"),
     words=("Eagle", "EAGLE"),
     aliases={

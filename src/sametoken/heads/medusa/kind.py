@@ -10,6 +10,7 @@ KIND = Kind(
     what="Medusa heads",
     drafts="sametoken.heads.medusa.drafts:Medusa",
     weights="head",
+    objective="sametoken.heads.medusa.training:TRAINING",
     marks=("medusa", "medusa_num_heads"),
     words=("Medusa",),
     aliases={"vllm": ("medusa",), "trtllm": ("Medusa",), "train": ("medusa",)},

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from sametoken.errors import ConfigError, DataError
 from sametoken.files import discard_parts, make_directory, write_tensors
-from sametoken.heads.eagle.config import default_taps
+from sametoken.heads.taps import parse_layers
+from sametoken.learning.modes import TRAINED
 from sametoken.learning.target import Features
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable, Span
@@ -86,21 +87,14 @@ class Extracted(NamedTuple):
 
 
 def parse_taps(text: str, layers: int) -> tuple[int, ...]:
-    """Blocks from "2,8,13" or from what they are for: eagle3, eagle1 and medusa (these two read the last state only).
+    """Blocks from "2,8,13" or from the mode of training that they are for.
 
     Raises:
         ConfigError: it is neither, or the target has no such block.
     """
-    if text in ("eagle1", "medusa"):
-        return ()
-    if text == "eagle3":
-        return default_taps(3, layers)
-    if not re.fullmatch(r"\d{1,9}( *, *\d{1,9})*", text):
-        raise ConfigError(f"--taps {text!r}: expected eagle3, eagle1, medusa, or blocks from 0 such as 2,8,13")
-    taps = tuple(int(tap) for tap in text.split(","))
-    if max(taps) >= layers or len(set(taps)) < len(taps):
-        raise ConfigError(f"--taps {text}: expected different blocks from 0 to {layers - 1}, which the target has")
-    return taps
+    if text in TRAINED:
+        return TRAINED[text].training.taps(layers)
+    return parse_layers(text, layers, TRAINED)
 
 
 def parse_bytes(text: str) -> int:

@@ -19,21 +19,18 @@ from torch import Tensor, nn
 from sametoken.checkpoint.paths import user_path
 from sametoken.errors import CheckpointError, ConfigError, DataError
 from sametoken.files import make_directory, read_object, write_json, write_tensors
-from sametoken.heads.anyhead import HeadConfig
-from sametoken.heads.eagle.config import EagleConfig
-from sametoken.heads.eagle.module import EagleHead
-from sametoken.heads.medusa.module import MedusaHeads
-from sametoken.heads.modules import initialise
+from sametoken.heads.kind import Head
+from sametoken.heads.modelopt import Chosen
+from sametoken.heads.objective import HeadObjective
 from sametoken.heads.read import read_head
 from sametoken.learning.batch import Batch, guess_weights
 from sametoken.learning.loss import AcceptanceMetrics
+from sametoken.learning.modes import ALIASES, meaning
+from sametoken.learning.objective import STD
 from sametoken.learning.target import Features
 from sametoken.model.config import ModelConfig
-from sametoken.train.heads import empty_head
 from sametoken.train.hf import base
-from sametoken.train.hf.modelopt import Chosen, configure, read, read_vocabulary
-from sametoken.train.settings import ALIASES
-from sametoken.train.trainee import Trainee, steps_of, with_noise
+from sametoken.train.hf.modelopt import read, read_vocabulary
 
 PART = "sametoken"  # the attribute of the model that holds the head in training
 PREFIX = f"{PART}.head."
@@ -78,7 +75,7 @@ class Plan(NamedTuple):
 class Converted(nn.Module):
     """What a converted model does differently; its class comes first, then the model's own."""
 
-    sametoken: Trainee
+    sametoken: HeadObjective
     sametoken_plan: Plan
     accepts_loss_kwargs = False  # the loss is the mean of one batch, as transformers.Trainer asks for
 
@@ -106,19 +103,19 @@ class Converted(nn.Module):
         return self._guess(input_ids, attention_mask, labels)
 
     def _guess(self, tokens: Tensor, attention_mask: Tensor | None, labels: Tensor) -> Outputs:
-        trainee, plan = self.sametoken, self.sametoken_plan
-        config = trainee.head.config
-        taps = config.taps if isinstance(config, EagleConfig) and config.version == 3 else ()
-        features = base.read(self, tokens, attention_mask, taps)
+        objective, plan = self.sametoken, self.sametoken_plan
+        features = base.read(self, tokens, attention_mask, objective.taps)
         real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         batch = _batch(tokens, real, labels)
-        trainee.outer = base.outer_of(self, plan.target)
-        trainee.draft_ids = trainee.draft_ids.to(tokens.device)
-        trainee.dtype = _computed_in(features.last)
-        taken = _read_by_head(Features(features.taps[real], features.last[real]), batch, plan, self.training)
-        rule = trainee.settings
-        goal = guess_weights(batch, trainee.steps, rule.decay, per_document=rule.loss_mean == "document")
-        loss, report = trainee(batch, taken, goal.weights / goal.total.clamp(min=1))
+        if self.training and objective.draws:
+            # Of the states that transformers.Trainer saves and restores; it does not say which sample a document is.
+            batch = batch._replace(seeds=torch.randint(2**63 - 1, (len(batch.lengths),)))
+        objective.outer = base.outer_of(self, plan.target)
+        objective.draft_ids = objective.draft_ids.to(tokens.device)
+        objective.dtype = _computed_in(features.last)
+        rule, taken = objective.settings, Features(features.taps[real], features.last[real])
+        shares = guess_weights(batch, objective.steps, rule.decay, per_document=rule.loss_mean == "document")
+        loss, report = objective(batch, taken, shares.weights / shares.total.clamp(min=1))
         outputs = Outputs(loss=loss)
         if not self.training:
             outputs["logits"] = self.get_output_embeddings()(features.last)  # type: ignore[operator]
@@ -174,7 +171,7 @@ class Converted(nn.Module):
             make_directory(place)
             head = {name: value.contiguous().cpu() for name, value in weights.items() if name.startswith(PREFIX)}
             bare = {name.removeprefix(f"{PART}."): value for name, value in head.items()}
-            self.sametoken.write(place / HEAD, bare, _stated(self.sametoken.head.config))
+            self.sametoken.write(place / HEAD, bare, getattr(torch, self.sametoken.head.config.dtype))
             if not plan.save_base:
                 write_tensors(place / WEIGHTS, head)
             content = {"format": FORMAT, "mode": plan.mode, "config": dict(plan.config), "save_base": plan.save_base}
@@ -222,21 +219,19 @@ def convert(model: Any, modes: Sequence[tuple[str, Mapping[str, Any]]], *, save_
     if isinstance(model, Converted):
         raise ConfigError("the model is converted already; load it anew for another head")
     mode, config = _one(modes)
-    chosen = read(mode, config)
+    objective, chosen = read(mode, config)
     if mode in ALIASES:
-        warnings.warn(f"mode {mode!r} means {ALIASES[mode]}; eagle1 is EAGLE-1 and EAGLE-2", stacklevel=2)
+        warnings.warn(f"mode {mode!r} {meaning(mode)}", stacklevel=2)
     target = base.config_of(model)
     base.check_outer(model)
     ids = read_vocabulary(chosen.vocabulary, target.vocab_size)
     table = model.get_output_embeddings().weight
     with torch.device("cpu" if table.is_meta else table.device):
-        made = configure(chosen, target, ids)
-        head = empty_head(made)
+        made = objective.modelopt.configure(objective, chosen, target, ids)
         seed = int(torch.randint(2**31, (), device="cpu"))  # so `transformers.set_seed` decides the first weights
-        if isinstance(head, EagleHead) and ids is not None:
-            head.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
-        initialise(head, table.detach(), torch.Generator(table.device).manual_seed(seed), chosen.std)
-    return _attach(model, head, Plan(mode, config, chosen, target, save_base))
+        generator, std = torch.Generator(table.device).manual_seed(seed), objective.modelopt.std(chosen, STD)
+        head = objective.create(made, table.detach(), ids, generator, std)
+    return _attach(model, objective, head, Plan(mode, config, chosen, target, save_base))
 
 
 def _one(modes: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, Mapping[str, Any]]:
@@ -275,21 +270,21 @@ def restore(model: Any, directory: str | Path) -> Any:
     base.check_outer(model)
     device = model.get_output_embeddings().weight.device
     head = read_head(place / HEAD, target, torch.float32, device, pack=False).module
-    found = _attach(model, head, Plan(mode, config, read(mode, config), target, save_base))
+    objective, chosen = read(mode, config)
+    found = _attach(model, objective, head, Plan(mode, config, chosen, target, save_base))
     found.load_state_dict(stored)
     return found
 
 
-def _attach(model: Any, head: EagleHead | MedusaHeads, plan: Plan) -> Any:
+def _attach(model: Any, objective: type[HeadObjective], head: Head, plan: Plan) -> Any:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    chosen, outer = plan.chosen, base.outer_of(model, plan.target)
-    steps = steps_of(chosen.head, chosen.loss)
     own = type(model)
     # The same name, so that files name the architecture that transformers knows.
     model.__class__ = type(own.__name__, (Converted, own), {"__module__": own.__module__})
     name = str(getattr(model.config, "_name_or_path", "") or own.__name__)
-    setattr(model, PART, Trainee(head, outer, chosen.loss, steps, torch.float32, target_name=name))
+    outer = base.outer_of(model, plan.target)
+    setattr(model, PART, objective(head, outer, plan.chosen.loss, torch.float32, target_name=name))
     model.sametoken_plan = plan
     model.train(model.training)
     return model
@@ -314,28 +309,10 @@ def _batch(tokens: Tensor, real: Tensor, labels: Tensor) -> Batch:
     return Batch(tokens[real], wanted[real], lengths)
 
 
-def _stated(config: HeadConfig) -> torch.dtype:
-    """The dtype of a head's files."""
-    stated: torch.dtype = getattr(torch, config.layers.dtype if isinstance(config, EagleConfig) else config.dtype)
-    return stated
-
-
 def _computed_in(last: Tensor) -> torch.dtype:
     """What the head computes in: what autocast says, or what the model is in."""
     device = last.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else last.dtype
-
-
-def _read_by_head(features: Features, batch: Batch, plan: Plan, training: bool) -> Features:
-    """Taps as they are; for EAGLE-1 the last states, in training with noise."""
-    width = plan.chosen.loss.noise
-    if plan.chosen.head.method != "eagle1":
-        return features
-    if not training or not width:
-        return Features(features.last, features.last)
-    # Of the states that transformers.Trainer saves and restores; it does not say which sample a document is.
-    seeds = torch.randint(2**63 - 1, (len(batch.lengths),))
-    return Features(with_noise(features.last, batch, width, seeds), features.last)
 
 
 def _figures(report: AcceptanceMetrics) -> dict[str, Tensor]:

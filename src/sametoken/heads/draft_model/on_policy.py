@@ -21,16 +21,16 @@ from sametoken.speculation.noise import noise, uniform
 PAGE = 32
 
 
-def rewrite(decoder: Decoder, batch: Batch, share: float, stops: Sequence[int], seeds: Tensor) -> Batch:
+def rewrite(decoder: Decoder, batch: Batch, share: float, stops: Sequence[int]) -> Batch:
     """A batch with the last answers of some documents in the draft's words.
 
     Args:
         decoder: the draft, its linears not packed.
         share: of the documents, by chance.
         stops: ids that end an answer; they are part of it.
-        seeds: int64 of each document.
     """
-    seeds = seeds.to(batch.tokens.device)
+    assert batch.seeds is not None
+    seeds = batch.seeds.to(batch.tokens.device)
     documents = list(zip(*(torch.split(x, list(batch.lengths)) for x in (batch.tokens, batch.mask)), strict=True))
     before = torch.full_like(seeds, -1)  # no token's place
     drawn = uniform(seeds, before, seeds.new_zeros(1)).squeeze(1) < share
@@ -43,7 +43,7 @@ def rewrite(decoder: Decoder, batch: Batch, share: float, stops: Sequence[int], 
     for (i, (first, _)), prompt, answer in zip(starts.items(), prompts, answers, strict=True):
         mask = torch.cat([documents[i][1][:first], torch.ones_like(answer, dtype=torch.bool)])
         documents[i] = (torch.cat([prompt, answer]), mask)
-    return Batch.of(documents, batch.tokens.device)
+    return Batch.of(documents, batch.tokens.device, batch.seeds)
 
 
 def _answer(mask: Tensor) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -18,19 +18,18 @@ from torch.utils.checkpoint import checkpoint
 from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.load import load_parameters, read_tensors
 from sametoken.checkpoint.mapping import rules_for
+from sametoken.checkpoint.paths import read_keys
 from sametoken.checkpoint.places import draft_directory
 from sametoken.checkpoint.write import write_model
 from sametoken.errors import ConfigError, DraftMismatchError, unknown_name
-from sametoken.heads.modules import STD
+from sametoken.heads.draft_model.on_policy import rewrite
 from sametoken.learning.attention import UnrolledAttention
 from sametoken.learning.batch import Batch
-from sametoken.learning.loss import AcceptanceMetrics, LossRule, Teacher, guess_loss
+from sametoken.learning.loss import AcceptanceMetrics, Teacher, guess_loss
+from sametoken.learning.objective import STD, Objective, Start, computing_in
 from sametoken.learning.target import Features, OuterLayers
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
-from sametoken.train.on_policy import rewrite
-from sametoken.train.settings import HeadSettings, LossSettings, read_keys
-from sametoken.train.trainee import Student, computing_in
 
 # Keys of a draft's sizes, in the names of a Llama's config.json.
 SIZES = (
@@ -53,7 +52,7 @@ class Draft(NamedTuple):
     tokenizer: Path
 
 
-def new_draft(settings: HeadSettings, target: ModelConfig, directory: Path, device: torch.device, seed: int) -> Draft:
+def new_draft(settings: Any, target: ModelConfig, directory: Path, device: torch.device, seed: int) -> Draft:
     """A draft with random weights, or with those of the model that `init_from` names.
 
     Args:
@@ -69,10 +68,10 @@ def new_draft(settings: HeadSettings, target: ModelConfig, directory: Path, devi
     config = {**_plain(target), **_sizes(settings.draft_config)}
     with torch.device(device):
         decoder = Decoder(ModelConfig.from_hf(config), torch.float32)
-    dice = torch.Generator(device).manual_seed(seed)
+    random = torch.Generator(device).manual_seed(seed)
     for name, parameter in decoder.named_parameters():
         if parameter.dim() > 1:
-            parameter.data.normal_(0.0, STD, generator=dice)
+            parameter.data.normal_(0.0, STD, generator=random)
         else:
             parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
     return Draft(decoder, config, directory)
@@ -104,7 +103,7 @@ def _sizes(file: str | None) -> dict[str, Any]:
     return found
 
 
-def _started(settings: HeadSettings, target: ModelConfig, directory: Path, device: torch.device) -> Draft:
+def _started(settings: Any, target: ModelConfig, directory: Path, device: torch.device) -> Draft:
     place = draft_directory(str(settings.init_from))
     stated = read_config(place)
     config = ModelConfig.from_hf(stated)
@@ -118,39 +117,38 @@ def _started(settings: HeadSettings, target: ModelConfig, directory: Path, devic
     return Draft(decoder, stated, directory)
 
 
-class Distilled(Student):
-    """A draft in training.
+class DraftObjective(Objective):
+    """A draft model in training.
 
     Args:
         draft: what is trained.
-        ends: of the target; none of its tensors is a parameter or a buffer here.
-        settings: of the loss.
-        dtype: what is computed in.
-        recompute: compute activations again for the gradient instead of keeping them.
     """
 
-    name = "draft"
     steps = 1
 
     def __init__(
-        self, draft: Draft, outer: OuterLayers, settings: LossSettings, dtype: torch.dtype, *, recompute: bool = False
+        self, draft: Draft, outer: OuterLayers, loss: Any, dtype: torch.dtype, *, recompute: bool = False
     ) -> None:
-        super().__init__()
-        self.decoder, self.dtype, self.recompute = draft.decoder, dtype, recompute
-        self._draft, self._outer, self._share = draft, outer, settings.on_policy
-        self._rule = LossRule(settings.loss, settings.mix, settings.skip_outside)
+        super().__init__(outer, loss, dtype, recompute=recompute)
+        self.decoder, self._draft, self._share = draft.decoder, draft, loss.on_policy
         for parameter in self.decoder.parameters():
             parameter.requires_grad_(True)
 
+    @classmethod
+    def new(cls, start: Start) -> Self:
+        device = start.outer.head.device
+        draft = new_draft(start.head, start.outer.config, start.directory, device, start.seed)
+        return cls(draft, start.outer, start.loss, start.dtype, recompute=start.recompute)
+
     def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, AcceptanceMetrics]:
-        ids = torch.arange(len(self._outer.head), device=self._outer.head.device)
-        teacher = Teacher(features.last, self._outer.head, batch.ahead(1), ids)
+        ids = torch.arange(len(self.outer.head), device=self.outer.head.device)
+        teacher = Teacher(features.last, self.outer.head, batch.ahead(1), ids)
         decoder = self.decoder
-        with computing_in(self.dtype, self._outer.head.device):
+        with computing_in(self.dtype, self.outer.head.device):
             states = self._states(batch)
             head = decoder.embed.weight if decoder.head is None else decoder.head.weight
             # The loss has slot j - 1 guess about place j; a model that reads token j itself does so at place j.
-            return guess_loss(states.roll(-1, 0).unsqueeze(0), [head], teacher, weights, self._rule)
+            return guess_loss(states.roll(-1, 0).unsqueeze(0), [head], teacher, weights, self.rule)
 
     def _states(self, batch: Batch) -> Tensor:  # -> [N, H] after the final norm
         attend, decoder = UnrolledAttention(batch.lengths), self.decoder
@@ -164,14 +162,12 @@ class Distilled(Student):
         normed: Tensor = decoder.norm(x)
         return normed
 
-    def rewritten(self, batch: Batch, seeds: Tensor) -> Batch:
+    def rewritten(self, batch: Batch) -> Batch:
         if not self._share:
             return batch
-        stops = self._outer.config.eos_token_ids
-        return rewrite(self.decoder, batch, self._share, stops, seeds)
+        return rewrite(self.decoder, batch, self._share, self.outer.config.eos_token_ids)
 
     def write(self, place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
         whole = Decoder(self.decoder.config, torch.float32)
         whole.load_state_dict({name.removeprefix("decoder."): value for name, value in weights.items()})
-        narrow = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
-        write_model(whole, place, self._draft.config, self._draft.tokenizer, dtype or narrow)
+        write_model(whole, place, self._draft.config, self._draft.tokenizer, dtype or self.stored_dtype)

@@ -1,0 +1,83 @@
+"""New EAGLE heads: the configuration that settings, a file in the names of config.json and the target decide.
+
+A file's keys win over settings; keys that follow from the target may be repeated but not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sametoken.errors import ConfigError, unknown_name
+from sametoken.model.config import ModelConfig, RopeConfig
+
+THETA = 10000.0  # a draft's rotation is its own; this is what the published heads were trained with
+
+# Keys of a head's config.json, as ModelOpt, SpecForge and transformers name them, and ours.
+BLOCK_KEYS = {
+    "num_hidden_layers": "num_layers",
+    "intermediate_size": "intermediate_size",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "rms_norm_eps": "norm_eps",
+    "hidden_act": "activation",
+    "max_position_embeddings": "max_position",
+    "attention_bias": "qkv_bias",
+    "mlp_bias": "mlp_bias",
+}
+HEAD_KEYS = {
+    "use_input_layernorm_in_first_layer": "input_norm",
+    "use_last_layernorm": "last_norm",
+    "norm_before_residual": "norm_before_residual",
+    "norm_before_fc": "norm_before_fc",
+    "fc_norm": "fc_norm",
+    "norm_output": "norm_output",
+    "bias": "fc_bias",
+}
+OTHER_KEYS = ("eagle_aux_hidden_state_layer_ids", "rope_theta", "sliding_window")
+# Follow from the target, the mode or the draft vocabulary; a file may repeat them but not change them.
+FIXED_KEYS = ("hidden_size", "vocab_size", "draft_vocab_size", "use_aux_hidden_state", "torch_dtype", "dtype")
+
+
+def fixed_by(target: ModelConfig, vocabulary: int) -> dict[str, Any]:
+    """Keys that follow from the target and the draft vocabulary."""
+    return {
+        "hidden_size": target.hidden_size, "vocab_size": target.vocab_size, "draft_vocab_size": vocabulary,
+        "torch_dtype": target.dtype, "dtype": target.dtype,
+    }  # fmt: skip
+
+
+def flags_of(given: Mapping[str, Any]) -> dict[str, bool]:
+    """Parts of the head that a file switches, by their names in `EagleConfig`."""
+    return {ours: given[key] for key, ours in HEAD_KEYS.items() if key in given}
+
+
+def blocks_of(settings: Any, target: ModelConfig, given: Mapping[str, Any]) -> ModelConfig:
+    """The draft's own blocks: those of a Llama as wide as the target, unless said otherwise."""
+    values = {ours: given[key] for key, ours in BLOCK_KEYS.items() if key in given}
+    layers = values.pop("num_layers", settings.eagle_num_layers)
+    biased = values.get("qkv_bias", False)  # a Llama's `attention_bias` is of all its projections
+    window = given.get("sliding_window", settings.draft_window)
+    head_dim, positions = values.get("head_dim", target.head_dim), values.get("max_position", target.max_position)
+    rope = RopeConfig("default", float(given.get("rope_theta", THETA)), head_dim, positions, positions)
+    return replace(
+        target, architecture="LlamaForCausalLM", family="llama", tie_word_embeddings=False, qk_norm=False,
+        num_layers=layers, sliding_windows=(window,) * layers, rope=rope, dtype="bfloat16",
+        **{"qkv_bias": biased, "out_bias": biased, "mlp_bias": False, **values},
+    )  # fmt: skip
+
+
+def check_keys(given: Mapping[str, Any], fixed: Mapping[str, Any], file: str | None) -> None:
+    """Refuses keys of a file that are unknown, or that differ from what is fixed.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    known = (*BLOCK_KEYS, *HEAD_KEYS, *OTHER_KEYS, *FIXED_KEYS)
+    for key, value in given.items():
+        if key not in known:
+            raise ConfigError(f"--eagle-config {file}: {unknown_name('key', key, known)}")
+        if key in fixed and value != fixed[key]:
+            raise ConfigError(f"--eagle-config {file}: {key} is {value!r}, expected {fixed[key]!r}, or leave it out")

@@ -1,0 +1,27 @@
+"""Options of training that all EAGLE heads have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from sametoken.options.training import HeadOptions, LossOptions
+
+
+class EagleOptions(HeadOptions):
+    """The architecture of an EAGLE head."""
+
+    eagle_num_layers: Annotated[int, Field(ge=1, le=128)] = 1
+    """blocks of an EAGLE head."""
+    eagle_config: str | None = None
+    """JSON file with the head's architecture in the names of config.json; its keys win."""
+    draft_window: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """tokens that an EAGLE head attends to; None is all."""
+
+
+class EagleLoss(LossOptions):
+    """What is minimised for an EAGLE head."""
+
+    ttt_steps: Annotated[int, Field(ge=1, le=32)] | None = None
+    """steps that an EAGLE head is unrolled for in training; None is 3 for eagle3 and 1 for eagle1."""

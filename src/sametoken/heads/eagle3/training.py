@@ -1,0 +1,48 @@
+"""How EAGLE-3 heads are trained: their options and defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sametoken.heads.eagle.options import EagleLoss, EagleOptions
+from sametoken.learning.training import Training
+
+
+class Eagle3Options(EagleOptions):
+    """The architecture of an EAGLE-3 head."""
+
+    taps: str | None = None
+    """eagle3: blocks of the target, from 0, whose outputs it reads, as 1,7,12; None is 1, n // 2 - 1 and n - 4."""
+    norm_before_residual: bool = False
+    """eagle3: the residual starts from the normed hidden state; SGLang and TensorRT-LLM do not."""
+    norm_before_fc: bool = False
+    """eagle3: one norm over all taps before they are fused."""
+    fc_norm: bool | None = None
+    """EAGLE 3.1: a norm for each tap; None is yes for a new eagle3 head without norm_before_fc."""
+    norm_output: bool | None = None
+    """EAGLE 3.1: the next step reads the normed output; None is yes for a new eagle3 head."""
+
+
+def defaults(head: Eagle3Options) -> dict[str, Any]:
+    """EAGLE 3.1 for a new head; three unrolled steps that count the same."""
+    newer = {} if head.init_from is not None else {"fc_norm": not head.norm_before_fc, "norm_output": True}
+    return {**newer, "ttt_steps": 3, "loss_decay": 1.0}
+
+
+def usual_taps(layers: int) -> tuple[int, ...]:
+    """The blocks that a new head reads of a target with so many."""
+    from sametoken.heads.eagle.config import default_taps
+
+    return default_taps(3, layers)
+
+
+TRAINING = Training(
+    objective="sametoken.heads.eagle3.objective:Eagle3Objective",
+    head=Eagle3Options,
+    loss=EagleLoss,
+    compared=("taps",),
+    defaults=defaults,
+    taps=usual_taps,
+    vocabulary=True,
+    preferred=True,
+)

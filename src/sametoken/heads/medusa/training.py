@@ -1,0 +1,29 @@
+"""How Medusa heads are trained: their options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from sametoken.learning.training import Training
+from sametoken.options.training import HeadOptions
+
+
+class MedusaOptions(HeadOptions):
+    """The architecture of Medusa heads."""
+
+    medusa_num_heads: Annotated[int, Field(ge=1, le=128)] = 2
+    """tokens that Medusa heads guess."""
+    medusa_num_layers: Annotated[int, Field(ge=0, le=128)] = 1
+    """residual blocks of each Medusa head."""
+    medusa_own_heads: bool = True
+    """every Medusa head has an output layer; otherwise all use the target's."""
+
+
+TRAINING = Training(
+    objective="sametoken.heads.medusa.objective:MedusaObjective",
+    head=MedusaOptions,
+    compared=("medusa_num_heads",),
+    tree=True,
+)
