@@ -1,4 +1,4 @@
-"""What this machine computes with: processor, compiled kernels, torch, memory, the Hub's cache, versions."""
+"""What this machine computes with: processor, compiled kernels, torch, memory, the Hub's cache, drafters, versions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import sametoken
 from sametoken.checkpoint.hub import cache_directory
+from sametoken.kinds import OURS, kinds
 
 PACKAGES = ("torch", "transformers", "tokenizers", "httpx")
 GIB = 2**30
@@ -29,6 +30,7 @@ class Machine:
         threads: that compute.
         memory, memory_free: bytes; free counts what the system would give back from its file cache.
         cache: where models of the Hub are kept. `cache_free`: bytes free there.
+        drafters: kinds of drafters, each with the distribution that provides it.
         versions: of Python, this package and the packages that matter, those that are installed.
     """
 
@@ -46,6 +48,7 @@ class Machine:
     memory_free: int
     cache: str
     cache_free: int
+    drafters: dict[str, str]
     versions: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
@@ -63,6 +66,9 @@ class Machine:
             "CUDA devices": ", ".join(self.devices) or "none",
             "memory": f"{self.memory_free / GIB:.1f} GiB free of {self.memory / GIB:.1f} GiB",
             "Hub cache": f"{self.cache}, {self.cache_free / GIB:.1f} GiB free",
+            "drafters": ", ".join(
+                name if source == OURS else f"{name} ({source})" for name, source in self.drafters.items()
+            ),
             "versions": ", ".join(f"{name} {number}" for name, number in self.versions.items()),
         }
         return {name: words for name, words in found.items() if words}
@@ -96,6 +102,7 @@ def describe_machine() -> Machine:
         memory_free=available_bytes(torch.device("cpu")),
         cache=str(cache),
         cache_free=shutil.disk_usage(_existing(cache)).free,
+        drafters={kind.name: kind.source for kind in kinds()},
         versions={"sametoken": sametoken.__version__, "python": platform.python_version(), **package_versions()},
     )
 

@@ -78,6 +78,19 @@ class Places(Protocol):
         ...
 
 
+class SameNames:
+    """The places of tensors that are stored under the names of the parameters."""
+
+    def ignores(self, name: str) -> bool:
+        return False
+
+    def place(self, name: str) -> Place | None:
+        return Place(name, None)
+
+    def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
+        return [parameter]
+
+
 @dataclass(frozen=True)
 class DecoderRules:
     """The table above, for one model.
