@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,16 +16,19 @@ from starlette.types import Scope
 
 from sametoken import __version__
 from sametoken.server import playground
+from sametoken.server import reply_schema as said
 from sametoken.server.about_api import AboutApi
-from sametoken.server.embedding_api import EmbeddingApi
-from sametoken.server.errors import ApiError, failed, reply
+from sametoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
+from sametoken.server.embedding_api import EmbeddingApi, EmbeddingsRequest
+from sametoken.server.errors import AnthropicError, ApiError, failed, reply
 from sametoken.server.http import Keys
-from sametoken.server.openapi import describe
+from sametoken.server.messages_schema import CountRequest, MessagesRequest
+from sametoken.server.openapi import BODY_REFUSALS, TEXT_REFUSALS, Operation, describe
+from sametoken.server.responses_schema import ResponsesRequest
+from sametoken.server.schema import CompletionRequest
 from sametoken.server.text_api import TextApi
 from sametoken.server.token_api import TokenApi
 from sametoken.server.worker import Worker
-
-Endpoint = tuple[str, str, Callable[..., Any]]  # method, path, what answers
 
 
 def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> FastAPI:
@@ -36,14 +40,14 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     """
     app = FastAPI(title="sametoken", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     about = AboutApi(worker, names, info)
-    apis = TextApi(worker, names), TokenApi(worker, names), EmbeddingApi(worker, names), about
-    for method, path, endpoint in _routes(*apis):
+    operations = _operations(TextApi(worker, names), TokenApi(worker, names), EmbeddingApi(worker, names), about)
+    for method, path, endpoint, *_ in operations:
         app.api_route(path, methods=[method])(endpoint)
         if method == "GET":
             app.head(path, include_in_schema=False)(endpoint)  # what load balancers ask
     for path in (*playground.PATHS, playground.SLASHED):
         app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)(about.page)
-    describe(app, worker.config.root_path)
+    describe(app, operations, worker.config.root_path)
     _word_errors(app, worker)
     config = worker.config
     app.add_middleware(Keys, keys=config.api_key, refused=worker.count)
@@ -59,26 +63,45 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     return app
 
 
-def _routes(text: TextApi, tokens: TokenApi, embedding: EmbeddingApi, about: AboutApi) -> Iterator[Endpoint]:
-    yield "POST", "/v1/completions", text.completions
-    yield "POST", "/v1/chat/completions", text.chat_completions
-    yield "POST", "/v1/responses", text.responses
-    yield "POST", "/v1/messages", text.messages
-    yield "POST", "/v1/messages/count_tokens", text.count_tokens
-    yield "POST", "/tokenize", tokens.tokenize
-    yield "POST", "/detokenize", tokens.detokenize
-    yield "GET", "/tokenizer_info", tokens.tokenizer_info
-    yield "POST", "/v1/embeddings", embedding.embeddings
-    yield "GET", "/v1/models", about.models
-    yield "GET", "/v1/models/{name:path}", about.model
-    yield "GET", "/health", about.health
-    yield "GET", "/ping", about.ping
-    yield "POST", "/ping", about.ping
-    yield "GET", "/load", about.load
-    yield "GET", "/live", about.live
-    yield "GET", "/version", about.version
-    yield "GET", "/server_info", about.server_info
-    yield "GET", "/metrics", about.metrics
+def _operations(text: TextApi, tokens: TokenApi, embedding: EmbeddingApi, about: AboutApi) -> list[Operation]:
+    """Every path with what answers it and what goes in and out, from which the OpenAPI document comes too."""
+    post, get = partial(Operation, "POST"), partial(Operation, "GET")
+    return [
+        post("/v1/completions", text.completions, said.CompletionReply, TEXT_REFUSALS, CompletionRequest, streams=True),
+        post("/v1/chat/completions", text.chat_completions, said.ChatReply, TEXT_REFUSALS, ChatRequest, streams=True),
+        post("/v1/responses", text.responses, said.ResponsesReply, TEXT_REFUSALS, ResponsesRequest, streams=True),
+        post(
+            "/v1/messages",
+            text.messages,
+            said.MessagesReply,
+            TEXT_REFUSALS,
+            MessagesRequest,
+            streams=True,
+            refusal=AnthropicError,
+        ),
+        post(
+            "/v1/messages/count_tokens",
+            text.count_tokens,
+            said.CountReply,
+            BODY_REFUSALS,
+            CountRequest,
+            refusal=AnthropicError,
+        ),
+        post("/tokenize", tokens.tokenize, said.TokenizeReply, BODY_REFUSALS, TokenizeRequest),
+        post("/detokenize", tokens.detokenize, said.DetokenizeReply, BODY_REFUSALS, DetokenizeRequest),
+        get("/tokenizer_info", tokens.tokenizer_info, said.TokenizerInfoReply),
+        post("/v1/embeddings", embedding.embeddings, said.EmbeddingsReply, BODY_REFUSALS, EmbeddingsRequest),
+        get("/v1/models", about.models, said.ModelsReply),
+        get("/v1/models/{name:path}", about.model, said.ModelReply, (401, 404)),
+        get("/health", about.health, said.StatusReply, (), unready=True),
+        get("/ping", about.ping, said.StatusReply, (), unready=True),
+        post("/ping", about.ping, said.StatusReply, (), unready=True),
+        get("/load", about.load, said.LoadReply),
+        get("/live", about.live, said.StatusReply, ()),
+        get("/version", about.version, said.VersionReply, ()),
+        get("/server_info", about.server_info, said.ServerInfoReply),
+        get("/metrics", about.metrics, None),
+    ]
 
 
 def _allowed(app: FastAPI, scope: Scope) -> str:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from sametoken.server import reply_schema as replies
-from sametoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
-from sametoken.server.embedding_api import EmbeddingsRequest
-from sametoken.server.errors import AnthropicError, ErrorReply
+from sametoken.server.errors import ErrorReply
 from sametoken.server.fields import Body
-from sametoken.server.messages_schema import CountRequest, MessagesRequest
-from sametoken.server.responses_schema import ResponsesRequest
-from sametoken.server.schema import CompletionRequest
 
 REFERENCE = "#/components/schemas/{model}"
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
@@ -47,16 +41,19 @@ EVENT = {
 
 
 class Operation(NamedTuple):
-    """One path.
+    """What is done with one method at one path.
 
     Attributes:
-        reply: type of the JSON that it answers with; None is text.
+        endpoint: what answers. `reply`: type of the JSON that it answers with; None is text.
         refusals: statuses of errors, which all have the envelope.
         body: of its request. `streams`: whether it can answer with events.
         refusal: type of the JSON of its errors.
         unready: whether it answers 503 with its own reply while the server stops.
     """
 
+    method: str
+    path: str
+    endpoint: Callable[..., Any]
     reply: Any
     refusals: tuple[int, ...] = (401,)
     body: type[Body] | None = None
@@ -65,32 +62,8 @@ class Operation(NamedTuple):
     refusal: Any = ErrorReply
 
 
-OPERATIONS = {
-    "/v1/completions": Operation(replies.CompletionReply, TEXT_REFUSALS, CompletionRequest, streams=True),
-    "/v1/chat/completions": Operation(replies.ChatReply, TEXT_REFUSALS, ChatRequest, streams=True),
-    "/v1/responses": Operation(replies.ResponsesReply, TEXT_REFUSALS, ResponsesRequest, streams=True),
-    "/v1/messages": Operation(
-        replies.MessagesReply, TEXT_REFUSALS, MessagesRequest, streams=True, refusal=AnthropicError
-    ),
-    "/v1/messages/count_tokens": Operation(replies.CountReply, BODY_REFUSALS, CountRequest, refusal=AnthropicError),
-    "/tokenize": Operation(replies.TokenizeReply, BODY_REFUSALS, TokenizeRequest),
-    "/detokenize": Operation(replies.DetokenizeReply, BODY_REFUSALS, DetokenizeRequest),
-    "/tokenizer_info": Operation(replies.TokenizerInfoReply),
-    "/v1/embeddings": Operation(replies.EmbeddingsReply, BODY_REFUSALS, EmbeddingsRequest),
-    "/v1/models": Operation(replies.ModelsReply),
-    "/v1/models/{name}": Operation(replies.ModelReply, (401, 404)),
-    "/health": Operation(replies.StatusReply, (), unready=True),
-    "/ping": Operation(replies.StatusReply, (), unready=True),
-    "/load": Operation(replies.LoadReply),
-    "/live": Operation(replies.StatusReply, ()),
-    "/version": Operation(replies.VersionReply, ()),
-    "/server_info": Operation(replies.ServerInfoReply),
-    "/metrics": Operation(None),
-}
-
-
-def describe(app: FastAPI, root_path: str) -> None:
-    """Gives an application a document that has these bodies, replies and errors, below a path of a proxy."""
+def describe(app: FastAPI, operations: Sequence[Operation], root_path: str) -> None:
+    """Gives an application a document that has their bodies, replies and errors, below a path of a proxy."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -98,24 +71,19 @@ def describe(app: FastAPI, root_path: str) -> None:
             if root_path:
                 found["servers"] = [{"url": root_path}]
             bearer = {"type": "http", "scheme": "bearer", "description": "Where the server was started with keys."}
-            found["components"] = {"schemas": _schemas(), "securitySchemes": {"key": bearer}}
-            for path, methods in found["paths"].items():
-                operation = OPERATIONS[path]
-                for described in methods.values():
-                    described |= _described(operation)
+            found["components"] = {"schemas": _schemas(operations), "securitySchemes": {"key": bearer}}
+            for operation in operations:
+                path = operation.path.replace(":path}", "}")  # Starlette's mark of a name that may have slashes
+                found["paths"][path][operation.method.lower()] |= _described(operation)
             app.openapi_schema = found
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _types() -> Iterator[Any]:
-    for operation in OPERATIONS.values():
-        yield from (each for each in (operation.body, operation.reply, operation.refusal) if each is not None)
-
-
-def _schemas() -> dict[str, Any]:
-    adapters = [(each, "validation", TypeAdapter(each)) for each in dict.fromkeys(_types())]
+def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
+    types = [each for known in operations for each in (known.body, known.reply, known.refusal) if each is not None]
+    adapters = [(each, "validation", TypeAdapter(each)) for each in dict.fromkeys(types)]
     _, schemas = TypeAdapter.json_schemas(adapters, ref_template=REFERENCE)  # type: ignore[arg-type]
     return dict(schemas["$defs"])
 
