@@ -28,7 +28,7 @@ class NativeEagle(Compiled):
             "whole_norm": None if head.input_norm is None else head.input_norm.weight.detach(),
             "part_norms": torch.cat([norm.weight.detach() for norm in each]) if each else None,
         }
-        self._paired = config.version == 3
+        self._paired = not config.reads_last_state
         if self._paired:
             joint = cast("FirstBlock", first)
             norms["embed_norm"] = joint.embed_norm.weight.detach()
@@ -38,7 +38,7 @@ class NativeEagle(Compiled):
             Join, fc=pointer(self._fc.weight), paired=self._paired, parts=len(config.taps),
             normed_residual=config.norm_before_residual, **norms,
         )  # fmt: skip
-        super().__init__(parts, kernels, config.version == 1 or config.norm_output, pointer(join))
+        super().__init__(parts, kernels, config.recycles_normed, pointer(join))
 
     @staticmethod
     def of(head: EagleHead, target: Decoder) -> NativeEagle | None:

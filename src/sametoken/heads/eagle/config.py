@@ -21,7 +21,8 @@ class EagleConfig:
         layers: the draft's own blocks, rotation and context; its `hidden_size` is the draft's, its `vocab_size` and
             special tokens are the target's.
         version: 1 (EAGLE-1 and EAGLE-2, one checkpoint) or 3 (3.1 has `fc_norm` and `norm_output`).
-        taps: target layers whose outputs it reads, in its order; version 1: the last, after the target's final norm.
+        taps: target layers whose outputs the target hands over, in the head's order; version 1: the last one alone,
+            see `reads_last_state`.
         target_hidden_size: width of one tap.
         draft_vocab_size: tokens that it can guess; the target's vocabulary where nothing was left out.
         fc_bias: whether the fusion has a bias.
@@ -74,6 +75,16 @@ class EagleConfig:
     def kind(self) -> str:
         """The name of its kind."""
         return "eagle3" if self.version == 3 else "eagle"
+
+    @property
+    def reads_last_state(self) -> bool:
+        """Whether it reads the last state, which is the tap after the target's final norm, or the taps as they are."""
+        return self.version == 1
+
+    @property
+    def recycles_normed(self) -> bool:
+        """Whether the next step reads the state after the last norm, as an output head does."""
+        return self.norm_output or self.reads_last_state
 
     @property
     def dtype(self) -> str:

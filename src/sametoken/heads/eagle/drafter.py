@@ -41,7 +41,7 @@ class EagleGuesser:
 
     def _normed(self, features: Tensor) -> Tensor:  # [R, W] -> [R, W]
         """What slots read of the target: EAGLE-1 what its output layer reads, EAGLE-3 the taps as they are."""
-        normed: Tensor = self.target.norm(features) if self.head.config.version == 1 else features
+        normed: Tensor = self.target.norm(features) if self.head.config.reads_last_state else features
         return normed
 
     def recycle(self, output: Tensor) -> Tensor:  # [R, H] -> [R, H]

@@ -81,8 +81,8 @@ class EagleHead(Head):
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def fuse(self, features: Tensor) -> Tensor:
-        """The first hidden states [T, H] from features [T, taps * Ht]; version 1 takes them as they are."""
-        if self.config.version == 1:
+        """The first hidden states [T, H] from features [T, taps * Ht]; a last state is taken as it is."""
+        if self.config.reads_last_state:
             return features
         if self.input_norm is not None:
             features = self.input_norm(features)
@@ -120,7 +120,7 @@ class EagleHead(Head):
     @property
     def recycles_normed(self) -> bool:
         """Whether the next step reads what an output head reads."""
-        return self.config.norm_output or self.config.version == 1
+        return self.config.recycles_normed
 
     def normed(self, output: Tensor) -> Tensor:  # [T, H] -> [T, H]
         """What an output head reads."""
