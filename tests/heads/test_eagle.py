@@ -285,7 +285,7 @@ def test_long_backlogs_are_read_unasked(target: Target, version: int, monkeypatc
         drafter.observe([0], [text[at : at + 3]], raw[at : at + 3])
         assert len(drafter._rows[0].tokens) <= 20 + 3
     assert drafter.held(0) > len(text) - 24
-    greedy = llm.engine._sampling_of(llm.make_requests(text, GREEDY))
+    greedy = llm.engine.rows.sampling(llm.make_requests(text, GREEDY))
     draft = drafter.propose([0], [50], [DEPTH], greedy)
     drafter.release(0)
     check_guesses(target, head, reference, drafter, [Seen((*text, 50), DEPTH, tree_paths(draft, 0))])
