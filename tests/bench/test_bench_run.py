@@ -18,14 +18,15 @@ from sametoken.bench.record import Cell, Mismatch, Run, read_runs
 from sametoken.bench.run import Grid, GridResult, encode_workload, measure_grid
 from sametoken.bench.workloads import Workload, spell_turn
 from sametoken.errors import PromptTooLongError
-from sametoken.prompts.files import Item
+from sametoken.prompts.files import PromptItem
 from sametoken.prompts.sources import Conversation, as_turn
 from sametoken.speculation.params import RequestSpeculation
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 GRID = Grid([1, 3], [1, 3], [None], [0.0], output_len=8, repeat=2, seed=5, ignore_eos=False)
 PROMPTS = ("hello", "one two one two", "a", "what?")
-WORKLOAD = Workload("few", "prompts", tuple(Item("odd" if n % 2 else "even", t) for n, t in enumerate(PROMPTS, 1)))
+ITEMS = tuple(PromptItem("odd" if n % 2 else "even", text) for n, text in enumerate(PROMPTS, 1))
+WORKLOAD = Workload("few", "prompts", ITEMS)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +169,7 @@ def test_a_missing_token_is_a_difference_too(llm: LLM, monkeypatch: pytest.Monke
 
 
 def test_later_turns_follow_the_plain_answers(llm: LLM) -> None:
-    talk = Workload("talk", "spec-bench", (Item("chat", as_turn("hi"), ("and?", "so?")),))
+    talk = Workload("talk", "spec-bench", (PromptItem("chat", as_turn("hi"), ("and?", "so?")),))
     first, second, third = (ids for _, ids in encode_workload(llm, talk, GREEDY))
     answer = llm.generate(first, GREEDY)[0].text
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]

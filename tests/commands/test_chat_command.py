@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cli_checks import Pair
 from sametoken import LLM, SamplingParams
-from sametoken.commands.speakers import Painter, raw
+from sametoken.commands.chat_clients import TokenPrinter, raw
 from sametoken.server.replies import spelled
 from server_checks import running
 
@@ -162,14 +162,15 @@ def test_colours_follow_the_tokens_and_never_change_the_text(tokens: list[tuple[
             assert raw(spelled(Spells(), index)) == given_bytes
     text = b"x" + b"".join(each for each, _ in tokens)
     text = text.decode("utf-8", "replace")
-    piece = Painter().paint(text, [b"x", *(each for each, _ in tokens)], [False, *(drafted for _, drafted in tokens)])
+    origins = [False, *(drafted for _, drafted in tokens)]
+    piece = TokenPrinter().add(text, [b"x", *(each for each, _ in tokens)], origins)
     assert piece.text == text
 
 
 def test_text_that_lags_keeps_its_colours() -> None:
-    painter = Painter()
-    first = painter.paint("ab", [b"ab", b"\xe2\x82"], [False, True])
-    second = painter.paint("\u20ac!", [b"\xac", b"!"], [True, False])
+    printer = TokenPrinter()
+    first = printer.add("ab", [b"ab", b"\xe2\x82"], [False, True])
+    second = printer.add("\u20ac!", [b"\xac", b"!"], [True, False])
     assert first.runs == [("ab", False)]
     assert second.runs == [("\u20ac", True), ("!", False)]
     assert second.figures.startswith("4 tokens")

@@ -1,6 +1,6 @@
 """Drives an engine with a closed load, `batch` requests at a time, and notes when which tokens came and why it took.
 
-The clock is read around whole steps; how a step divides into drafting and verification is the engine's own account.
+The clock is read around each step; how a step divides into drafting and verification is what the engine reports.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def _kernels() -> str:
 
 
 def _without_secrets(arguments: list[str]) -> list[str]:
-    """Command line words with the API key blotted out: the record is made to be shown."""
+    """Command line words with the API key replaced by ***, since a record is made to be shown."""
     hidden, words = False, []
     for word in arguments:
         name, equals, _ = word.partition("=")

@@ -14,7 +14,7 @@ from sametoken.bench.workloads import Workload, fit, spell_turn
 from sametoken.engine.llm import LLM
 from sametoken.errors import PromptTooLongError
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
-from sametoken.prompts.files import Item
+from sametoken.prompts.files import PromptItem
 from sametoken.prompts.sources import Conversation
 
 PLAIN = 0  # the draft length that is no draft
@@ -72,7 +72,7 @@ def measure_grid(llm: LLM, workloads: Sequence[Workload], grid: Grid, advance: C
     Args:
         llm: an engine for the largest batch and the longest draft, without block reuse, which would let only the
             first round read the prompts.
-        advance: told after every take what it was.
+        advance: called after every take with a description of it.
 
     Raises:
         PromptTooLongError: a prompt and its output do not fit the context.
@@ -111,7 +111,7 @@ def encode_workload(llm: LLM, workload: Workload, params: SamplingParams) -> Pre
     return prompts
 
 
-def _later_turns(llm: LLM, item: Item, params: SamplingParams) -> list[Conversation]:
+def _later_turns(llm: LLM, item: PromptItem, params: SamplingParams) -> list[Conversation]:
     if not item.later or not isinstance(item.source, Conversation):
         return []
     messages, found = list(item.source.messages), []

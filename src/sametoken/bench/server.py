@@ -18,7 +18,7 @@ from sametoken.bench.workloads import Workload
 from sametoken.client.client import Client
 from sametoken.errors import SametokenError
 from sametoken.interrupt import cancel_at_signals
-from sametoken.prompts.files import Item
+from sametoken.prompts.files import PromptItem
 from sametoken.prompts.sources import Conversation
 
 Kind = Literal["closed", "open"]
@@ -97,7 +97,7 @@ def measure_loads(
     """Measures every load on every server, or what there is time for until SIGINT or SIGTERM.
 
     Args:
-        advance: told after every round what it was.
+        advance: called after every round with a description of it.
 
     Returns:
         The loads, of whole rounds, and whether a signal ended the run.
@@ -195,7 +195,7 @@ class _Place:
         path, body = self._request(item, model, number)
         return await ask(client, path, body, due)
 
-    def _request(self, item: Item, model: str, number: int) -> tuple[str, dict[str, Any]]:
+    def _request(self, item: PromptItem, model: str, number: int) -> tuple[str, dict[str, Any]]:
         visit = self.visit
         body: dict[str, Any] = {
             "model": model,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sametoken.errors import ConfigError, HubError, RequestError, unknown_name
-from sametoken.prompts.files import Entry, Item, parse_items, read_entries
+from sametoken.prompts.files import Entry, PromptItem, parse_items, read_entries
 from sametoken.prompts.sources import CATEGORISED, Conversation, Source, as_turn, encode_prompt, nonempty_text
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Workload(NamedTuple):
 
     name: str
     format: str
-    items: tuple[Item, ...]
+    items: tuple[PromptItem, ...]
 
 
 def read_workload(name: str, limit: int | None = None, categories: Sequence[str] = (), turns: int = 1) -> Workload:
@@ -43,7 +43,7 @@ def read_workload(name: str, limit: int | None = None, categories: Sequence[str]
         SametokenError: nothing can be read there, its format is not known, or it lacks a category.
     """
     if name == BUILTIN:
-        read = Workload(name, BUILTIN, tuple(Item(category, as_turn(text)) for category, text in CATEGORISED))
+        read = Workload(name, BUILTIN, tuple(PromptItem(category, as_turn(text)) for category, text in CATEGORISED))
     elif name.startswith(HUB):
         read = _recognise(name, *_hub_entries(name, limit))
     else:
@@ -62,13 +62,13 @@ def _recognise(name: str, entries: Sequence[Entry], column: str | None) -> Workl
         for where, entry in entries:
             if column not in entry:
                 raise RequestError(f"{where}: {unknown_name('column', column, entry)}")
-        items = tuple(Item("all", as_turn(nonempty_text(entry[column], where))) for where, entry in entries)
+        items = tuple(PromptItem("all", as_turn(nonempty_text(entry[column], where))) for where, entry in entries)
         return Workload(name, f"column {column}", items)
     labels, found = parse_items(entries)
     return Workload(name, ", ".join(labels), tuple(found))
 
 
-def _spread(items: Sequence[Item], limit: int | None) -> list[Item]:
+def _spread(items: Sequence[PromptItem], limit: int | None) -> list[PromptItem]:
     """At most `limit` items in their order, as evenly from all categories as these allow."""
     seen: dict[str, int] = {}
     ranks = []

@@ -12,8 +12,8 @@ from contextlib import aclosing, suppress
 from importlib import import_module
 from io import TextIOWrapper
 
+from sametoken.commands.chat_clients import ChatClient, ChatSettings, ColouredText, EngineClient, ServerClient, Turn
 from sametoken.commands.options import Option, Values, engine_options, refuse_given, sampling_options
-from sametoken.commands.speakers import ColouredText, EngineSpeaker, ServerSpeaker, Speaker, Talk, Turn
 from sametoken.commands.terminal import ACCEPTED
 from sametoken.errors import ConfigError, SametokenError
 
@@ -39,43 +39,45 @@ COMMANDS = (
 def command(model: str | None, values: Values) -> int:
     """Talk to a model in this process, or on a server. Green words were drafted; they change the speed, no word."""
     wanted = ("max_tokens", "temperature", "seed")
-    talk = Talk({name: values[name] for name in wanted if values[name] is not None}, values["plain"])
-    speaker = _speaker(model, values, talk)
+    settings = ChatSettings({name: values[name] for name in wanted if values[name] is not None}, values["plain"])
+    client = _open_client(model, values, settings)
     with asyncio.Runner() as runner:
         try:
-            Chat(speaker, talk, values["system"], values["color"], runner).run()
+            Chat(client, settings, values["system"], values["color"], runner).run()
         finally:
-            runner.run(speaker.close())
+            runner.run(client.close())
     return 0
 
 
-def _speaker(model: str | None, values: Values, talk: Talk) -> Speaker:
+def _open_client(model: str | None, values: Values, settings: ChatSettings) -> ChatClient:
     if values["url"] is not None:
         refuse_given(ENGINE, values, "a model in this process: leave --url out")
-        return ServerSpeaker(values["url"], values["api_key"], model)
+        return ServerClient(values["url"], values["api_key"], model)
     refuse_given([KEY], values, "a server: give --url")
-    talk.sampling({})  # a wrong value is refused before a model is loaded
+    settings.sampling({})  # a wrong value is refused before a model is loaded
     from sametoken.commands.models import open_llm
 
     llm = open_llm(model, values)
     if not llm.tokenizer.has_chat_template:
         raise ConfigError("this model has no chat template, so it cannot chat; use sametoken generate")
-    return EngineSpeaker(llm)
+    return EngineClient(llm)
 
 
 class Chat:
     """The conversation and where it is shown.
 
     Args:
-        speaker: answers. `talk`: how.
+        client: answers. `settings`: how.
         system: what comes before the first turn, None for nothing.
         runner: runs one answer at a time, and turns Ctrl-C into the end of it.
     """
 
-    def __init__(self, speaker: Speaker, talk: Talk, system: str | None, color: bool, runner: asyncio.Runner) -> None:
+    def __init__(
+        self, client: ChatClient, settings: ChatSettings, system: str | None, color: bool, runner: asyncio.Runner
+    ) -> None:
         from rich.console import Console
 
-        self._speaker, self._talk, self._runner = speaker, talk, runner
+        self._client, self._settings, self._runner = client, settings, runner
         self._system: list[Turn] = [] if system is None else [{"role": "system", "content": system}]
         self._turns = list(self._system)
         self._out = Console(highlight=False, no_color=not color, soft_wrap=True)
@@ -119,8 +121,8 @@ class Chat:
                 self._turns = list(self._system)
                 self._tell("the conversation begins anew")
             case "/plain":
-                self._talk.plain = not self._talk.plain
-                self._tell("drafts are off" if self._talk.plain else "drafts are on")
+                self._settings.plain = not self._settings.plain
+                self._tell("drafts are off" if self._settings.plain else "drafts are on")
             case unknown:
                 self._tell(f"{unknown}: unknown; {COMMANDS}")
         return True
@@ -129,7 +131,7 @@ class Chat:
         turns: list[Turn] = [*self._turns, {"role": "user", "content": asked}]
         said: list[ColouredText] = []
         try:
-            self._runner.run(self._show(self._speaker.answer(turns, self._talk), said))
+            self._runner.run(self._show(self._client.answer(turns, self._settings), said))
         except KeyboardInterrupt:
             self._tell("\nstopped")
         except SametokenError as error:

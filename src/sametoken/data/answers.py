@@ -1,6 +1,6 @@
-"""Who answers: the engine in this process, or an OpenAI-compatible server whose hiccups are waited out.
+"""Answers to prompts, from the engine in this process or from an OpenAI-compatible server.
 
-Both take one prompt and give one answer; that many are asked at once is the caller's affair.
+Both take one prompt and give one answer; the caller decides how many prompts run at once.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ KEYS = ("messages", "prompt", "category")
 Entry = tuple[str, dict[str, Any]]  # where it stands, and the object
 
 
-class Item(NamedTuple):
+class PromptItem(NamedTuple):
     """One prompt.
 
     Attributes:
@@ -32,7 +32,7 @@ class Item(NamedTuple):
     later: tuple[str, ...] = ()
 
 
-def read_items(file: str, option: str) -> list[Item]:
+def read_items(file: str, option: str) -> list[PromptItem]:
     """The prompts of a file of JSON lines; "-" is standard input.
 
     Args:
@@ -63,7 +63,7 @@ def read_entries(file: str, option: str) -> list[Entry]:
     return [(where, _parse_object(line, where)) for where, line in lines]
 
 
-def parse_items(entries: Iterable[Entry]) -> tuple[list[str], list[Item]]:
+def parse_items(entries: Iterable[Entry]) -> tuple[list[str], list[PromptItem]]:
     """The forms that occur among the entries, in the order of their first line, and the prompts.
 
     Raises:
@@ -98,40 +98,40 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
     return entry
 
 
-def _turns(entry: dict[str, Any], where: str) -> Item:
+def _turns(entry: dict[str, Any], where: str) -> PromptItem:
     turns = entry["turns"]
     if not isinstance(turns, list) or not turns:
         raise RequestError(f"{where}: turns is {str(turns)[:80]!r}, expected a list of at least one text")
     texts = [nonempty_text(turn, f"{where}: turn {number}") for number, turn in enumerate(turns, 1)]
-    return Item(_category(entry, where), as_turn(texts[0]), tuple(texts[1:]))
+    return PromptItem(_category(entry, where), as_turn(texts[0]), tuple(texts[1:]))
 
 
-def _human_eval(entry: dict[str, Any], where: str) -> Item:
-    return Item("code", nonempty_text(entry["prompt"], f"{where}: prompt"))
+def _human_eval(entry: dict[str, Any], where: str) -> PromptItem:
+    return PromptItem("code", nonempty_text(entry["prompt"], f"{where}: prompt"))
 
 
-def _gsm8k(entry: dict[str, Any], where: str) -> Item:
-    return Item("math", as_turn(nonempty_text(entry["question"], f"{where}: question")))
+def _gsm8k(entry: dict[str, Any], where: str) -> PromptItem:
+    return PromptItem("math", as_turn(nonempty_text(entry["question"], f"{where}: question")))
 
 
-def _prompt(entry: dict[str, Any], where: str) -> Item:
+def _prompt(entry: dict[str, Any], where: str) -> PromptItem:
     if "prompt" in entry and "messages" in entry:
         raise RequestError(f"{where}: got both, expected either prompt or messages")
     if unknown := sorted(entry.keys() - set(KEYS)):
         raise RequestError(f"{where}: {unknown_name('key', unknown[0], KEYS)}")
     if "prompt" in entry:
-        return Item(_category(entry, where), nonempty_text(entry["prompt"], f"{where}: prompt"))
+        return PromptItem(_category(entry, where), nonempty_text(entry["prompt"], f"{where}: prompt"))
     messages = entry["messages"]
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise RequestError(f"{where}: messages must be a list of at least one object with role and content")
-    return Item(_category(entry, where), Conversation(messages))
+    return PromptItem(_category(entry, where), Conversation(messages))
 
 
 def _category(entry: Mapping[str, Any], where: str) -> str:
     return nonempty_text(entry.get("category", "all"), f"{where}: category")
 
 
-Reader = Callable[[dict[str, Any], str], Item]
+Reader = Callable[[dict[str, Any], str], PromptItem]
 # The first form whose keys are all there counts, so the narrower ones come first.
 FORMS: Mapping[str, tuple[tuple[str, ...], Reader]] = {
     "spec-bench": (("turns",), _turns),  # MT-bench too

@@ -1,4 +1,4 @@
-"""Who answers in `sametoken chat`: the engine of this process, or a sametoken server. Both give the same pieces."""
+"""What answers in `sametoken chat`: the engine of this process or a sametoken server; both give the same text runs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,15 @@ class ColouredText(NamedTuple):
 
 
 @dataclass
-class Talk:
-    """How answers are made: `settings` of the sampling, and whether drafts are left out."""
+class ChatSettings:
+    """How answers are made.
 
-    settings: dict[str, Any]
+    Attributes:
+        sampled: sampling parameters by name.
+        plain: leave drafts out.
+    """
+
+    sampled: dict[str, Any]
     plain: bool
 
     def sampling(self, recommended: Mapping[str, Any]) -> SamplingParams:
@@ -50,20 +55,20 @@ class Talk:
             RequestError: a value is refused.
         """
         speculative = RequestSpeculation(enabled=not self.plain)
-        return SamplingParams(**{**recommended, **self.settings}, speculative=speculative)
+        return SamplingParams(**{**recommended, **self.sampled}, speculative=speculative)
 
 
-class Speaker(Protocol):
+class ChatClient(Protocol):
     """Answers conversations."""
 
-    def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncIterator[ColouredText]:
+    def answer(self, turns: Sequence[Turn], settings: ChatSettings) -> AsyncIterator[ColouredText]:
         """The next turn; closing the iterator stops it."""
         ...
 
     async def close(self) -> None: ...
 
 
-class EngineSpeaker:
+class EngineClient:
     """The engine of this process, on a thread of its own, so that an answer can be stopped between two steps."""
 
     def __init__(self, llm: LLM) -> None:
@@ -71,18 +76,18 @@ class EngineSpeaker:
 
         self._llm, self._engine = llm, AsyncLLM(llm)
 
-    async def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncGenerator[ColouredText, None]:
+    async def answer(self, turns: Sequence[Turn], settings: ChatSettings) -> AsyncGenerator[ColouredText, None]:
         prompt = self._llm.render_chat(turns)
-        painter = Painter()
-        async for chunk in self._engine.stream(prompt, talk.sampling(self._llm.default_sampling)):
+        printer = TokenPrinter()
+        async for chunk in self._engine.stream(prompt, settings.sampling(self._llm.default_sampling)):
             spelled = [self._llm.tokenizer.token_bytes(token) for token in chunk.token_ids]
-            yield painter.paint(chunk.text, spelled, chunk.origins)
+            yield printer.add(chunk.text, spelled, chunk.origins)
 
     async def close(self) -> None:
         await self._engine.close()
 
 
-class ServerSpeaker:
+class ServerClient:
     """A sametoken server.
 
     Args:
@@ -98,20 +103,20 @@ class ServerSpeaker:
 
         self._client, self._model, self._url = Client(url, api_key, SILENCE_S), model, url
 
-    async def answer(self, turns: Sequence[Turn], talk: Talk) -> AsyncGenerator[ColouredText, None]:
+    async def answer(self, turns: Sequence[Turn], settings: ChatSettings) -> AsyncGenerator[ColouredText, None]:
         from sametoken.client.client import RemoteError
 
-        body = {"messages": list(turns), **talk.settings}
-        body |= {"speculative": {"enabled": not talk.plain, "report": True}}
+        body = {"messages": list(turns), **settings.sampled}
+        body |= {"speculative": {"enabled": not settings.plain, "report": True}}
         body |= {} if self._model is None else {"model": self._model}
-        painter = Painter()
+        printer = TokenPrinter()
         try:
             async with aclosing(self._client.stream("chat/completions", body)) as deltas:
                 async for delta in deltas:
                     report = delta.choice.get("speculative", {"tokens": [], "origins": []})
                     spelled = [raw(token) for token in report["tokens"]]
                     drafted = [origin == "drafted" for origin in report["origins"]]
-                    yield painter.paint(delta.content, spelled, drafted)
+                    yield printer.add(delta.content, spelled, drafted)
         except RemoteError as error:
             advice = "" if error.status else "; is the server running?"
             raise SametokenError(f"{self._url}: {error}{advice}") from error
@@ -129,8 +134,8 @@ def raw(spelled: str) -> bytes:
 
 
 @dataclass
-class Painter:
-    """Says of the text of an answer what was drafted, from its tokens; the text may lag behind them.
+class TokenPrinter:
+    """Marks in the text of an answer what was drafted, from its tokens; the text may come later than its tokens.
 
     Where tokens are no text, such as a mark inside an answer, colours may be off by it; the text never is.
     """
@@ -144,7 +149,7 @@ class Painter:
     _tokens: int = 0
     _forwards: int = 0
 
-    def paint(self, text: str, tokens: Sequence[bytes], origins: Sequence[bool]) -> ColouredText:
+    def add(self, text: str, tokens: Sequence[bytes], origins: Sequence[bool]) -> ColouredText:
         """What one forward added."""
         for token, drafted in zip(tokens, origins, strict=True):
             spelled = self._decoder.decode(token)
