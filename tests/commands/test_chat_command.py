@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from cli_checks import Pair
 from sametoken import LLM, SamplingParams
 from sametoken.commands.chat_clients import TokenPrinter, raw
+from sametoken.engine.engine import Engine
 from sametoken.server.replies import spelled
 from server_checks import running
 
@@ -90,16 +91,16 @@ def test_an_interrupt_stops_the_answer_and_not_the_conversation(
     run: Any, pair: Pair, plain: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, "hi", "/reset", "hi")
-    step, begun = LLM.chunk, threading.Event()
+    step, begun = Engine.step, threading.Event()
 
-    def interrupted(llm: LLM, request: Any, tokens: int) -> Any:
+    def interrupted(engine: Engine) -> Any:
         if not begun.is_set():
             begun.set()
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.5)  # the main thread hears of it before the answer has ended
-        return step(llm, request, tokens)
+        return step(engine)
 
-    monkeypatch.setattr(LLM, "chunk", interrupted)
+    monkeypatch.setattr(Engine, "step", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         code, out, err = run("chat", pair.target, *ASKED)
@@ -107,7 +108,7 @@ def test_an_interrupt_stops_the_answer_and_not_the_conversation(
         signal.signal(signal.SIGINT, before)
     assert code == 0
     assert "stopped" in err
-    monkeypatch.setattr(LLM, "chunk", step)
+    monkeypatch.setattr(Engine, "step", step)
     assert out.endswith(answers(plain, "hi")[0] + "\n")
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT = 60.0  # seconds between two attempts
 RETRIED = (408, 409, 425, 429)  # and every status from 500
-DONE = "[DONE]"
+END_OF_STREAM = "[DONE]"
 MALFORMED = (
     ValueError,
     KeyError,
@@ -46,7 +46,7 @@ class RemoteError(SametokenError):
         self.status, self.passing, self.retry_after = status, passing, retry_after
 
 
-class Reply(NamedTuple):
+class Answer(NamedTuple):
     """A whole answer.
 
     Attributes:
@@ -145,7 +145,7 @@ class Client:
         except MALFORMED as error:
             raise ConfigError(f"{where} lists no model; give its name as MODEL") from error
 
-    async def answer(self, path: str, body: Mapping[str, Any], retries: int = 0, first_wait: float = 1.0) -> Reply:
+    async def answer(self, path: str, body: Mapping[str, Any], retries: int = 0, first_wait: float = 1.0) -> Answer:
         """The whole answer to a request, which is repeated while it fails for a passing reason (see `persist`).
 
         Args:
@@ -155,7 +155,7 @@ class Client:
             RemoteError: the last attempt failed.
         """
 
-        async def ask() -> Reply:
+        async def ask() -> Answer:
             response = await self._whole("POST", path, body)
             try:
                 return _reply(response.json())
@@ -174,7 +174,7 @@ class Client:
         done = False
         async with self._open("POST", path, {**body, "stream": True}) as response:
             async for at, data in _events(response.aiter_bytes()):
-                if data.strip() == DONE:
+                if data.strip() == END_OF_STREAM:
                     done = True
                     continue
                 with _malformed_is("not an OpenAI stream"):
@@ -266,7 +266,7 @@ def _delta(at: float, event: dict[str, Any]) -> Delta:
     return Delta(at, content, added.get("reasoning_content") or "", None if counted is None else int(counted), choice)
 
 
-def _reply(content: dict[str, Any]) -> Reply:
+def _reply(content: dict[str, Any]) -> Answer:
     choice = content["choices"][0]
     said = choice["message"] if "message" in choice else {"content": choice["text"]}
     message = {"role": "assistant", "content": said.get("content") or ""}
@@ -274,7 +274,7 @@ def _reply(content: dict[str, Any]) -> Reply:
         message["reasoning_content"] = reasoning
     "".join(message.values()).encode()  # a lone surrogate cannot be written to a file
     tokens = int((content.get("usage") or {}).get("completion_tokens") or 0)
-    return Reply(message, choice.get("finish_reason"), tokens)
+    return Answer(message, choice.get("finish_reason"), tokens)
 
 
 def _seconds(header: str | None) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from sametoken.client.client import Client, RemoteError, Reply
+from sametoken.client.client import Answer, Client, RemoteError
 from sametoken.errors import ConfigError, RequestError, SametokenError
 from sametoken.options.sampling import SamplingParams
 from sametoken.prompts.sources import Conversation, Source, encode_prompt
@@ -42,7 +42,7 @@ class NoAnswerError(SametokenError):
 class Answerer(Protocol):
     """Answers prompts; as many calls at once as one likes."""
 
-    async def answer(self, prompt: Source, seed: int) -> Reply:
+    async def answer(self, prompt: Source, seed: int) -> Answer:
         """The answer to a prompt.
 
         Raises:
@@ -56,7 +56,7 @@ class EngineAnswers:
     def __init__(self, engine: AsyncLLM, sampling: AnswerSampling) -> None:
         self._engine, self._sampling = engine, sampling
 
-    async def answer(self, prompt: Source, seed: int) -> Reply:
+    async def answer(self, prompt: Source, seed: int) -> Answer:
         params = SamplingParams(**{**self._engine.llm.default_sampling, **self._sampling.given}, seed=seed)
         try:
             (done,) = await self._engine.generate([encode_prompt(self._engine.llm.tokenizer, prompt).ids], params)
@@ -64,7 +64,7 @@ class EngineAnswers:
             raise NoAnswerError(str(error), lasting=True) from error
         if done.error is not None:
             raise NoAnswerError(str(done.error), lasting=True)
-        return Reply({"role": "assistant", "content": done.text}, done.finish_reason, len(done.token_ids))
+        return Answer({"role": "assistant", "content": done.text}, done.finish_reason, len(done.token_ids))
 
 
 class ServerAnswers:
@@ -83,7 +83,7 @@ class ServerAnswers:
         self._sampling = sampling
         self._fixed = {"model": model, **sampling.given, "stream": False}
 
-    async def answer(self, prompt: Source, seed: int) -> Reply:
+    async def answer(self, prompt: Source, seed: int) -> Answer:
         chat = isinstance(prompt, Conversation)
         said = {"messages": [*prompt.messages]} if isinstance(prompt, Conversation) else {"prompt": prompt}
         body = {**self._fixed, **said, **({} if self._sampling.temperature == 0 else {"seed": seed})}

@@ -14,7 +14,7 @@ from sametoken.data.conversations import ID_KEYS, DataRow, read_rows
 from sametoken.errors import ConfigError, DataError
 from sametoken.files import make_directory, replacing
 
-NAME = "train-{0:05d}-{0:05d}.jsonl"
+FILE_NAME = "train-{0:05d}-{0:05d}.jsonl"
 MOST_SHARDS = 100_000  # what five digits can name
 
 
@@ -49,7 +49,7 @@ def shard(file: Path, directory: Path, lines: int, *, number: bool = True) -> li
 def _name(directory: Path, index: int) -> Path:
     if index == MOST_SHARDS:
         raise ConfigError(f"{directory} would need more than {MOST_SHARDS} shards; expected more lines per shard")
-    return directory / NAME.format(index)
+    return directory / FILE_NAME.format(index)
 
 
 def combine(directory: Path, output: Path) -> tuple[int, int]:
