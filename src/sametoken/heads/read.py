@@ -23,7 +23,7 @@ class LoadedHead(NamedTuple):
     """A head and what had to be assumed about it, in words."""
 
     config: Any  # a `HeadConfig`
-    module: Any  # a `Head`
+    module: Head
     notes: tuple[str, ...]
 
 
