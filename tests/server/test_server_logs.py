@@ -117,6 +117,16 @@ def test_errors_are_logged_with_the_id_and_not_told(served: Running, monkeypatch
     assert all(line.startswith("    ") or "[seven]" in line for line in found)
 
 
+def test_a_reply_that_cannot_be_begun_keeps_no_place(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError(FORGED)
+
+    monkeypatch.setattr(CompletionWords, "__init__", broken)
+    with httpx.Client(base_url=served.url) as client:
+        assert client.post("/v1/completions", json=ASKED).status_code == 500
+    assert served.server.worker.open_requests == 0
+
+
 def test_the_access_log_has_a_line_per_request(served: Running) -> None:
     with logged(TextFormatter()) as stream:
         served.post("/v1/completions", ASKED)

@@ -81,9 +81,7 @@ class HeadObjective(Objective):
         return head
 
     @classmethod
-    def first_weights(
-        cls, head: Head, target_head: Tensor, generator: torch.Generator, std: float = STD
-    ) -> None:
+    def first_weights(cls, head: Head, target_head: Tensor, generator: torch.Generator, std: float = STD) -> None:
         """Sets the weights that training begins with, in place."""
         for name, parameter in head.named_parameters():
             if parameter.dim() == 1:

@@ -93,7 +93,11 @@ class TextApi(Api):
         except RequestError as error:
             raise refused(error, fields) from error
         LOG.debug("%s: %d sequences, user %r", type(asked).__name__, len(job.requests), asked.user)
-        words = form.words(body, Source(head, self._tokenizer, job.requests, asked.reader(made.opening)))
+        try:
+            words = form.words(body, Source(head, self._tokenizer, job.requests, asked.reader(made.opening)))
+        except BaseException:
+            job.close()  # or its sequences would keep their places for ever
+            raise
         return Reply(job, words, bool(asked.stream), fields, form.anthropic)
 
 

@@ -32,9 +32,7 @@ class EagleObjective(HeadObjective):
         return self.settings.ttt_steps or self.STEPS
 
     @classmethod
-    def first_weights(
-        cls, head: Head, target_head: Tensor, generator: torch.Generator, std: float = STD
-    ) -> None:
+    def first_weights(cls, head: Head, target_head: Tensor, generator: torch.Generator, std: float = STD) -> None:
         """As for every head, and an output layer copied from the target's where it is as wide."""
         super().first_weights(head, target_head, generator, std)
         assert isinstance(head, EagleHead)

@@ -42,9 +42,7 @@ class MedusaObjective(HeadObjective):
         )  # fmt: skip
 
     @classmethod
-    def first_weights(
-        cls, head: Head, target_head: Tensor, generator: torch.Generator, std: float = STD
-    ) -> None:
+    def first_weights(cls, head: Head, target_head: Tensor, generator: torch.Generator, std: float = STD) -> None:
         """Residual blocks begin at zero, output layers as the target's: each head begins as the target's own guess."""
         assert isinstance(head, MedusaHeads)
         super().first_weights(head, target_head, generator, std)
