@@ -11,7 +11,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from training_checks import write_conversations
@@ -37,14 +39,32 @@ def place(tmp_path_factory) -> Path:
     return base
 
 
+def environment(place: Path) -> dict[str, str]:
+    """Variables with which the plug-in is installed."""
+    paths = [str(place / "site"), os.environ.get("PYTHONPATH", ""), str(ROOT / "src")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), "OMP_NUM_THREADS": "1"}
+
+
 def call(place: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """A command that ends with `code`, run where the plug-in is installed."""
-    paths = [str(place / "site"), os.environ.get("PYTHONPATH", ""), str(ROOT / "src")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "sametoken.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=place)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(place), cwd=place)
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def answers(place: Path, *arguments: str, body: dict[str, object]) -> list[dict[str, Any]]:
+    """Replies of a server to the same completion, asked for with drafts and without."""
+    command = [sys.executable, "-m", "sametoken.cli", "serve", *arguments, "--port", "0", "--threads", "1"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stderr=pipe, text=True, env=environment(place), cwd=place) as server:
+        try:
+            assert server.stderr is not None
+            url = next(found[1] for line in server.stderr if (found := re.search(r"ready: (\S+),", line)))
+            asked = [body, {**body, "speculative": {"method": "none"}}]
+            return [httpx.post(f"{url}/v1/completions", json=each, timeout=60).json() for each in asked]
+        finally:
+            server.kill()
 
 
 def test_an_installed_kind_goes_the_whole_way(place, pair):
@@ -71,3 +91,17 @@ def test_an_installed_kind_goes_the_whole_way(place, pair):
     proof = call(place, "verify", pair.target, "--draft", "exported", "--method", KIND, *small)
     assert "equal" in proof.stdout
     assert "different" not in proof.stdout
+
+    served = (pair.target, "--draft", "exported", "--method", KIND, "--no-adaptive")
+    drafted, plain = answers(place, *served, body={"prompt": "say 1", "max_tokens": 24, "temperature": 0.7, "seed": 5})
+    assert drafted["choices"] == plain["choices"]
+
+
+def test_the_documentation_shows_the_code_of_the_plug_in():
+    """Every block of Python and TOML is a part of one of its files, and every file is shown."""
+    page = (ROOT / "docs" / "adding-a-drafter.md").read_text(encoding="utf-8")
+    shown = re.findall(r"```(?:python|toml)\n(.*?)```", page, flags=re.DOTALL)
+    sources = {file.name: file.read_text() for file in PLUGIN.rglob("*") if file.suffix in (".py", ".toml")}
+    owners = [[name for name, text in sources.items() if block in text] for block in shown]
+    assert all(owners), shown[[bool(names) for names in owners].index(False)]
+    assert {name for names in owners for name in names} == set(sources)
