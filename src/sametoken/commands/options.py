@@ -154,7 +154,7 @@ def refuse_beyond(options: Iterable[Option], values: Values) -> None:
         if not bounds or value is None:
             continue
         given = f"{option.spellings[0]} {value}: expected"
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{given} a finite number")
         if "ge" in bounds and value < bounds["ge"]:
             raise ConfigError(f"{given} at least {bounds['ge']}")
