@@ -1,6 +1,7 @@
 """How near the linear kernels come to reading weights at the speed of memory, for 1 to 16 rows, beside torch's own.
 
-    python benchmarks/kernels.py [--rounds 5] [--threads 2] [--rows 1,2,4,5,8,16] [--out docs/benchmarks]
+    python benchmarks/kernels.py [--rounds 5] [--threads 2] [--rows 1,2,4,5,8,16] [--only avx512]
+                                 [--out docs/benchmarks]
 
 Every kernel runs over copies of one weight that do not fit the caches, in turns with the others and with a probe that
 only reads memory (a sum). Figures are gigabytes of weights a second, the median over rounds; the share of the probe
@@ -24,6 +25,7 @@ from torch import Tensor
 from sametoken.kernels.cpu.library import Library, PackedWeight, file_of
 from sametoken.kernels.cpu.memory import settled
 from sametoken.kernels.cpu.processor import VARIANTS, processor_features
+from sametoken.model.formats.coded import Code, Coded
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16
 
@@ -32,6 +34,29 @@ BYTES = 3 * 2**28  # of weights that one pass reads
 PROBE = 2**29
 
 Pass = Callable[[Tensor], None]  # one product of rows [M, INPUTS] with every copy
+
+
+def coded(code: Code, group: int, scale: torch.dtype, *, zeros: bool = False) -> Coded:
+    """A weight of another tool's format with random codes."""
+    groups = INPUTS // group
+    size = INPUTS if code in (Code.FP8, Code.INT8) else INPUTS // 2
+    codes = torch.randint(0, 120, (OUTPUTS, size), dtype=torch.uint8)
+    codes = codes.view({Code.FP8: torch.float8_e4m3fn, Code.INT8: torch.int8}.get(code, torch.uint8))
+    scales = torch.randint(100, 120, (OUTPUTS, groups), dtype=torch.uint8)
+    scales = scales.view(scale) if scale.itemsize == 1 else (scales / 1e5).to(scale)
+    zero = torch.full((OUTPUTS, groups), 7, dtype=torch.int8) if zeros else None
+    return Coded(code, codes, scales, INPUTS, group, zero=zero)
+
+
+FOREIGN = {
+    "fp8": lambda: coded(Code.FP8, INPUTS, torch.float32),
+    "fp8 blocks": lambda: coded(Code.FP8, 128, torch.float32),
+    "nvfp4": lambda: coded(Code.FP4, 16, torch.float8_e4m3fn),
+    "mxfp4": lambda: coded(Code.FP4, 32, torch.float8_e8m0fnu),
+    "awq": lambda: coded(Code.INT4, 128, torch.float16, zeros=True),
+    "w4a16 g32": lambda: coded(Code.INT4, 32, torch.bfloat16),
+    "w8a16": lambda: coded(Code.INT8, INPUTS, torch.bfloat16),
+}
 
 
 def copies(weight: PackedWeight) -> list[PackedWeight]:
@@ -51,8 +76,11 @@ def copies(weight: PackedWeight) -> list[PackedWeight]:
 def ours(kernels: Library, name: str) -> tuple[Pass, int]:
     """A pass of a compiled kernel, and the bytes that it reads."""
     weight = (torch.randn(OUTPUTS, INPUTS) * 0.05).bfloat16()
-    rule = FORMATS.get(name)
-    packed = pack_bfloat16(weight, None) if rule is None else rule.pack(rule.quantise(weight), INPUTS, None)
+    if name in FOREIGN:
+        packed = FOREIGN[name]().pack(None)
+    else:
+        rule = FORMATS.get(name)
+        packed = pack_bfloat16(weight, None) if rule is None else rule.pack(rule.quantise(weight), INPUTS, None)
     weights = copies(packed)
 
     def run(rows: Tensor) -> None:
@@ -108,15 +136,17 @@ def foreign() -> float:
     return machine - own
 
 
-def passes() -> dict[str, tuple[Pass, int]]:
+def passes(only: str) -> dict[str, tuple[Pass, int]]:
     found: dict[str, tuple[Pass, int]] = {}
     for variant in VARIANTS:
         file = file_of(variant)
         if file is not None and VARIANTS[variant] <= processor_features():
             kernels = Library(variant, file)
-            names = ["bfloat16", *FORMATS] if variant == "avx512" else ["bfloat16", "int8", "int4"]
-            found |= {f"{variant} {name}": ours(kernels, name) for name in names}
-    return found | {f"torch {name}": torchs(name) for name in ("bfloat16", "int8", "int4")}
+            names = ["bfloat16", *FORMATS, *FOREIGN] if variant == "avx512" else ["bfloat16", "int8", "int4", *FOREIGN]
+            named = {f"{variant} {name}": name for name in names}
+            found |= {title: ours(kernels, name) for title, name in named.items() if title.startswith(only)}
+    rest = (name for name in ("bfloat16", "int8", "int4") if f"torch {name}".startswith(only))
+    return found | {f"torch {name}": torchs(name) for name in rest}
 
 
 def main() -> None:
@@ -124,12 +154,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", default="1,2,4,5,8,16")
+    parser.add_argument("--only", default="", help="kernels whose name begins with this")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     heights = [int(part) for part in options.rows.split(",")]
     probe = torch.ones(PROBE // 8, dtype=torch.int64)
-    every = passes()
+    every = passes(options.only)
     speeds: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in heights} for name in every}
     shares: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in heights} for name in every}
     probes, loads = [], []

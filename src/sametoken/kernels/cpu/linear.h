@@ -282,7 +282,7 @@ inline Floats scale_at(const Codes& codes, int64_t at) {
 // Groups are summed one by one and added, each times its scale, in the order of the inputs.
 template <class Code>
 struct CodeKernel {
-  static constexpr int together(int rows) { return rows <= 2 ? 4 : tiles_together(rows, 4); }
+  static constexpr int together(int rows) { return tiles_together(2 * rows, 1); }  // sums of a group, and of all
 
   template <int M, int N>
   static void tile(const Weight& w, const Rows& rows, int row, int tile, Floats (&out)[M][N]) {
