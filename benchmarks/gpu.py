@@ -25,7 +25,7 @@ import torch
 
 from sametoken import LLM, Completion, SamplingParams
 from sametoken.drafters.device import Plain, Proposer
-from sametoken.engine.device_step import decode_step, nodes_of
+from sametoken.engine.device_step import decode_step
 from sametoken.engine.runner import Runner
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable
@@ -82,8 +82,8 @@ def device_step(decoder: Decoder, proposer: Proposer, rounds: int) -> float:
     table = PageTable(1, 65, 64, 32, device)
     table.extend(0, list(range(1, 65)))
     cache = KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, decoder.dtype, device)
-    nodes = nodes_of(1, proposer.depth, decoder.least_rows)
-    lanes, runner, graphs = Lanes.empty(1, nodes, device), Runner(decoder, cache, ()), Graphs(device)
+    lanes = Lanes.empty(1, proposer.depth, proposer.nodes, device)
+    runner, graphs = Runner(decoder, cache, ()), Graphs(device)
     greedy = RowSampling(SamplingParams(temperature=0), 0, PROMPT, shape.vocab_size, device=device)
     sampling = Sampling.of([greedy])
     key = GraphKey("bench", proposer.depth, 1, KEYS, (), decoder.dtype, decoder.embed.deterministic)
@@ -94,7 +94,7 @@ def device_step(decoder: Decoder, proposer: Proposer, rounds: int) -> float:
 
     times = []
     for _ in range(rounds + 1):
-        lanes.load([0], [(5, 6)], table.spare, [len(PROMPT), proposer.depth])
+        lanes.load([0], [6], table.spare, [len(PROMPT)], [proposer.depth], [gpu_models.CONTEXT])
         times.append(seconds(one, device, 20))
     return statistics.median(times[1:])
 
@@ -189,7 +189,7 @@ def speed(shape: str, device: torch.device, lengths: tuple[int, int], rounds: in
     for fixed in (False, True):
         decoder.set_deterministic(fixed)
         alone = {depth: device_step(decoder, proposer, rounds) for depth, proposer in (
-            (0, Plain()), (DEPTH, gpu_models.Replay(PROMPT, DEPTH, 0.9, device)))}  # fmt: skip
+            (0, Plain()), (DEPTH, gpu_models.Replay(PROMPT, DEPTH, 0.9, device).captured()))}  # fmt: skip
         report[f"five nodes / plain, {_mode(fixed)}"] = alone[DEPTH] / alone[0]
         for ahead in (False, True):
             llm = gpu_models.assemble(decoder, ahead=ahead, depth=DEPTH)

@@ -16,11 +16,12 @@ from torch import Tensor
 from sametoken import LLM
 from sametoken.checkpoint.tokenizer import load_tokenizer
 from sametoken.drafters.base import Drafter
+from sametoken.drafters.device import Proposer, proposers
+from sametoken.drafters.tree import chain_of
 from sametoken.embedded import TARGET
 from sametoken.engine.build import Loaded
 from sametoken.engine.captured import CapturedSteps
-from sametoken.engine.engine import NO_DRAFT
-from sametoken.heads.draft_model.device import proposers
+from sametoken.options.speculation import NO_DRAFT
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.lanes import Lanes
@@ -99,38 +100,47 @@ class Replay(Drafter):
         right = torch.exp(-draw) < chance  # an exponential variate turned back into a uniform one
         self._guesses = torch.where(right, tokens, (tokens + 1) % (int(tokens.max()) + 1))
         self._ahead = torch.arange(1, depth + 1, device=device)
-        self._lengths: dict[int, int] = {}
+        self.lengths: dict[int, int] = {}
 
     def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
-        self._lengths[row] = len(cached)
+        self.lengths[row] = len(cached)
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         for row, certain in zip(rows, tokens, strict=True):
-            self._lengths[row] += len(certain)
+            self.lengths[row] += len(certain)
 
     def release(self, row: int) -> None:
-        del self._lengths[row]
+        del self.lengths[row]
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
-        lengths = torch.tensor([self._lengths[row] for row in rows], device=self._ahead.device)
-        guesses = self._after(lengths)
+        lengths = torch.tensor([self.lengths[row] for row in rows], device=self._ahead.device)
+        guesses = self.after(lengths)
         guesses = guesses.masked_fill(self._ahead > torch.tensor(limits, device=guesses.device).unsqueeze(1), PADDING)
         roots = torch.tensor(pending, device=guesses.device).unsqueeze(1)
         return Draft(torch.cat([roots, guesses], 1), chain_parents(len(rows), 1 + self.depth, guesses.device))
 
-    def enter(self, row: int) -> None:
-        pass
+    def captured(self) -> Proposer:
+        return CapturedReplay(self)
 
-    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Tensor:
-        return self._after(lanes.lengths)
-
-    def told(self, row: int, tokens: Sequence[int], committed: int) -> None:
-        self._lengths[row] = committed
-
-    def _after(self, lengths: Tensor) -> Tensor:
+    def after(self, lengths: Tensor) -> Tensor:
         """[B, K] guesses after pending tokens at positions `lengths` [B]."""
         at = (lengths.unsqueeze(1) + self._ahead).clamp(max=self._guesses.shape[0] - 1)
         return self._guesses.index_select(0, at.flatten()).view_as(at)
+
+
+class CapturedReplay(Proposer):
+    """The same inside a captured step."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay, self.depth = replay, replay.depth
+        self.nodes = self.slots = 1 + replay.depth
+
+    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Draft:
+        tokens = torch.cat([lanes.pending.unsqueeze(1), self._replay.after(lanes.lengths)], dim=1)
+        return chain_of(tokens, lanes.longest).draft
+
+    def committed(self, row: int, start: int, tokens: Sequence[int]) -> None:
+        self._replay.lengths[row] = start + len(tokens)
 
 
 def assemble(decoder: Decoder, *, ahead: bool, depth: int = 4) -> LLM:
@@ -159,6 +169,8 @@ def replaying(llm: LLM, truth: Sequence[int], depth: int, chance: float) -> LLM:
     if llm.engine.captured is not None:
         # A graph that was captured with another draft's tensors must not be replayed for this one.
         llm.engine.captured = CapturedSteps(
-            llm.engine.runner, {**llm.engine.captured.proposers, REPLAY: replay}, llm.engine.scheduler.max_num_tokens
+            llm.engine.runner,
+            {**llm.engine.captured.proposers, REPLAY: replay.captured()},
+            llm.engine.scheduler.max_num_tokens,
         )
     return llm

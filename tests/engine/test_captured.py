@@ -5,18 +5,22 @@ The oracle is the engine's own step, which sees every token before it takes the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from drafter_checks import tree_paths
 from engine_checks import DEPTH, PAGE, check_idle, make_llm, prompts, said, save_pair
-from sametoken import LLM, Completion, SamplingParams
+from head_checks import llm_with, make_eagle, make_medusa
+from sametoken import LLM, Completion, SamplingParams, embedded
+from sametoken.drafters.device import proposers
 from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.request import Request
-from sametoken.heads.draft_model.device import proposers
 from sametoken.options.speculation import NO_DRAFT
 from sametoken.runtime.graphs import GraphKey
+from sametoken.runtime.lanes import Lanes
+from sametoken.speculation.draft import Draft
 from sametoken.speculation.params import RequestSpeculation
 
 Pair = tuple[str, str]
@@ -119,6 +123,105 @@ def test_rules_that_look_back_are_kept_on_the_device(
     ]
     keys = compare(models, lambda llm: llm.generate(prompts(3, VOCAB), params), method=method)
     assert 4 in {key.batch for key in keys}
+
+
+TREE = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (0, 0, 0, 0))
+BRANCHING = {"tree_top_k": 3, "max_total_draft_tokens": 7}
+EMBEDDED = (str(embedded.TARGET), str(embedded.HEAD))
+KINDS: dict[str, Callable[..., LLM]] = {
+    "draft tree": lambda models, **options: make_llm(*models, **BRANCHING, **options),
+    "trained head": lambda models, **options: make_llm(*EMBEDDED, **options),
+    "trained head tree": lambda models, **options: make_llm(*EMBEDDED, **BRANCHING, **options),
+    "eagle1": lambda models, **options: llm_with(models[0], make_eagle(models[0], 1), **options),
+    "eagle1 tree": lambda models, **options: llm_with(models[0], make_eagle(models[0], 1), **BRANCHING, **options),
+    "eagle3 reduced": lambda models, **options: llm_with(
+        models[0], make_eagle(models[0], 3, draft_vocab_size=40, layers=2), **options
+    ),
+    "medusa": lambda models, **options: llm_with(models[0], make_medusa(models[0]), **options),
+    "medusa tree": lambda models, **options: llm_with(models[0], make_medusa(models[0], choices=TREE), **options),
+}
+Seen = dict[tuple[int, int], set[tuple[int, ...]]]  # by row and committed length the paths of a draft
+
+
+def noted_on_host(llm: LLM) -> Seen:
+    """What the engine's drafter proposes from now on."""
+    drafter, seen, propose = llm.engine.drafters[llm.method], {}, llm.engine.drafters[llm.method].propose
+
+    def noted(rows: Sequence[int], *rest: Any) -> Draft:
+        draft = propose(rows, *rest)
+        for place, row in enumerate(rows):
+            seen[row, llm.engine.rows[row].committed] = set(tree_paths(draft, place))
+        return draft
+
+    drafter.propose = noted  # type: ignore[method-assign]
+    return seen
+
+
+def noted_in_steps(llm: LLM) -> Seen:
+    """What captured steps propose from now on, for lanes that are no padding."""
+    assert llm.engine.captured is not None
+    proposer, seen = llm.engine.captured.proposers[llm.method], {}
+    guess = proposer.guess
+
+    def noted(lanes: Lanes, *rest: Any) -> Draft:
+        places = zip(lanes.rows.tolist(), lanes.lengths.tolist(), lanes.active.tolist(), strict=True)
+        where = [(row, length, lane) for lane, (row, length, active) in enumerate(places) if active]
+        draft = guess(lanes, *rest)
+        seen.update({(row, length): set(tree_paths(draft, lane)) for row, length, lane in where})
+        return draft
+
+    proposer.guess = noted  # type: ignore[method-assign]
+    return seen
+
+
+RULES: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.9}, {"top_k": 12, "logit_bias": {5: 2.0}}]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_and_trees_guess_what_they_guess_on_the_host(models: Pair, kind: str, rule: dict[str, Any]) -> None:
+    """After the same tokens, up to the last one, so the counters agree too."""
+    plain, other = KINDS[kind](models), KINDS[kind](models)
+    keys, expected_drafts = ahead(other), noted_on_host(plain)
+    drafts, left = noted_in_steps(other), noted_on_host(other)
+    params = [SamplingParams(**rule, seed=7 + i, max_tokens=n, ignore_eos=True) for i, n in enumerate((30, 9, 20))]
+    expected, found = plain.generate(prompts(3, VOCAB), params), other.generate(prompts(3, VOCAB), params)
+    assert [said(each) for each in found] == [said(each) for each in expected]
+    assert [counted(each) for each in found] == [counted(each) for each in expected]
+    assert len(keys) > 8
+    assert len(drafts) > 10
+    both = {place: drafts.get(place, left.get(place)) for place in expected_drafts}
+    assert both == expected_drafts
+    check_idle(other.engine)
+
+
+@pytest.mark.parametrize("kind", ["draft tree", "trained head", "trained head tree", "medusa tree"])
+def test_heads_and_trees_go_on_where_a_session_ended(models: Pair, kind: str) -> None:
+    """A request that needs the host comes and goes; the next turn of the conversation reads the pages of both."""
+
+    def work(llm: LLM) -> list[Completion]:
+        first = request_of(llm, prompts(3, VOCAB)[2], 36)
+        llm.engine.add(first)
+        for step in range(200):
+            if step == 5:
+                logprobs = SamplingParams(temperature=0.0, logprobs=2, max_tokens=5, ignore_eos=True)
+                llm.engine.add(llm.make_requests(prompts(2, VOCAB)[1], logprobs)[0])
+            if not llm.engine.busy:
+                break
+            llm.engine.step()
+        params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+        return llm.generate([*first.tokens, 7], params)
+
+    plain, other = KINDS[kind](models, max_seq_len=128), KINDS[kind](models, max_seq_len=128)
+    expected_drafts, keys = noted_on_host(plain), ahead(other)
+    drafts, left = noted_in_steps(other), noted_on_host(other)
+    expected, found = work(plain), work(other)
+    assert [said(each) for each in found] == [said(each) for each in expected]
+    assert [counted(each) for each in found] == [counted(each) for each in expected]
+    assert found[0].cached_tokens == expected[0].cached_tokens >= 40
+    assert keys
+    assert {place: left.get(place, drafts.get(place)) for place in expected_drafts} == expected_drafts
+    check_idle(other.engine)
 
 
 NEEDS_HOST: list[dict[str, Any]] = [

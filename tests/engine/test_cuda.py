@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from adversaries import adversaries
 from engine_checks import DEPTH, alone, inject, make_llm, prompts, said, save_pair, using
-from sametoken import SamplingParams
+from head_checks import llm_with, make_eagle, make_medusa
+from sametoken import LLM, SamplingParams, embedded
 from sametoken.kernels import devices
 from sametoken.speculation.draft import Draft, ancestors, chain_parents
 from sametoken.speculation.sampling import RowSampling, Sampling, sample
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine or this build of torch has no CUDA")
 
-VOCAB = 90
+VOCAB, BF16 = 90, torch.bfloat16
 BFLOAT16 = {"device": "cuda", "dtype": "bfloat16"}
+
+
+def on_cuda(head: Any) -> Any:
+    return head.to("cuda")
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +43,39 @@ def test_graphs_say_what_eager_steps_say(models: tuple[str, str], method: str | 
     for _ in range(2):  # captured, then only replayed
         found = graphs.generate(prompts(3, VOCAB), params)
         assert [said(each) for each in found] == [said(each) for each in eager.generate(prompts(3, VOCAB), params)]
+    assert graphs.engine.captured is not None
+    assert len(graphs.engine.captured.graphs) >= 3  # batches of 4, 2 and 1
+
+
+TREE = {"tree_top_k": 3, "max_total_draft_tokens": 7}
+CHOICES = ((0,), (1,), (0, 0), (2,), (0, 1), (0, 0, 0))
+KINDS: dict[str, Callable[..., LLM]] = {
+    "draft tree": lambda models, **options: make_llm(*models, **TREE, **options),
+    "trained head": lambda _, **options: make_llm(str(embedded.TARGET), str(embedded.HEAD), **options),
+    "trained head tree": lambda _, **options: make_llm(str(embedded.TARGET), str(embedded.HEAD), **TREE, **options),
+    "eagle1": lambda models, **options: llm_with(models[0], on_cuda(make_eagle(models[0], 1, dtype=BF16)), **options),
+    "medusa tree": lambda models, **options: llm_with(
+        models[0], on_cuda(make_medusa(models[0], dtype=BF16, choices=CHOICES)), **options
+    ),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_of_heads_and_trees_say_what_plain_steps_say(
+    models: tuple[str, str], kind: str, temperature: float
+) -> None:
+    """Captured, then only replayed; every draft is made and verified in the graph."""
+    graphs = KINDS[kind](models, **BFLOAT16, cuda_graphs=True)
+    params = [
+        SamplingParams(temperature=temperature, seed=i, max_tokens=n, ignore_eos=True)
+        for i, n in enumerate((40, 9, 25))
+    ]
+    expected = [alone(graphs, prompt, each) for prompt, each in zip(prompts(3, VOCAB), params, strict=True)]
+    for _ in range(2):
+        found = graphs.generate(prompts(3, VOCAB), params)
+        assert [said(each) for each in found] == [said(each) for each in expected]
+        assert all(each.speculation.drafted for each in found)
     assert graphs.engine.captured is not None
     assert len(graphs.engine.captured.graphs) >= 3  # batches of 4, 2 and 1
 

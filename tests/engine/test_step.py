@@ -15,10 +15,10 @@ import pytest
 from engine_checks import check_idle, make_llm, prompts, save_pair
 from head_checks import llm_with, make_eagle
 from sametoken import LLM, SamplingParams
+from sametoken.drafters.device import proposers
 from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.report import StepReport
 from sametoken.engine.request import Emission, Request
-from sametoken.heads.draft_model.device import proposers
 from sametoken.options.speculation import NO_DRAFT
 
 Pair = tuple[str, str]

@@ -158,7 +158,7 @@ def check_guesses(
                 path = (*path, int(reference.ids[best]))
             assert paths == [path[: n + 1] for n in range(limit)], (text, paths)
         else:
-            budget = drafter._kept(limit)
+            budget = drafter.nodes_of(limit)
             assert set(paths) == expected_tree(reference, text, features, limit, drafter.branches, budget)
 
 
@@ -272,7 +272,7 @@ def test_plain_requests_and_the_head_share_pages(target: Target) -> None:
 @pytest.mark.parametrize("version", [1, 3])
 def test_long_backlogs_are_read_unasked(target: Target, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that decodes plainly keeps few features; what it says afterwards is the same."""
-    monkeypatch.setattr("sametoken.drafters.growing.MOST_KEPT", 20)
+    monkeypatch.setattr("sametoken.drafters.rows.MOST_KEPT", 20)
     head, reference = fresh(target, version=version)
     llm = llm_with(target.directory, head)
     drafter = llm.engine.drafters[llm.method]

@@ -6,8 +6,9 @@ host and device, which fake tensors allow, are watched for by operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -18,12 +19,18 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sametoken.drafters.base import Drafter
 from sametoken.drafters.device import Plain, Proposer
 from sametoken.engine.device_step import decode_step
 from sametoken.engine.plan import Decode, Plan
 from sametoken.engine.runner import Runner
-from sametoken.heads.draft_model.device import DraftChain
 from sametoken.heads.draft_model.drafter import DraftModelDrafter
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.drafter import EagleDrafter
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.medusa.drafter import MedusaDrafter
+from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable
@@ -38,6 +45,9 @@ LLAMA = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
 }  # fmt: skip
 DEPTH = 3
+TREE = ((0,), (1,), (0, 0), (2,), (1, 0), (0, 0, 0))
+METHODS = ("plain", "draft", "draft tree", "eagle1", "eagle3", "eagle1 tree", "eagle3 tree", "medusa")
+M = TypeVar("M", Decoder, EagleHead, MedusaHeads)
 
 
 class Watch(TorchDispatchMode):
@@ -100,22 +110,49 @@ def fakes() -> Iterator[None]:
         yield
 
 
+def made(module: Callable[[], M]) -> M:
+    """A module on the fake device, its rotary tables there, as they are before any capture."""
+    with CUDA:
+        found = module()
+    if not isinstance(found, MedusaHeads):
+        found.rope(torch.zeros(1, dtype=torch.int64, device=CUDA))
+    return found
+
+
+def proposer_of(method: str, target: Decoder, config: ModelConfig, table: PageTable) -> Proposer:
+    kind, *tree = method.split()
+    if kind == "plain":
+        return Plain()
+    options: dict[str, Any] = {"max_draft_len": DEPTH}
+    if kind == "medusa":
+        medusa = MedusaConfig(3, 1, config.hidden_size, config.vocab_size, choices=TREE)
+        drafter: Drafter = MedusaDrafter(made(lambda: MedusaHeads(medusa, torch.bfloat16)), target, **options)
+    else:
+        options |= {"branches": 3, "budget": 7} if tree else {}
+        cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, torch.bfloat16, CUDA)
+        if kind == "draft":
+            drafter = DraftModelDrafter(made(lambda: Decoder(config, torch.bfloat16)), cache, **options)
+        else:
+            version = int(kind[-1])
+            one = replace(config, num_layers=1, sliding_windows=(None,))
+            old = {"own_head": False, "last_norm": False} if version == 1 else {}
+            reduced = config.vocab_size if version == 1 else 40
+            facts = EagleConfig(one, version, (1,) if version == 1 else (0, 1), config.hidden_size, reduced, **old)
+            head = made(lambda: EagleHead(facts, torch.bfloat16))
+            drafter = EagleDrafter(head, target, cache, **options)
+    found = drafter.captured()
+    assert found is not None
+    return found
+
+
 def parts(batch: int, method: str) -> tuple[Runner, Proposer, Lanes]:
     table = PageTable(batch, 64, 16, 16, CUDA)
     config = ModelConfig.from_hf(LLAMA)
-
-    def model() -> tuple[Decoder, KVCache]:
-        with CUDA:
-            decoder = Decoder(config, torch.bfloat16)
-        return decoder, KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, torch.bfloat16, CUDA)
-
-    runner = Runner(*model(), ())
-    runner.decoder.rope(torch.zeros(1, dtype=torch.int64, device=CUDA))  # its tables are made before any capture
-    proposer: Proposer = Plain()
-    if method == "draft":
-        proposer = DraftChain(DraftModelDrafter(*model(), max_draft_len=DEPTH))
-        proposer._decoder.rope(torch.zeros(1, dtype=torch.int64, device=CUDA))  # type: ignore[attr-defined]
-    return runner, proposer, Lanes.empty(batch, 1 + proposer.depth, CUDA)
+    cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, torch.bfloat16, CUDA)
+    runner = Runner(made(lambda: Decoder(config, torch.bfloat16)), cache, ())
+    proposer = proposer_of(method, runner.decoder, config, table)
+    width = len(proposer.taps) * config.hidden_size
+    return runner, proposer, Lanes.empty(batch, proposer.depth, proposer.nodes, CUDA, width, torch.bfloat16)
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -130,7 +167,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("method", ["plain", "draft"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_step_looks_at_no_value(method: str, batch: int, rule: str) -> None:
     runner, proposer, lanes = parts(batch, method)
     params = SamplingParams(**RULES[rule], seed=1)
@@ -138,7 +175,7 @@ def test_a_step_looks_at_no_value(method: str, batch: int, rule: str) -> None:
     with Watch() as watch:
         decode_step(runner, proposer, lanes, sampling, 512)
     assert watch.count > 100
-    assert lanes.emitted.shape == (batch, 2 + proposer.depth)
+    assert lanes.emitted.shape == (batch, 1 + proposer.depth + proposer.nodes)
 
 
 def test_a_look_would_be_noticed() -> None:

@@ -6,13 +6,16 @@ It can only cost time, never a token: the target's draws do not depend on it (`s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.speculation.draft import Draft
 from sametoken.speculation.sampling import Sampling
+
+if TYPE_CHECKING:
+    from sametoken.drafters.device import Proposer
 
 
 class Drafter(Protocol):
@@ -85,3 +88,7 @@ class Drafter(Protocol):
     def catch_up(self, rows: Sequence[int]) -> None:
         """These rows will probably be drafted soon: what is long to read may be read now."""
         return
+
+    def captured(self) -> Proposer | None:
+        """How it guesses inside a captured step, None where it can only guess on the host."""
+        return None

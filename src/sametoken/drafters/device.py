@@ -1,16 +1,18 @@
-"""Guessing on the device inside a captured step: chains of a fixed number of levels, no value ever seen by the host.
+"""What a captured step asks of whoever guesses in it: tensors of fixed shape, no value ever seen by the host.
 
-Legend: B lanes, K levels.
+Legend: B lanes, K tokens of the longest path, N nodes of a draft, W width of the taps together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from sametoken.drafters.base import Drafter
 from sametoken.runtime.lanes import Lanes
+from sametoken.speculation.draft import Draft, chain_parents
 from sametoken.speculation.sampling import Sampling
 
 
@@ -18,36 +20,58 @@ class Proposer(Protocol):
     """The part of a drafter that a captured step contains.
 
     Attributes:
-        depth: K, tokens of every guess.
+        depth: K, tokens of the longest path.
+        nodes: N, of every draft, the pending token included.
+        slots: most cache slots from the pending token on that a guess or its verification takes.
+        chain: whether every draft is a chain, so that its accepted path lies where it belongs.
+        taps: target layers whose hidden states it reads, see `Drafter`.
     """
 
     depth: int
+    nodes: int
+    slots: int
+    chain: bool = True
+    taps: tuple[int, ...] = ()
 
-    def enter(self, row: int) -> None:
-        """The row will be guessed for on the device until further notice."""
+    def enter(self, row: int) -> Tensor | None:
+        """The row will be guessed for on the device until `leave`.
 
-    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Tensor:
-        """[B, K] int64 tokens that may follow the pending ones; kernels only, the same ones at every call.
+        Returns:
+            [1, W] features of the row's last committed token; None without taps.
+        """
+        return None
+
+    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Draft:
+        """[B, N] what may follow the pending tokens, padded past `lanes.longest`; the same kernels at every call.
 
         Args:
-            keys: bound of what lies in any row, this step's nodes included.
+            keys: bound of what lies in any row, this step's `slots` included.
         """
         ...
 
-    def told(self, row: int, tokens: Sequence[int], committed: int) -> None:
-        """The row's tokens and how many of them are committed, as the host has learned of them."""
+    def committed(self, row: int, start: int, tokens: Sequence[int]) -> None:
+        """A step committed these tokens, of the positions from `start` on, as the host has learned."""
+        return
+
+    def leave(self, row: int, features: Tensor) -> None:
+        """The host takes the row back.
+
+        Args:
+            features: [count, W] of the tokens that were committed last.
+        """
+        return
 
 
-class Plain:
+class Plain(Proposer):
     """No guesses: plain decoding."""
 
-    depth = 0
+    depth, nodes, slots = 0, 1, 1
 
-    def enter(self, row: int) -> None:
-        pass
+    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Draft:
+        return Draft(lanes.pending.unsqueeze(1), chain_parents(lanes.batch, 1, lanes.pending.device))
 
-    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Tensor:
-        return lanes.last[:, 2:]
 
-    def told(self, row: int, tokens: Sequence[int], committed: int) -> None:
-        pass
+def proposers(drafters: Mapping[str, Drafter], plain: str) -> dict[str, Proposer]:
+    """The methods that can guess inside a captured step: plain decoding, by its name, and drafters that say so."""
+    found = {method: drafter.captured() for method, drafter in drafters.items()}
+    return {plain: Plain(), **{method: each for method, each in found.items() if each is not None}}

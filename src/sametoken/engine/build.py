@@ -22,6 +22,7 @@ from sametoken.control.acceptance import Gate
 from sametoken.control.pace import Pace
 from sametoken.control.policy import Policy
 from sametoken.drafters.base import Drafter
+from sametoken.drafters.device import proposers
 from sametoken.engine.blocks import BlockManager
 from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.drafting import Drafting
@@ -30,7 +31,6 @@ from sametoken.engine.host import HostRunner
 from sametoken.engine.meter import Meter
 from sametoken.engine.rows import Rows
 from sametoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
-from sametoken.heads.draft_model.device import proposers
 from sametoken.heads.read import is_head
 from sametoken.heads.registry import build_model_free, model_free
 from sametoken.heads.serve import LoadedDraft, load_draft

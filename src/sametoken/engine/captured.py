@@ -52,10 +52,6 @@ class _Session:
     slots: Sequence[int] = ()
     flying: deque[tuple[Plan, Proposal]] = field(default_factory=deque)
 
-    @property
-    def nodes(self) -> int:
-        return self.lanes.emitted.shape[1] - 1
-
 
 class CapturedSteps:
     """Plans and runs steps while every running row only decodes and nobody waits for a row.
@@ -79,7 +75,7 @@ class CapturedSteps:
         self.graphs = Graphs(runner.device)
         self._session: _Session | None = None
         # Graphs know addresses: equal kinds of batch are given the same tensors again.
-        self._lanes: dict[tuple[int, int], tuple[Lanes, Readback]] = {}
+        self._lanes: dict[tuple[str, int], tuple[Lanes, Readback]] = {}
         self._sampling: dict[tuple[object, ...], Sampling] = {}
 
     def plan(self, scheduler: Scheduler) -> Plan | None:
@@ -89,6 +85,7 @@ class CapturedSteps:
             plan = self._next(session, scheduler) if self._unchanged(session, scheduler) else None
             if plan is not None or session.flying:
                 return plan or Plan(captured=True)
+            _leave(session)
         session = self._session = self._enter(scheduler)
         plan = None if session is None else self._next(session, scheduler)
         if plan is None:
@@ -130,27 +127,29 @@ class CapturedSteps:
         batch = 1 << (len(requests) - 1).bit_length()
         if proposer is None or (proposer.depth and self._may_draft and not self._may_draft(len(requests))):
             return None
-        nodes = proposer.depth + 1
-        if batch * nodes > self.max_num_tokens:
+        if batch * proposer.nodes > self.max_num_tokens:
             return None
         fresh = Sampling.of([requests[lane % len(requests)].sampling for lane in range(batch)])
         kind, sampling = self._filled(fresh)
-        lanes, readback = self._seats(batch, nodes)
-        for request in requests:
-            proposer.enter(_row(request))
+        lanes, readback = self._seats(method, proposer, batch)
         lanes.load(
             [_row(request) for request in requests],
-            [(request.tokens[-2], request.tokens[-1]) for request in requests],
+            [request.tokens[-1] for request in requests],
             self.runner.cache.table.spare,
-            [*(r.committed for r in requests), *(min(r.max_draft_len, proposer.depth) for r in requests)],
+            [request.committed for request in requests],
+            [request.max_draft_len for request in requests],
+            [request.room for request in requests],
+            [proposer.enter(_row(request)) for request in requests],
         )
         return _Session(requests, method, proposer, lanes, sampling, kind, readback)
 
-    def _seats(self, batch: int, nodes: int) -> tuple[Lanes, Readback]:
-        if (batch, nodes) not in self._lanes:
-            lanes = Lanes.empty(batch, nodes, self.runner.device)
-            self._lanes[batch, nodes] = lanes, Readback(lanes.emitted, AHEAD)
-        return self._lanes[batch, nodes]
+    def _seats(self, method: str, proposer: Proposer, batch: int) -> tuple[Lanes, Readback]:
+        if (method, batch) not in self._lanes:
+            decoder = self.runner.decoder
+            width = len(proposer.taps) * decoder.config.hidden_size
+            lanes = Lanes.empty(batch, proposer.depth, proposer.nodes, self.runner.device, width, decoder.dtype)
+            self._lanes[method, batch] = lanes, Readback(lanes.emitted, AHEAD)
+        return self._lanes[method, batch]
 
     def _filled(self, fresh: Sampling) -> tuple[tuple[object, ...], Sampling]:
         """What kind of sampling this is, and the tensors of that kind, filled."""
@@ -163,12 +162,15 @@ class CapturedSteps:
 
     def _next(self, session: _Session, scheduler: Scheduler) -> Plan | None:
         """The session's next step; None when it would be for nothing, or when there are too few pages for it."""
-        flying, depth = len(session.flying), session.proposer.depth
+        flying, proposer = len(session.flying), session.proposer
         if all(request.room <= flying for request in session.requests):
             return None
-        # The steps under way may have emitted all they could. Nodes past a request's last token go to the sink.
-        session.slots = [len(r.tokens) - 1 + flying * (depth + 1) + session.nodes for r in session.requests]
-        useful = [min(n, len(r.tokens) + r.room) for n, r in zip(session.slots, session.requests, strict=True)]
+        # The steps under way may have emitted all they could.
+        ends = [len(request.tokens) + request.room for request in session.requests]
+        known = [len(request.tokens) - 1 + flying * (proposer.depth + 1) for request in session.requests]
+        useful = session.slots = [min(n, end) + proposer.slots for n, end in zip(known, ends, strict=True)]
+        if proposer.chain:  # its nodes past a request's last token go to the sink
+            useful = [min(n, end) for n, end in zip(useful, ends, strict=True)]
         pages = scheduler.reserve([_row(request) for request in session.requests], useful)
         if pages is None:
             return None
@@ -199,22 +201,29 @@ class CapturedSteps:
     def _results(self, session: _Session, emitted: Sequence[Sequence[int]]) -> list[RowResult | None]:
         """What each request got; None for one that ended before, whose surplus is thrown away."""
         results: list[RowResult | None] = []
-        for request, (count, *drawn) in zip(session.requests, emitted, strict=False):
+        for request, (count, *rest) in zip(session.requests, emitted, strict=False):
             if request.finish_reason is not None or request.row is None:
                 results.append(None)
                 continue
-            start, limit = request.committed, min(request.draft_limit, session.proposer.depth)
-            if drawn[0] == PADDING:
+            start, most = request.committed, session.proposer.depth + 1
+            if rest[0] == PADDING:
                 request.fail(not_finite())
                 results.append(RowResult(request, start, (), None, 0, 0, Emission.end(request), prompt=False))
                 continue
-            accepted = min(count - 1, limit)
-            path = [request.tokens[-1], *drawn[:accepted]]
-            emission = request.emit(drawn[: accepted + 1], accepted, range(1, limit + 1), [])
-            committed = path[: len(emission.token_ids) + 1]
-            session.proposer.told(request.row, request.tokens, start + len(committed))
-            results.append(RowResult(request, start, committed, None, limit, accepted, emission, prompt=False))
+            tokens, depths = rest[:count], [depth for depth in rest[most:] if depth]
+            emission = request.emit(tokens, count - 1, depths, [])
+            committed = [request.tokens[start], *tokens[:-1]][: len(emission.token_ids) + 1]
+            session.proposer.committed(request.row, start, committed)
+            longest = max(depths, default=0)
+            results.append(RowResult(request, start, committed, None, longest, count - 1, emission, prompt=False))
         return results
+
+
+def _leave(session: _Session) -> None:
+    """Hands the rows of requests that go on back to the host."""
+    for request, features in zip(session.requests, session.lanes.held(), strict=False):
+        if request.row is not None and request.finish_reason is None:
+            session.proposer.leave(request.row, features)
 
 
 def _row(request: Request) -> int:

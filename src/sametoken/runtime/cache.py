@@ -254,9 +254,13 @@ class KVCache:
         A chain's accepted path is in place already; then nothing moves. Repeated nodes at the end of a path are
         padding and land past the row's new length.
         """
+        front = torch.arange(path.shape[1], device=path.device)
+        if not torch.equal(path, front.minimum(path[:, -1:])):
+            self.move(rows, starts, path)
+
+    def move(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
+        """`commit` without a look at any value, for use inside a captured step."""
         front = torch.arange(path.shape[1], device=path.device).expand_as(path)
-        if torch.equal(path, front.minimum(path[:, -1:])):
-            return
         source = self.table.slots(rows, starts.unsqueeze(1) + path).flatten()
         target = self.table.slots(rows, starts.unsqueeze(1) + front).flatten()
         for stored in (self.keys, self.values):

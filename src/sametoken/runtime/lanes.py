@@ -1,13 +1,14 @@
 """Where decoding rows stand, in tensors that a captured step reads and writes in place.
 
 A lane is a row of the page table in a batch of fixed size; lanes beyond the batch's rows pad it and do not move.
-Legend: B lanes, N nodes of a lane's draft.
+Legend: B lanes, N nodes of a lane's draft, K tokens of its longest path, W width of the features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,59 +16,118 @@ from torch import Tensor
 from sametoken.runtime.transfer import upload
 
 
+class Latest(NamedTuple):
+    """The last tokens that every lane emitted, at most `width` of them.
+
+    Attributes:
+        tokens: [B, width], the pending token at `counts - 1`; what follows it means nothing.
+        features: [B, width, W] of the positions before theirs.
+        counts: [B] how many there are, at least 1.
+    """
+
+    tokens: Tensor
+    features: Tensor
+    counts: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """All fields int64.
+    """All fields but the features are int64.
 
     Attributes:
         rows: [B] row of the page table.
         lengths: [B] committed tokens, at least 1.
-        last: [B, 2] the last committed token and the pending one.
-        limits: [B] longest useful draft.
+        limits: [B] longest draft that a request allows.
+        room: [B] tokens that may still be emitted.
         active: [B] 1, or 0 for padding.
-        emitted: [B, 1 + N] of the latest step: how many tokens, and the target's draw after each node.
+        tokens: [B, K + 1] what the latest step emitted, `counts` [B] of them; the last one is pending.
+        features: [B, K + 1, W] hidden states of the positions before them, which drafters read.
+        emitted: [B, 1 + K + 1 + N - 1] of the latest step, for the host: how many tokens, the tokens, and the depth of
+            every draft token that was verified, 0 for padding.
     """
 
     rows: Tensor
     lengths: Tensor
-    last: Tensor
     limits: Tensor
+    room: Tensor
     active: Tensor
+    tokens: Tensor
+    counts: Tensor
+    features: Tensor
     emitted: Tensor
 
     @classmethod
-    def empty(cls, batch: int, nodes: int, device: torch.device) -> Lanes:
+    def empty(
+        cls, batch: int, depth: int, nodes: int, device: torch.device, width: int = 0, dtype: torch.dtype | None = None
+    ) -> Lanes:
+        """Lanes for drafts of `nodes` nodes, K = `depth`, and for features of `dtype`, W = `width`."""
+
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int64, device=device)
 
-        return cls(zeros(batch), zeros(batch), zeros(batch, 2), zeros(batch), zeros(batch), zeros(batch, 1 + nodes))
+        return cls(
+            rows=zeros(batch), lengths=zeros(batch), limits=zeros(batch), room=zeros(batch), active=zeros(batch),
+            tokens=zeros(batch, depth + 1), counts=torch.ones_like(zeros(batch)),
+            features=torch.zeros(batch, depth + 1, width, dtype=dtype, device=device),
+            emitted=zeros(batch, 1 + depth + nodes),
+        )  # fmt: skip
 
     @property
     def batch(self) -> int:
         return self.rows.shape[0]
 
     @property
-    def state(self) -> tuple[Tensor, Tensor]:
+    def state(self) -> tuple[Tensor, ...]:
         """What a step changes and the next one reads."""
-        return self.lengths, self.last
+        return self.lengths, self.room, self.tokens, self.counts, self.features
 
-    def load(self, rows: Sequence[int], lasts: Sequence[tuple[int, int]], spare: int, numbers: Sequence[int]) -> None:
+    @property
+    def longest(self) -> Tensor:
+        """[B] longest useful draft: with the target's own token it fills what may still be emitted."""
+        return self.limits.minimum(self.room - 1).clamp(min=0)
+
+    @property
+    def pending(self) -> Tensor:
+        """[B] the newest token."""
+        return self.tokens.gather(1, self.counts.unsqueeze(1) - 1).squeeze(1)
+
+    def latest(self, width: int) -> Latest:
+        """The last `width` tokens; fewer where fewer were emitted."""
+        last = self.tokens.shape[1] - 1
+        if width > last:
+            return Latest(self.tokens, self.features, self.counts)
+        counts = self.counts.clamp(max=width)
+        at = (self.counts - counts).unsqueeze(1) + torch.arange(width, device=counts.device)
+        at = at.clamp(max=last)
+        features = self.features.gather(1, at.unsqueeze(2).expand(-1, -1, self.features.shape[2]))
+        return Latest(self.tokens.gather(1, at), features, counts)
+
+    def load(
+        self, rows: Sequence[int], pending: Sequence[int], spare: int, lengths: Sequence[int], limits: Sequence[int],
+        room: Sequence[int], features: Sequence[Tensor | None] = (),
+    ) -> None:  # fmt: skip
         """Seats rows in the first lanes.
 
         Args:
-            rows: of the page table.
-            lasts: last committed and pending token of each.
-            spare: the row that padding lanes write to.
-            numbers: committed lengths, then limits, of each row.
+            rows: of the page table; padding lanes write to the row `spare`.
+            pending, lengths, limits, room: of each row.
+            features: [1, W] of each row's last committed token.
         """
-        count, pads = len(rows), self.batch - len(rows)
-        lengths, limits = numbers[:count], numbers[count:]
-        for field, values in (
-            (self.rows, [*rows, *[spare] * pads]),
-            (self.lengths, [*lengths, *[1] * pads]),
-            (self.limits, [*limits, *[0] * pads]),
-            (self.active, [1] * count + [0] * pads),
+        pads = self.batch - len(rows)
+        for field, values, padding in (
+            (self.rows, rows, spare),
+            (self.lengths, lengths, 1),
+            (self.limits, limits, 0),
+            (self.room, room, 1),
+            (self.active, [1] * len(rows), 0),
+            (self.tokens[:, 0], pending, 0),
+            (self.counts, [1] * len(rows), 1),
         ):
-            field.copy_(upload(values, field.device))
-        flat = [token for pair in lasts for token in pair] + [0, 0] * pads
-        self.last.copy_(upload(flat, self.last.device).view(-1, 2))
+            field.copy_(upload([*values, *[padding] * pads], field.device))
+        for lane, feature in enumerate(features):
+            if feature is not None:
+                self.features[lane, :1] = feature
+
+    def held(self) -> list[Tensor]:
+        """[count, W] features of what every lane's latest step committed, copied; the host waits for the device."""
+        return [features[:count].clone() for features, count in zip(self.features, self.counts.tolist(), strict=True)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sametoken.drafters.growing import GrowingDrafter
+from sametoken.drafters.rows import GrowingDrafter
 from sametoken.model.compiled import Certain
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, Span

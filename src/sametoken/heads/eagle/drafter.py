@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sametoken.drafters.growing import GrowingDrafter
+from sametoken.drafters.rows import GrowingDrafter
 from sametoken.heads.eagle.compiled import NativeEagle
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.model.compiled import Certain

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from sametoken.drafters.base import Drafter
+from sametoken.drafters.device import Proposer
 from sametoken.drafters.tree import assembled, trimmed
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.model.decoder import Decoder
+from sametoken.runtime.lanes import Lanes
 from sametoken.speculation.draft import PADDING, Draft
 from sametoken.speculation.sampling import Sampling, rank
 
@@ -41,7 +43,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Row:
+class Row:
     """One sequence: how many tokens are committed, and the feature [1, H] of the last of them."""
 
     length: int
@@ -66,14 +68,14 @@ class MedusaDrafter(Drafter):
         self._tree = tree_of(heads, max_draft_len, budget)
         self.nodes = len(self._tree)
         levels, device = max(map(len, self._tree)), target.embed.weight.device
-        self._shapes = [_shape(self._tree, count, device) for count in range(1, levels + 1)]
-        self._rows: dict[int, _Row] = {}
+        self.shapes = [_shape(self._tree, count, device) for count in range(1, levels + 1)]
+        self.states: dict[int, Row] = {}
 
     def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
-        self._rows[row] = _Row(len(cached))
+        self.states[row] = Row(len(cached))
 
     def release(self, row: int) -> None:
-        self._rows.pop(row, None)
+        self.states.pop(row, None)
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         assert features is not None
@@ -81,26 +83,29 @@ class MedusaDrafter(Drafter):
         for row, committed in zip(rows, tokens, strict=True):
             end += len(committed)
             if committed:
-                self._rows[row].length += len(committed)
-                self._rows[row].feature = features[end - 1 : end]
+                self.states[row].length += len(committed)
+                self.states[row].feature = features[end - 1 : end]
 
     def slots(self, limit: int) -> int:
         return sum(len(path) <= limit for path in self._tree)
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
-        states = [self._rows[row] for row in rows]
+        states = [self.states[row] for row in rows]
         found = [state.feature for state in states if state.feature is not None]
         assert len(found) == len(rows), "heads guess from the feature of a token that they were told of"
         root, most, lengths = (
             torch.tensor(values, device=found[0].device)
             for values in (pending, limits, [state.length for state in states])
         )
-        shape = self._shapes[min(max(limits), len(self._shapes)) - 1]
+        shape = self.shapes[min(max(limits), len(self.shapes)) - 1]
         draft = self.draft(torch.cat(found), root, lengths, most, sampling, shape)
         left_out = draft.tokens[:, 1:] == PADDING
         if not left_out.any():
             return draft
         return trimmed(assembled(*draft, torch.arange(1, 1 + left_out.shape[1]).expand_as(left_out), left_out)[0])
+
+    def captured(self) -> Proposer:
+        return CapturedMedusa(self)
 
     def draft(
         self, feature: Tensor, pending: Tensor, lengths: Tensor, limits: Tensor, sampling: Sampling, shape: Shape
@@ -124,6 +129,30 @@ class MedusaDrafter(Drafter):
         wrong = (tokens == PADDING) | (shape.depth > limits.unsqueeze(1))
         tokens = tokens.masked_fill((wrong.unsqueeze(1) & shape.reach).any(2), PADDING)
         return Draft(torch.cat([pending.unsqueeze(1), tokens], dim=1), shape.parents.expand(len(tokens), -1))
+
+
+class CapturedMedusa(Proposer):
+    """The heads' tree inside a captured step, which keeps the feature that they read."""
+
+    chain = False
+
+    def __init__(self, drafter: MedusaDrafter) -> None:
+        self._drafter, self._shape, self.taps = drafter, drafter.shapes[-1], drafter.taps
+        self.depth, self.nodes = len(drafter.shapes), 1 + drafter.nodes
+        self.slots = self.nodes
+
+    def enter(self, row: int) -> Tensor | None:
+        return self._drafter.states[row].feature
+
+    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Draft:
+        feature = lanes.latest(1).features.squeeze(1)
+        return self._drafter.draft(feature, lanes.pending, lanes.lengths, lanes.longest, sampling, self._shape)
+
+    def committed(self, row: int, start: int, tokens: Sequence[int]) -> None:
+        self._drafter.states[row].length = start + len(tokens)
+
+    def leave(self, row: int, features: Tensor) -> None:
+        self._drafter.states[row].feature = features[-1:]
 
 
 def _shape(tree: Sequence[Path], levels: int, device: torch.device) -> Shape:

@@ -1,0 +1,296 @@
+"""Drafters that grow: what their rows have read, and who drives `growing.grow`: the host, or a captured step.
+
+Legend: B rows, N nodes of a draft, R slots of all rows, H hidden size, K longest path, W width of the taps together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sametoken.drafters.base import Drafter
+from sametoken.drafters.device import Proposer
+from sametoken.drafters.growing import Guesser, Place, grow
+from sametoken.drafters.tree import Chain, Grown, Tree, chain_of
+from sametoken.model.compiled import Certain
+from sametoken.runtime.lanes import Lanes
+from sametoken.speculation.draft import PADDING, Draft, chain_reach
+from sametoken.speculation.sampling import Sampling
+
+FEED_ROWS = 512  # most slots that one forward reads
+LONG_BACKLOG = 16  # beyond this a backlog is read first, or the other rows' next feed would be padded to its width
+MOST_KEPT = 512  # features that a row keeps while nobody asks for guesses; beyond, they are read
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence.
+
+    Attributes:
+        length: slots in the cache.
+        tokens: committed tokens from position `length` on; `features` [count, W] are theirs, if the guesser reads any.
+        children: of the last proposal, the child nodes of every node by token.
+        written: of the last proposal, where a node's keys and values lie past `length`.
+    """
+
+    length: int = 0
+    tokens: list[int] = field(default_factory=list)
+    features: list[Tensor] = field(default_factory=list)
+    children: dict[int, dict[int, int]] = field(default_factory=dict)
+    written: dict[int, int] = field(default_factory=dict)
+
+    def take(self, count: int, lag: int, pending: Sequence[int] = ()) -> tuple[list[int], Tensor | None]:
+        """The next slots: the tokens that they read, and features [count, W]."""
+        read = [*self.tokens[lag : count + lag], *pending]
+        features = None
+        if self.features:
+            whole = self.features[0] if len(self.features) == 1 else torch.cat(self.features)
+            features, left = whole[:count], whole[count:]
+            self.features = [left] if len(left) else []
+        del self.tokens[:count]
+        return read, features
+
+
+Slots = Sequence[tuple[list[int], Tensor | None]]  # of each row the tokens that its next slots read, and features
+
+
+class GrowingDrafter(Drafter):
+    """Guesses with a model over a cache that shares the target's page table.
+
+    Args:
+        guesser: the model.
+        max_draft_len: depth of a tree, at most `budget`.
+        branches: candidates that each level keeps and expands; 1 is a chain.
+        budget: draft tokens a proposal keeps of all candidates, best cumulative score first; None is one path.
+    """
+
+    runs_model = True
+
+    def __init__(self, guesser: Guesser, max_draft_len: int, branches: int, budget: int | None) -> None:
+        self.guesser, self.cache = guesser, guesser.cache
+        self.budget, self.branches = budget if budget is not None else max_draft_len, branches
+        self.max_draft_len = min(max_draft_len, self.budget)  # a path has no more nodes than its draft
+        # The cache must hold what is proposed and, past the committed length, what is run to propose it.
+        self.nodes = self.slots(self.max_draft_len)
+        self._rows: dict[int, Row] = {}
+        self._device = guesser.cache.keys.device
+
+    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+        assert not self.taps or held == len(cached), "features of reused tokens are gone, so their slots must be there"
+        self._rows[row] = Row(held, list(cached[held:]))
+
+    def release(self, row: int) -> None:
+        self._rows.pop(row, None)
+
+    def held(self, row: int) -> int:
+        return self._rows[row].length
+
+    def slots(self, limit: int) -> int:
+        return max(self.nodes_of(limit), self.branches * (min(limit, self.max_draft_len) - 1))
+
+    def nodes_of(self, limit: int) -> int:
+        """Draft tokens of a proposal with such a limit: its share of the budget, but at least a whole path."""
+        limit = min(limit, self.max_draft_len)
+        return max(limit, -(-self.budget * limit // self.max_draft_len))
+
+    def _ints(self, values: Sequence[Any]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    # What the rows read.
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
+        parts: Sequence[Tensor | None] = [None] * len(rows)
+        if features is not None:
+            parts = torch.split(features, [len(each) for each in tokens])
+        for row, committed, part in zip(rows, tokens, parts, strict=True):
+            state = self._rows[row]
+            kept = self._keep_path(row, state, committed) if state.children else 0
+            if committed[kept:]:
+                state.tokens.extend(committed[kept:])
+                if part is not None:
+                    state.features.append(part)
+        if features is not None:
+            self._read([row for row in rows if len(self._rows[row].tokens) > MOST_KEPT])
+
+    def catch_up(self, rows: Sequence[int]) -> None:
+        self._read(rows)
+
+    def _read(self, rows: Sequence[int]) -> None:
+        """Reads long backlogs, together and so that nobody is padded."""
+        lag = self.guesser.lag
+        while long := [row for row in rows if len(self._rows[row].tokens) > LONG_BACKLOG]:
+            states = [self._rows[row] for row in long]
+            width = max(1, min(FEED_ROWS // len(long), *(len(state.tokens) - lag for state in states)))
+            self._feed(long, [state.take(width, lag) for state in states])
+
+    def _feed(self, rows: Sequence[int], slots: Slots) -> Tensor:
+        """Computes slots of committed tokens into the cache; [B, H] output of each row's last one."""
+        widths = [len(tokens) for tokens, _ in slots]
+        width, ends = max(widths), self._ints(widths)
+        # Shorter rows repeat their last slot past their end, where nothing is kept.
+        tokens = self._ints([[*each, *each[-1:] * (width - len(each))] for each, _ in slots])
+        features, hidden = _joined(slots), None
+        if features is not None:
+            hidden = self.guesser.fuse(features)
+            if min(widths) < width:
+                place = torch.arange(width, device=self._device).minimum(ends.unsqueeze(1) - 1)
+                hidden = hidden[(place + (ends.cumsum(0) - ends).unsqueeze(1)).flatten()]
+        span = self._place(rows).span(chain_reach(len(rows), width, self._device), width)
+        output = self.guesser.run(tokens, hidden, span)
+        for row, count in zip(rows, widths, strict=True):
+            self._rows[row].length += count
+        return output[torch.arange(len(rows), device=self._device), ends - 1]
+
+    def _place(self, rows: Sequence[int]) -> Place:
+        lengths = [self._rows[row].length for row in rows]
+        return Place(self._ints(rows), rows, self._ints(lengths), max(lengths))
+
+    # What is proposed.
+
+    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
+        self._read(rows)
+        states = [self._rows[row] for row in rows]
+        assert not self.taps or all(state.tokens for state in states), "a slot needs a feature that was not used yet"
+        lag = self.guesser.lag
+        slots = [state.take(len(state.tokens), lag, [token]) for state, token in zip(states, pending, strict=True)]
+        limits = [min(limit, self.max_draft_len) for limit in limits]
+        grown = self._compiled(rows, slots, limits, sampling) if self.branches == 1 else None
+        if grown is None:
+            output, place = self._feed(rows, slots), self._place(rows)
+            grown = grow(self.guesser, place, output, self._tree(pending, limits), max(limits), sampling)
+        if self.branches > 1:
+            grown = grown.trimmed()
+        if not self.taps:
+            self._remember(states, grown)
+        return grown.draft
+
+    def _tree(self, pending: Sequence[int], limits: Sequence[int]) -> Chain | Tree:
+        if self.branches == 1:
+            return Chain(self._ints(pending), self._cut(limits))
+        budgets = [self.nodes_of(limit) for limit in limits]
+        return Tree(self._ints(pending), self._ints(limits), self.branches, self._ints(budgets), max(budgets))
+
+    def _cut(self, limits: Sequence[int]) -> Tensor | None:
+        """[B] where the rows' chains end; None where they end together."""
+        return self._ints(limits) if min(limits) < max(limits) else None
+
+    def _compiled(self, rows: Sequence[int], slots: Slots, limits: Sequence[int], sampling: Sampling) -> Grown | None:
+        """Reads and grows chains in one call; None where the compiled kernels cannot."""
+        states, tokens = [self._rows[row] for row in rows], [each for each, _ in slots]
+        read = Certain(rows, [state.length for state in states], tokens, _joined(slots))
+        drawn = self.guesser.guess(read, max(limits), sampling)
+        if drawn is None:
+            return None
+        for state, each in zip(states, tokens, strict=True):
+            state.length += len(each)
+        return chain_of(drawn, self._cut(limits))
+
+    # Steps that the device takes.
+
+    def captured(self) -> Proposer:
+        return CapturedGrowing(self)
+
+    def settle(self, row: int) -> Tensor | None:
+        """Reads all committed tokens but those whose slots read the pending one; their features, None without taps."""
+        state, lag = self._rows[row], self.guesser.lag
+        while (count := len(state.tokens) - lag) > 0:
+            self._feed([row], [state.take(min(count, FEED_ROWS), lag)])
+        return state.features[0] if state.features else None
+
+    def resume(self, row: int, start: int, committed: Sequence[int]) -> None:
+        """A captured step read the token at `start` and committed tokens from there on."""
+        kept = 1 - self.guesser.lag
+        if self.branches == 1 and not self.taps:  # it grew the accepted path where it belongs, but for its last token
+            kept = max(1, len(committed) - 1)
+        self._rows[row] = Row(start + kept, list(committed[kept:]))
+
+    def give(self, row: int, features: Tensor) -> None:
+        """The features [count, W] of the tokens that the row has not read."""
+        self._rows[row].features = [features]
+
+    # Guesses that came true.
+
+    def _remember(self, states: Sequence[Row], grown: Grown) -> None:
+        """Notes which proposed nodes are in the cache, to keep them if they are accepted.
+
+        Only without taps: a slot that read the guesser's own output instead of a feature is computed again.
+        """
+        lists = (grown.draft.tokens.tolist(), grown.draft.parents.tolist(), grown.written.tolist())
+        for state, tokens, parents, written in zip(states, *lists, strict=True):
+            state.children, state.written = {0: {}}, {}
+            for node in range(1, len(tokens)):
+                if tokens[node] != PADDING:
+                    state.children.setdefault(parents[node], {}).setdefault(tokens[node], node)
+                    if written[node] >= 0:
+                        state.written[node] = written[node]
+
+    def _keep_path(self, row: int, state: Row, committed: Sequence[int]) -> int:
+        """Commits what the last proposal computed of the accepted path; how many of the tokens are in the cache now."""
+        node = 0
+        path: list[int] = []
+        for token in committed[1:]:
+            node = state.children.get(node, {}).get(token, -1)
+            if node not in state.written:
+                break
+            path.append(state.written[node])
+        if path and path != list(range(len(path))):
+            self.cache.commit(self._ints([row]), self._ints([state.length]), self._ints([path]))
+        state.length += len(path)
+        state.children, state.written = {}, {}
+        return min(len(committed), 1 + len(path))  # `propose` has read the pending token
+
+
+class CapturedGrowing(Proposer):
+    """Grows inside a captured step; the slots of guesses are computed again with the accepted tokens.
+
+    Every step first reads the tokens that the step before emitted, as many slots as that may be, for only the device
+    knows how many they are. Chains without taps find all but the last two in the cache already.
+    """
+
+    def __init__(self, drafter: GrowingDrafter) -> None:
+        self._drafter, self._guesser = drafter, drafter.guesser
+        self.depth, self.branches, self.taps = drafter.max_draft_len, drafter.branches, drafter.taps
+        self.chain = self.branches == 1
+        candidates = self.branches * (1 + self.branches * (self.depth - 1))
+        self.nodes = 1 + (self.depth if self.chain else min(drafter.nodes_of(self.depth), candidates))
+        self.slots = 1 + max(self.depth, drafter.nodes)
+        self._width = 2 if self.chain and not self.taps else self.depth + 1
+
+    def enter(self, row: int) -> Tensor | None:
+        return self._drafter.settle(row)
+
+    def committed(self, row: int, start: int, tokens: Sequence[int]) -> None:
+        self._drafter.resume(row, start, tokens)
+
+    def leave(self, row: int, features: Tensor) -> None:
+        if self.taps:
+            self._drafter.give(row, features)
+
+    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Draft:
+        guesser, newest = self._guesser, lanes.latest(self._width)
+        hidden = guesser.fuse(newest.features.flatten(0, 1)) if self.taps else None
+        after = lanes.lengths + (1 - guesser.lag)  # slots that are there once the pending token is read
+        place = Place(lanes.rows, (), after - newest.counts, keys - self.slots)
+        reach = chain_reach(lanes.batch, self._width, after.device)
+        output = guesser.run(newest.tokens, hidden, place.span(reach, self._width))
+        last = (newest.counts - 1).view(-1, 1, 1).expand(-1, 1, output.shape[2])
+        output = output.gather(1, last).squeeze(1)
+        tree, place = self._tree(lanes), place._replace(starts=after, longest=place.longest + 1)
+        return grow(guesser, place, output, tree, self.depth, sampling).draft
+
+    def _tree(self, lanes: Lanes) -> Chain | Tree:
+        limits = lanes.longest
+        if self.chain:
+            return Chain(lanes.pending, limits)
+        share = (self._drafter.budget * limits + (self.depth - 1)) // self.depth
+        return Tree(lanes.pending, limits, self.branches, torch.maximum(limits, share), self.nodes - 1)
+
+
+def _joined(slots: Slots) -> Tensor | None:
+    """[R, W] features of all rows' slots."""
+    parts = [features for _, features in slots if features is not None]
+    return None if not parts else parts[0] if len(parts) == 1 else torch.cat(parts)
