@@ -20,9 +20,6 @@ NAMES = {kind.name for kind in kinds.kinds()} | set(kinds.aliases("train")) - {"
 FIELDS = {("sametoken.engine.llm", "prediction"), ("sametoken.server.replies", "prediction"),
           ("sametoken.server.schema", "prediction")}  # fmt: skip
 
-# The one import of a folder: the engine takes the chain that a captured step contains from the draft model's.
-IMPORTS = {("sametoken.engine.build", "sametoken.heads.draft_model.device")}
-
 
 def within(module: str, places: set[str]) -> bool:
     return any(module == place or module.startswith(f"{place}.") for place in places)
@@ -46,7 +43,7 @@ def asked(module: str, tree: ast.Module) -> Iterator[str]:
             case ast.Constant(value=str(text)) if text in NAMES and id(node) not in documentation:
                 if (module, text) not in FIELDS:
                     yield f"{module}:{node.lineno}: the name {text!r}"
-            case ast.ImportFrom(module=str(source)) if within(source, OWN) and (module, source) not in IMPORTS:
+            case ast.ImportFrom(module=str(source)) if within(source, OWN):
                 yield f"{module}:{node.lineno}: an import from {source}"
             case ast.Import(names=names):
                 for name in names:
