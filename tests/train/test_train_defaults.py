@@ -7,7 +7,7 @@ import pytest
 from sametoken.errors import DataError
 from sametoken.train.defaults import FEW_STEPS, MOST_EPOCHS, STEPS, Facts, filled
 from sametoken.train.plan import Plan
-from sametoken.train.schedule import Course, rows_of
+from sametoken.train.schedule import Schedule, rows_of
 from sametoken.train.settings import HeadSettings, KeepSettings, LossSettings, RunSettings
 from training_checks import TAPS, log_of, write_conversations
 
@@ -19,9 +19,9 @@ def plan_of(**chosen) -> Plan:
     return Plan(*(group(**{k: v for k, v in chosen.items() if k in group.model_fields}) for group in GROUPS))
 
 
-def fill(lengths=SELF_PROMPTED, width=256, processes=1, **chosen) -> tuple[Plan, list[str], Course]:
+def fill(lengths=SELF_PROMPTED, width=256, processes=1, **chosen) -> tuple[Plan, list[str], Schedule]:
     plan, said = filled(plan_of(**chosen), Facts(lengths, width, processes))
-    return plan, said, Course(lengths, plan.run, processes)
+    return plan, said, Schedule(lengths, plan.run, processes)
 
 
 def test_two_thousand_conversations_get_the_measured_recipe():

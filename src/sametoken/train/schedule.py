@@ -52,7 +52,7 @@ def steps_of_run(run: RunSettings, rows: int, processes: int) -> int:
     return steps if run.max_steps is None else min(steps, run.max_steps)
 
 
-class Course:
+class Schedule:
     """The steps of a run.
 
     Args:

@@ -30,7 +30,7 @@ from sametoken.train.parallel import Parallel
 from sametoken.train.plan import Plan
 from sametoken.train.settings import LONGEST, DataSettings
 from sametoken.train.targets import open_source, read_outer
-from sametoken.train.trainer import Judge, Material, Outcome, Trainer
+from sametoken.train.trainer import Judge, Outcome, RunInputs, Trainer
 
 PREPARED = "data"  # samples made from files of conversations, within the output directory
 
@@ -59,10 +59,10 @@ def train(
         say = tell if parallel.main else lambda line: None
         width = ModelConfig.from_hf(read_config(directory)).hidden_size
         plan, lines = filled(plan, Facts(samples.lengths(), width, parallel.count))
-        material = _material(target, directory, plan, samples, parallel)
+        inputs = _inputs(target, directory, plan, samples, parallel)
         for line in lines:
             say(line)
-        outcome = Trainer(plan, material, parallel, judge, say, Stop() if stop is None else stop).run()
+        outcome = Trainer(plan, inputs, parallel, judge, say, Stop() if stop is None else stop).run()
     parallel.close()
     return outcome
 
@@ -98,7 +98,7 @@ def _prepare(target: str, directory: Path, plan: Plan, data: DataSettings, place
     prepare(files, place, tokenizer, origin)
 
 
-def _material(target: str, directory: Path, plan: Plan, samples: Prepared, parallel: Parallel) -> Material:
+def _inputs(target: str, directory: Path, plan: Plan, samples: Prepared, parallel: Parallel) -> RunInputs:
     device = parallel.device
     stated = getattr(torch, ModelConfig.from_hf(read_config(directory)).dtype)
     if device.type == "cpu" and stated == torch.float16:
@@ -110,7 +110,7 @@ def _material(target: str, directory: Path, plan: Plan, samples: Prepared, paral
             f"{rewriting} needs the target, but {samples.directory} holds its hidden states; prepare the data without, "
             "or leave it out"
         )
-    return Material(objective, open_source(directory, objective.taps, samples, stated, device), samples, computed)
+    return RunInputs(objective, open_source(directory, objective.taps, samples, stated, device), samples, computed)
 
 
 def _objective(

@@ -33,7 +33,7 @@ from sametoken.train.journal import Journal
 from sametoken.train.optimisers import optimisers
 from sametoken.train.parallel import Parallel, restore, whole_states
 from sametoken.train.plan import Plan
-from sametoken.train.schedule import Course, Step
+from sametoken.train.schedule import Schedule, Step
 from sametoken.train.targets import Source
 
 # Do not change what is computed, or change it only as far as sums in another order do.
@@ -43,7 +43,7 @@ FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_tran
 Judge = Callable[[Path], float]  # acceptance length of a draft in a directory, on held-out prompts
 
 
-class Material(NamedTuple):
+class RunInputs(NamedTuple):
     """What a run works on.
 
     Attributes:
@@ -95,16 +95,16 @@ class Trainer:
     """
 
     def __init__(
-        self, plan: Plan, material: Material, parallel: Parallel, judge: Judge | None = None,
+        self, plan: Plan, inputs: RunInputs, parallel: Parallel, judge: Judge | None = None,
         tell: Callable[[str], None] = lambda line: None, stop: Stop | None = None,
     ) -> None:  # fmt: skip
-        self.plan, self.material, self.parallel, self._judge, self._tell = plan, material, parallel, judge, tell
+        self.plan, self.inputs, self.parallel, self._judge, self._tell = plan, inputs, parallel, judge, tell
         self._stop, self._stopping = Stop() if stop is None else stop, False
         self.directory = user_path(plan.keep.output_dir)
         make_directory(self.directory)
-        self._lengths = material.data.lengths()
-        self.course = Course(self._lengths, plan.run, parallel.count)
-        self.objective = material.objective
+        self._lengths = inputs.data.lengths()
+        self.schedule = Schedule(self._lengths, plan.run, parallel.count)
+        self.objective = inputs.objective
         self._part = plan.head.training.part
         if parallel.main:
             checkpoints.sweep(self.directory, self._part)
@@ -127,18 +127,18 @@ class Trainer:
                 journal.close()
         best = self._best.acceptance if self.parallel.main else self.progress["best"]
         step, ended = self.progress["step"], self.progress["ended"]
-        stopped = self._stopping and not ended and (step < self.course.total or self._judge_due())
-        return Outcome(self._best.place, step, self.course.total, best, ended, stopped, window.overall)
+        stopped = self._stopping and not ended and (step < self.schedule.total or self._judge_due())
+        return Outcome(self._best.place, step, self.schedule.total, best, ended, stopped, window.overall)
 
     def _go_on(self, journal: Journal | None, window: _Window) -> None:
         keep = self.plan.keep
         assert keep.save_steps is not None
-        for step in self.course.steps(self.progress["step"]):
+        for step in self.schedule.steps(self.progress["step"]):
             if self.progress["ended"] or self._stopping:
                 break
             window.add(self._step(step), sum(self._lengths[sample] for row in step.rows for sample in row))
             self.progress["step"] = done = step.number + 1
-            last = done == self.course.total
+            last = done == self.schedule.total
             if done % keep.logging_steps == 0 or last:
                 self._log(journal, step, window)
             judging = self._judge_due()
@@ -174,7 +174,7 @@ class Trainer:
         self._check_norm(step)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = self.course.rate(step.number)
+                group["lr"] = self.schedule.rate(step.number)
             optimiser.step()
         return reduce(AcceptanceMetrics.__add__, reports)
 
@@ -188,7 +188,7 @@ class Trainer:
 
     def _batch(self, rows: Sequence[Sequence[int]], epoch: int) -> tuple[Batch, list[int]]:
         samples = [sample for row in rows for sample in row]
-        documents = [self.material.data[sample] for sample in samples]
+        documents = [self.inputs.data[sample] for sample in samples]
         # A sample's draws depend on the run's seed, the epoch and the sample, not on what is beside it.
         seeds = torch.tensor([derived_seed(self.plan.run.seed, epoch, sample) for sample in samples])
         batch = Batch.of([(each.tokens, each.mask) for each in documents], self.parallel.device, seeds)
@@ -196,7 +196,7 @@ class Trainer:
 
     def _features(self, batch: Batch, samples: Sequence[int]) -> Features:
         parts = torch.split(batch.tokens, list(batch.lengths))
-        found = [self.material.source(sample, tokens) for sample, tokens in zip(samples, parts, strict=True)]
+        found = [self.inputs.source(sample, tokens) for sample, tokens in zip(samples, parts, strict=True)]
         taps, last = (torch.cat(each) for each in zip(*found, strict=True))
         return Features(taps, last)
 
@@ -212,14 +212,14 @@ class Trainer:
             "accuracy": (report.path / report.reached.clamp(min=1)).tolist(),
             "acceptance": (report.acceptance / counted).tolist(),
             "acceptance_length": report.acceptance_length,
-            "learning_rate": self.course.rate(step.number),
+            "learning_rate": self.schedule.rate(step.number),
             "gradient_norm": self._norm,
             "tokens_per_second": window.rate,
         }
         done = step.number + 1
         journal.write(done, values)
         self._tell(
-            f"step {done}/{self.course.total}  loss {values['loss']:.3f}  acceptance length about "
+            f"step {done}/{self.schedule.total}  loss {values['loss']:.3f}  acceptance length about "
             f"{values['acceptance_length']:.2f}  {window.rate:.0f} tokens/s"
         )
 
@@ -228,7 +228,7 @@ class Trainer:
         keep, done = self.plan.keep, self.progress["step"]
         if self._judge is None or keep.eval_steps is None or done <= self.progress["judged"]:
             return False
-        return done % keep.eval_steps == 0 or (done == self.course.total and keep.do_eval)
+        return done % keep.eval_steps == 0 or (done == self.schedule.total and keep.do_eval)
 
     def _judge_what_is_there(self, journal: Journal | None) -> None:
         """A head that was not judged in the same way, and the judgement before which an earlier run was stopped."""
@@ -292,14 +292,14 @@ class Trainer:
 
     def _settings(self) -> dict[str, Any]:
         """What decides the course of the run, as JSON holds it."""
-        plan, data = self.plan, self.material.data.manifest
+        plan, data = self.plan, self.inputs.data.manifest
         chosen = {**plan.head.model_dump(mode="json"), **plan.loss.model_dump(mode="json")}
         chosen |= {name: value for name, value in plan.run.model_dump(mode="json").items() if name not in FREE}
         return chosen | {
-            "rows_per_step": self.course.rows_per_step,
+            "rows_per_step": self.schedule.rows_per_step,
             "samples": data.files[SAMPLES].sha256,
             "target": data.origin.target_digest,
-            "computed_in": str(self.material.dtype).removeprefix("torch."),
+            "computed_in": str(self.inputs.dtype).removeprefix("torch."),
         }
 
     def _resume(self) -> None:

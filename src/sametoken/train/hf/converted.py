@@ -25,7 +25,7 @@ from sametoken.heads.objective import HeadObjective
 from sametoken.heads.read import read_head
 from sametoken.learning.batch import Batch, guess_weights
 from sametoken.learning.loss import AcceptanceMetrics
-from sametoken.learning.modes import ALIASES, meaning
+from sametoken.learning.modes import ALIASES, MODES, meaning
 from sametoken.learning.objective import STD
 from sametoken.learning.target import Features
 from sametoken.model.config import ModelConfig
@@ -239,7 +239,7 @@ def _one(modes: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, Mapping[s
     match modes:
         case [(str() as mode, Mapping() as config)]:
             return mode, config
-    raise ConfigError(f"got modes {modes!r}, expected one pair of a name and a mapping, as in [('eagle3', {{}})]")
+    raise ConfigError(f"got modes {modes!r}, expected one pair of a name and a mapping, as in [({MODES[0]!r}, {{}})]")
 
 
 def restore(model: Any, directory: str | Path) -> Any:
