@@ -135,7 +135,7 @@ def test_longer_contexts_than_the_head_was_trained_for(tmp_path: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 32}))
     llm = make_llm(target, str(tmp_path / "head"), max_seq_len=200)
     (drafter,) = (d for d in llm.engine.drafters.values() if d.namespace)
-    cos, _ = drafter.head.rope_tables(torch.device("cpu"))  # type: ignore[attr-defined]
+    cos, _ = drafter.guesser.head.rope_tables(torch.device("cpu"))  # type: ignore[attr-defined]
     assert len(cos) == 200
     assert len(torch.unique(cos[:, 0], dim=0)) == 200
 
