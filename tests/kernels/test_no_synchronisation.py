@@ -33,6 +33,7 @@ from sametoken.heads.medusa.drafter import MedusaDrafter
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
+from sametoken.model.formats.coded import Code, Coded
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.lanes import Lanes
 from sametoken.speculation.draft import Draft, chain_parents
@@ -187,3 +188,34 @@ def test_a_look_would_be_noticed() -> None:
         runner.forward(Plan(decode=(Decode(0, 2, start=4), Decode(1, 2, start=4))), draft, sampling)
     with pytest.raises(AssertionError, match="Python numbers"), Watch():
         torch.tensor([1, 2], device=CUDA)
+
+
+@pytest.mark.parametrize(
+    ("code", "codes", "scale", "group"),
+    [
+        (Code.FP8, torch.float8_e4m3fn, torch.float32, 128),
+        (Code.FP4, torch.uint8, torch.float8_e4m3fn, 16),
+        (Code.FP4, torch.uint8, torch.float8_e8m0fnu, 32),
+        (Code.INT4, torch.uint8, torch.float16, 128),
+        (Code.INT8, torch.int8, torch.bfloat16, 256),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_weights_of_other_tools_are_multiplied_without_a_look(
+    code: Code, codes: torch.dtype, scale: torch.dtype, group: int, deterministic: bool
+) -> None:
+    each = 2 if codes == torch.uint8 else 1
+    groups = 256 // group
+    with CUDA:
+        weight = Coded(
+            code, torch.empty(64, 256 // each, dtype=codes), torch.empty(64, groups, dtype=scale), 256, group,
+            factor=torch.empty(64), divided=True,
+            zero=torch.empty(64, groups, dtype=torch.int8) if code in (Code.INT4, Code.INT8) else None,
+            order=torch.empty(256, dtype=torch.int32) if code is Code.INT4 else None,
+        )  # fmt: skip
+        x = torch.empty(5, 256, dtype=torch.bfloat16)
+    with Watch() as watch:
+        y = weight.linear(x, deterministic)
+    assert (y.shape, y.dtype, y.device) == ((5, 64), torch.bfloat16, CUDA)
+    assert watch.count > 3

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from sametoken.checkpoint.hub import read_config
-from sametoken.checkpoint.load import Stored, load_decoder, load_parameters, read_tensors
+from sametoken.checkpoint.load import Stored, load_decoder, load_parameters, read_weights
 from sametoken.checkpoint.mapping import rules_for
+from sametoken.checkpoint.quantised.collect import Item
 from sametoken.errors import DataError
 from sametoken.learning.target import Features, OuterLayers
 from sametoken.model.config import ModelConfig
@@ -104,8 +105,8 @@ def read_outer(directory: Path, dtype: torch.dtype, device: torch.device) -> Out
     rules = rules_for(config)
     wanted = {name for name, _ in outer.named_parameters()}
 
-    def stored() -> Iterator[Stored]:
-        for item in read_tensors(directory):
+    def stored() -> Iterator[Stored | Item]:
+        for item in read_weights(directory):
             place = rules.place(item.name)
             if place is not None and place.parameter in wanted:
                 yield item

@@ -21,7 +21,6 @@ from sametoken.model.formats.coded_packing import pack_codes
 from sametoken.model.formats.int8 import Int8
 from sametoken.model.product import linear
 
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 DYNAMIC = Int8("int8", dynamic=True)
 
 
@@ -29,7 +28,7 @@ class Code(Enum):
     """What one number of a weight is stored as; the value is the compiled kernel that reads it."""
 
     FP8 = FP8  # float8_e4m3fn
-    FP4 = FP4  # 4-bit floats, see E2M1_VALUES
+    FP4 = FP4  # 4-bit floats E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the same below zero
     INT4 = GROUPED_INT4  # 0 .. 15, zero at 8 unless zero points say otherwise
     INT8 = GROUPED_INT8  # -128 .. 127, zero at 0 unless zero points say otherwise
 
@@ -85,7 +84,7 @@ class Coded:
             return self.codes.to(torch.float32)
         nibbles = torch.stack([self.codes & 15, self.codes >> 4], 2).flatten(1)[:, : self.inputs]
         if self.code is Code.FP4:
-            return torch.tensor(E2M1_VALUES, device=nibbles.device)[nibbles.to(torch.int32)]
+            return _fp4_values(nibbles)
         return nibbles.to(torch.float32) - (8 if self.zero is None else 0)
 
     def scales(self) -> Tensor:
@@ -137,6 +136,14 @@ class Coded:
 
     def _factor(self) -> Tensor | None:
         return 1 / self.factor if self.factor is not None and self.divided else self.factor
+
+
+def _fp4_values(codes: Tensor) -> Tensor:
+    """float32 of codes 0 .. 15, without a table, which a captured step would have to copy to its device."""
+    size = codes & 7
+    twice = torch.where(size < 2, size, ((size & 1) + 2) << ((size >> 1).clamp(min=1) - 1))
+    value = twice.to(torch.float32) / 2
+    return torch.where(codes > 7, -value, value)
 
 
 def joined(parts: Sequence[Coded]) -> Coded:
