@@ -27,7 +27,8 @@ from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.heads.modules import pack
 from sametoken.heads.registry import head_kind
 from sametoken.heads.serve import LoadedDraft
-from sametoken.model.config import ModelConfig, RopeConfig
+from sametoken.model.config import ModelConfig
+from sametoken.model.rope_config import RopeConfig
 
 TAPS = (0, 1)
 SPREAD = 0.2  # standard deviation of random weights: wide, so that a wrong detail shows

@@ -14,11 +14,14 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 DEVICE = os.environ.get("SAMETOKEN_TEST_DEVICE", "cpu")  # where engines and decoders under test compute
@@ -45,6 +48,7 @@ SHORT = [1 + 0.1 * i for i in range(8)]
 LONG = [1 + 0.8 * i for i in range(8)]
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 PHI = {"original_max_position_embeddings": 16, "max_position_embeddings": 128}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 9}
 
 FAMILIES: dict[str, Tiny] = {
@@ -91,9 +95,18 @@ FAMILIES: dict[str, Tiny] = {
     ),
     "qwen-3": Tiny(Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen-3-biases": Tiny(Qwen3Config, {"head_dim": 16, "attention_bias": True, **WINDOWS, "max_window_layers": 2}),
+    "mixtral": Tiny(MixtralConfig, {"num_local_experts": 5, "sliding_window": 8}),
+    "qwen-2-moe": Tiny(
+        Qwen2MoeConfig,
+        {**EXPERTS, **WINDOWS, "shared_expert_intermediate_size": 80, "mlp_only_layers": [1], "max_window_layers": 2},
+    ),
+    "qwen-3-moe": Tiny(
+        Qwen3MoeConfig, {**EXPERTS, "norm_topk_prob": True, "head_dim": 32, "tie_word_embeddings": True}
+    ),
+    "qwen-3-moe-mixed": Tiny(Qwen3MoeConfig, {**EXPERTS, **WINDOWS, "attention_bias": True, "decoder_sparse_step": 2}),
 }
 
-COMMON = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 96,

@@ -90,7 +90,7 @@ def published(tokenizer: Path, **changes: object) -> Repository:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "mixture of experts, which is not supported"),
+        ({"architectures": ["Glm4MoeForCausalLM"], "num_experts": 128}, "mixture of experts with other parts"),
         ({"quantization_config": {"quant_method": "hqq"}}, "HQQ"),
         ({"num_hidden_layers": 10**9}, "'num_hidden_layers'"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
@@ -124,7 +124,7 @@ def test_a_draft_of_another_vocabulary_costs_no_download(hub: Hub, tiny_llm_dir:
     repository.files["tokenizer.json"] = repository.files["tokenizer.json"].replace(b'"q"', b'"Q2"')
     with pytest.raises(DraftMismatchError, match="another vocabulary"):
         LLM(str(tiny_llm_dir), "owner/draft")
-    repository.files |= {"config.json": json.dumps({**TINY, "architectures": ["MixtralForCausalLM"]}).encode()}
+    repository.files |= {"config.json": json.dumps({**TINY, "architectures": ["OlmoeForCausalLM"]}).encode()}
     with pytest.raises(UnsupportedModelError, match="mixture of experts"):
         LLM(str(tiny_llm_dir), "owner/draft")
     assert weights_asked(hub) == []

@@ -22,7 +22,7 @@ from sametoken.heads.layouts import ENGINES, refusals
 from sametoken.heads.medusa.config import MedusaConfig
 from sametoken.heads.read import is_head, read_head, stored_dtype
 from sametoken.heads.write import write_head
-from sametoken.model.config import RopeConfig
+from sametoken.model.rope_config import RopeConfig
 
 ROPES = [
     RopeConfig("default", 10000.0, 4, 48, 48),

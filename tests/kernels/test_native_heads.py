@@ -16,10 +16,11 @@ from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.modules import pack
 from sametoken.kernels.cpu.library import Library
 from sametoken.model.compiled import Certain
-from sametoken.model.config import ModelConfig, RopeConfig
+from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder, attend_in
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.linear import Embedding, Linear
+from sametoken.model.rope_config import RopeConfig
 from sametoken.runtime.cache import KVCache, PageTable, Span, View
 from sametoken.speculation.draft import Draft, ancestors, chain_parents
 from sametoken.speculation.params import SamplingParams

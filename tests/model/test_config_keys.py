@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import pytest
 import torch
 from test_families import Sequence
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from sametoken.checkpoint.load import Stored, load_parameters
+from sametoken.checkpoint.experts import single_experts
+from sametoken.checkpoint.load import load_parameters
 from sametoken.checkpoint.mapping import rules_for
+from sametoken.checkpoint.quantised.collect import Item
 from sametoken.errors import SametokenError
 from sametoken.model.config import FAMILIES, ModelConfig
 from sametoken.model.decoder import Decoder
@@ -28,6 +31,8 @@ SHAPE = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64, "initializer_range": 0.2,
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    "num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
 }  # fmt: skip
 ORIGINAL = "original_max_position_embeddings"
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, ORIGINAL: 16}
@@ -94,6 +99,11 @@ CHANGES: list[dict[str, Any]] = [
     {**WINDOW, "use_sliding_window": True, **TYPES},
     {**WINDOW, "use_sliding_window": False, **TYPES},
     {**WINDOW, **TYPES},
+    {"num_experts_per_tok": 4},
+    {"norm_topk_prob": True},
+    {"decoder_sparse_step": 2},
+    {"mlp_only_layers": [0]},
+    {"qkv_bias": False},
 ]
 # What transformers refuses and older files state: an absent value means the default, as it did there.
 OLDER = ({"num_key_value_heads": None},)
@@ -108,11 +118,17 @@ def quick() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def kind_of(architecture: str) -> str:
+    """transformers' `model_type`."""
+    return architecture.removesuffix("ForCausalLM").replace("Moe", "_moe").lower()
+
+
 def theirs(stated: dict[str, Any], ids: list[int]) -> tuple[Tensor, dict[str, Tensor]] | None:
     """Logits and weights of a random model, None where transformers cannot run it."""
-    kind = stated["architectures"][0].removesuffix("ForCausalLM").lower()
     try:
-        config = AutoConfig.for_model(kind, **copy.deepcopy(stated))  # which completes dictionaries in place
+        config = AutoConfig.for_model(
+            kind_of(stated["architectures"][0]), **copy.deepcopy(stated)
+        )  # which completes dictionaries in place
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
         for parameter in model.parameters():
@@ -128,9 +144,49 @@ def ours(stated: dict[str, Any], weights: dict[str, Tensor], ids: list[int]) -> 
     with torch.device("meta"):
         decoder = Decoder(config, torch.float32)
     assert config.parameters == sum(parameter.numel() for parameter in decoder.parameters())
-    stored = [Stored(name, tensor, Path("weights")) for name, tensor in weights.items()]
-    load_parameters(decoder, stored, rules_for(config), torch.float32, "cpu")
+    stored = [Item(name, tensor, Path("weights")) for name, tensor in weights.items()]
+    load_parameters(decoder, single_experts(stored, config), rules_for(config), torch.float32, "cpu")
     return Sequence(decoder).extend(ids)
+
+
+class Recorded(dict[str, Any]):
+    """A config.json that remembers which of its keys are read."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+
+# Keys of transformers' configuration classes that say nothing about what a trained model computes.
+NO_EFFECT = {
+    "attention_dropout", "embd_pdrop", "initializer_range", "output_router_logits", "pad_token_id", "pretraining_tp",
+    "resid_pdrop", "router_aux_loss_coef", "router_jitter_noise", "use_cache",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_key_of_a_configuration_class_is_read_or_has_no_effect(architecture: str) -> None:
+    config = AutoConfig.for_model(kind_of(architecture))
+    own = {field.name for field in fields(config)} - {field.name for field in fields(PreTrainedConfig())}
+    own = {config.attribute_map.get(name, name) for name in own}
+    own |= {
+        "tie_word_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    }
+    stated = Recorded({**config.to_dict(), "architectures": [architecture], **WINDOW, "use_sliding_window": True})
+    ModelConfig.from_hf(stated)
+    assert own - stated.read - NO_EFFECT == set()
+    assert NO_EFFECT.isdisjoint(stated.read)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: str(change)[:90])

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from sametoken.checkpoint.contents import of_directory
+from sametoken.checkpoint.experts import single_experts
 from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.mapping import Place, Places, rules_for
 from sametoken.checkpoint.quantised.collect import Item, collected
@@ -88,7 +89,8 @@ def load_decoder(
         config = ModelConfig.from_hf(stated, max_seq_len)
         with torch.device("meta"):
             decoder = Decoder(config, dtype, FORMATS.get(quantization))
-        load_parameters(decoder, read_weights(directory), rules_for(config), dtype, device)
+        stored = single_experts((Item(*item) for item in read_weights(directory)), config)
+        load_parameters(decoder, stored, rules_for(config), dtype, device)
     except CheckpointError as error:
         if error.field:
             raise

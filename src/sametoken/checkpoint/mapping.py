@@ -1,17 +1,19 @@
 """Where each tensor of a Hugging Face checkpoint belongs in the decoder: a table, and the lookups that read it.
 
-Covers Llama, Mistral, Qwen 1.5, 2, 2.5, 3 (separate projections) and Phi-3 (fused ones), with and without `model.`.
+Covers all supported families, with separate projections or fused ones (Phi-3), with and without `model.`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from sametoken.model.expert_config import ExpertConfig
+
 # Stored module -> module of the decoder, and the piece of it when several stored modules are fused into one.
-# `N` stands for the index of the block; the fused form of a name comes before its parts.
+# `N` stands for an index, of the block or of an expert; the fused form of a name comes before its parts.
 TABLE: dict[str, tuple[str, str | None]] = {
     "embed_tokens": ("embed", None),
     "layers.N.input_layernorm": ("blocks.N.attention_norm", None),
@@ -27,8 +29,22 @@ TABLE: dict[str, tuple[str, str | None]] = {
     "layers.N.mlp.gate_proj": ("blocks.N.gate_up", "gate"),
     "layers.N.mlp.up_proj": ("blocks.N.gate_up", "up"),
     "layers.N.mlp.down_proj": ("blocks.N.down", None),
+    "layers.N.mlp.gate": ("blocks.N.experts.router", "router"),
+    "layers.N.mlp.experts.N.gate_up_proj": ("blocks.N.experts.each.N.gate_up", None),
+    "layers.N.mlp.experts.N.gate_proj": ("blocks.N.experts.each.N.gate_up", "expert gate"),
+    "layers.N.mlp.experts.N.up_proj": ("blocks.N.experts.each.N.gate_up", "expert up"),
+    "layers.N.mlp.experts.N.down_proj": ("blocks.N.experts.each.N.down", None),
+    "layers.N.mlp.shared_expert.gate_proj": ("blocks.N.experts.shared.gate_up", "shared gate"),
+    "layers.N.mlp.shared_expert.up_proj": ("blocks.N.experts.shared.gate_up", "shared up"),
+    "layers.N.mlp.shared_expert.down_proj": ("blocks.N.experts.shared.down", None),
+    "layers.N.mlp.shared_expert_gate": ("blocks.N.experts.router", "shared router"),
     "norm": ("norm", None),
     "lm_head": ("head", None),
+}
+
+# Parts of names for which a family has other words in its files, by its words.
+SPELLINGS: dict[str, dict[str, str]] = {
+    "mixtral": {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."},
 }
 
 # Buffers that older exporters wrote beside the weights; they follow from config.json.
@@ -51,6 +67,10 @@ class Shapes(Protocol):
     def head_dim(self) -> int: ...
     @property
     def intermediate_size(self) -> int: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def experts(self) -> ExpertConfig | None: ...
     @property
     def tie_word_embeddings(self) -> bool: ...
 
@@ -98,10 +118,12 @@ class DecoderRules:
     Attributes:
         rows: for every piece of a fused tensor, the rows it occupies there.
         tied: the output head reads the embedding, so a stored head is a copy that is not needed.
+        spellings: parts of names in the files, and what they are in the table.
     """
 
     rows: Mapping[str, range]
     tied: bool
+    spellings: Mapping[str, str] = field(default_factory=dict)
 
     def ignores(self, name: str) -> bool:
         """True for a stored tensor that the decoder derives or shares, so that it needs no place."""
@@ -110,19 +132,21 @@ class DecoderRules:
 
     def place(self, name: str) -> Place | None:
         """Where the stored tensor `name` belongs, or `None` if the families above have no such tensor."""
-        path, index, kind = split_name(name.removeprefix("model."))
-        if path not in TABLE:
+        for stored, meant in self.spellings.items():
+            name = name.replace(stored, meant)
+        path, indices, kind = split_name(name.removeprefix("model."))
+        ours, piece = TABLE.get(path, (None, None))
+        if ours is None or (piece is not None and piece not in self.rows):
             return None
-        ours, piece = TABLE[path]
-        return Place(f"{ours.replace('N', index)}.{kind}", self.rows[piece] if piece else None)
+        return Place(f"{filled(ours, indices)}.{kind}", self.rows[piece] if piece else None)
 
     def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
         """The stored names that would fill the rows of a parameter that are not `taken`: words for an error."""
-        path, index, kind = split_name(parameter)
-        stored = [(name, piece) for name, (ours, piece) in TABLE.items() if ours == path]
+        path, indices, kind = split_name(parameter)
+        stored = [(name, piece) for name, (ours, piece) in self._table() if ours == path]
         names = [name for name, piece in stored if piece and self.rows[piece] not in taken] if taken else [stored[0][0]]
         hint = " or its parts" if not taken and len(stored) > 1 else ""
-        return [f"{'' if path == 'head' else 'model.'}{name.replace('N', index)}.{kind}{hint}" for name in names]
+        return [f"{self._written(name, indices, kind)}{hint}" for name in names]
 
     def stored(self, parameter: str, *, fused: bool = False) -> list[tuple[str, range | None]]:
         """The names under which transformers writes a parameter, each with its rows; None is all of them.
@@ -130,21 +154,35 @@ class DecoderRules:
         Args:
             fused: projections are written together, as Phi 3 has them.
         """
-        path, index, kind = split_name(parameter)
-        found = [(name, piece) for name, (ours, piece) in TABLE.items() if ours == path]
+        path, indices, kind = split_name(parameter)
+        found = [(name, piece) for name, (ours, piece) in self._table() if ours == path]
         wanted = [(name, piece) for name, piece in found if (piece is None) == fused] or found
-        prefix = "" if path == "head" else "model."
-        return [
-            (f"{prefix}{name.replace('N', index)}.{kind}", self.rows[piece] if piece else None)
-            for name, piece in wanted
-        ]
+        return [(self._written(name, indices, kind), self.rows[piece] if piece else None) for name, piece in wanted]
+
+    def _table(self) -> list[tuple[str, tuple[str, str | None]]]:
+        """The lines of the table whose pieces this model has."""
+        return [(name, place) for name, place in TABLE.items() if place[1] is None or place[1] in self.rows]
+
+    def _written(self, path: str, indices: Sequence[str], kind: str) -> str:
+        """A stored name of the table in the family's spelling."""
+        name = f"{'' if path == 'lm_head' else 'model.'}{filled(path, indices)}.{kind}"
+        if ".mlp." in name:
+            for stored, meant in self.spellings.items():
+                name = name.replace(meant, stored)
+        return name
 
 
-def split_name(name: str) -> tuple[str, str, str]:
-    """A tensor's name as (module with N for the index, index, weight or bias)."""
+def split_name(name: str) -> tuple[str, tuple[str, ...], str]:
+    """A tensor's name as (module with N for each index, indices, weight or bias)."""
     path, _, kind = name.rpartition(".")
-    index = _INDEX.search(path)
-    return _INDEX.sub("N", path, count=1), index[0] if index else "", kind
+    return _INDEX.sub("N", path), tuple(_INDEX.findall(path)), kind
+
+
+def filled(path: str, indices: Sequence[str]) -> str:
+    """A module's name with its indices in the places of N."""
+    for index in indices:
+        path = path.replace("N", index, 1)
+    return path
 
 
 def rules_for(config: Shapes) -> DecoderRules:
@@ -158,4 +196,9 @@ def rules_for(config: Shapes) -> DecoderRules:
         "gate": range(width),
         "up": range(width, 2 * width),
     }
-    return DecoderRules(rows, config.tie_word_embeddings)
+    if config.experts is not None:
+        count = config.experts.count
+        rows |= {"router": range(count)} | ({"shared router": range(count, count + 1)} if config.experts.shared else {})
+        for name, size in (("expert", config.experts.width), ("shared", config.experts.shared)):
+            rows |= {f"{name} gate": range(size), f"{name} up": range(size, 2 * size)}
+    return DecoderRules(rows, config.tie_word_embeddings, SPELLINGS.get(config.family, {}))

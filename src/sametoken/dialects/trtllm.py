@@ -159,7 +159,7 @@ TOP = table(
         "code from a checkpoint is never run": "trust_remote_code=false",
         "forms are always kept by llguidance": "guided_decoding_backend=llguidance",
         "prompt and output share max_seq_len": "max_input_len:int",
-        "served models have no mixture of experts": "moe_config:dict",
+        "experts have one way to be computed": "moe_config:dict",
         "first come, first served; the newest sequence starts again when pages run out": "scheduler_config:dict",
         "a step never waits for more requests":
             "batch_wait_timeout_ms:float=0 batch_wait_timeout_iters=0 batch_wait_max_tokens_ratio:float=0",

@@ -265,7 +265,8 @@ def build_engine(
 
 
 def _captured(runner: HostRunner, drafting: Drafting, config: EngineConfig) -> CapturedSteps | None:
-    if runner.device.type != "cuda" or not config.cuda_graphs:
+    # Which experts compute is known only to the device, and the host launches no more than those: no fixed graph.
+    if runner.device.type != "cuda" or not config.cuda_graphs or runner.decoder.config.experts is not None:
         return None
     return CapturedSteps(runner, proposers(drafting.drafters, NO_DRAFT), config.max_num_tokens, drafting.unbounded)
 

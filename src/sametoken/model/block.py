@@ -1,4 +1,4 @@
-"""One block of a decoder or a head: attention that is passed in, and a gated MLP, with residuals.
+"""One block of a decoder or a head: attention that is passed in, and a gated MLP or experts, with residuals.
 
 It knows no cache and no position. Legend: T tokens of the whole batch, H hidden size.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sametoken.model.config import ModelConfig
+from sametoken.model.experts import Experts
 from sametoken.model.formats.base import WeightFormat
 from sametoken.model.layers import ACTIVATIONS, RMSNorm, gated
 from sametoken.model.linear import Linear
@@ -25,7 +26,13 @@ class Block(nn.Module):
 
     Args:
         reads: width of what attention reads, the hidden size unless given.
+
+    Attributes:
+        experts: in the place of `gate_up` and `down`, which such a block does not have; None where it has those.
     """
+
+    gate_up: Linear
+    down: Linear
 
     def __init__(
         self, config: ModelConfig, layer: int, dtype: torch.dtype, format: WeightFormat | None, reads: int | None = None
@@ -42,6 +49,10 @@ class Block(nn.Module):
         self.k_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
         self.out = Linear(heads * size, hidden, config.out_bias, dtype, format)
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype)
+        sparse = config.experts is not None and config.experts.layers[layer]
+        self.experts = Experts(config, config.experts, dtype, format) if config.experts is not None and sparse else None
+        if self.experts is not None:
+            return
         self.gate_up = Linear(hidden, 2 * intermediate, config.mlp_bias, dtype, format)
         self.down = Linear(intermediate, hidden, config.mlp_bias, dtype, format)
 
@@ -61,6 +72,8 @@ class Block(nn.Module):
         return mixed
 
     def feed_forward(self, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
-        """What the gated MLP adds."""
-        fed: Tensor = self.down(gated(self.activation, self.gate_up(self.mlp_norm(x))))
+        """What the gated MLP or the experts add."""
+        read = self.mlp_norm(x)
+        fed: Tensor
+        fed = self.experts(read) if self.experts is not None else self.down(gated(self.activation, self.gate_up(read)))
         return fed

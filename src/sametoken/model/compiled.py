@@ -63,6 +63,8 @@ class Parts(NamedTuple):
 
     def fit(self, *others: Linear) -> bool:
         """Whether the kernels can compute them, and `others` that belong to them."""
+        if any(block.experts is not None for block in self.blocks):
+            return False
         config, linears = self.config, [*chain.from_iterable(map(_linears, self.blocks)), self.head, *others]
         whole = all(linear.native is not None for linear in linears) and self.embed.weight.dtype == torch.bfloat16
         widths = config.hidden_size, config.intermediate_size, config.head_dim

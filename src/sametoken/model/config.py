@@ -6,49 +6,22 @@ Defaults are those of transformers' config classes: a file that leaves a key out
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError, shown
-from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_WINDOW, Keys
+from sametoken.model.expert_config import ExpertConfig, read_experts, sparse_layers
+from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, MOST_WINDOW, Keys
+from sametoken.model.rope_config import Defaults, RopeConfig, read_rope
 from sametoken.model.unsupported import refused_architecture, refused_format
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+LOCAL_EXPERTS = ("num_local_experts", "num_experts")
 DTYPES = ("float32", "float16", "bfloat16")
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary embedding facts; `rotary.py` turns them into tables. Fields that a kind does not use keep their defaults.
-
-    Attributes:
-        kind: one of ROPE_KINDS.
-        theta: base of the frequencies.
-        dim: rotated dimensions of a head, `head_dim * partial_rotary_factor`.
-        max_position: positions that the whole model was made for.
-        original_max_position: positions of pre-training, before scaling (llama3, yarn, longrope).
-        factor: context stretch; for yarn and longrope, `max_position / original_max_position` where none is given.
-        attention_factor: multiplies cos and sin (yarn, longrope); None means the kind's own formula.
-        short_factor, long_factor: [dim / 2] divisors of the frequencies (longrope).
-    """
-
-    kind: str
-    theta: float
-    dim: int
-    max_position: int
-    original_max_position: int
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
+NO_WINDOW = (
+    "config.json has 'sliding_attention' in 'layer_types' but no window ('use_sliding_window' is false, or "
+    "'sliding_window' is null), expected both or neither: is this file complete?"
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +30,8 @@ class ModelConfig:
 
     Attributes:
         architecture: name in `config.json`, for example "LlamaForCausalLM".
-        family: "llama", "mistral", "phi3", "qwen2" or "qwen3".
+        family: the `model_type` of transformers, for example "llama" or "qwen3_moe".
+        experts: of blocks that have them in place of one MLP, None where all blocks are dense.
         qkv_bias, out_bias, mlp_bias: which linears carry a bias.
         qk_norm: an RMS norm over each query and key head before rotation (Qwen 3).
         sliding_windows: per layer, how many tokens a query sees, itself included; None is full attention.
@@ -87,6 +61,7 @@ class ModelConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    experts: ExpertConfig | None = None
 
     @property
     def q_size(self) -> int:
@@ -102,11 +77,15 @@ class ModelConfig:
     def parameters(self) -> int:
         """Numbers in the weights."""
         hidden, width, norms = self.hidden_size, self.intermediate_size, 2 * self.head_dim if self.qk_norm else 0
-        projections = hidden * (2 * self.q_size + 2 * self.kv_size + 3 * width) + 2 * hidden + norms
-        biases = self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.out_bias * hidden
-        biases += self.mlp_bias * (2 * width + hidden)
+        attention = hidden * (2 * self.q_size + 2 * self.kv_size) + 2 * hidden + norms
+        attention += self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.out_bias * hidden
+        dense = 3 * hidden * width + self.mlp_bias * (2 * width + hidden)
         ends = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2) + hidden
-        return self.num_layers * (projections + biases) + ends
+        found = self.num_layers * attention + ends
+        if self.experts is None:
+            return found + self.num_layers * dense
+        sparse = sum(self.experts.layers)
+        return found + sparse * self.experts.parameters(hidden) + (self.num_layers - sparse) * dense
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], max_seq_len: int | None = None) -> ModelConfig:
@@ -131,116 +110,7 @@ class ModelConfig:
         return model if max_seq_len is None else replace(model, max_position=max_seq_len)
 
 
-@dataclass(frozen=True)
-class _Defaults:
-    """What a family's transformers code has where files leave a choice.
-
-    Most are the values of absent keys, where None means "as many as query heads" and so on. `rope_names` are the rotary
-    kinds by their names in files; `partial_rotation` says whether the code reads `partial_rotary_factor`.
-    """
-
-    family: str
-    max_position: int
-    original_max_position: int | None = None
-    norm_eps: float = 1e-6
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    bos_token_ids: tuple[int, ...] = ()
-    rope_names: Mapping[str, str] = field(default_factory=lambda: {kind: kind for kind in ROPE_KINDS})
-    partial_rotation: bool = False
-
-
-def _rope(keys: Keys, head_dim: int, defaults: _Defaults) -> RopeConfig:
-    # transformers 5 writes `rope_parameters` and lets a `rope_scaling` that is also present win.
-    name = "rope_scaling" if keys.mapping("rope_scaling") else "rope_parameters"
-    values = keys.mapping(name)
-    if any(isinstance(value, Mapping) for value in values.values()):
-        raise UnsupportedModelError(
-            f"{name!r} of config.json differs per layer type; supported: one rotary embedding for all layers"
-        )
-    rope = Keys(values, f"{name!r} of config.json")
-    named = values.get("rope_type", values.get("type", "default"))
-    if not isinstance(named, str) or named not in defaults.rope_names:
-        raise UnsupportedModelError(
-            f"rotary kind {shown(named)} is not supported for {defaults.family}; "
-            f"supported: {', '.join(defaults.rope_names)}"
-        )
-    kind = defaults.rope_names[named]
-    dim = _rotated(keys, rope, head_dim, kind, defaults)
-    max_position = keys.integer("max_position_embeddings", defaults.max_position, MOST_POSITIONS)
-    stretched = "original_max_position_embeddings"
-    inner = rope.integer(stretched, max_position, MOST_POSITIONS)
-    original = keys.integer(stretched, defaults.original_max_position or inner, MOST_POSITIONS)
-    plain = RopeConfig(
-        kind=kind,
-        theta=rope.number("rope_theta", keys.number("rope_theta", 10000.0)),
-        dim=dim,
-        max_position=max_position,
-        original_max_position=original,
-    )
-    return _scaled(plain, rope)
-
-
-def _rotated(keys: Keys, rope: Keys, head_dim: int, kind: str, defaults: _Defaults) -> int:
-    """How many dimensions of a head are rotated.
-
-    Only Phi-3's code reads `partial_rotary_factor`. The other families' plain rotation ignores it, and with a scaled
-    one transformers itself cannot run such a file.
-    """
-    partial = rope.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
-    if not defaults.partial_rotation:
-        if kind != "default" and partial != 1:
-            raise UnsupportedModelError(
-                f"config.json has 'partial_rotary_factor' {partial} with rotary kind {kind!r}, which models of family "
-                f"{defaults.family} cannot have; expected 1, or no such key"
-            )
-        partial = 1.0
-    dim = int(head_dim * partial)
-    if dim % 2 or not 0 < dim <= head_dim:
-        raise CheckpointError(
-            f"{dim} of the {head_dim} dimensions of a head are rotated ('partial_rotary_factor' {partial}), "
-            "expected an even number up to the head's own: is config.json complete?"
-        )
-    return dim
-
-
-def _scaled(plain: RopeConfig, rope: Keys) -> RopeConfig:
-    """`plain` with the fields that its kind reads."""
-    stretch = plain.max_position / plain.original_max_position
-    match plain.kind:
-        case "linear" | "dynamic":
-            return replace(plain, factor=rope.number("factor"))
-        case "llama3":
-            return replace(
-                plain,
-                factor=rope.number("factor"),
-                low_freq_factor=rope.number("low_freq_factor"),
-                high_freq_factor=rope.number("high_freq_factor"),
-            )
-        case "yarn":
-            return replace(
-                plain,
-                factor=rope.number("factor", stretch),
-                beta_fast=rope.number("beta_fast", 32.0),
-                beta_slow=rope.number("beta_slow", 1.0),
-                attention_factor=rope.optional_number("attention_factor"),
-                mscale=rope.optional_number("mscale"),
-                mscale_all_dim=rope.optional_number("mscale_all_dim"),
-                truncate=rope.flag("truncate", True),
-            )
-        case "longrope":
-            return replace(
-                plain,
-                factor=rope.number("factor", stretch),
-                attention_factor=rope.optional_number("attention_factor"),
-                short_factor=rope.numbers("short_factor", plain.dim // 2),
-                long_factor=rope.numbers("long_factor", plain.dim // 2),
-            )
-    return plain
-
-
-def _plain(keys: Keys, defaults: _Defaults) -> ModelConfig:
+def _plain(keys: Keys, defaults: Defaults) -> ModelConfig:
     """A decoder with full attention and without biases; the family's function replaces what differs."""
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads", most=MOST_HEADS)
     layers = keys.integer("num_hidden_layers", most=MOST_LAYERS)
@@ -252,7 +122,7 @@ def _plain(keys: Keys, defaults: _Defaults) -> ModelConfig:
             f"config.json has {heads} 'num_attention_heads' and {kv_heads} 'num_key_value_heads', "
             "expected a multiple: is this file complete?"
         )
-    rope = _rope(keys, head_dim, defaults)
+    rope = read_rope(keys, head_dim, defaults)
     saved = keys.values.get("dtype") or keys.values.get("torch_dtype") or "float32"
     return ModelConfig(
         architecture=keys.architecture(),
@@ -282,21 +152,22 @@ def _every_layer(plain: ModelConfig, keys: Keys, absent: int | None) -> tuple[in
     return (None if window is None else keys.integer("sliding_window", absent, MOST_WINDOW),) * plain.num_layers
 
 
-def _chosen_layers(plain: ModelConfig, keys: Keys) -> tuple[int | None, ...]:
-    """Qwen: `layer_types` where written, else the layers from `max_window_layers` on, if windows are used at all."""
+def _chosen_layers(plain: ModelConfig, keys: Keys, alternating: bool = False) -> tuple[int | None, ...]:
+    """Qwen: `layer_types` where written, else the layers from `max_window_layers` on, if windows are used at all.
+
+    `alternating`: without `layer_types`, it is every other layer before `max_window_layers`.
+    """
     used = keys.flag("use_sliding_window", False) and keys.values.get("sliding_window", 4096) is not None
     window = keys.integer("sliding_window", 4096, MOST_WINDOW) if used else None
     first = keys.values.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int):
         raise CheckpointError(f"config.json has {shown(first)} for 'max_window_layers', expected an integer")
-    by_depth = ["sliding_attention" if used and i >= first else "full_attention" for i in range(plain.num_layers)]
+    windowed = [i % 2 == 0 and i < first if alternating else i >= first for i in range(plain.num_layers)]
+    by_depth = ["sliding_attention" if used and each else "full_attention" for each in windowed]
     types = keys.values.get("layer_types") or by_depth
     check_layer_types(types, plain.num_layers, "config.json")
     if not used and "sliding_attention" in types:
-        raise CheckpointError(
-            "config.json has 'sliding_attention' in 'layer_types' but no window ('use_sliding_window' is false, or "
-            "'sliding_window' is null), expected both or neither: is this file complete?"
-        )
+        raise CheckpointError(NO_WINDOW)
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
@@ -316,19 +187,19 @@ def check_layer_types(types: Any, layers: int, where: str) -> None:
 
 
 def _llama(keys: Keys) -> ModelConfig:
-    plain = _plain(keys, _Defaults("llama", max_position=2048, eos_token_ids=(2,), bos_token_ids=(1,)))
+    plain = _plain(keys, Defaults("llama", max_position=2048, eos_token_ids=(2,), bos_token_ids=(1,)))
     bias = keys.flag("attention_bias", False)
     return replace(plain, qkv_bias=bias, out_bias=bias, mlp_bias=keys.flag("mlp_bias", False))
 
 
 def _mistral(keys: Keys) -> ModelConfig:
-    defaults = _Defaults("mistral", max_position=131072, num_kv_heads=8, eos_token_ids=(2,), bos_token_ids=(1,))
+    defaults = Defaults("mistral", max_position=131072, num_kv_heads=8, eos_token_ids=(2,), bos_token_ids=(1,))
     plain = _plain(keys, defaults)
     return replace(plain, sliding_windows=_every_layer(plain, keys, absent=4096))
 
 
 def _phi3(keys: Keys) -> ModelConfig:
-    defaults = _Defaults(
+    defaults = Defaults(
         "phi3",
         max_position=4096,
         original_max_position=4096,
@@ -344,20 +215,63 @@ def _phi3(keys: Keys) -> ModelConfig:
 
 
 def _qwen2(keys: Keys) -> ModelConfig:
-    plain = _plain(keys, _Defaults("qwen2", max_position=32768, num_kv_heads=32))
+    plain = _plain(keys, Defaults("qwen2", max_position=32768, num_kv_heads=32))
     return replace(plain, qkv_bias=True, sliding_windows=_chosen_layers(plain, keys))
 
 
 def _qwen3(keys: Keys) -> ModelConfig:
-    plain = _plain(keys, _Defaults("qwen3", max_position=32768, num_kv_heads=32, head_dim=128))
+    plain = _plain(keys, Defaults("qwen3", max_position=32768, num_kv_heads=32, head_dim=128))
     bias = keys.flag("attention_bias", False)
     return replace(plain, qkv_bias=bias, out_bias=bias, qk_norm=True, sliding_windows=_chosen_layers(plain, keys))
+
+
+def _mixtral(keys: Keys) -> ModelConfig:
+    defaults = Defaults(
+        "mixtral", max_position=131072, norm_eps=1e-5, num_kv_heads=8, eos_token_ids=(2,), bos_token_ids=(1,), theta=1e6
+    )
+    plain = _plain(keys, defaults)
+    experts = read_experts(
+        keys, LOCAL_EXPERTS, 8, chosen=2, width=plain.intermediate_size, normalised=True,
+        layers=(True,) * plain.num_layers,
+    )  # fmt: skip
+    return replace(plain, sliding_windows=_every_layer(plain, keys, absent=None), experts=experts)
+
+
+def _qwen2_moe(keys: Keys) -> ModelConfig:
+    plain = _plain(keys, Defaults("qwen2_moe", max_position=32768, num_kv_heads=16))
+    experts = read_experts(
+        keys, ("num_experts",), 60, chosen=4, layers=sparse_layers(keys),
+        width=keys.integer("moe_intermediate_size", 1408), normalised=keys.flag("norm_topk_prob", False),
+        shared=keys.integer("shared_expert_intermediate_size", 5632),
+    )  # fmt: skip
+    windows = _chosen_layers(plain, keys, alternating=True)
+    return replace(plain, qkv_bias=keys.flag("qkv_bias", True), sliding_windows=windows, experts=experts)
+
+
+def _qwen3_moe(keys: Keys) -> ModelConfig:
+    plain = _plain(keys, Defaults("qwen3_moe", max_position=32768, num_kv_heads=4))
+    bias = keys.flag("attention_bias", False)
+    used = keys.flag("use_sliding_window", False)
+    windows = _every_layer(plain, keys, absent=4096) if used else plain.sliding_windows
+    types = keys.values.get("layer_types")
+    if types is not None:
+        check_layer_types(types, plain.num_layers, "config.json")
+        if "sliding_attention" in types and not used:
+            raise CheckpointError(NO_WINDOW)
+    experts = read_experts(
+        keys, LOCAL_EXPERTS, 128, chosen=8, layers=sparse_layers(keys),
+        width=keys.integer("moe_intermediate_size", 768), normalised=keys.flag("norm_topk_prob", False),
+    )  # fmt: skip
+    return replace(plain, qkv_bias=bias, out_bias=bias, qk_norm=True, sliding_windows=windows, experts=experts)
 
 
 FAMILIES: dict[str, Callable[[Keys], ModelConfig]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
+    "MixtralForCausalLM": _mixtral,
     "Phi3ForCausalLM": _phi3,
     "Qwen2ForCausalLM": _qwen2,
+    "Qwen2MoeForCausalLM": _qwen2_moe,
     "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
 }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sametoken.kernels.devices import fused
-from sametoken.model.config import RopeConfig
+from sametoken.model.rope_config import RopeConfig
 
 
 def _exponents(rope: RopeConfig, device: torch.device | str) -> Tensor:

@@ -18,8 +18,8 @@ class Kind(NamedTuple):
     instead: str
 
 
-DENSE = "use a dense model of the supported families, for example Qwen/Qwen3-8B"
-EXPERTS = Kind("a mixture of experts, which is not supported yet", DENSE)
+DENSE = "use a model of the supported families, for example Qwen/Qwen3-8B or, with experts, Qwen/Qwen3-30B-A3B"
+EXPERTS = Kind("a mixture of experts with other parts than those supported", DENSE)
 LATENT = Kind("a mixture of experts with latent attention (MLA), which is not supported yet", DENSE)
 SEES = "a model that reads images or sound beside text, which is not supported"
 TEXT_ONLY = "use a text-only model of the supported families"
@@ -37,7 +37,7 @@ OTHER = Kind("a decoder of another family, which is not supported", "use a model
 # Names as config.json's `architectures` has them.
 ARCHITECTURES: dict[str, Kind] = {
     **dict.fromkeys(
-        ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM", "Llama4ForCausalLM",
+        ("GptOssForCausalLM", "Llama4ForCausalLM",
          "OlmoeForCausalLM", "PhimoeForCausalLM", "PhiMoEForCausalLM", "Glm4MoeForCausalLM", "DbrxForCausalLM",
          "MiniMaxM2ForCausalLM", "GraniteMoeForCausalLM", "Grok1ForCausalLM"), EXPERTS),
     **dict.fromkeys(

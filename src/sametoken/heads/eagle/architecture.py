@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from sametoken.errors import ConfigError, unknown_name
-from sametoken.model.config import ModelConfig, RopeConfig
+from sametoken.model.config import ModelConfig
+from sametoken.model.rope_config import RopeConfig
 
 THETA = 10000.0  # a draft's rotation is its own; this is what the published heads were trained with
 

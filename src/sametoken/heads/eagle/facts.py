@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.module import EagleHead
-from sametoken.model.config import ModelConfig, RopeConfig
+from sametoken.model.config import ModelConfig
+from sametoken.model.rope_config import RopeConfig
 
 PARTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fc_bias", "input_norm", "last_norm")
 

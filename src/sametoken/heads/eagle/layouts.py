@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sametoken.heads.eagle.config import EagleConfig
-from sametoken.model.config import ModelConfig, RopeConfig
+from sametoken.model.config import ModelConfig
+from sametoken.model.rope_config import RopeConfig
 
 PROPOSED = 5  # tokens a round that a written file suggests; whoever serves it may say otherwise
 Table = list[tuple[bool, tuple[str, ...], str]]  # whether the part is in use, by whom it is refused, why

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from sametoken.checkpoint.mapping import DERIVED, TABLE, Place, rules_for, split_name
+from sametoken.checkpoint.mapping import DERIVED, TABLE, Place, filled, rules_for, split_name
 from sametoken.heads.eagle.config import EagleConfig
 
 # Stored module -> module of the head; a decoder's table and what only heads have.
 EAGLE_TABLE = {
-    **TABLE,
+    **{name: place for name, place in TABLE.items() if "expert" not in place[0]},
     "fc": ("fc", None),
     "input_norm": ("input_norm", None),
     "fc_norm.N": ("fc_norms.N", None),
@@ -64,27 +64,27 @@ class EagleNames:
         return plain in MAPS or bool(DERIVED.fullmatch(plain) or NOT_NEEDED.fullmatch(plain))
 
     def place(self, name: str) -> Place | None:
-        path, index, kind = split_name(plain_name(name))
+        path, indices, kind = split_name(plain_name(name))
         if path not in EAGLE_TABLE:
             return None
         ours, piece = EAGLE_TABLE[path]
-        if self.version == 3 and index == "0" and path == "layers.N.input_layernorm":
+        if self.version == 3 and indices == ("0",) and path == "layers.N.input_layernorm":
             ours = "blocks.N.embed_norm"
-        elif index != "0" and path == "layers.N.hidden_norm":  # TensorRT-LLM's name in further blocks
+        elif indices != ("0",) and path == "layers.N.hidden_norm":  # TensorRT-LLM's name in further blocks
             ours = "blocks.N.attention_norm"
-        return Place(f"{ours.replace('N', index)}.{kind}", self.rows[piece] if piece else None)
+        return Place(f"{filled(ours, indices)}.{kind}", self.rows[piece] if piece else None)
 
     def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
         return [name for name, rows in self.stored(parameter) if rows is None or rows not in taken]
 
     def stored(self, parameter: str) -> list[tuple[str, range | None]]:
         """The names under which a parameter is written, each with its rows; None is all of them."""
-        path, index, kind = split_name(parameter)
+        path, indices, kind = split_name(parameter)
         if path == "blocks.N.embed_norm":
             path = "blocks.N.attention_norm"
         found = [(name, piece) for name, (ours, piece) in EAGLE_TABLE.items() if ours == path]
         parts = [(name, piece) for name, piece in found if piece] or found
-        return [(f"{name.replace('N', index)}.{kind}", self.rows[piece] if piece else None) for name, piece in parts]
+        return [(f"{filled(name, indices)}.{kind}", self.rows[piece] if piece else None) for name, piece in parts]
 
 
 def eagle_tensors(head: nn.Module, config: EagleConfig) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,77 @@
+"""Facts of a mixture of experts, and how a `config.json` states them; `experts.py` computes with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sametoken.errors import CheckpointError, shown
+from sametoken.model.keys import MOST_LAYERS, Keys
+
+MOST_EXPERTS = 1 << 12
+
+
+@dataclass(frozen=True)
+class ExpertConfig:
+    """A router and many small MLPs in place of one, in some of the blocks.
+
+    Attributes:
+        count: experts of a block.
+        chosen: experts that compute for a token.
+        width: intermediate size of an expert.
+        normalised: the weights of the chosen experts sum to 1.
+        layers: per layer, whether it has experts.
+        shared: intermediate size of an expert that computes for every token, times a gate of its own; 0 for none.
+    """
+
+    count: int
+    chosen: int
+    width: int
+    normalised: bool
+    layers: tuple[bool, ...]
+    shared: int = 0
+
+    def parameters(self, hidden: int) -> int:
+        """Numbers in the weights of a block's experts, its router included."""
+        shared = 3 * hidden * self.shared + hidden if self.shared else 0
+        return self.count * (3 * hidden * self.width + hidden) + shared
+
+
+def read_experts(
+    keys: Keys,
+    count_keys: tuple[str, ...],
+    count: int,
+    *,
+    chosen: int,
+    width: int,
+    normalised: bool,
+    layers: tuple[bool, ...],
+    shared: int = 0,
+) -> ExpertConfig:
+    """The experts that a `config.json` states.
+
+    Args:
+        count_keys: what the family calls the number of experts; the first one that is there counts.
+        count, chosen: what absent keys mean.
+        width, normalised, layers, shared: as in `ExpertConfig`.
+
+    Raises:
+        CheckpointError: a key's value is not of its kind, or more experts are chosen than there are.
+    """
+    count_key = next((key for key in count_keys if keys.values.get(key) is not None), count_keys[0])
+    count = keys.integer(count_key, count, MOST_EXPERTS)
+    chosen = keys.integer("num_experts_per_tok", chosen, MOST_EXPERTS)
+    if chosen > count:
+        raise CheckpointError(
+            f"config.json has {chosen} 'num_experts_per_tok' and {count} {count_key!r}, expected no more than there "
+            "are: is this file complete?"
+        )
+    return ExpertConfig(count, chosen, width, normalised, layers, shared)
+
+
+def sparse_layers(keys: Keys) -> tuple[bool, ...]:
+    """Qwen: which layers have experts, every `decoder_sparse_step`-th one that is not in `mlp_only_layers`."""
+    layers, step = keys.integer("num_hidden_layers", most=MOST_LAYERS), keys.integer("decoder_sparse_step", 1)
+    dense = keys.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in dense):
+        raise CheckpointError(f"config.json has {shown(dense)} for 'mlp_only_layers', expected a list of layers")
+    return tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))

@@ -1,0 +1,154 @@
+"""Facts of the rotary embedding, and how a `config.json` states them; `rotary.py` turns them into tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from sametoken.errors import CheckpointError, UnsupportedModelError, shown
+from sametoken.model.keys import MOST_POSITIONS, Keys
+
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding facts; `rotary.py` turns them into tables. Fields that a kind does not use keep their defaults.
+
+    Attributes:
+        kind: one of ROPE_KINDS.
+        theta: base of the frequencies.
+        dim: rotated dimensions of a head, `head_dim * partial_rotary_factor`.
+        max_position: positions that the whole model was made for.
+        original_max_position: positions of pre-training, before scaling (llama3, yarn, longrope).
+        factor: context stretch; for yarn and longrope, `max_position / original_max_position` where none is given.
+        attention_factor: multiplies cos and sin (yarn, longrope); None means the kind's own formula.
+        short_factor, long_factor: [dim / 2] divisors of the frequencies (longrope).
+    """
+
+    kind: str
+    theta: float
+    dim: int
+    max_position: int
+    original_max_position: int
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a family's transformers code has where files leave a choice.
+
+    Most are the values of absent keys, where None means "as many as query heads" and so on. `rope_names` are the rotary
+    kinds by their names in files; `partial_rotation` says whether the code reads `partial_rotary_factor`.
+    """
+
+    family: str
+    max_position: int
+    original_max_position: int | None = None
+    norm_eps: float = 1e-6
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_ids: tuple[int, ...] = ()
+    theta: float = 10000.0
+    rope_names: Mapping[str, str] = field(default_factory=lambda: {kind: kind for kind in ROPE_KINDS})
+    partial_rotation: bool = False
+
+
+def read_rope(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
+    # transformers 5 writes `rope_parameters` and lets a `rope_scaling` that is also present win.
+    name = "rope_scaling" if keys.mapping("rope_scaling") else "rope_parameters"
+    values = keys.mapping(name)
+    if any(isinstance(value, Mapping) for value in values.values()):
+        raise UnsupportedModelError(
+            f"{name!r} of config.json differs per layer type; supported: one rotary embedding for all layers"
+        )
+    rope = Keys(values, f"{name!r} of config.json")
+    named = values.get("rope_type", values.get("type", "default"))
+    if not isinstance(named, str) or named not in defaults.rope_names:
+        raise UnsupportedModelError(
+            f"rotary kind {shown(named)} is not supported for {defaults.family}; "
+            f"supported: {', '.join(defaults.rope_names)}"
+        )
+    kind = defaults.rope_names[named]
+    dim = _rotated(keys, rope, head_dim, kind, defaults)
+    max_position = keys.integer("max_position_embeddings", defaults.max_position, MOST_POSITIONS)
+    stretched = "original_max_position_embeddings"
+    inner = rope.integer(stretched, max_position, MOST_POSITIONS)
+    original = keys.integer(stretched, defaults.original_max_position or inner, MOST_POSITIONS)
+    plain = RopeConfig(
+        kind=kind,
+        theta=rope.number("rope_theta", keys.number("rope_theta", defaults.theta)),
+        dim=dim,
+        max_position=max_position,
+        original_max_position=original,
+    )
+    return _scaled(plain, rope)
+
+
+def _rotated(keys: Keys, rope: Keys, head_dim: int, kind: str, defaults: Defaults) -> int:
+    """How many dimensions of a head are rotated.
+
+    Only Phi-3's code reads `partial_rotary_factor`. The other families' plain rotation ignores it, and with a scaled
+    one transformers itself cannot run such a file.
+    """
+    partial = rope.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
+    if not defaults.partial_rotation:
+        if kind != "default" and partial != 1:
+            raise UnsupportedModelError(
+                f"config.json has 'partial_rotary_factor' {partial} with rotary kind {kind!r}, which models of family "
+                f"{defaults.family} cannot have; expected 1, or no such key"
+            )
+        partial = 1.0
+    dim = int(head_dim * partial)
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise CheckpointError(
+            f"{dim} of the {head_dim} dimensions of a head are rotated ('partial_rotary_factor' {partial}), "
+            "expected an even number up to the head's own: is config.json complete?"
+        )
+    return dim
+
+
+def _scaled(plain: RopeConfig, rope: Keys) -> RopeConfig:
+    """`plain` with the fields that its kind reads."""
+    stretch = plain.max_position / plain.original_max_position
+    match plain.kind:
+        case "linear" | "dynamic":
+            return replace(plain, factor=rope.number("factor"))
+        case "llama3":
+            return replace(
+                plain,
+                factor=rope.number("factor"),
+                low_freq_factor=rope.number("low_freq_factor"),
+                high_freq_factor=rope.number("high_freq_factor"),
+            )
+        case "yarn":
+            return replace(
+                plain,
+                factor=rope.number("factor", stretch),
+                beta_fast=rope.number("beta_fast", 32.0),
+                beta_slow=rope.number("beta_slow", 1.0),
+                attention_factor=rope.optional_number("attention_factor"),
+                mscale=rope.optional_number("mscale"),
+                mscale_all_dim=rope.optional_number("mscale_all_dim"),
+                truncate=rope.flag("truncate", True),
+            )
+        case "longrope":
+            return replace(
+                plain,
+                factor=rope.number("factor", stretch),
+                attention_factor=rope.optional_number("attention_factor"),
+                short_factor=rope.numbers("short_factor", plain.dim // 2),
+                long_factor=rope.numbers("long_factor", plain.dim // 2),
+            )
+    return plain
