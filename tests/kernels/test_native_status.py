@@ -29,7 +29,7 @@ def pretend(patch: pytest.MonkeyPatch, system: str, name: str, *found: str) -> N
     patch.setattr(processor.platform, "system", lambda: system)
     patch.setattr(processor.platform, "machine", lambda: name)
     for module in (processor, native):
-        patch.setattr(module, "features", lambda: frozenset(found))
+        patch.setattr(module, "processor_features", lambda: frozenset(found))
 
 
 @pytest.mark.skipif(not BUILT, reason="no kernels were built for this machine")
