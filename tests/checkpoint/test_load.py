@@ -21,7 +21,13 @@ from sametoken.errors import CheckpointError, UnsupportedModelError
 
 HIDDEN, HEADS, KV_HEADS, SIZE, WIDTH, VOCAB, LAYERS = 16, 4, 2, 6, 20, 32, 2
 SHAPES = SimpleNamespace(
-    num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=SIZE, intermediate_size=WIDTH, tie_word_embeddings=False
+    num_heads=HEADS,
+    num_kv_heads=KV_HEADS,
+    head_dim=SIZE,
+    intermediate_size=WIDTH,
+    tie_word_embeddings=False,
+    family="qwen3",
+    experts=None,
 )
 FILE = Path("model.safetensors")
 
