@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sametoken.train.plan import Plan
+from sametoken.train.plan import TrainingSettings
 from sametoken.train.session import train
 from sametoken.train.settings import ALIASES, DataSettings, HeadSettings, KeepSettings, LossSettings, RunSettings
 from sametoken.train.trainer import Outcome
@@ -27,7 +27,7 @@ def write_conversations(file: Path, count: int = 24) -> Path:
     return file
 
 
-def make_plan(output: Path, **chosen: Any) -> Plan:
+def make_plan(output: Path, **chosen: Any) -> TrainingSettings:
     """Settings of a short run; keys go to the group that knows them."""
     mode = ALIASES.get(chosen.get("mode", "eagle"), chosen.get("mode"))
     plain = {} if "init_from" in chosen else {"fc_norm": False, "norm_output": False}
@@ -35,7 +35,9 @@ def make_plan(output: Path, **chosen: Any) -> Plan:
     values = {**usual.get(mode, {}), "lr": 3e-3, "training_seq_len": 128, "train_bs": 1, "max_steps": 6,
               "save_steps": 3, "logging_steps": 2, "output_dir": str(output), **chosen}  # fmt: skip
     groups = (HeadSettings, LossSettings, RunSettings, KeepSettings)
-    plan = Plan(*(group(**{k: v for k, v in values.items() if k in group.model_fields}) for group in groups))
+    plan = TrainingSettings(
+        *(group(**{k: v for k, v in values.items() if k in group.model_fields}) for group in groups)
+    )
     unknown = [key for key in values if not any(key in group.model_fields for group in groups)]
     assert not unknown
     return plan

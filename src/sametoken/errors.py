@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 NO_WINDOWS = "Windows is not supported; run sametoken in WSL 2, the Windows Subsystem for Linux"
-LONGEST = 2000  # characters of a message; what it quotes of a file may be of any length
+LONGEST_MESSAGE = 2000  # characters of a message; what it quotes of a file may be of any length
 
 
 class SametokenError(Exception):
@@ -53,8 +53,8 @@ class SametokenError(Exception):
         """The message, which any output can print: not longer than LONGEST, lone surrogates spelled out."""
         text = f"{self.field}{self.place}: {self.problem}" if self.field else self.problem
         text += f"; {self.advice}" if self.advice else ""
-        if len(text) > LONGEST:
-            text = f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
+        if len(text) > LONGEST_MESSAGE:
+            text = f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 2 :]}"
         return text.encode(errors="backslashreplace").decode()
 
 

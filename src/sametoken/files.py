@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BLOCK = 1 << 20
-AGAIN = "delete it and prepare again"
+PREPARE_AGAIN = "delete it and prepare again"
 
 
 class Stamp(NamedTuple):
@@ -120,7 +120,7 @@ def read_object(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{file}: {error.strerror}", advice="expected what `sametoken prepare` writes") from error
     except ValueError as error:
-        raise DataError(f"{file} {error}", advice=AGAIN) from error
+        raise DataError(f"{file} {error}", advice=PREPARE_AGAIN) from error
 
 
 def dataclass_of(kind: type[T], found: Mapping[str, Any]) -> T:
@@ -159,7 +159,7 @@ def read_tensors(file: Path, expected: Stamp) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = load_file(file)
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{file}: not readable as safetensors ({error})", advice=AGAIN) from error
+        raise DataError(f"{file}: not readable as safetensors ({error})", advice=PREPARE_AGAIN) from error
     return tensors
 
 
@@ -172,13 +172,13 @@ def check(file: Path, expected: Stamp) -> None:
     try:
         size = file.stat().st_size
         if size != expected.bytes:
-            raise DataError(f"{file}: found {size} bytes, expected {expected.bytes}", advice=AGAIN)
+            raise DataError(f"{file}: found {size} bytes, expected {expected.bytes}", advice=PREPARE_AGAIN)
         found = stamp(file)
     except OSError as error:
-        raise DataError(f"{file}: {error.strerror}, expected {expected.bytes} bytes", advice=AGAIN) from error
+        raise DataError(f"{file}: {error.strerror}, expected {expected.bytes} bytes", advice=PREPARE_AGAIN) from error
     if found != expected:
         raise DataError(
-            f"{file}: found SHA-256 {found.sha256[:16]}..., expected {expected.sha256[:16]}...", advice=AGAIN
+            f"{file}: found SHA-256 {found.sha256[:16]}..., expected {expected.sha256[:16]}...", advice=PREPARE_AGAIN
         )
 
 

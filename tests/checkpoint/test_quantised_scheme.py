@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sametoken.checkpoint.quantised.scheme import FLOAT, INTEGER, Layer, Scheme, read_scheme
+from sametoken.checkpoint.quantised.scheme import FLOAT, INTEGER, Scheme, WeightScheme, read_scheme
 
 QUERY, UP, HEAD = "model.layers.3.self_attn.q_proj", "model.layers.3.mlp.up_proj", "lm_head"
 
@@ -39,16 +39,20 @@ def test_ignored_layers_are_named_in_every_tools_way(pattern: str, ignored: set[
 def test_model_optimizers_own_file_counts_where_the_configuration_says_nothing() -> None:
     inner = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"], "kv_cache_quant_algo": "FP8"}
     found = scheme(None, {"producer": {"name": "modelopt"}, "quantization": inner})
-    assert found.layer(UP) == Layer(FLOAT, 4, 16)
+    assert found.layer(UP) == WeightScheme(FLOAT, 4, 16)
     assert found.layer(HEAD) is None
-    assert scheme({"quant_method": "fp8"}, {"quantization": inner}).layer(UP) == Layer(FLOAT, 8)
+    assert scheme({"quant_method": "fp8"}, {"quantization": inner}).layer(UP) == WeightScheme(FLOAT, 8)
     assert read_scheme({}, {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}) is None
 
 
 def test_layers_of_one_model_may_differ() -> None:
     layers = {QUERY: {"quant_algo": "FP8"}, UP: {"quant_algo": "NVFP4", "group_size": 16}}
     found = scheme({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers})
-    assert (found.layer(QUERY), found.layer(UP), found.layer(HEAD)) == (Layer(FLOAT, 8), Layer(FLOAT, 4, 16), None)
+    assert (found.layer(QUERY), found.layer(UP), found.layer(HEAD)) == (
+        WeightScheme(FLOAT, 8),
+        WeightScheme(FLOAT, 4, 16),
+        None,
+    )
     assert found.bits == 4
     every = {"weights": {"num_bits": 8, "type": "int", "strategy": "channel"}, "targets": ["Linear"]}
     some = {
@@ -56,7 +60,10 @@ def test_layers_of_one_model_may_differ() -> None:
         "targets": ["re:.*up_proj"],
     }
     compressed = scheme({"quant_method": "compressed-tensors", "config_groups": {"a": every, "b": some}})
-    assert (compressed.layer(QUERY), compressed.layer(UP)) == (Layer(INTEGER, 8, -1), Layer(INTEGER, 4, 64))
+    assert (compressed.layer(QUERY), compressed.layer(UP)) == (
+        WeightScheme(INTEGER, 8, -1),
+        WeightScheme(INTEGER, 4, 64),
+    )
 
 
 @pytest.mark.parametrize(("rows", "expected"), [({"num_bits": 8, "type": "int"}, True), (None, False)])

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from sametoken.control.acceptance import HOPE, Acceptance, Gate
 from sametoken.control.account import CREDIT, SHARE, Account
 from sametoken.control.advice import FEW, UNUSED, WINDOW, Advice, Pauses
-from sametoken.control.allocation import MARGIN, Row, allocate
+from sametoken.control.allocation import MARGIN, DecodingRow, allocate
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
 from sametoken.control.policy import PROBE_MOST, Policy, Wish
 
@@ -63,8 +63,8 @@ class World:
         self.seconds = self.tokens = self.plain_seconds = 0.0
         self.used: list[Wish] = []
 
-    def rows(self) -> list[Row]:
-        return [Row(i, self.methods, LONGEST, self.adaptive, 100, self.backlog, 500) for i in range(self.batch)]
+    def rows(self) -> list[DecodingRow]:
+        return [DecodingRow(i, self.methods, LONGEST, self.adaptive, 100, self.backlog, 500) for i in range(self.batch)]
 
     def run(self, forwards: int) -> list[list[int]]:
         """The limits chosen in each forward."""
@@ -173,7 +173,7 @@ def test_nobody_drafts_beyond_its_limits(
     if schedule is not None:
         bound = min(LONGEST, next((schedule[size] for size in sorted(schedule) if size >= len(limits)), 0))
     for _ in range(20):
-        rows = [Row(i, ("model", "host"), limit, free, 10, 0, 50) for i, (limit, free) in enumerate(limits)]
+        rows = [DecodingRow(i, ("model", "host"), limit, free, 10, 0, 50) for i, (limit, free) in enumerate(limits)]
         for row, wish in zip(rows, policy.choose(rows), strict=True):
             assert 0 <= wish.limit <= min(row.limit, bound)
             assert bool(wish.limit) == bool(wish.methods) == (not wish.reason)
@@ -236,7 +236,7 @@ def test_it_finds_back_when_guesses_come_true_again() -> None:
 def test_one_good_row_among_bad_ones_drafts_for_itself() -> None:
     policy = Policy(slots, runs_model, LONGEST)
     policy.costs = Costs(measured({2: 1.0, 64: 1.0}, draft=0.05))
-    rows = [Row(i, ("model",), LONGEST, True, 100, 0, 500) for i in range(4)]
+    rows = [DecodingRow(i, ("model",), LONGEST, True, 100, 0, 500) for i in range(4)]
     for _ in range(400):
         for row, wish in zip(rows, policy.choose(rows), strict=True):
             if wish.limit:
@@ -301,7 +301,7 @@ class Shared:
         begin, left = self.clock, {self.started + i: self.tokens for i in range(self.batch)}
         self.started += self.batch
         while left:
-            rows = [Row(i, ("model",), min(LONGEST, n - 1), True, 100, 0, n) for i, n in left.items()]
+            rows = [DecodingRow(i, ("model",), min(LONGEST, n - 1), True, 100, 0, n) for i, n in left.items()]
             wishes = self.policy.choose(rows) if drafts else [Wish(0, (), "gain")] * len(rows)
             self._forward(rows, [wish.limit for wish in wishes], left, drafts)
             for i in [i for i, n in left.items() if n <= 0]:
@@ -309,7 +309,7 @@ class Shared:
                 self.policy.forget(i, ["model"])
         return self.clock - begin
 
-    def _forward(self, rows: Sequence[Row], limits: Sequence[int], left: dict[int, int], told: bool) -> None:
+    def _forward(self, rows: Sequence[DecodingRow], limits: Sequence[int], left: dict[int, int], told: bool) -> None:
         emitted, longest = 0, max(limits)
         for row, limit in zip(rows, limits, strict=True):
             chance = self.bad if row.id % 2 else self.good
@@ -453,7 +453,7 @@ def test_the_gate_closes_for_good_after_a_window_of_poor_requests() -> None:
     assert gate.closed
     assert not gate.record(9, 1)
     policy = Policy(slots, runs_model, LONGEST, gate=gate)
-    assert policy.choose([Row(0, ("model",), 8, False, 5, 0, 9)]) == [Wish(0, (), "threshold")]
+    assert policy.choose([DecodingRow(0, ("model",), 8, False, 5, 0, 9)]) == [Wish(0, (), "threshold")]
     assert not policy.expects("model")
     assert not Gate(0, 5.0).record(0, 3)
 

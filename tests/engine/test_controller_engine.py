@@ -19,7 +19,7 @@ from sametoken import LLM, ConfigError, SamplingParams
 from sametoken.commands.options import settings_of
 from sametoken.config import SpeculativeConfig
 from sametoken.control.advice import FEW, UNUSED
-from sametoken.control.allocation import Row
+from sametoken.control.allocation import DecodingRow
 from sametoken.control.policy import Wish
 from sametoken.drafters.padded import chain
 from sametoken.speculation.params import RequestSpeculation
@@ -47,7 +47,7 @@ def capricious(llm: LLM, seed: int = 0) -> list[list[Wish]]:
     """Lets chance choose method and length of every row in every step, and long pauses; returns what it chose."""
     luck, chosen = random.Random(seed), []
 
-    def choose(rows: Sequence[Row], beside: int = 0) -> list[Wish]:
+    def choose(rows: Sequence[DecodingRow], beside: int = 0) -> list[Wish]:
         wishes = []
         for row in rows:
             pause = (len(chosen) // 7) % 3 == 0 or luck.random() < 0.3
@@ -94,7 +94,7 @@ def test_after_a_long_pause_the_draft_knows_all_that_was_said(pair: tuple[str, s
     policy = llm.engine.drafting.policy
     steps = 0
 
-    def choose(rows: Sequence[Row], beside: int = 0) -> list[Wish]:
+    def choose(rows: Sequence[DecodingRow], beside: int = 0) -> list[Wish]:
         nonlocal steps
         steps += 1
         return [Wish(0, (), "gain") if steps % 50 < 40 or not r.limit else Wish(r.limit, r.methods) for r in rows]

@@ -16,7 +16,7 @@ import torch
 
 from cli_checks import LETTERS, SPECIAL, Pair
 from sametoken import LLM, CheckpointError
-from sametoken.train.dataset.extraction import Reader
+from sametoken.train.dataset.extraction import FeatureReader
 from server_checks import MODEL, Running, openai_client, running, with_pooling
 
 TEXTS = ["one two three", "a", "to be or not to be"]
@@ -81,14 +81,14 @@ def test_streams_go_on_and_keep_their_text(server: Running) -> None:
 
 
 def test_a_client_that_goes_away_is_not_read_for_any_longer(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, piece = [], Reader.piece
+    read, piece = [], FeatureReader.piece
 
-    def slow(self: Reader, *given: Any) -> torch.Tensor:
+    def slow(self: FeatureReader, *given: Any) -> torch.Tensor:
         read.append(given)
         time.sleep(0.05)
         return piece(self, *given)
 
-    monkeypatch.setattr(Reader, "piece", slow)
+    monkeypatch.setattr(FeatureReader, "piece", slow)
     with pytest.raises(httpx.ReadTimeout):
         server.post("/v1/embeddings", {"input": ["abc"] * 400}, timeout=0.5)
     assert server.post("/v1/embeddings", {"input": "abc"}).status_code == 200

@@ -50,7 +50,7 @@ def inputs(steps: int, slots: int, heads: tuple[int, int], seed: int = 0) -> lis
 @pytest.mark.parametrize("window", [None, 1, 3, 7])
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (3, 1)])
 def test_outputs_and_gradients_equal_dense_attention(heads, window, monkeypatch):
-    monkeypatch.setattr(attention, "TILE", 4)  # several tiles per document, and short documents together
+    monkeypatch.setattr(attention, "QUERY_TILE", 4)  # several tiles per document, and short documents together
     attention._ahead.cache_clear()
     lengths, steps = [9, 1, 4, 6, 3, 4], 4
     queries, keys, values = inputs(steps, sum(lengths), heads)

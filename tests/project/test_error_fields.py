@@ -10,7 +10,14 @@ import pytest
 from pydantic import BaseModel, ValidationError, field_validator
 
 import sametoken
-from sametoken.errors import LONGEST, CheckpointError, PromptTooLongError, RequestError, SametokenError, found_wrong
+from sametoken.errors import (
+    LONGEST_MESSAGE,
+    CheckpointError,
+    PromptTooLongError,
+    RequestError,
+    SametokenError,
+    found_wrong,
+)
 from sametoken.speculation.params import RequestSpeculation, SamplingParams
 from sametoken.speculation.structure import StructuredOutputs
 
@@ -102,7 +109,7 @@ def test_a_message_is_made_of_its_parts():
     assert str(error) == "n.x: got 2, expected 1; give 1"
     assert str(RequestError("the prompt is empty")) == "the prompt is empty"
     assert str(CheckpointError("no weights").about("/models/a")) == "/models/a: no weights"
-    assert len(str(SametokenError("x" * 10 * LONGEST, field="f"))) < LONGEST + 20
+    assert len(str(SametokenError("x" * 10 * LONGEST_MESSAGE, field="f"))) < LONGEST_MESSAGE + 20
 
 
 @pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])

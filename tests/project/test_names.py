@@ -1,19 +1,12 @@
-"""A public class has one meaning, and a constant that others import one value: no other module defines that name anew.
-
-This holds for the names of the rooms below, whichever room the other module belongs to.
-"""
+"""A public class name has one meaning in all modules, and a constant that others import has one value."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-import pytest
-
 import sametoken
 
-ROOMS = ("bench", "check", "client", "data", "prompts", "runtime")
-OWN = tuple(f"{room}/" for room in ROOMS)
 PACKAGE = Path(sametoken.__file__).parent
 
 
@@ -35,19 +28,17 @@ def constants(source: str) -> dict[str, str]:
 FILES = {str(file.relative_to(PACKAGE)): file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_class_of_a_room_has_a_name_of_its_own(room: str) -> None:
+def test_a_public_class_has_a_name_of_its_own() -> None:
     places: dict[str, list[str]] = {}
     for file, source in FILES.items():
         for name in public_classes(source):
             places.setdefault(name, []).append(file)
-    own = {name: files for name, files in places.items() if any(file.startswith(f"{room}/") for file in files)}
-    assert own
-    assert {name: files for name, files in own.items() if len(files) > 1} == {}
+    assert places
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
 def test_an_imported_constant_has_one_value() -> None:
-    """A constant of these rooms that others import is assigned once, or to the same value wherever it is assigned."""
+    """A constant that others import is assigned once, or to the same value wherever it is assigned."""
     imported = {
         alias.name
         for source in FILES.values()
@@ -60,9 +51,7 @@ def test_an_imported_constant_has_one_value() -> None:
     for file, source in FILES.items():
         for name, value in constants(source).items():
             values.setdefault(name, {}).setdefault(value, []).append(file)
-    several = {name: found for name, found in values.items() if name in imported and len(found) > 1}
-    files = {name: [file for places in found.values() for file in places] for name, found in several.items()}
-    assert {name: own for name, own in files.items() if any(file.startswith(OWN) for file in own)} == {}
+    assert {name: found for name, found in values.items() if name in imported and len(found) > 1} == {}
 
 
 def test_the_scan_sees_what_it_looks_for() -> None:

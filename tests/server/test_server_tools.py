@@ -14,7 +14,7 @@ from openai import LengthFinishReasonError, OpenAI
 
 from cli_checks import Pair
 from sametoken import LLM, embedded
-from sametoken.server.speech import Message, Reader
+from sametoken.server.speech import Message, ReplyReader
 from sametoken.server.tools import CallReader
 from server_checks import MODEL, Running, openai_client, running, with_template
 
@@ -98,7 +98,7 @@ def test_a_long_object_that_is_no_call_takes_no_longer_than_it_is() -> None:
 
 
 def test_without_functions_all_is_text() -> None:
-    assert [piece.text for piece in Reader().feed(0, ONE, done=False)] == [ONE]
+    assert [piece.text for piece in ReplyReader().feed(0, ONE, done=False)] == [ONE]
 
 
 TEMPLATE = (

@@ -18,7 +18,7 @@ from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.load import load_decoder, load_parameters, read_tensors
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.write import write_model
-from sametoken.heads.draft_model.objective import Draft, DraftObjective
+from sametoken.heads.draft_model.objective import DraftObjective, TrainableDraft
 from sametoken.heads.draft_model.on_policy import rewrite, sample
 from sametoken.learning.batch import Batch, guess_weights
 from sametoken.learning.target import Features
@@ -67,7 +67,7 @@ def test_loss_and_gradients_are_those_of_transformers(pair, tmp_path, family):
     with torch.no_grad():
         states = [pair.oracle.model(input_ids=row).last_hidden_state[0] for row in rows]
     for recompute in (False, True):
-        draft = Draft(decoder, {}, tmp_path)
+        draft = TrainableDraft(decoder, {}, tmp_path)
         student = DraftObjective(draft, outer, LossSettings(), torch.float32, recompute=recompute)
         goal = guess_weights(batch, 1, 0.8, per_document=True)
         student.zero_grad()

@@ -24,7 +24,7 @@ from sametoken.errors import ConfigError, DataError
 from sametoken.model.decoder import Decoder
 from sametoken.train.dataset import extraction
 from sametoken.train.dataset.extraction import (
-    Reader,
+    FeatureReader,
     check_size,
     extract,
     features,
@@ -47,10 +47,10 @@ TAPS = (2, 0)
 def test_states_are_those_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None, family: str, length: int
 ) -> None:
-    monkeypatch.setattr(extraction, "CHUNK", 33)  # pieces of one token, of two and of many
+    monkeypatch.setattr(extraction, "PIECE_TOKENS", 33)  # pieces of one token, of two and of many
     model = tiny_models.save(family, tmp_path)
     limit = tiny_models.FAMILIES[family].max_seq_len
-    reader = Reader(load_decoder(tmp_path, torch.float32, tiny_models.DEVICE, limit), TAPS, 95)
+    reader = FeatureReader(load_decoder(tmp_path, torch.float32, tiny_models.DEVICE, limit), TAPS, 95)
     tokens = torch.randint(tiny_models.VOCAB, (length,), generator=torch.Generator().manual_seed(length))
     reader(tokens.flip(0))  # what was read before leaves nothing behind
     found = features(reader(tokens))
@@ -100,7 +100,7 @@ def test_bfloat16_is_what_the_target_said(prepared: Prepared, decoder: Decoder, 
     extract(prepared, decoder, spec)
     opened = Prepared.open(prepared.directory)
     assert (opened.manifest.taps, opened.manifest.hidden_dtype) == (taps, "bfloat16")
-    reader = Reader(decoder, taps, 128)
+    reader = FeatureReader(decoder, taps, 128)
     for sample in range(len(opened)):
         expected = features(reader(opened[sample].tokens).to(torch.bfloat16))
         found = opened.features(sample)
@@ -124,7 +124,7 @@ def test_shards_hold_what_was_planned(prepared: Prepared, decoder: Decoder) -> N
 
 def test_fp8_is_close(prepared: Prepared, decoder: Decoder) -> None:
     extract(prepared, decoder, spec_for(prepared, decoder, "fp8"))
-    opened, reader = Prepared.open(prepared.directory), Reader(decoder, TAPS, 128)
+    opened, reader = Prepared.open(prepared.directory), FeatureReader(decoder, TAPS, 128)
     for sample in range(len(opened)):
         found, expected = opened.features(sample), features(reader(opened[sample].tokens))
         assert found is not None
@@ -277,7 +277,7 @@ def test_words_of_the_command_line() -> None:
 def test_the_compiled_kernels_give_the_same_states_as_torch(one_thread: None) -> None:
     """The embedded target runs in one compiled call where there is one; its taps are those of the blocks."""
     tokens = torch.arange(40) * 97 % 4096
-    compiled = Reader(load_decoder(embedded.TARGET, torch.bfloat16, "cpu"), (1, 7, 12), 40)(tokens)
-    plain = Reader(load_decoder(embedded.TARGET, torch.float32, "cpu"), (1, 7, 12), 40)(tokens)
+    compiled = FeatureReader(load_decoder(embedded.TARGET, torch.bfloat16, "cpu"), (1, 7, 12), 40)(tokens)
+    plain = FeatureReader(load_decoder(embedded.TARGET, torch.float32, "cpu"), (1, 7, 12), 40)(tokens)
     assert compiled.shape == (40, 4, 256)
     assert float((compiled - plain).norm() / plain.norm()) < 0.02

@@ -6,7 +6,7 @@ import pytest
 
 from sametoken.errors import DataError
 from sametoken.train.defaults import FEW_STEPS, MOST_EPOCHS, STEPS, Facts, filled
-from sametoken.train.plan import Plan
+from sametoken.train.plan import TrainingSettings
 from sametoken.train.schedule import Schedule, rows_of
 from sametoken.train.settings import HeadSettings, KeepSettings, LossSettings, RunSettings
 from training_checks import TAPS, log_of, write_conversations
@@ -15,11 +15,13 @@ GROUPS = (HeadSettings, LossSettings, RunSettings, KeepSettings)
 SELF_PROMPTED = [40 + 7 * (i % 12) for i in range(2000)]  # the amount that the README makes: 157 000 tokens
 
 
-def plan_of(**chosen) -> Plan:
-    return Plan(*(group(**{k: v for k, v in chosen.items() if k in group.model_fields}) for group in GROUPS))
+def plan_of(**chosen) -> TrainingSettings:
+    return TrainingSettings(
+        *(group(**{k: v for k, v in chosen.items() if k in group.model_fields}) for group in GROUPS)
+    )
 
 
-def fill(lengths=SELF_PROMPTED, width=256, processes=1, **chosen) -> tuple[Plan, list[str], Schedule]:
+def fill(lengths=SELF_PROMPTED, width=256, processes=1, **chosen) -> tuple[TrainingSettings, list[str], Schedule]:
     plan, said = filled(plan_of(**chosen), Facts(lengths, width, processes))
     return plan, said, Schedule(lengths, plan.run, processes)
 

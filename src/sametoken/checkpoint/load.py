@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sametoken.checkpoint.contents import of_directory
 from sametoken.checkpoint.experts import single_experts
 from sametoken.checkpoint.hub import read_config, stored_scheme
-from sametoken.checkpoint.mapping import Place, Places, rules_for
+from sametoken.checkpoint.mapping import ParameterRows, Places, rules_for
 from sametoken.checkpoint.quantised.collect import Item, collected
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError, shown
 from sametoken.files import json_object
@@ -40,7 +40,7 @@ WEIGHT_FILES = (
 FILE_NAME = re.compile(r"(?!\.)[^/\\\x00]{1,255}")
 SHOWN = 8  # names of one kind in an error; a wrong architecture would otherwise print thousands
 PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-AGAIN = "download it again, or copy it again from where it is whole"
+DOWNLOAD_AGAIN = "download it again, or copy it again from where it is whole"
 
 
 class Stored(NamedTuple):
@@ -215,10 +215,10 @@ class _Filling:
         self.waiting = Counter({name: shape[0] for name, shape in self.shapes.items()})
         self.open = Counter(_parent(name) for name in self.shapes)
 
-    def rows(self, place: Place) -> range:
+    def rows(self, place: ParameterRows) -> range:
         return range(self.shapes[place.parameter][0]) if place.rows is None else place.rows
 
-    def claim(self, place: Place) -> bool:
+    def claim(self, place: ParameterRows) -> bool:
         """Reserve the rows of a place; False if some of them were already taken."""
         rows, taken = self.rows(place), self.claimed[place.parameter]
         if any(rows.start < other.stop and other.start < rows.stop for other in taken):
@@ -226,7 +226,7 @@ class _Filling:
         taken.append(rows)
         return True
 
-    def fill(self, place: Place, item: Stored | Item) -> None:
+    def fill(self, place: ParameterRows, item: Stored | Item) -> None:
         """Copy a stored tensor into its rows, and pack the submodule if that made it whole."""
         name, rows, stored = place.parameter, self.rows(place), item.tensor
         expected = (len(rows), *self.shapes[name][1:])
@@ -331,10 +331,10 @@ def _shards(index: Path) -> list[Path]:
         words = f"cannot be read ({error.strerror}); check its permissions"
         raise CheckpointError(words, field=str(index)) from error
     except ValueError as error:
-        raise CheckpointError(str(error), field=str(index), advice=AGAIN) from error
+        raise CheckpointError(str(error), field=str(index), advice=DOWNLOAD_AGAIN) from error
     if not isinstance(stated, dict):
         words = f"not an index with a weight_map, which is {shown(stated)}"
-        raise CheckpointError(words, field=str(index), advice=AGAIN)
+        raise CheckpointError(words, field=str(index), advice=DOWNLOAD_AGAIN)
     # An index comes from outside and may not point outside its own directory.
     if foreign := [name for name in stated.values() if not isinstance(name, str) or not FILE_NAME.fullmatch(name)]:
         words = f"names {shown(foreign[0])}, expected plain file names beside the index"
@@ -393,10 +393,10 @@ def _read_bin(file: Path) -> Iterator[Stored]:
 def _damaged(file: Path, error: Exception) -> str:
     """Words for a weight file that cannot be read."""
     if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch seeks before the start of a truncated file
-        return f"cannot be read ({error.strerror or error}); check its permissions, or {AGAIN}"
+        return f"cannot be read ({error.strerror or error}); check its permissions, or {DOWNLOAD_AGAIN}"
     with file.open("rb") as opened:
         head = opened.read(40)
     if head.startswith(b"version https://git-lfs"):
         return "is a Git LFS pointer, not the weights; run `git lfs pull` in its repository"
     reason = str(error).splitlines()[0]
-    return f"truncated or damaged ({file.stat().st_size} bytes: {reason}); {AGAIN}"
+    return f"truncated or damaged ({file.stat().st_size} bytes: {reason}); {DOWNLOAD_AGAIN}"

@@ -75,7 +75,7 @@ class Shapes(Protocol):
     def tie_word_embeddings(self) -> bool: ...
 
 
-class Place(NamedTuple):
+class ParameterRows(NamedTuple):
     """A parameter of the decoder, and the rows of it that one stored tensor fills; `None` means all rows."""
 
     parameter: str
@@ -89,7 +89,7 @@ class Places(Protocol):
         """True for a stored tensor that needs no place."""
         ...
 
-    def place(self, name: str) -> Place | None:
+    def place(self, name: str) -> ParameterRows | None:
         """Where a stored tensor belongs, `None` if nowhere."""
         ...
 
@@ -104,8 +104,8 @@ class SameNames:
     def ignores(self, name: str) -> bool:
         return False
 
-    def place(self, name: str) -> Place | None:
-        return Place(name, None)
+    def place(self, name: str) -> ParameterRows | None:
+        return ParameterRows(name, None)
 
     def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
         return [parameter]
@@ -130,7 +130,7 @@ class DecoderRules:
         derived = DERIVED.fullmatch(name) is not None or name.startswith(HEADS)
         return derived or (self.tied and name == "lm_head.weight")
 
-    def place(self, name: str) -> Place | None:
+    def place(self, name: str) -> ParameterRows | None:
         """Where the stored tensor `name` belongs, or `None` if the families above have no such tensor."""
         for stored, meant in self.spellings.items():
             name = name.replace(stored, meant)
@@ -138,7 +138,7 @@ class DecoderRules:
         ours, piece = TABLE.get(path, (None, None))
         if ours is None or (piece is not None and piece not in self.rows):
             return None
-        return Place(f"{filled(ours, indices)}.{kind}", self.rows[piece] if piece else None)
+        return ParameterRows(f"{filled(ours, indices)}.{kind}", self.rows[piece] if piece else None)
 
     def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
         """The stored names that would fill the rows of a parameter that are not `taken`: words for an error."""

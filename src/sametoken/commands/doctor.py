@@ -32,7 +32,7 @@ OPTIONS = (
     Option("json", bool, False, "one JSON object instead of tables."),
 )
 
-WIDTH = 110
+TABLE_WIDTH = 110
 
 
 def command(name: str | None, values: Values) -> int:
@@ -88,7 +88,7 @@ def _show(found: Diagnosis) -> None:
     engines = Table("engine", "runs it")
     for engine, reasons in found.engines.items():
         engines.add_row(engine, f"no: {'; '.join(reasons)}" if reasons else "yes")
-    open_console(WIDTH).print(engines)
+    open_console(TABLE_WIDTH).print(engines)
     for note in found.notes:
         print(f"note: {note}")
 
@@ -100,7 +100,7 @@ def _show_acceptance(accepted: Sequence[ReadingResult], prompts: int, advice: st
     for item in accepted:
         layers = ", ".join(map(str, item.reading.taps)) or "last"
         table.add_row(layers, item.reading.name, f"{item.length:.2f}", f"{item.rate:.1%}", f"{item.covered:.1%}")
-    open_console(WIDTH).print(table)
+    open_console(TABLE_WIDTH).print(table)
     print(f"over {prompts} prompts, drafts of fixed length")
     if advice:
         print(advice)
@@ -113,4 +113,4 @@ def _print_rows(rows: Mapping[str, str]) -> None:
     table = Table(show_header=False)
     for key, value in rows.items():
         table.add_row(key, Text(value))
-    open_console(WIDTH).print(table)
+    open_console(TABLE_WIDTH).print(table)

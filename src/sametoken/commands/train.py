@@ -72,7 +72,7 @@ def _word(name: str, given: str) -> bool:
 
 def _train(target: str, settings: dict[type, Any]) -> int:
     from sametoken.train.evaluate import Asked, judge_of
-    from sametoken.train.plan import Plan
+    from sametoken.train.plan import TrainingSettings
     from sametoken.train.session import train
 
     head, keep, run = settings[HeadSettings], settings[KeepSettings], settings[RunSettings]
@@ -84,7 +84,7 @@ def _train(target: str, settings: dict[type, Any]) -> int:
     if keep.eval_data is not None:
         asked = Asked(keep.max_draft_len, keep.eval_tokens, engine={"device": run.device})
         judge = judge_of(target, keep.eval_data, keep.eval_prompts, asked)
-    plan = Plan(head, settings[LossSettings], run, keep)
+    plan = TrainingSettings(head, settings[LossSettings], run, keep)
     # Launchers pass a signal on that a process may have had already.
     with stop_at_signals(PROMISE if _main() else "", repeats_after_s=3.0 if WORKER in os.environ else 0.0) as stop:
         try:

@@ -17,7 +17,7 @@ from sametoken.control.cost import Costs
 MARGIN = 1.01  # how many times faster than plain decoding a draft must promise to be
 
 
-class Row(NamedTuple):
+class DecodingRow(NamedTuple):
     """A row that decodes.
 
     Attributes:
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepBatch:
     """The rows of one step and what it costs.
 
     Attributes:
@@ -49,7 +49,7 @@ class Batch:
         slots: nodes of a draft of a method whose paths have at most so many tokens.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[DecodingRow]
     beside: int
     floor: int
     slots: Callable[[str, int], int]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sametoken.control.acceptance import Acceptance, Gate
 from sametoken.control.account import SHARE, Account
-from sametoken.control.allocation import Batch, Row, allocate
+from sametoken.control.allocation import DecodingRow, StepBatch, allocate
 from sametoken.control.cost import Costs
 
 PROBE_FIRST, PROBE_MOST = 8, 4096  # plain forwards between probes: at least, and at most
@@ -171,7 +171,7 @@ class Policy:
         else:
             self.account(rows).saw_plain(cost)
 
-    def choose(self, rows: Sequence[Row], beside: int = 0) -> list[Wish]:
+    def choose(self, rows: Sequence[DecodingRow], beside: int = 0) -> list[Wish]:
         """One wish per row of the next step, which also reads `beside` prompt tokens."""
         self._expected = 0.0
         bound = 0 if self.gate.closed else self.bound(len(rows))
@@ -182,7 +182,7 @@ class Policy:
         floor = 0
         if len(free) < len(rows):
             floor = self._others(rows, free, bound, wishes)
-        batch = Batch(rows, beside, floor, self._slots, self.costs)
+        batch = StepBatch(rows, beside, floor, self._slots, self.costs)
         self._review(batch, free, bound)
         account, off = self.account(len(rows)), free
         if not floor and (account.paused or account.pending):
@@ -197,20 +197,20 @@ class Policy:
         self._expected = 0.0 if floor else self._plain_steps(batch, wishes)
         return wishes
 
-    def _plain_steps(self, batch: Batch, wishes: Sequence[Wish]) -> float:
+    def _plain_steps(self, batch: StepBatch, wishes: Sequence[Wish]) -> float:
         """How many plain steps the step with these drafts should take."""
         methods = Counter(wish.methods[-1] for wish in wishes if wish.limit)
         count = sum(methods.values())
         shares = {method: number / count for method, number in methods.items()}
         return batch.price(shares, max(wish.limit for wish in wishes), count) / batch.price({}, 0, 0)
 
-    def _others(self, rows: Sequence[Row], free: Sequence[int], bound: int, wishes: list[Wish]) -> int:
+    def _others(self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, wishes: list[Wish]) -> int:
         """Rows whose length is not chosen here; returns the nodes of the widest of them."""
         for i in set(range(len(rows))) - set(free):
             wishes[i] = self._most(rows[i], bound)
         return max((self._slots(method, wish.limit) for wish in wishes for method in wish.methods), default=0)
 
-    def _follow(self, rows: Sequence[Row], free: Sequence[int], bound: int, wishes: list[Wish]) -> None:
+    def _follow(self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, wishes: list[Wish]) -> None:
         """Rows that the last choice lets draft do so; now and then they ask drafters that are not in use as well."""
         chosen, length = self._choice.methods, min(self._choice.length, bound)
         explore = self._drafted % EXPLORE == EXPLORE - 1
@@ -226,7 +226,7 @@ class Policy:
         """All methods, those on the host first and among them those that are not in use."""
         return tuple(sorted(methods, key=lambda method: (self._runs_model(method), method in used)))
 
-    def _most(self, row: Row, bound: int) -> Wish:
+    def _most(self, row: DecodingRow, bound: int) -> Wish:
         """As much as the row may draft, in the order of its methods."""
         limit = min(row.limit, bound)
         if limit:
@@ -235,7 +235,7 @@ class Policy:
             return Wish(0, (), "threshold")
         return Wish(0, (), "batch" if row.limit else "end")
 
-    def _review(self, batch: Batch, free: Sequence[int], bound: int) -> None:
+    def _review(self, batch: StepBatch, free: Sequence[int], bound: int) -> None:
         """Makes the choice anew where something may have changed it; with many rows, not at every news."""
         kept = self._choice
         kept.age += 1
@@ -248,7 +248,7 @@ class Policy:
         self._choice = max(found, key=lambda each: each[0])[1]
         self._choice.key, self._learned = key, False
 
-    def _best(self, batch: Batch, free: Sequence[int], bound: int, model: bool) -> tuple[float, _Choice]:
+    def _best(self, batch: StepBatch, free: Sequence[int], bound: int, model: bool) -> tuple[float, _Choice]:
         """The best choice with or without a model, and its tokens per second."""
         rows = batch.rows
         token = batch.price({}, 0, 0) / len(rows)
@@ -277,7 +277,7 @@ class Policy:
             length, chosen = min(kept.length, bound), frozenset(drafting)
         return best, _Choice(length=length, methods={rows[i].id: bids[i].methods for i in chosen})
 
-    def _longest_step(self, batch: Batch, bids: Mapping[int, Bid]) -> list[float]:
+    def _longest_step(self, batch: StepBatch, bids: Mapping[int, Bid]) -> list[float]:
         """Most seconds that a step with paths of 1, 2, .. tokens may take.
 
         All of n rows wait for the longest draft, and none should pay for its neighbours': a step may
@@ -298,7 +298,7 @@ class Policy:
             most.append(harmonic * (1.0 + 1.0 / (len(rows) - 1)) * plain)
         return most
 
-    def _bid(self, row: Row, bound: int, model: bool, costs: Costs, token: float) -> Bid:
+    def _bid(self, row: DecodingRow, bound: int, model: bool, costs: Costs, token: float) -> Bid:
         """The best way for one row to draft; `token` is the seconds that a token takes without."""
         longest = min(row.limit, bound)
         hosts = [method for method in row.methods if not self._runs_model(method)]
@@ -317,13 +317,13 @@ class Policy:
         mixed = [offer * a + (1.0 - offer) * b for a, b in zip(copied, thought, strict=True)]
         return Bid(mixed, (host, mind), 1.0 - offer)
 
-    def _gains(self, row: Row, method: str, longest: int) -> list[float]:
+    def _gains(self, row: DecodingRow, method: str, longest: int) -> list[float]:
         """Guesses expected to come true, whether or not the method has any."""
         acceptance = self._acceptance(row.id, method)
         offer = 1.0 if self._runs_model(method) else acceptance.offer
         return [offer * gain for gain in acceptance.gains(longest)]
 
-    def _probe(self, batch: Batch, off: Sequence[int]) -> list[tuple[int, str]]:
+    def _probe(self, batch: StepBatch, off: Sequence[int]) -> list[tuple[int, str]]:
         """Rows that try one guess although it is not expected to pay, now and then, and with which drafter.
 
         Probes take `SHARE` of the time. Rows with little to read go first.

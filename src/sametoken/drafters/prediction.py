@@ -33,7 +33,7 @@ def index_prediction(tokens: Sequence[int]) -> SuffixAutomaton:
 
 
 @dataclass
-class _Row:
+class _PredictedRow:
     """One sequence: its prediction, its last tokens, and where it stands once its output has begun."""
 
     known: SuffixAutomaton
@@ -50,7 +50,7 @@ class PredictionDrafter(Drafter):
 
     def __init__(self, max_draft_len: int) -> None:
         self.nodes = max_draft_len
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _PredictedRow] = {}
 
     def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
         """Start `row` anew, without a prediction so far; what lies in reused pages is prompt."""
@@ -58,7 +58,7 @@ class PredictionDrafter(Drafter):
 
     def expect(self, row: int, known: SuffixAutomaton) -> None:
         """What the caller of the row predicts; told right after `admit`."""
-        self._rows[row] = _Row(known, deque(maxlen=MAX_CONTEXT))
+        self._rows[row] = _PredictedRow(known, deque(maxlen=MAX_CONTEXT))
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         for row, certain in zip(rows, tokens, strict=True):
@@ -92,7 +92,7 @@ class PredictionDrafter(Drafter):
         nodes = limit if match.length >= SURE else match.length
         return grow(state.known, match, Bounds(self.slots(nodes), limit, LEAST_SHARE))[0]
 
-    def _place(self, state: _Row, pending: int) -> Match:
+    def _place(self, state: _PredictedRow, pending: int) -> Match:
         """Where the output stands when it is first drafted: at the beginning, or for a preempted row further on."""
         beginning = state.known.match([BEGIN])
         if state.known.advance(beginning, pending).length > beginning.length:

@@ -90,7 +90,7 @@ class OutputCache:
 
 
 @dataclass
-class _Row:
+class _IndexedRow:
     """One sequence: the index of all its text, its last tokens, and its output once it has begun."""
 
     local: SuffixAutomaton
@@ -139,11 +139,11 @@ class SuffixDrafter(Drafter):
         self._max_spec_factor = max_spec_factor
         self._min_token_prob = min_token_prob
         self._cache = OutputCache(max_tree_depth, max_cached_requests, MAX_CACHED_TOKENS)
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _IndexedRow] = {}
 
     def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
         """Start `row` anew; `cached` is the beginning of its prompt that is never observed, possibly empty."""
-        self._rows[row] = _Row(SuffixAutomaton(self._max_tree_depth), deque(maxlen=self._max_tree_depth - 2))
+        self._rows[row] = _IndexedRow(SuffixAutomaton(self._max_tree_depth), deque(maxlen=self._max_tree_depth - 2))
         self._extend(row, cached)
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 
-class Match(NamedTuple):
+class PrefixMatch(NamedTuple):
     """Shared pages that hold a prefix; the first `held` of them hold the drafter's half too."""
 
     pages: list[int]
@@ -96,7 +96,7 @@ class BlockManager:
             else:
                 insort(self._free, page)
 
-    def match(self, tokens: Sequence[int], half: str = "", *, whole: bool = False) -> Match:
+    def match(self, tokens: Sequence[int], half: str = "", *, whole: bool = False) -> PrefixMatch:
         """Takes ownership of the longest run of shared pages that hold a proper prefix of `tokens`.
 
         Args:
@@ -106,7 +106,7 @@ class BlockManager:
         found: list[int] = []
         held = 0
         if not self.reuse:
-            return Match(found, held)
+            return PrefixMatch(found, held)
         # At least one token stays to be computed: its logits are the first draw.
         for i, digest in enumerate(self._digests(tokens[: len(tokens) - 1]), start=1):
             page = self._page_of.get(digest)
@@ -119,7 +119,7 @@ class BlockManager:
             self._idle.pop(page, None)
             self._count[page] = self._count.get(page, 0) + 1
             found.append(page)
-        return Match(found, held)
+        return PrefixMatch(found, held)
 
     def publish(self, tokens: Sequence[int], pages: Sequence[int], half: str = "", held: int = 0) -> None:
         """Offers the full pages among `pages`, which hold the committed `tokens`, to other rows.

@@ -18,7 +18,7 @@ MOST_BYTES = 256  # of the output, which are searched for the mark
 GOES_ON = re.compile(rb">.*\S", re.DOTALL)  # marks end with this sign
 
 
-class Form(Grammar, Protocol):
+class InitialGrammar(Grammar, Protocol):
     """A grammar that sequences start from."""
 
     def copy(self) -> Self:
@@ -26,7 +26,7 @@ class Form(Grammar, Protocol):
         ...
 
 
-class _Place(NamedTuple):
+class _PathState(NamedTuple):
     """Where a path of tokens is.
 
     Attributes:
@@ -51,10 +51,12 @@ class AfterMark:
         spelled: the bytes of every token of the vocabulary. `ends`: tokens that end the output.
     """
 
-    def __init__(self, form: Form, after: str, opens: str, spelled: Sequence[bytes], ends: Sequence[int]) -> None:
+    def __init__(
+        self, form: InitialGrammar, after: str, opens: str, spelled: Sequence[bytes], ends: Sequence[int]
+    ) -> None:
         self._form, self._after, self._opens = form, re.compile(after.encode()), opens.encode()
         self._spelled, self._ends = spelled, list(ends)
-        self._place = _Place(True, b"", ())
+        self._place = _PathState(True, b"", ())
         self._beyond = [token for token, piece in enumerate(spelled) if GOES_ON.search(piece)]
         self._openers = cache(self._find_openers)
 
@@ -87,21 +89,21 @@ class AfterMark:
     def forced(self, limit: int) -> list[int]:
         return [] if self._place.waits else self._form.forced(limit)
 
-    def _after_token(self, place: _Place, token: int) -> _Place:
+    def _after_token(self, place: _PathState, token: int) -> _PathState:
         if not place.waits:
             return place._replace(path=None if place.path is None else (*place.path, token))
         piece = self._spelled[token] if 0 <= token < len(self._spelled) else b""
         if self._opens and len(place.said.lstrip()) < len(self._opens):
             said = (place.said + piece).lstrip()
             if not said.startswith(self._opens) and not self._opens.startswith(said):
-                return _Place(False, b"", (token,))
+                return _PathState(False, b"", (token,))
         said = place.said + piece
         found = self._after.search(said)
         if found is None:
-            return _Place(True, said[-MOST_BYTES:] if len(said) > MOST_BYTES + len(self._opens) else said, ())
-        return _Place(False, b"", None if said[found.end() :].strip() else ())
+            return _PathState(True, said[-MOST_BYTES:] if len(said) > MOST_BYTES + len(self._opens) else said, ())
+        return _PathState(False, b"", None if said[found.end() :].strip() else ())
 
-    def _mask(self, place: _Place) -> Tensor:
+    def _mask(self, place: _PathState) -> Tensor:
         if not place.waits:
             path = place.path
             return self._inside(path) if path is not None else torch.ones(len(self._spelled), dtype=torch.bool)
@@ -134,7 +136,7 @@ class AllowedTokens:
         mask: [V] bool. `form`: the other one.
     """
 
-    def __init__(self, mask: Tensor, form: Form | None) -> None:
+    def __init__(self, mask: Tensor, form: InitialGrammar | None) -> None:
         self._mask, self._form = mask, form
 
     def copy(self) -> AllowedTokens:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sametoken.control.advice import Advice, Pauses
-from sametoken.control.allocation import Row
+from sametoken.control.allocation import DecodingRow
 from sametoken.control.policy import Policy, Wish
 from sametoken.drafters.base import Drafter
 from sametoken.engine.meter import Clock, Meter
@@ -64,13 +64,13 @@ class Drafting:
             return [rest] * len(pending)
         return self.policy.choose([self._row(request) for request in pending], beside)
 
-    def _row(self, request: Request) -> Row:
+    def _row(self, request: Request) -> DecodingRow:
         row, context, room = request.row, len(request.tokens) - 1, request.room
         backlog = 0
         if request.adaptive and row is not None and request.half:
             backlog = context - self._held(row, request)
         limit = request.draft_limit
-        return Row(request.id, request.methods, limit, request.adaptive, context, backlog, room)
+        return DecodingRow(request.id, request.methods, limit, request.adaptive, context, backlog, room)
 
     def slots(self, methods: Sequence[str], limit: int) -> int:
         """Cache slots past the pending token for a draft by any of these methods."""

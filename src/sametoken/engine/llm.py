@@ -16,7 +16,7 @@ from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.drafters.prediction import index_prediction
 from sametoken.engine.build import build_engine, default_method, load_models
 from sametoken.engine.completion import Chunk, Completion
-from sametoken.engine.confined import AfterMark, AllowedTokens, Form
+from sametoken.engine.confined import AfterMark, AllowedTokens, InitialGrammar
 from sametoken.engine.detokenize import Detokenizer
 from sametoken.engine.engine import Engine
 from sametoken.engine.grammar import Grammars
@@ -39,7 +39,7 @@ MOST_PER_TOKEN = 32  # characters of a text per token, on average
 class _Brought(NamedTuple):
     """What comes with parameters and costs time to read; prompts share it."""
 
-    form: Form | None
+    form: InitialGrammar | None
     prediction: SuffixAutomaton | None
 
 
@@ -230,10 +230,10 @@ class LLM:
             known[id(params)] = _Brought(form, self._prediction(params) if PREDICTION in methods else None)
         return known[id(params)]
 
-    def _form(self, params: SamplingParams) -> Form | None:
+    def _form(self, params: SamplingParams) -> InitialGrammar | None:
         """What the output may be, at its beginning."""
         asked, size = params.structured_outputs, self.config.vocab_size
-        form: Form | None = None if asked is None else self._grammars.compile(asked)
+        form: InitialGrammar | None = None if asked is None else self._grammars.compile(asked)
         if form is not None and asked is not None and asked.after is not None:
             spelled = [self.tokenizer.token_bytes(token) for token in range(size)]
             ends = {*self.tokenizer.eos_ids, *params.stop_token_ids}

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from sametoken.control.pace import Pace
 from sametoken.control.policy import Wish
-from sametoken.engine.blocks import BlockManager, Match
+from sametoken.engine.blocks import BlockManager, PrefixMatch
 from sametoken.engine.plan import Admission, Decode, Plan, PromptPiece
 from sametoken.engine.report import Done
 from sametoken.engine.request import Emission, Request
@@ -234,8 +234,8 @@ class Scheduler:
             budget -= self._chunk(request, budget, prefill, grown)
         return budget
 
-    def _reused(self, request: Request) -> Match:
+    def _reused(self, request: Request) -> PrefixMatch:
         """The shared pages that the request begins with."""
         if not request.shares_prefix:
-            return Match([], 0)
+            return PrefixMatch([], 0)
         return self.blocks.match(request.tokens, request.half, whole=request.whole)

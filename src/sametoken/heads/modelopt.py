@@ -19,7 +19,7 @@ from sametoken.options.training import HeadOptions, LossOptions
 FROZEN = (True, "drafts never change the target")
 
 
-class Chosen(NamedTuple):
+class ModelOptSettings(NamedTuple):
     """What a mode and its configuration say.
 
     Attributes:
@@ -46,7 +46,7 @@ class ModelOptNames:
     def __init__(self, only: Mapping[str, tuple[Any, str]] | None = None) -> None:
         self.only = only or {}
 
-    def read(self, mode: str, training: Training, config: Mapping[str, Any]) -> Chosen:
+    def read(self, mode: str, training: Training, config: Mapping[str, Any]) -> ModelOptSettings:
         """What the configuration of a mode means.
 
         Raises:
@@ -57,7 +57,7 @@ class ModelOptNames:
         head = [name for name in training.head.model_fields if name != "init_from"]
         own = [name for name in training.loss.model_fields if name not in LossOptions.model_fields]
         self.refuse(mode, given, (*head, *shared, *own, *self.only))
-        return Chosen(
+        return ModelOptSettings(
             training.head(**{name: value for name, value in given.items() if name in head}),
             training.loss(**{name: value for name, value in given.items() if name in (*shared, *own)}), {},
         )  # fmt: skip
@@ -72,11 +72,11 @@ class ModelOptNames:
                 if value != expected and (value or expected):
                     raise ConfigError(f"{name} is {value!r}, expected {expected!r}: {why}")
 
-    def std(self, chosen: Chosen, usual: float) -> float:
+    def std(self, chosen: ModelOptSettings, usual: float) -> float:
         """Standard deviation of the first random weights."""
         return float(chosen.architecture.get("initializer_range", usual))
 
-    def configure(self, objective: Any, chosen: Chosen, target: ModelConfig, draft_ids: Tensor | None) -> Any:
+    def configure(self, objective: Any, chosen: ModelOptSettings, target: ModelConfig, draft_ids: Tensor | None) -> Any:
         """The architecture of the head.
 
         Args:

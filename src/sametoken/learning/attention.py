@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-TILE = 256  # queries of one document in a product: memory is tiles by keys
+QUERY_TILE = 256  # queries of one document in a product: memory is tiles by keys
 ROWS = 1024  # queries of short documents in a product
 
 
@@ -72,7 +72,7 @@ class Tile(NamedTuple):
 def tiles(lengths: Sequence[int], window: int | None, device: torch.device) -> list[Tile]:
     """Tiles that hold every query once; keys that no query of a tile sees are left out."""
     starts = [0, *accumulate(lengths)]
-    short = sorted((i for i, length in enumerate(lengths) if length <= TILE), key=lambda i: (lengths[i], i))
+    short = sorted((i for i, length in enumerate(lengths) if length <= QUERY_TILE), key=lambda i: (lengths[i], i))
     found = []
     for group in _alike(short, lengths):
         longest = lengths[group[-1]]
@@ -82,8 +82,8 @@ def tiles(lengths: Sequence[int], window: int | None, device: torch.device) -> l
         real, flat = (places < ends).flatten(), slots.flatten()
         found.append(Tile(flat, flat, len(group), real.nonzero()[:, 0], (~real).nonzero()[:, 0]))
     for start, length in zip(starts, lengths, strict=False):
-        for first in range(0, length if length > TILE else 0, TILE):
-            end = min(first + TILE, length)
+        for first in range(0, length if length > QUERY_TILE else 0, QUERY_TILE):
+            end = min(first + QUERY_TILE, length)
             oldest = 0 if window is None else max(0, first - window + 1)
             queries, keys = torch.arange(start + first, start + end), torch.arange(start + oldest, start + end)
             found.append(Tile(queries, keys, 1, torch.arange(end - first), torch.empty(0, dtype=torch.int64)))
@@ -243,5 +243,5 @@ def _scores(grouped: Tensor, keys: Tensor, tile: Tile, reach: int | None) -> Ten
 @lru_cache(maxsize=8)
 def _ahead(groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[TILE * G, TILE] minus infinity above the diagonal, the query groups of a slot side by side."""
-    mask = torch.full((TILE, TILE), -math.inf, dtype=dtype, device=device).triu(1)
+    mask = torch.full((QUERY_TILE, QUERY_TILE), -math.inf, dtype=dtype, device=device).triu(1)
     return mask.repeat_interleave(groups, dim=0)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sametoken.kernels.cpu.library import Library, PackedWeight, library
-from sametoken.model.formats.base import Stored, WeightFormat
+from sametoken.model.formats.base import UnpackedWeight, WeightFormat
 from sametoken.model.formats.coded import Coded, differs, joined
 from sametoken.model.formats.packing import pack_bfloat16, unpaired
 from sametoken.model.product import can_pack, linear
@@ -46,7 +46,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype), requires_grad=False) if bias else None
         self.packed = False
         self.native: PackedWeight | None = None
-        self.stored: Stored | None = None
+        self.stored: UnpackedWeight | None = None
         self.coded: Coded | None = None
         self._parts: dict[int, Coded] = {}
         self._library: Library | None = None

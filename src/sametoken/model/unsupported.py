@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sametoken.errors import shown
 
 
-class Kind(NamedTuple):
+class ModelGroup(NamedTuple):
     """What a group of models is, after "is", and what to use instead."""
 
     what: str
@@ -19,63 +19,62 @@ class Kind(NamedTuple):
 
 
 DENSE = "use a model of the supported families, for example Qwen/Qwen3-8B or, with experts, Qwen/Qwen3-30B-A3B"
-EXPERTS = Kind("a mixture of experts with other parts than those supported", DENSE)
-LATENT = Kind("a mixture of experts with latent attention (MLA), which is not supported yet", DENSE)
+EXPERTS = ModelGroup("a mixture of experts with other parts than those supported", DENSE)
+LATENT = ModelGroup("a mixture of experts with latent attention (MLA), which is not supported yet", DENSE)
 SEES = "a model that reads images or sound beside text, which is not supported"
 TEXT_ONLY = "use a text-only model of the supported families"
-GEMMA = Kind(
+GEMMA = ModelGroup(
     "a Gemma decoder (norms around each layer, scaled token vectors), which is not supported yet",
     "use a model of the supported families, for example Qwen/Qwen3-4B",
 )
-RECURRENT = Kind("a model with recurrent (state space or linear attention) layers, which is not supported", DENSE)
-ENCODER = Kind("an encoder, which writes no text", "use a causal language model (a name that ends in ForCausalLM)")
-BOTH = Kind(
-    "an encoder-decoder, which is not supported", "use a causal language model (a name that ends in ForCausalLM)"
-)
-OTHER = Kind("a decoder of another family, which is not supported", "use a model of the supported families")
+RECURRENT = ModelGroup("a model with recurrent (state space or linear attention) layers, which is not supported", DENSE)
+CAUSAL = "use a causal language model (a name that ends in ForCausalLM)"
+ENCODER = ModelGroup("an encoder, which writes no text", CAUSAL)
+BOTH = ModelGroup("an encoder-decoder, which is not supported", CAUSAL)
+OTHER = ModelGroup("a decoder of another family, which is not supported", "use a model of the supported families")
 
 # Names as config.json's `architectures` has them.
-ARCHITECTURES: dict[str, Kind] = {
+ARCHITECTURES: dict[str, ModelGroup] = {
     **dict.fromkeys(
         ("GptOssForCausalLM", "Llama4ForCausalLM",
          "OlmoeForCausalLM", "PhimoeForCausalLM", "PhiMoEForCausalLM", "Glm4MoeForCausalLM", "DbrxForCausalLM",
          "MiniMaxM2ForCausalLM", "GraniteMoeForCausalLM", "Grok1ForCausalLM"), EXPERTS),
     **dict.fromkeys(
         ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "KimiK2ForCausalLM"), LATENT),
-    "Llama4ForConditionalGeneration": Kind(
+    "Llama4ForConditionalGeneration": ModelGroup(
         "Llama 4, a mixture of experts that also reads images, which is not supported yet",
         "use Llama 3.1 to 3.3, for example meta-llama/Llama-3.3-70B-Instruct",
     ),
     **dict.fromkeys(("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"), GEMMA),
     **dict.fromkeys(
         ("Gemma3ForConditionalGeneration", "Gemma3nForConditionalGeneration"),
-        Kind("Gemma 3, a model that reads images beside text, which is not supported", GEMMA.instead)),
-    "Mistral3ForConditionalGeneration": Kind(
+        ModelGroup("Gemma 3, a model that reads images beside text, which is not supported", GEMMA.instead)),
+    "Mistral3ForConditionalGeneration": ModelGroup(
         "Mistral Small 3.1 or later, a Mistral decoder inside a model that reads images, which is not supported yet",
         "use a text-only Mistral (MistralForCausalLM), for example mistralai/Mistral-Small-24B-Instruct-2501",
     ),
     "Ministral3ForCausalLM": OTHER,
-    "Phi3VForCausalLM": Kind(SEES, "use the text-only Phi-3 or Phi-4-mini"),
-    "Phi4MMForCausalLM": Kind(SEES, "use the text-only microsoft/Phi-4-mini-instruct"),
+    "Phi3VForCausalLM": ModelGroup(SEES, "use the text-only Phi-3 or Phi-4-mini"),
+    "Phi4MMForCausalLM": ModelGroup(SEES, "use the text-only microsoft/Phi-4-mini-instruct"),
     **dict.fromkeys(
         ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"),
-        Kind(SEES, "use the text-only Qwen2.5 or Qwen3 of that size")),
-    "MllamaForConditionalGeneration": Kind(SEES, "use the text-only Llama 3.1 to 3.3"),
+        ModelGroup(SEES, "use the text-only Qwen2.5 or Qwen3 of that size")),
+    "MllamaForConditionalGeneration": ModelGroup(SEES, "use the text-only Llama 3.1 to 3.3"),
     **dict.fromkeys(
         ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "BambaForCausalLM",
          "Qwen3NextForCausalLM", "RwkvForCausalLM", "NemotronHForCausalLM"), RECURRENT),
 }  # fmt: skip
 
 # Endings of names that no table lists, in the order in which they are tried.
-ENDINGS: dict[str, Kind] = {
+ENDINGS: dict[str, ModelGroup] = {
     "MoeForCausalLM": EXPERTS,
     **dict.fromkeys(("CausalLM", "LMHeadModel"), OTHER),
-    "ForConditionalGeneration": Kind(SEES, TEXT_ONLY),
+    "ForConditionalGeneration": ModelGroup(SEES, TEXT_ONLY),
     **dict.fromkeys(
         ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForPreTraining",
          "ForMultipleChoice", "ForTextEncoding", "Model"), ENCODER),
 }  # fmt: skip
-UNKNOWN = Kind("no causal language model that is known here", TEXT_ONLY)
+UNKNOWN = ModelGroup("no causal language model that is known here", TEXT_ONLY)
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 # Formats of stored weights by `quant_method`, or by the algorithm that Model-Optimizer states.
@@ -116,7 +115,7 @@ def refused_architecture(config: Mapping[str, Any], supported: Iterable[str]) ->
     return f"the architecture {shown(names[0])} is {kind.what}; {kind.instead} (supported: {listed})"
 
 
-def _kind(name: str, config: Mapping[str, Any]) -> Kind:
+def _kind(name: str, config: Mapping[str, Any]) -> ModelGroup:
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
     if config.get("is_encoder_decoder") is True:
@@ -124,7 +123,7 @@ def _kind(name: str, config: Mapping[str, Any]) -> Kind:
     if any(config.get(key) for key in EXPERT_KEYS):
         return EXPERTS
     if isinstance(config.get("vision_config"), Mapping) or isinstance(config.get("audio_config"), Mapping):
-        return Kind(SEES, TEXT_ONLY)
+        return ModelGroup(SEES, TEXT_ONLY)
     return next((kind for ending, kind in ENDINGS.items() if name.endswith(ending)), UNKNOWN)
 
 

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from sametoken.server.errors import CLIENT_GONE, ApiError, invalid
 from sametoken.server.fields import Body, field_names
 from sametoken.server.prompts import Prompts
-from sametoken.server.words import Head
+from sametoken.server.words import ReplyHead
 from sametoken.server.worker import Worker
 
 B = TypeVar("B", bound=Body)
@@ -59,9 +59,9 @@ class Api:
         self._check_model(cast(Any, body).model)  # every body has this field
         return body
 
-    def _head(self, prefix: str, given: str | None) -> Head:
+    def _head(self, prefix: str, given: str | None) -> ReplyHead:
         """The beginning of a reply, whose id holds `given` if the client brought that."""
-        return Head(f"{prefix}-{given or secrets.token_hex(12)}", int(time.time()), self._names[0])
+        return ReplyHead(f"{prefix}-{given or secrets.token_hex(12)}", int(time.time()), self._names[0])
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and model not in self._names:

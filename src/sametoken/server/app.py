@@ -21,7 +21,7 @@ from sametoken.server.about_api import AboutApi
 from sametoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from sametoken.server.embedding_api import EmbeddingApi, EmbeddingsRequest
 from sametoken.server.errors import AnthropicError, ApiError, failed, reply
-from sametoken.server.http import Keys
+from sametoken.server.http import BearerKeys
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.openapi import BODY_REFUSALS, TEXT_REFUSALS, Operation, describe
 from sametoken.server.responses_schema import ResponsesRequest
@@ -50,7 +50,7 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     describe(app, operations, worker.config.root_path)
     _word_errors(app, worker)
     config = worker.config
-    app.add_middleware(Keys, keys=config.api_key, refused=worker.count)
+    app.add_middleware(BearerKeys, keys=config.api_key, refused=worker.count)
     if config.cors_origin:
         # The outermost, since a browser's preflight carries no key.
         app.add_middleware(

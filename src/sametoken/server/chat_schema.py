@@ -15,7 +15,7 @@ from sametoken.server.fields import NO_LIMIT, Body, Limit, Off, Spoken
 from sametoken.server.inert import InertOfCall, InertOfFunction, InertOfMessage
 from sametoken.server.reasoning import Splitter
 from sametoken.server.schema import Generation
-from sametoken.server.speech import Reader, Rendered
+from sametoken.server.speech import Rendered, ReplyReader
 from sametoken.server.tools import call_grammar
 
 MOST_TOOLS = 128
@@ -242,10 +242,10 @@ class ChatRequest(Generation):
         """Whether a reply may make more than one call."""
         return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
 
-    def reader(self, opening: Callable[[], Splitter] | None) -> Reader:
+    def reader(self, opening: Callable[[], Splitter] | None) -> ReplyReader:
         """What reads the replies to this request; `opening` makes what tells thinking from the rest."""
         names = {function.name for function in self.offered}
-        return Reader(names, self.several, opening, self.include_reasoning is not False)
+        return ReplyReader(names, self.several, opening, self.include_reasoning is not False)
 
     def to_sampling(self, recommended: Mapping[str, Any], made: Rendered) -> SamplingParams:
         """The sampling parameters.

@@ -20,7 +20,7 @@ from sametoken.server.errors import CLIENT_GONE, ApiError, misread, stopped
 from sametoken.server.fields import Body, Prompts
 from sametoken.server.http import unless_gone
 from sametoken.server.worker import Worker
-from sametoken.train.dataset.extraction import CHUNK, Reader
+from sametoken.train.dataset.extraction import PIECE_TOKENS, FeatureReader
 
 
 class EmbeddingsRequest(Body):
@@ -43,7 +43,7 @@ class EmbeddingApi(Api):
 
     def __init__(self, worker: Worker, names: Sequence[str]) -> None:
         super().__init__(worker, names)
-        self._reader: Reader | None = None  # made when it is first needed: it has a cache of its own
+        self._reader: FeatureReader | None = None  # made when it is first needed: it has a cache of its own
         self._turn = asyncio.Lock()
 
     async def embeddings(self, request: Request) -> Response:
@@ -102,9 +102,9 @@ class EmbeddingApi(Api):
         engine, tokens = self._worker.engine, torch.tensor(ids)
         if self._reader is None:
             decoder = self._worker.llm.engine.runner.decoder
-            self._reader = await engine.call(partial(Reader, decoder, (), self._worker.llm.max_seq_len))
+            self._reader = await engine.call(partial(FeatureReader, decoder, (), self._worker.llm.max_seq_len))
         tokens = tokens.to(self._reader.device)
-        pieces = [await engine.call(partial(self._reader.piece, tokens, at)) for at in range(0, len(ids), CHUNK)]
+        pieces = [await engine.call(partial(self._reader.piece, tokens, at)) for at in range(0, len(ids), PIECE_TOKENS)]
         found: list[float] = pooling(torch.cat(pieces)[:, 0]).tolist()
         return found
 

@@ -51,7 +51,7 @@ def part_of(events: Iterable[Mapping[str, Any]], mark: bytes = b"", more: bool =
     return {"type": "http.response.body", "body": spelled + mark, "more_body": more}
 
 
-class Keys:
+class BearerKeys:
     """Lets requests with a known bearer key pass; without keys it lets all pass.
 
     Args:

@@ -24,14 +24,14 @@ SPEAKERS = {
 UNREADABLE = ("image", "document", "search_result", "server_tool_use", "web_search_tool_result")
 
 
-class Block(Body):
+class ContentBlock(Body):
     """What every block has."""
 
     cache_control: dict[str, Any] | None = None
     """nothing follows from it: the prefix cache finds a prompt by its tokens."""
 
 
-class TextBlock(Block):
+class TextBlock(ContentBlock):
     """A piece of text."""
 
     type: Literal["text"]
@@ -42,7 +42,7 @@ class TextBlock(Block):
     """of an earlier reply; text is all that the model reads."""
 
 
-class ThinkingBlock(Block):
+class ThinkingBlock(ContentBlock):
     """What the assistant thought before it spoke, for templates that have a place for it."""
 
     type: Literal["thinking"]
@@ -53,7 +53,7 @@ class ThinkingBlock(Block):
     """nothing follows from it."""
 
 
-class ToolUseBlock(Block):
+class ToolUseBlock(ContentBlock):
     """A call that the assistant made."""
 
     type: Literal["tool_use"]
@@ -82,7 +82,7 @@ def _spoken(given: object) -> object:
 Texts = Annotated[list[TextBlock], BeforeValidator(_spoken, json_schema_input_type=str | list[TextBlock])]
 
 
-class ToolResultBlock(Block):
+class ToolResultBlock(ContentBlock):
     """What a call returned."""
 
     type: Literal["tool_result"]
@@ -99,7 +99,7 @@ AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
 Blocks = Annotated[list[AnyBlock], BeforeValidator(_spoken, json_schema_input_type=str | list[AnyBlock])]
 
 
-class Message(Body):
+class ConversationMessage(Body):
     """One turn; content that an earlier reply returned may be sent back as it came."""
 
     role: Literal["user", "assistant"]
@@ -138,7 +138,7 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
-class Tool(Block):
+class ToolDefinition(ContentBlock):
     """A tool that the model may call."""
 
     type: Literal["custom"] | None = None
@@ -204,11 +204,11 @@ class CountRequest(Body):
 
     model: str | None = None
     """a name that `/v1/models` lists; left out, the one that is served."""
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[ConversationMessage], Field(min_length=1)]
     """the conversation; where the last turn is the assistant's, the reply goes on with it."""
     system: Texts | None = None
     """text or blocks of text, before the conversation."""
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MOST_TOOLS)] | None = None
     """that the model may call."""
     tool_choice: ToolChoice | None = None
     """`auto` if left out."""

@@ -241,7 +241,7 @@ class TokenizerInfoReply(TypedDict):
     chat_template: str | None
 
 
-class Embedding(TypedDict):
+class EmbeddingItem(TypedDict):
     """The vector of one text: numbers, or little-endian float32 in base64."""
 
     object: Literal["embedding"]
@@ -257,7 +257,7 @@ class EmbeddingUsage(TypedDict):
 class EmbeddingsReply(TypedDict):
     object: Literal["list"]
     model: str
-    data: list[Embedding]
+    data: list[EmbeddingItem]
     usage: EmbeddingUsage
 
 

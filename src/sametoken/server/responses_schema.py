@@ -42,7 +42,7 @@ class InputMessage(InertOfItem):
         return {"role": self.role, "content": self.content}
 
 
-class ReasoningText(Body):
+class ReasoningPiece(Body):
     """A piece of thinking."""
 
     type: Literal["reasoning_text", "summary_text"]
@@ -56,9 +56,9 @@ class InputReasoning(InertOfItem):
 
     type: Literal["reasoning"]
     """always this."""
-    content: list[ReasoningText] | None = None
+    content: list[ReasoningPiece] | None = None
     """pieces of text."""
-    summary: list[ReasoningText] | None = None
+    summary: list[ReasoningPiece] | None = None
     """pieces of text, which stand for `content` where that is left out."""
 
     def turn(self) -> Turn:

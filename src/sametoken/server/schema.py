@@ -17,7 +17,7 @@ from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.server.fields import NO_LIMIT, Body, Off, Prompts, Schema, Spoken, view
 from sametoken.server.inert import Inert
 from sametoken.server.reasoning import Splitter
-from sametoken.server.speech import Reader, Rendered
+from sametoken.server.speech import Rendered, ReplyReader
 
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
@@ -255,9 +255,9 @@ class CompletionRequest(Generation):
             return None
         return COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
 
-    def reader(self, opening: Callable[[], Splitter] | None) -> Reader:
+    def reader(self, opening: Callable[[], Splitter] | None) -> ReplyReader:
         """What reads the replies to this request: text alone."""
-        return Reader(opening=opening)
+        return ReplyReader(opening=opening)
 
     def to_sampling(self, recommended: Mapping[str, Any], made: Rendered) -> SamplingParams:
         """The sampling parameters; see `ChatRequest`. Of the prompt nothing is needed."""

@@ -30,7 +30,7 @@ class Rendered(NamedTuple):
     tags_calls: bool = False
 
 
-class Reader:
+class ReplyReader:
     """Reads the replies to one request.
 
     Args:

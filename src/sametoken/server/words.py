@@ -13,7 +13,7 @@ from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import Request
 from sametoken.server.replies import Spells, usage
 from sametoken.server.schema import Generation
-from sametoken.server.speech import Reader
+from sametoken.server.speech import ReplyReader
 
 Event = Mapping[str, Any]  # the JSON object of a server-sent event
 
@@ -39,7 +39,7 @@ class Words(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ReplyHead:
     """What every object of a reply begins with.
 
     Attributes:
@@ -62,10 +62,10 @@ class Source(NamedTuple):
         reader: tells thinking and calls in the text from what is said.
     """
 
-    head: Head
+    head: ReplyHead
     tokenizer: Spells
     requests: Sequence[Request]
-    reader: Reader
+    reader: ReplyReader
 
 
 class Progress:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sametoken.options.declaration import Settings
-from sametoken.train.plan import Plan
+from sametoken.train.plan import TrainingSettings
 from sametoken.train.schedule import rows_of, rows_per_step, steps_of_run
 from sametoken.train.settings import ROW, HeadSettings, LossSettings, RunSettings
 
@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     processes: int
 
 
-def filled(plan: Plan, facts: Facts) -> tuple[Plan, list[str]]:
+def filled(plan: TrainingSettings, facts: Facts) -> tuple[TrainingSettings, list[str]]:
     """The plan with a value for every setting but those whose None means something, and sentences for the user.
 
     What was given stays as it is. The same settings and data give the same plan, whatever the number of processes,
@@ -65,7 +65,7 @@ def filled(plan: Plan, facts: Facts) -> tuple[Plan, list[str]]:
     ]
     if total < FEW_STEPS:
         said.append(_warning(plan.run, total, per_step))
-    return Plan(head, loss, run, keep), said
+    return TrainingSettings(head, loss, run, keep), said
 
 
 def _of_kind(head: HeadSettings, loss: LossSettings) -> tuple[HeadSettings, LossSettings]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sametoken.train.settings import HeadSettings, KeepSettings, LossSettings, RunSettings
 
 
-class Plan(NamedTuple):
+class TrainingSettings(NamedTuple):
     """The settings of a run by their groups."""
 
     head: HeadSettings

@@ -27,7 +27,7 @@ from sametoken.train.dataset.preparation import data_digest, prepare
 from sametoken.train.dataset.prepared import MANIFEST, Origin, Prepared
 from sametoken.train.defaults import Facts, filled
 from sametoken.train.parallel import Parallel
-from sametoken.train.plan import Plan
+from sametoken.train.plan import TrainingSettings
 from sametoken.train.settings import LONGEST, DataSettings
 from sametoken.train.targets import open_source, read_outer
 from sametoken.train.trainer import Judge, Outcome, RunInputs, Trainer
@@ -36,7 +36,7 @@ PREPARED = "data"  # samples made from files of conversations, within the output
 
 
 def train(
-    target: str, plan: Plan, data: DataSettings, *, judge: Judge | None = None,
+    target: str, plan: TrainingSettings, data: DataSettings, *, judge: Judge | None = None,
     tell: Callable[[str], None] = lambda line: None, stop: Stop | None = None,
 ) -> Outcome:  # fmt: skip
     """Trains a head for a target.
@@ -67,7 +67,7 @@ def train(
     return outcome
 
 
-def _samples(target: str, directory: Path, plan: Plan, data: DataSettings, parallel: Parallel) -> Prepared:
+def _samples(target: str, directory: Path, plan: TrainingSettings, data: DataSettings, parallel: Parallel) -> Prepared:
     """Prepared samples: those of a directory, or made from conversations by the main process."""
     if data.data is None:
         raise ConfigError("got no --data; expected a file of conversations, or a directory of `sametoken prepare`")
@@ -86,7 +86,7 @@ def _samples(target: str, directory: Path, plan: Plan, data: DataSettings, paral
     return Prepared.open(place)
 
 
-def _prepare(target: str, directory: Path, plan: Plan, data: DataSettings, place: Path) -> None:
+def _prepare(target: str, directory: Path, plan: TrainingSettings, data: DataSettings, place: Path) -> None:
     config, tokenizer = ModelConfig.from_hf(read_config(directory)), load_tokenizer(directory)
     files = [str(data.data)]
     origin = Origin(
@@ -98,7 +98,7 @@ def _prepare(target: str, directory: Path, plan: Plan, data: DataSettings, place
     prepare(files, place, tokenizer, origin)
 
 
-def _inputs(target: str, directory: Path, plan: Plan, samples: Prepared, parallel: Parallel) -> RunInputs:
+def _inputs(target: str, directory: Path, plan: TrainingSettings, samples: Prepared, parallel: Parallel) -> RunInputs:
     device = parallel.device
     stated = getattr(torch, ModelConfig.from_hf(read_config(directory)).dtype)
     if device.type == "cpu" and stated == torch.float16:
@@ -114,7 +114,7 @@ def _inputs(target: str, directory: Path, plan: Plan, samples: Prepared, paralle
 
 
 def _objective(
-    target: str, directory: Path, plan: Plan, samples: Prepared, outer: OuterLayers, computed: torch.dtype
+    target: str, directory: Path, plan: TrainingSettings, samples: Prepared, outer: OuterLayers, computed: torch.dtype
 ) -> Objective:
     """What is trained."""
     vocabulary, head = samples.draft_vocabulary, plan.head
@@ -129,7 +129,7 @@ def _objective(
     )
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: TrainingSettings) -> None:
     """Refuses settings that contradict each other."""
     loss = plan.loss
     for name, field in type(loss).model_fields.items():
@@ -141,7 +141,7 @@ def _check(plan: Plan) -> None:
         raise ConfigError(f"{rewriting} needs the whole draft in each process; leave --fsdp out")
 
 
-def _rewriting(plan: Plan) -> str:
+def _rewriting(plan: TrainingSettings) -> str:
     """The option with which the draft writes answers of its own, as it is spelled; "" where it does not."""
     name = plan.head.training.rewriting
     return _spelled(name) if name and getattr(plan.loss, name) else ""

@@ -21,7 +21,7 @@ from sametoken.errors import DataError
 from sametoken.learning.target import Features, OuterLayers
 from sametoken.model.config import ModelConfig
 from sametoken.model.linear import Embedding, Linear
-from sametoken.train.dataset.extraction import Reader, features
+from sametoken.train.dataset.extraction import FeatureReader, features
 from sametoken.train.dataset.hidden_states import HiddenSpec
 from sametoken.train.dataset.prepared import Prepared
 
@@ -68,7 +68,7 @@ def open_source(
 
 def run(directory: Path, taps: tuple[int, ...], longest: int, dtype: torch.dtype, device: torch.device) -> Source:
     """Hidden states by running the target, one document at a time, in pieces."""
-    reader = Reader(load_decoder(directory, dtype, device), taps, longest)
+    reader = FeatureReader(load_decoder(directory, dtype, device), taps, longest)
 
     def read(sample: int, tokens: Tensor) -> Features:
         return features(reader(tokens))

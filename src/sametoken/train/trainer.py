@@ -32,7 +32,7 @@ from sametoken.train.dataset.prepared import SAMPLES, Prepared
 from sametoken.train.journal import Journal
 from sametoken.train.optimisers import optimisers
 from sametoken.train.parallel import Parallel, restore, whole_states
-from sametoken.train.plan import Plan
+from sametoken.train.plan import TrainingSettings
 from sametoken.train.schedule import Schedule, Step
 from sametoken.train.targets import Source
 
@@ -95,7 +95,7 @@ class Trainer:
     """
 
     def __init__(
-        self, plan: Plan, inputs: RunInputs, parallel: Parallel, judge: Judge | None = None,
+        self, plan: TrainingSettings, inputs: RunInputs, parallel: Parallel, judge: Judge | None = None,
         tell: Callable[[str], None] = lambda line: None, stop: Stop | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.inputs, self.parallel, self._judge, self._tell = plan, inputs, parallel, judge, tell

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from sametoken.checkpoint.quantised.scheme import Layer
+from sametoken.checkpoint.quantised.scheme import WeightScheme
 from sametoken.errors import CheckpointError
 from sametoken.model.formats.coded import Code, Coded
 
@@ -21,7 +21,7 @@ LAYOUTS = "the layouts that can be read are in docs/checkpoints.md"
 DAMAGED = "the file is damaged, or another tool than the stated one wrote it"
 
 
-def coded(parts: Parts, layer: Layer, tool: str) -> Coded:
+def coded(parts: Parts, layer: WeightScheme, tool: str) -> Coded:
     """The weight of a linear layer.
 
     Args:
@@ -39,7 +39,7 @@ def coded(parts: Parts, layer: Layer, tool: str) -> Coded:
     return found
 
 
-def _layout(parts: Parts, tool: str) -> Callable[[Parts, Layer], Coded]:
+def _layout(parts: Parts, tool: str) -> Callable[[Parts, WeightScheme], Coded]:
     if "qweight" in parts:
         return _awq if tool == "awq" else _gptq
     name = "weight" if "weight" in parts else "weight_packed"
@@ -87,7 +87,7 @@ def _rows(name: str, scale: Tensor, outputs: int) -> Tensor:
     return _shaped(name, scale.reshape(-1, 1) if scale.dim() < 3 else scale, outputs, 1)
 
 
-def _fp8(parts: Parts, layer: Layer) -> Coded:
+def _fp8(parts: Parts, layer: WeightScheme) -> Coded:
     """A scale for the weight, for each row, or for blocks; all multiply."""
     codes, scale = parts["weight"], _part(parts, "weight_scale", "weight_scale_inv").to(torch.float32)
     outputs, inputs = _matrix("weight", codes)
@@ -101,12 +101,12 @@ def _fp8(parts: Parts, layer: Layer) -> Coded:
     return Coded(Code.FP8, codes, scale.repeat_interleave(high, 0)[:outputs], inputs, wide)
 
 
-def _nvfp4(parts: Parts, layer: Layer) -> Coded:
+def _nvfp4(parts: Parts, layer: WeightScheme) -> Coded:
     """Model-Optimizer: the scale of a group times that of the weight."""
     return _float4(parts, "weight", _part(parts, "weight_scale"), _part(parts, "weight_scale_2"), divided=False)
 
 
-def _fp4(parts: Parts, layer: Layer) -> Coded:
+def _fp4(parts: Parts, layer: WeightScheme) -> Coded:
     """compressed-tensors: the scale of a group divided by that of the weight; MXFP4 has exponents alone."""
     scale = _part(parts, "weight_scale")
     if scale.dtype == torch.uint8:
@@ -123,7 +123,7 @@ def _float4(parts: Parts, name: str, scale: Tensor, factor: Tensor | None, *, di
     return Coded(Code.FP4, codes, scale, 2 * half, group, whole, divided=divided)
 
 
-def _int8(parts: Parts, layer: Layer) -> Coded:
+def _int8(parts: Parts, layer: WeightScheme) -> Coded:
     """compressed-tensors' int-quantized."""
     codes = parts["weight"]
     outputs, inputs = _matrix("weight", codes)
@@ -136,7 +136,7 @@ def _int8(parts: Parts, layer: Layer) -> Coded:
     return Coded(Code.INT8, codes, scale, inputs, -(-inputs // groups), zero=zero, dynamic=dynamic)
 
 
-def _packed(parts: Parts, layer: Layer) -> Coded:
+def _packed(parts: Parts, layer: WeightScheme) -> Coded:
     """compressed-tensors' pack-quantized: rows of codes, an int32 holding 32 / bits of them."""
     words, scale, shape = parts["weight_packed"], _part(parts, "weight_scale"), _part(parts, "weight_shape")
     outputs, inputs = (int(n) for n in shape.tolist())
@@ -157,7 +157,7 @@ def _packed(parts: Parts, layer: Layer) -> Coded:
     return _ordered(weight, parts.get("weight_g_idx"))
 
 
-def _awq(parts: Parts, layer: Layer) -> Coded:
+def _awq(parts: Parts, layer: WeightScheme) -> Coded:
     words, scale = parts["qweight"], _part(parts, "scales")
     inputs, columns = _matrix("qweight", words)
     outputs, groups = 8 * columns, scale.shape[0]
@@ -170,7 +170,7 @@ def _awq(parts: Parts, layer: Layer) -> Coded:
     return Coded(Code.INT4, codes, scale.t().contiguous(), inputs, _group(layer, inputs, groups), zero=zero)
 
 
-def _gptq(parts: Parts, layer: Layer) -> Coded:
+def _gptq(parts: Parts, layer: WeightScheme) -> Coded:
     words, scale = parts["qweight"], _part(parts, "scales")
     rows, outputs = _matrix("qweight", words)
     each, groups = 32 // layer.bits, scale.shape[0]
@@ -189,11 +189,11 @@ def _gptq(parts: Parts, layer: Layer) -> Coded:
     return _ordered(weight, parts.get("g_idx"))
 
 
-def _integer(layer: Layer) -> Code:
+def _integer(layer: WeightScheme) -> Code:
     return Code.INT4 if layer.bits == 4 else Code.INT8
 
 
-def _group(layer: Layer, inputs: int, groups: int) -> int:
+def _group(layer: WeightScheme, inputs: int, groups: int) -> int:
     """Inputs that share a scale, of which there are `groups`."""
     stated = layer.group
     if stated is None or stated < 0:
@@ -242,7 +242,7 @@ def _ordered(weight: Coded, index: Tensor | None) -> Coded:
     return Coded(weight.code, codes, weight.scale, inputs, group, zero=weight.zero, order=order.to(torch.int32))
 
 
-def _check_stated(weight: Coded, layer: Layer) -> None:
+def _check_stated(weight: Coded, layer: WeightScheme) -> None:
     bits = 4 if weight.code in (Code.FP4, Code.INT4) else 8
     if bits != layer.bits:
         raise CheckpointError(f"it holds codes of {bits} bits, the configuration states {layer.bits}; {DAMAGED}")

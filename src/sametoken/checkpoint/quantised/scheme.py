@@ -21,7 +21,7 @@ FLOAT, INTEGER = "float", "int"
 OTHERS = "use the unquantised checkpoint, or one in FP8, NVFP4, AWQ or GPTQ"
 
 
-class Layer(NamedTuple):
+class WeightScheme(NamedTuple):
     """How the weight of a linear layer is stored.
 
     Attributes:
@@ -54,10 +54,10 @@ class Scheme:
 
     tool: str
     name: str
-    layers: tuple[tuple[str, Layer], ...]
+    layers: tuple[tuple[str, WeightScheme], ...]
     ignored: tuple[str, ...] = ()
 
-    def layer(self, module: str) -> Layer | None:
+    def layer(self, module: str) -> WeightScheme | None:
         """How a module's weight is stored, None if it is not quantised."""
         if any(fits(pattern, module) for pattern in self.ignored):
             return None
@@ -124,7 +124,7 @@ def _fp8(keys: Keys) -> Scheme:
     block = keys.values.get("weight_block_size")
     if block is not None and not _is_block(block):
         raise CheckpointError(f"{keys.where}: weight_block_size is {shown(block)}, expected two positive integers")
-    layer = Layer(FLOAT, 8, block=None if block is None else (block[0], block[1]))
+    layer = WeightScheme(FLOAT, 8, block=None if block is None else (block[0], block[1]))
     ignored = _names(keys, "modules_to_not_convert", "ignored_layers")
     return Scheme("fp8", f"FP8, {'blocks' if block else 'one scale a weight or row'}", (("*", layer),), ignored)
 
@@ -135,13 +135,13 @@ def _is_block(value: Any) -> bool:
 
 # What Model-Optimizer calls its algorithms. The others need scales of inputs or arithmetic that is not here.
 MODELOPT = {
-    "FP8": Layer(FLOAT, 8),
-    "FP8_PER_CHANNEL_PER_TOKEN": Layer(FLOAT, 8),
-    "FP8_PB_WO": Layer(FLOAT, 8, block=(128, 128)),
-    "NVFP4": Layer(FLOAT, 4, 16),
-    "W4A16_NVFP4": Layer(FLOAT, 4, 16),
-    "NVFP4_MLP_ONLY": Layer(FLOAT, 4, 16),
-    "MXFP4": Layer(FLOAT, 4, 32),
+    "FP8": WeightScheme(FLOAT, 8),
+    "FP8_PER_CHANNEL_PER_TOKEN": WeightScheme(FLOAT, 8),
+    "FP8_PB_WO": WeightScheme(FLOAT, 8, block=(128, 128)),
+    "NVFP4": WeightScheme(FLOAT, 4, 16),
+    "W4A16_NVFP4": WeightScheme(FLOAT, 4, 16),
+    "NVFP4_MLP_ONLY": WeightScheme(FLOAT, 4, 16),
+    "MXFP4": WeightScheme(FLOAT, 4, 32),
 }
 
 
@@ -157,7 +157,7 @@ def _modelopt(keys: Keys) -> Scheme:
     return Scheme("modelopt", f"Model-Optimizer {algorithm}", (("*", _algorithm(keys)),), ignored)
 
 
-def _algorithm(keys: Keys) -> Layer:
+def _algorithm(keys: Keys) -> WeightScheme:
     return MODELOPT[keys.choice("quant_algo", "", tuple(MODELOPT))]
 
 
@@ -166,7 +166,7 @@ def _awq(keys: Keys) -> Scheme:
     bits = keys.integer("bits", keys.integer("w_bit", 4))
     if bits != 4:
         raise UnsupportedModelError(f"{keys.where}: AWQ with {bits} bits is not supported, expected 4")
-    layer = Layer(INTEGER, bits, _group(keys, "group_size", "q_group_size"))
+    layer = WeightScheme(INTEGER, bits, _group(keys, "group_size", "q_group_size"))
     return Scheme("awq", "AWQ, 4-bit integers", (("*", layer),), _names(keys, "modules_to_not_convert"))
 
 
@@ -177,7 +177,7 @@ def _gptq(keys: Keys) -> Scheme:
     version = keys.choice("checkpoint_format", "gptq", ("gptq", "gptq_v2"))
     if keys.mapping("dynamic"):
         raise UnsupportedModelError(f"{keys.where}: other settings for some modules ('dynamic') are not supported")
-    layer = Layer(INTEGER, bits, _group(keys, "group_size"), zero_offset=1 if version == "gptq" else 0)
+    layer = WeightScheme(INTEGER, bits, _group(keys, "group_size"), zero_offset=1 if version == "gptq" else 0)
     return Scheme("gptq", f"GPTQ, {bits}-bit integers", (("*", layer),))
 
 
@@ -203,7 +203,7 @@ def _compressed(keys: Keys) -> Scheme:
         raise UnsupportedModelError(f"{keys.where}: sparse weights of compressed-tensors are not supported")
     if keys.mapping("transform_config").get("config_groups"):
         raise UnsupportedModelError(f"{keys.where}: rotated weights (transform_config) are not supported")
-    layers: list[tuple[str, Layer]] = []
+    layers: list[tuple[str, WeightScheme]] = []
     for name, group in keys.mapping("config_groups").items():
         inner = Keys(group if isinstance(group, Mapping) else {}, f"{keys.where}: config_groups {name!r}")
         if inner.values.get("format") is not None:
@@ -221,7 +221,7 @@ def _compressed(keys: Keys) -> Scheme:
     )
 
 
-def _compressed_layer(keys: Keys) -> Layer:
+def _compressed_layer(keys: Keys) -> WeightScheme:
     weights = Keys(keys.mapping("weights"), f"{keys.where} weights")
     rows = keys.mapping("input_activations")
     kind = weights.choice("type", INTEGER, (INTEGER, FLOAT))
@@ -238,7 +238,7 @@ def _compressed_layer(keys: Keys) -> Layer:
     integer_rows = (
         kind == INTEGER and bits == 8 and not grouped and rows.get("type") == INTEGER and rows.get("num_bits") == 8
     )
-    return Layer(
+    return WeightScheme(
         kind, bits, weights.integer("group_size") if grouped else -1, None if block is None else (block[0], block[1]),
         integer_rows,
     )  # fmt: skip

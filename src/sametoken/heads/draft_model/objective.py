@@ -38,7 +38,7 @@ SIZES = (
 )  # fmt: skip
 
 
-class Draft(NamedTuple):
+class TrainableDraft(NamedTuple):
     """A draft to train.
 
     Attributes:
@@ -52,7 +52,7 @@ class Draft(NamedTuple):
     tokenizer: Path
 
 
-def new_draft(settings: Any, target: ModelConfig, directory: Path, device: torch.device, seed: int) -> Draft:
+def new_draft(settings: Any, target: ModelConfig, directory: Path, device: torch.device, seed: int) -> TrainableDraft:
     """A draft with random weights, or with those of the model that `init_from` names.
 
     Args:
@@ -74,7 +74,7 @@ def new_draft(settings: Any, target: ModelConfig, directory: Path, device: torch
             parameter.data.normal_(0.0, STD, generator=random)
         else:
             parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
-    return Draft(decoder, config, directory)
+    return TrainableDraft(decoder, config, directory)
 
 
 def _plain(target: ModelConfig) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _sizes(file: str | None) -> dict[str, Any]:
     return found
 
 
-def _started(settings: Any, target: ModelConfig, directory: Path, device: torch.device) -> Draft:
+def _started(settings: Any, target: ModelConfig, directory: Path, device: torch.device) -> TrainableDraft:
     place = draft_directory(str(settings.init_from))
     stated = read_config(place)
     config = ModelConfig.from_hf(stated)
@@ -114,7 +114,7 @@ def _started(settings: Any, target: ModelConfig, directory: Path, device: torch.
     with torch.device("meta"):
         decoder = Decoder(config, torch.float32)
     load_parameters(decoder, read_weights(place), rules_for(config), torch.float32, device, pack=False)
-    return Draft(decoder, stated, directory)
+    return TrainableDraft(decoder, stated, directory)
 
 
 class DraftObjective(Objective):
@@ -127,7 +127,7 @@ class DraftObjective(Objective):
     steps = 1
 
     def __init__(
-        self, draft: Draft, outer: OuterLayers, loss: Any, dtype: torch.dtype, *, recompute: bool = False
+        self, draft: TrainableDraft, outer: OuterLayers, loss: Any, dtype: torch.dtype, *, recompute: bool = False
     ) -> None:
         super().__init__(outer, loss, dtype, recompute=recompute)
         self.decoder, self._draft, self._share = draft.decoder, draft, loss.on_policy

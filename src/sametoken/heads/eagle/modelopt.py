@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.heads.eagle.architecture import THETA
-from sametoken.heads.modelopt import FROZEN, Chosen, ModelOptNames
+from sametoken.heads.modelopt import FROZEN, ModelOptNames, ModelOptSettings
 from sametoken.learning.training import Training
 from sametoken.model.config import ACTIVATIONS, DTYPES, ModelConfig
 
@@ -63,7 +63,7 @@ ONLY: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
-class EagleNames(ModelOptNames):
+class EagleModelOptNames(ModelOptNames):
     """The names of a kind of EAGLE head.
 
     Args:
@@ -74,7 +74,7 @@ class EagleNames(ModelOptNames):
         super().__init__(ONLY)
         self._taps = taps
 
-    def read(self, mode: str, training: Training, config: Mapping[str, Any]) -> Chosen:
+    def read(self, mode: str, training: Training, config: Mapping[str, Any]) -> ModelOptSettings:
         given = _flat(config)
         fields = [name for name in training.head.model_fields if name not in ("eagle_config", "init_from")]
         losses = tuple(training.loss.model_fields)
@@ -92,7 +92,9 @@ class EagleNames(ModelOptNames):
         if (matched := given.get("eagle_hidden_state_distillation")) is not None:
             loss |= self._matched(matched)
         report = given.get("eagle_report_acc", True)
-        return Chosen(training.head(**head), training.loss(**loss), architecture, given.get(VOCABULARY), report)
+        return ModelOptSettings(
+            training.head(**head), training.loss(**loss), architecture, given.get(VOCABULARY), report
+        )
 
     def _check_version(self, architecture: Mapping[str, Any]) -> None:
         """What belongs to one version of EAGLE only."""
@@ -119,7 +121,7 @@ class EagleNames(ModelOptNames):
             )
         return {}
 
-    def configure(self, objective: Any, chosen: Chosen, target: ModelConfig, draft_ids: Tensor | None) -> Any:
+    def configure(self, objective: Any, chosen: ModelOptSettings, target: ModelConfig, draft_ids: Tensor | None) -> Any:
         given = chosen.architecture
         size = target.vocab_size if draft_ids is None else len(draft_ids)
         if given.get("draft_vocab_size", size) != size:

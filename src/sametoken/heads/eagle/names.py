@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from sametoken.checkpoint.mapping import DERIVED, TABLE, Place, filled, rules_for, split_name
+from sametoken.checkpoint.mapping import DERIVED, TABLE, ParameterRows, filled, rules_for, split_name
 from sametoken.heads.eagle.config import EagleConfig
 
 # Stored module -> module of the head; a decoder's table and what only heads have.
@@ -63,7 +63,7 @@ class EagleNames:
         plain = plain_name(name)
         return plain in MAPS or bool(DERIVED.fullmatch(plain) or NOT_NEEDED.fullmatch(plain))
 
-    def place(self, name: str) -> Place | None:
+    def place(self, name: str) -> ParameterRows | None:
         path, indices, kind = split_name(plain_name(name))
         if path not in EAGLE_TABLE:
             return None
@@ -72,7 +72,7 @@ class EagleNames:
             ours = "blocks.N.embed_norm"
         elif indices != ("0",) and path == "layers.N.hidden_norm":  # TensorRT-LLM's name in further blocks
             ours = "blocks.N.attention_norm"
-        return Place(f"{filled(ours, indices)}.{kind}", self.rows[piece] if piece else None)
+        return ParameterRows(f"{filled(ours, indices)}.{kind}", self.rows[piece] if piece else None)
 
     def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
         return [name for name, rows in self.stored(parameter) if rows is None or rows not in taken]

@@ -25,7 +25,7 @@ class Eagle1(Eagle):
     paired = False
 
     def describe(self, files: Files, target: ModelConfig) -> Described:
-        reader = Reader(files, target)
+        reader = Eagle1Reader(files, target)
         config = reader.config()
         facts = facts_of(config, target, "the target's last hidden state, after its norm")
         return Described(config, reader.producer, tuple(reader.notes), facts)
@@ -40,7 +40,7 @@ class Eagle1(Eagle):
         return "EAGLE-1 (also EAGLE-2's)"
 
 
-class Reader(EagleReader):
+class Eagle1Reader(EagleReader):
     """What is particular to the files of EAGLE-1."""
 
     version = 1

@@ -11,7 +11,7 @@ from torch import Tensor
 from sametoken.checkpoint.paths import read_keys
 from sametoken.heads.eagle.architecture import blocks_of, check_keys, fixed_by, flags_of
 from sametoken.heads.eagle.config import EagleConfig, default_taps
-from sametoken.heads.eagle.modelopt import EagleNames
+from sametoken.heads.eagle.modelopt import EagleModelOptNames
 from sametoken.heads.eagle.objective import EagleObjective
 from sametoken.learning.batch import Batch
 from sametoken.learning.loss import Teacher, feature_loss
@@ -25,7 +25,7 @@ class Eagle1Objective(EagleObjective):
     """The loss of an EAGLE-1 head's guesses, and of the hidden states that it puts out."""
 
     STEPS = 1
-    modelopt = EagleNames(taps=False)
+    modelopt = EagleModelOptNames(taps=False)
 
     @property
     def draws(self) -> bool:  # type: ignore[override]

@@ -14,7 +14,7 @@ from sametoken.heads.eagle.facts import facts_of
 from sametoken.heads.eagle.layouts import Table
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.eagle3.layouts import lay_out, refusals
-from sametoken.heads.eagle3.reading import Reader
+from sametoken.heads.eagle3.reading import Eagle3Reader
 from sametoken.heads.eagle3.taps import Taps
 from sametoken.heads.files import Files
 from sametoken.heads.kind import Described, Reading, Written
@@ -27,7 +27,7 @@ class Eagle3(Eagle):
     paired = True
 
     def describe(self, files: Files, target: ModelConfig) -> Described:
-        reader = Reader(files, target)
+        reader = Eagle3Reader(files, target)
         config = reader.config()
         taps = reader.taps
         source = "stated" if taps.known else "assumed"

@@ -11,7 +11,7 @@ from torch import Tensor
 from sametoken.checkpoint.paths import read_keys
 from sametoken.heads.eagle.architecture import blocks_of, check_keys, fixed_by, flags_of
 from sametoken.heads.eagle.config import EagleConfig
-from sametoken.heads.eagle.modelopt import EagleNames
+from sametoken.heads.eagle.modelopt import EagleModelOptNames
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.eagle.objective import EagleObjective
 from sametoken.heads.eagle3.training import usual_taps
@@ -29,7 +29,7 @@ class Eagle3Objective(EagleObjective):
     """The loss of an EAGLE-3 head's guesses."""
 
     STEPS = 7  # as SafeAILab/EAGLE unrolls them
-    modelopt = EagleNames(taps=True)
+    modelopt = EagleModelOptNames(taps=True)
 
     @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -10,7 +10,7 @@ from sametoken.heads.eagle3.taps import Taps, read_taps
 from sametoken.model.keys import Keys
 
 
-class Reader(EagleReader):
+class Eagle3Reader(EagleReader):
     """Reads what one EAGLE-3 head computes.
 
     Attributes:

@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(slots=True)
-class Row:
+class LastFeature:
     """One sequence: how many tokens are committed, and the feature [1, H] of the last of them."""
 
     length: int
@@ -69,10 +69,10 @@ class MedusaDrafter(Drafter):
         self.nodes = len(self._tree)
         levels, device = max(map(len, self._tree)), target.embed.weight.device
         self.shapes = [_shape(self._tree, count, device) for count in range(1, levels + 1)]
-        self.states: dict[int, Row] = {}
+        self.states: dict[int, LastFeature] = {}
 
     def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
-        self.states[row] = Row(len(cached))
+        self.states[row] = LastFeature(len(cached))
 
     def release(self, row: int) -> None:
         self.states.pop(row, None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from sametoken.checkpoint.mapping import Place
+from sametoken.checkpoint.mapping import ParameterRows
 from sametoken.heads.medusa.config import MedusaConfig
 
 _MEDUSA_PREFIX = re.compile(r"^(model\.)?medusa_heads?\.")
@@ -33,9 +33,9 @@ class MedusaNames:
     def ignores(self, name: str) -> bool:
         return medusa_place(name) is None or (not self.own_heads and _is_output(name))
 
-    def place(self, name: str) -> Place | None:
+    def place(self, name: str) -> ParameterRows | None:
         found = medusa_place(name)
-        return None if found is None else Place(found, None)
+        return None if found is None else ParameterRows(found, None)
 
     def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
         return [self.stored(parameter)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from sametoken.kernels.cpu.library import PackedWeight
 
 
-class Stored(NamedTuple):
+class UnpackedWeight(NamedTuple):
     """A quantised weight, unpacked.
 
     Attributes:
@@ -34,19 +34,19 @@ class WeightFormat(Protocol):
         """What users call it."""
         ...
 
-    def quantise(self, weight: Tensor) -> Stored:
+    def quantise(self, weight: Tensor) -> UnpackedWeight:
         """The nearest that the format can say to `weight` [out, in]."""
         ...
 
-    def dequantize(self, stored: Stored, inputs: int) -> Tensor:
+    def dequantize(self, stored: UnpackedWeight, inputs: int) -> Tensor:
         """What is stored, [out, inputs] float32."""
         ...
 
-    def linear(self, x: Tensor, stored: Stored) -> Tensor:
+    def linear(self, x: Tensor, stored: UnpackedWeight) -> Tensor:
         """x W^T in float32, [M, out], from x [M, in] bfloat16; a row's bits do not depend on M >= 2."""
         ...
 
-    def pack(self, stored: Stored, inputs: int, bias: Tensor | None) -> PackedWeight:
+    def pack(self, stored: UnpackedWeight, inputs: int, bias: Tensor | None) -> PackedWeight:
         """The weight and its bias [out] in the compiled kernel's layout."""
         ...
 

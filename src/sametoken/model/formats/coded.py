@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sametoken.kernels.cpu.library import FP4, FP8, GROUPED_INT4, GROUPED_INT8, PackedWeight
-from sametoken.model.formats.base import Stored
+from sametoken.model.formats.base import UnpackedWeight
 from sametoken.model.formats.coded_packing import pack_codes
 from sametoken.model.formats.int8 import Int8
 from sametoken.model.product import linear
@@ -130,9 +130,9 @@ class Coded:
         own = 8 if self.code is Code.INT4 else 0
         return torch.full(self.scale.shape, own, dtype=torch.int8) if self.zero is None else self.zero
 
-    def rounded(self) -> Stored:
+    def rounded(self) -> UnpackedWeight:
         """As our own int8 has it; only where `dynamic`."""
-        return Stored(self.codes, self.scales()[:, 0].contiguous())
+        return UnpackedWeight(self.codes, self.scales()[:, 0].contiguous())
 
     def _factor(self) -> Tensor | None:
         return 1 / self.factor if self.factor is not None and self.divided else self.factor

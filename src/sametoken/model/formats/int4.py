@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sametoken.kernels.cpu.library import INT4, PackedWeight
-from sametoken.model.formats.base import Stored, signed_bytes
+from sametoken.model.formats.base import UnpackedWeight, signed_bytes
 from sametoken.model.formats.packing import WIDTH, nibbles, packed_weight, padded_outputs
 
 # Scales that are tried for a group, relative to the one that maps its greatest weight to -8: clipping the greatest a
@@ -27,7 +27,7 @@ class Int4:
     name: str
     group: int
 
-    def quantise(self, weight: Tensor) -> Stored:
+    def quantise(self, weight: Tensor) -> UnpackedWeight:
         wide = F.pad(weight.to(torch.float32), (0, -weight.shape[1] % WIDTH))
         grouped = wide.view(weight.shape[0], -1, self.group)
         greatest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
@@ -41,13 +41,13 @@ class Int4:
             best = torch.where(better, error, best)
             values = torch.where(better, rounded.to(torch.int8), values)
             scale = torch.where(better, tried, scale)
-        return Stored(values.flatten(1), scale.squeeze(2).to(torch.bfloat16))
+        return UnpackedWeight(values.flatten(1), scale.squeeze(2).to(torch.bfloat16))
 
-    def dequantize(self, stored: Stored, inputs: int) -> Tensor:
+    def dequantize(self, stored: UnpackedWeight, inputs: int) -> Tensor:
         grouped = stored.values.to(torch.float32).view(*stored.scale.shape, self.group)
         return (grouped * stored.scale.to(torch.float32).unsqueeze(2)).flatten(1)[:, :inputs]
 
-    def linear(self, x: Tensor, stored: Stored) -> Tensor:
+    def linear(self, x: Tensor, stored: UnpackedWeight) -> Tensor:
         rows, scale = signed_bytes(x)
         # Sums of a group stay below 2^24: float32 products give the integers exactly, in any order.
         wide = F.pad(rows.to(torch.float32), (0, stored.values.shape[1] - rows.shape[1]))
@@ -57,7 +57,7 @@ class Int4:
             total = total + F.linear(part, values.to(torch.float32)) * stored.scale[:, group].to(torch.float32)
         return total * scale
 
-    def pack(self, stored: Stored, inputs: int, bias: Tensor | None) -> PackedWeight:
+    def pack(self, stored: UnpackedWeight, inputs: int, bias: Tensor | None) -> PackedWeight:
         shape = stored.values.shape[0], inputs
         scale = padded_outputs(stored.scale).t().contiguous()
         return packed_weight(INT4, shape, nibbles(stored.values), scale=scale, bias=bias, group=self.group)

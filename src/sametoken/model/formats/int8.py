@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sametoken.kernels.cpu.library import INT8, INT8_WEIGHT_ONLY, PackedWeight
-from sametoken.model.formats.base import Stored, integer_product, signed_bytes
+from sametoken.model.formats.base import UnpackedWeight, integer_product, signed_bytes
 from sametoken.model.formats.packing import packed_weight, padded_outputs, pairs, quads
 from sametoken.model.product import linear
 
@@ -23,22 +23,22 @@ class Int8:
     name: str
     dynamic: bool
 
-    def quantise(self, weight: Tensor) -> Stored:
+    def quantise(self, weight: Tensor) -> UnpackedWeight:
         wide = weight.to(torch.float32)
         scale = wide.abs().amax(1) / 127
         divisor = torch.where(scale > 0, scale, 1.0).unsqueeze(1)
-        return Stored((wide / divisor).round().clamp(-127, 127).to(torch.int8), scale)
+        return UnpackedWeight((wide / divisor).round().clamp(-127, 127).to(torch.int8), scale)
 
-    def dequantize(self, stored: Stored, inputs: int) -> Tensor:
+    def dequantize(self, stored: UnpackedWeight, inputs: int) -> Tensor:
         return stored.values[:, :inputs].to(torch.float32) * stored.scale.unsqueeze(1)
 
-    def linear(self, x: Tensor, stored: Stored) -> Tensor:
+    def linear(self, x: Tensor, stored: UnpackedWeight) -> Tensor:
         if not self.dynamic:  # eight bits fit bfloat16 exactly
             return linear(x, stored.values.to(x.dtype), None, packed=False).to(torch.float32) * stored.scale
         rows, scale = signed_bytes(x)
         return integer_product(rows, stored.values) * scale * stored.scale
 
-    def pack(self, stored: Stored, inputs: int, bias: Tensor | None) -> PackedWeight:
+    def pack(self, stored: UnpackedWeight, inputs: int, bias: Tensor | None) -> PackedWeight:
         kind, data = (INT8, quads(stored.values)) if self.dynamic else (INT8_WEIGHT_ONLY, pairs(stored.values))
         return packed_weight(
             kind, (stored.values.shape[0], inputs), data, scale=padded_outputs(stored.scale), bias=bias

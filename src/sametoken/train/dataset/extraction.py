@@ -34,13 +34,13 @@ from sametoken.train.dataset.hidden_states import (
 )
 from sametoken.train.dataset.prepared import SAMPLES, Prepared
 
-CHUNK = 512  # tokens of a forward
+PIECE_TOKENS = 512  # tokens of a forward
 PAGE = 32
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
          "tib": 1 << 40}  # fmt: skip
 
 
-class Reader:
+class FeatureReader:
     """A target that reads one sequence at a time, in pieces, with a cache of its own.
 
     Args:
@@ -61,12 +61,12 @@ class Reader:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """[S, n + 1, H] of `tokens` [S]: the taps and the last state after the final norm, in the decoder's dtype."""
-        return torch.cat([self.piece(tokens, start) for start in range(0, len(tokens), CHUNK)])
+        return torch.cat([self.piece(tokens, start) for start in range(0, len(tokens), PIECE_TOKENS)])
 
     @torch.no_grad()
     def piece(self, tokens: Tensor, start: int) -> Tensor:
-        """The same for the tokens from `start`, at most `CHUNK`, whose predecessors were read before."""
-        tokens = tokens[start : start + CHUNK]
+        """The same for the tokens from `start`, at most `PIECE_TOKENS`, whose predecessors were read before."""
+        tokens = tokens[start : start + PIECE_TOKENS]
         count, place = len(tokens), torch.tensor([start], device=self.device)
         reach = chain_reach(1, count, self.device)
         span = Span(torch.zeros_like(place), (0,), place, reach, count, start + count)
@@ -75,7 +75,7 @@ class Reader:
 
 
 def features(states: Tensor) -> Features:
-    """What `Reader` returns, as the features of a sample."""
+    """What `FeatureReader` returns, as the features of a sample."""
     return Features(states[:, :-1].flatten(1), states[:, -1])
 
 
@@ -189,7 +189,7 @@ def extract(
     stored = HiddenStates(directory, spec, lengths)
     number, count = part
     own = range(number, len(stored.shards), count)
-    reader = Reader(decoder, spec.taps, max(lengths))
+    reader = FeatureReader(decoder, spec.taps, max(lengths))
     written = 0
     for shard in own:
         if not stored.has(shard):
@@ -199,7 +199,11 @@ def extract(
 
 
 def _write(
-    prepared: Prepared, reader: Reader, spec: HiddenSpec, shard: tuple[Path, range], progress: Callable[[int], None]
+    prepared: Prepared,
+    reader: FeatureReader,
+    spec: HiddenSpec,
+    shard: tuple[Path, range],
+    progress: Callable[[int], None],
 ) -> None:
     file, samples = shard
     discard_parts(file)
@@ -208,7 +212,7 @@ def _write(
 
 
 def _encoded(
-    prepared: Prepared, reader: Reader, spec: HiddenSpec, samples: range, progress: Callable[[int], None]
+    prepared: Prepared, reader: FeatureReader, spec: HiddenSpec, samples: range, progress: Callable[[int], None]
 ) -> Iterator[dict[str, Tensor]]:
     for sample in samples:
         name, tokens, _ = prepared[sample]

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sametoken.errors import DataError
-from sametoken.files import AGAIN, Stamp, check, dataclass_of, read_object, write_json
+from sametoken.files import PREPARE_AGAIN, Stamp, check, dataclass_of, read_object, write_json
 from sametoken.learning.target import Features
 
 DIRECTORY, MANIFEST = "hidden", "manifest.json"
@@ -130,7 +130,7 @@ class HiddenStates:
             with safe_open(file, framework="pt") as opened:
                 stored = {name: opened.get_slice(name)[start - base : stop - base] for name in opened.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise DataError(f"{file}: not readable as safetensors ({error}); {AGAIN}") from error
+            raise DataError(f"{file}: not readable as safetensors ({error}); {PREPARE_AGAIN}") from error
         states = decode(stored)
         return Features(states[:, :-1].flatten(1), states[:, -1])
 
@@ -170,9 +170,9 @@ def read_spec(file: Path) -> HiddenSpec:
     try:
         spec = dataclass_of(HiddenSpec, {**found, "taps": tuple(found["taps"])})
     except (TypeError, KeyError) as error:
-        raise DataError(f"{file}: not a manifest of hidden states ({error}); {AGAIN}") from error
+        raise DataError(f"{file}: not a manifest of hidden states ({error}); {PREPARE_AGAIN}") from error
     if spec.format != FORMAT:
-        raise DataError(f"{file}: format {spec.format}, expected {FORMAT}; {AGAIN}")
+        raise DataError(f"{file}: format {spec.format}, expected {FORMAT}; {PREPARE_AGAIN}")
     return spec
 
 
@@ -206,7 +206,7 @@ def read_stamp(file: Path) -> Stamp:
     try:
         return Stamp(int(found["bytes"]), str(found["sha256"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{_stamp_file(file)}: not a stamp ({error}); {AGAIN}") from error
+        raise DataError(f"{_stamp_file(file)}: not a stamp ({error}); {PREPARE_AGAIN}") from error
 
 
 def _stamp_file(file: Path) -> Path:

@@ -19,7 +19,7 @@ from torch import Tensor
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.paths import user_path
 from sametoken.errors import DataError
-from sametoken.files import AGAIN, Stamp, dataclass_of, read_object, read_tensors
+from sametoken.files import PREPARE_AGAIN, Stamp, dataclass_of, read_object, read_tensors
 from sametoken.learning.target import Features
 from sametoken.train.dataset.hidden_states import DIRECTORY, HiddenStates
 from sametoken.train.dataset.hidden_states import MANIFEST as HIDDEN_MANIFEST
@@ -208,7 +208,7 @@ def read_manifest(directory: Path) -> Manifest:
     file = directory / MANIFEST
     found = read_object(file)
     if found.get("format") != FORMAT:
-        raise DataError(f"{file}: format {found.get('format')!r}, expected {FORMAT}; {AGAIN}")
+        raise DataError(f"{file}: format {found.get('format')!r}, expected {FORMAT}; {PREPARE_AGAIN}")
     try:
         stamps = {SAMPLES: found["files"][SAMPLES], **found["files"]}
         stamps = {name: Stamp(**stamp) for name, stamp in stamps.items()}
@@ -217,7 +217,7 @@ def read_manifest(directory: Path) -> Manifest:
             raise TypeError(f"draft_vocab_size is {origin.draft_vocab_size}, the files are {', '.join(stamps)}")  # noqa: TRY301
         return Manifest(FORMAT, origin, counts, stamps)
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{file}: not a manifest of prepared samples ({error}); {AGAIN}") from error
+        raise DataError(f"{file}: not a manifest of prepared samples ({error}); {PREPARE_AGAIN}") from error
 
 
 def check_origin(directory: Path, wanted: Origin) -> Manifest:

@@ -20,7 +20,7 @@ from sametoken.checkpoint.paths import user_path
 from sametoken.errors import CheckpointError, ConfigError, DataError
 from sametoken.files import make_directory, read_object, write_json, write_tensors
 from sametoken.heads.kind import Head
-from sametoken.heads.modelopt import Chosen
+from sametoken.heads.modelopt import ModelOptSettings
 from sametoken.heads.objective import HeadObjective
 from sametoken.heads.read import read_head
 from sametoken.learning.batch import Batch, guess_weights
@@ -56,7 +56,7 @@ class Outputs(dict[str, Any]):
             raise AttributeError(f"no output {name!r}; there are {', '.join(self)}") from None
 
 
-class Plan(NamedTuple):
+class Conversion(NamedTuple):
     """What a converted model was made with, and how it is written.
 
     Attributes:
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
 
     mode: str
     config: Mapping[str, Any]
-    chosen: Chosen
+    chosen: ModelOptSettings
     target: ModelConfig
     save_base: bool
 
@@ -76,7 +76,7 @@ class Converted(nn.Module):
     """What a converted model does differently; its class comes first, then the model's own."""
 
     sametoken: HeadObjective
-    sametoken_plan: Plan
+    sametoken_plan: Conversion
     accepts_loss_kwargs = False  # the loss is the mean of one batch, as transformers.Trainer asks for
 
     def forward(
@@ -231,7 +231,7 @@ def convert(model: Any, modes: Sequence[tuple[str, Mapping[str, Any]]], *, save_
         seed = int(torch.randint(2**31, (), device="cpu"))  # so `transformers.set_seed` decides the first weights
         generator, std = torch.Generator(table.device).manual_seed(seed), objective.modelopt.std(chosen, STD)
         head = objective.create(made, table.detach(), ids, generator, std)
-    return _attach(model, objective, head, Plan(mode, config, chosen, target, save_base))
+    return _attach(model, objective, head, Conversion(mode, config, chosen, target, save_base))
 
 
 def _one(modes: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, Mapping[str, Any]]:
@@ -271,12 +271,12 @@ def restore(model: Any, directory: str | Path) -> Any:
     device = model.get_output_embeddings().weight.device
     head = read_head(place / HEAD, target, torch.float32, device, pack=False).module
     objective, chosen = read(mode, config)
-    found = _attach(model, objective, head, Plan(mode, config, chosen, target, save_base))
+    found = _attach(model, objective, head, Conversion(mode, config, chosen, target, save_base))
     found.load_state_dict(stored)
     return found
 
 
-def _attach(model: Any, objective: type[HeadObjective], head: Head, plan: Plan) -> Any:
+def _attach(model: Any, objective: type[HeadObjective], head: Head, plan: Conversion) -> Any:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     own = type(model)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.errors import ConfigError, unknown_name
-from sametoken.heads.modelopt import Chosen
+from sametoken.heads.modelopt import ModelOptSettings
 from sametoken.heads.objective import HeadObjective
 from sametoken.learning.modes import ALIASES, TRAINED
 from sametoken.train.dataset.prepared import MANIFEST, Prepared
@@ -18,7 +18,7 @@ from sametoken.train.dataset.prepared import MANIFEST, Prepared
 VOCABULARY = "draft_vocab_cache"
 
 
-def read(mode: str, config: Mapping[str, Any]) -> tuple[type[HeadObjective], Chosen]:
+def read(mode: str, config: Mapping[str, Any]) -> tuple[type[HeadObjective], ModelOptSettings]:
     """The objective of a mode of `convert`, and what its configuration means.
 
     Raises:
