@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from sametoken import LLM, SamplingParams
-from sametoken.engine.request import Request
+from sametoken.engine.report import StepReport
 from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.speculation.draft import PADDING, Draft
 from sametoken.speculation.params import RequestSpeculation
@@ -105,13 +105,13 @@ class Cell:
         engine, begin = self.llm.engine, self.clock()
         step = engine.step
 
-        def watched() -> list[Request]:
+        def watched() -> StepReport:
             nonlocal begin
             reads = engine.scheduler.waiting or any(r.remaining > 1 for r in engine.scheduler.running)
-            changed = step()
+            report = step()
             if reads:
                 begin = self.clock()
-            return changed
+            return report
 
         engine.step = watched  # type: ignore[method-assign]
         try:

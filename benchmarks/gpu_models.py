@@ -21,9 +21,9 @@ from sametoken.drafters.tree import chain_of
 from sametoken.embedded import TARGET
 from sametoken.engine.build import Loaded
 from sametoken.engine.captured import CapturedSteps
-from sametoken.options.speculation import NO_DRAFT
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
+from sametoken.options.speculation import NO_DRAFT
 from sametoken.runtime.lanes import Lanes
 from sametoken.speculation.draft import PADDING, Draft, chain_parents
 from sametoken.speculation.noise import noise

@@ -4,8 +4,9 @@
                                  [--out docs/benchmarks]
 
 Every kernel runs over copies of one weight that do not fit the caches, in turns with the others and with a probe that
-only reads memory (a sum). Figures are gigabytes of weights a second, the median over rounds; the share of the probe
-is taken within a round. Foreign load is logged.
+only reads memory (a sum). The copies are made for a kernel's turn and freed after it: it takes 2 GB of memory.
+Figures are gigabytes of weights a second, the median over rounds; the share of the probe is taken within a round.
+Foreign load is logged.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,6 +36,7 @@ BYTES = 3 * 2**28  # of weights that one pass reads
 PROBE = 2**29
 
 Pass = Callable[[Tensor], None]  # one product of rows [M, INPUTS] with every copy
+Maker = Callable[[], tuple[Pass, int]]  # makes the copies: a pass over them, and the bytes that it reads
 
 
 def coded(code: Code, group: int, scale: torch.dtype, *, zeros: bool = False) -> Coded:
@@ -136,17 +139,30 @@ def foreign() -> float:
     return machine - own
 
 
-def passes(only: str) -> dict[str, tuple[Pass, int]]:
-    found: dict[str, tuple[Pass, int]] = {}
+def makers(only: str) -> dict[str, Maker]:
+    """What makes each kernel's weights, by the kernel's title."""
+    found: dict[str, Maker] = {}
     for variant in VARIANTS:
         file = file_of(variant)
         if file is not None and VARIANTS[variant] <= processor_features():
             kernels = Library(variant, file)
-            names = ["bfloat16", *FORMATS, *FOREIGN] if variant == "avx512" else ["bfloat16", "int8", "int4", *FOREIGN]
+            names = ["bfloat16", *FORMATS] if variant == "avx512" else ["bfloat16", "int8", "int4"]
+            names += FOREIGN if kernels.reads_codes else []
             named = {f"{variant} {name}": name for name in names}
-            found |= {title: ours(kernels, name) for title, name in named.items() if title.startswith(only)}
+            found |= {title: partial(ours, kernels, name) for title, name in named.items() if title.startswith(only)}
     rest = (name for name in ("bfloat16", "int8", "int4") if f"torch {name}".startswith(only))
-    return found | {f"torch {name}": torchs(name) for name in rest}
+    return found | {f"torch {name}": partial(torchs, name) for name in rest}
+
+
+def turn(make: Maker, heights: list[int], probe: Tensor) -> tuple[float, dict[int, float]]:
+    """GB/s of the probe and of one kernel by rows, side by side: memory's speed drifts from second to second."""
+    run, size = make()
+    limit = PROBE / min(timed(probe.sum) for _ in range(3)) / 1e9
+    speeds = {}
+    for rows in heights:
+        x = torch.randn(rows, INPUTS).bfloat16()
+        speeds[rows] = size / min(timed(partial(run, x)) for _ in range(2)) / 1e9
+    return limit, speeds
 
 
 def main() -> None:
@@ -160,21 +176,19 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     heights = [int(part) for part in options.rows.split(",")]
     probe = torch.ones(PROBE // 8, dtype=torch.int64)
-    every = passes(options.only)
+    every = makers(options.only)
     speeds: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in heights} for name in every}
     shares: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in heights} for name in every}
     probes, loads = [], []
     with torch.inference_mode():
         for _ in range(options.rounds):
             before, began = foreign(), time.perf_counter()
-            for name, (run, size) in every.items():
-                # The probe beside every kernel: memory is shared with other machines and drifts from second to second.
-                limit = PROBE / min(timed(probe.sum) for _ in range(3)) / 1e9
+            for name, make in every.items():
+                limit, found = turn(make, heights, probe)
                 probes.append(limit)
-                for rows in heights:
-                    x = torch.randn(rows, INPUTS).bfloat16()
-                    speeds[name][rows].append(size / min(timed(lambda run=run, x=x: run(x)) for _ in range(2)) / 1e9)
-                    shares[name][rows].append(speeds[name][rows][-1] / limit)
+                for rows, speed in found.items():
+                    speeds[name][rows].append(speed)
+                    shares[name][rows].append(speed / limit)
             loads.append((foreign() - before) / (time.perf_counter() - began))
     span = f"{statistics.median(probes):.1f} GB/s ({min(probes):.1f} to {max(probes):.1f})"
     print(f"probe {span}, {options.threads} threads, foreign load {max(loads):.2f} cores at most")

@@ -1,7 +1,7 @@
 """What HTTP costs: throughput of concurrent streams and time to first token beside the bare engine; start to ready;
 and what a long prompt does to streams that run. Ratios from one run.
 
-    python benchmarks/served.py [--parts streams,first,start,long] [--streams 16] [--tokens 128] [--rounds 7]
+    python benchmarks/served.py [--parts streams,start,long] [--streams 16] [--tokens 128] [--rounds 7]
                               [--threads 1,2] [--out docs/benchmarks]
 
 The server and a bare engine with the same settings are processes of their own that take turns; the client is this
@@ -300,7 +300,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="streams,start,long")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)

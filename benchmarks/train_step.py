@@ -29,14 +29,13 @@ from torch.nn import functional as F
 from sametoken import embedded
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.eagle3.objective import Eagle3Objective
 from sametoken.heads.write import write_head
 from sametoken.learning.batch import Batch, guess_weights
 from sametoken.learning.target import Features, OuterLayers
-from sametoken.train.heads import new_head
 from sametoken.train.parallel import Parallel
 from sametoken.train.settings import HeadSettings, LossSettings
 from sametoken.train.targets import read_outer
-from sametoken.train.trainee import Trainee
 
 PEER = Path(__file__).parent / "train_peers" / "speculators_step.py"
 ATTENTIONS = ("eager", "sdpa")  # of speculators, where nothing is compiled for a GPU
@@ -49,36 +48,39 @@ class Problem:
 
     def __init__(self, rows: int, row: int, steps: int) -> None:
         self.outer = read_outer(embedded.TARGET, torch.bfloat16, torch.device("cpu"))
-        dice = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         lengths: list[int] = []
         while sum(lengths) < rows * row:
-            lengths.append(int(torch.randint(*LENGTHS, (), generator=dice)))
+            lengths.append(int(torch.randint(*LENGTHS, (), generator=generator)))
         lengths[-1] -= sum(lengths) - rows * row
         documents = []
         for length in lengths:
-            tokens = torch.randint(self.outer.config.vocab_size, (length,), generator=dice)
+            tokens = torch.randint(self.outer.config.vocab_size, (length,), generator=generator)
             documents.append((tokens, torch.arange(length) >= (1 - SHARE) * length))
         self.batch, self.steps = Batch.of(documents), steps
         width = self.outer.config.hidden_size
         count = len(self.batch.tokens)
-        taps, last = (torch.randn(count, size, generator=dice).bfloat16() for size in (3 * width, width))
+        taps, last = (torch.randn(count, size, generator=generator).bfloat16() for size in (3 * width, width))
         self.features = Features(taps, last)
 
     def head(self) -> EagleHead:
-        head = new_head(HeadSettings(), self.outer.config, self.outer.head, None, 0)
+        target = self.outer.config
+        config = Eagle3Objective.configure(HeadSettings(), target, target.vocab_size)
+        head = Eagle3Objective.create(config, self.outer.head, None, torch.Generator().manual_seed(0))
         assert isinstance(head, EagleHead)
         return head
 
 
 def ours(problem: Problem) -> Callable[[], float]:
     """The step of `sametoken train`."""
-    trainee = Trainee(problem.head(), problem.outer, LossSettings(), problem.steps, torch.bfloat16)
+    settings = LossSettings(ttt_steps=problem.steps)
+    objective = Eagle3Objective(problem.head(), problem.outer, settings, torch.bfloat16)
     weights = guess_weights(problem.batch, problem.steps, 0.8, per_document=False)
-    optimiser = torch.optim.AdamW(trainee.parameters(), lr=1e-4, fused=True)
+    optimiser = torch.optim.AdamW(objective.parameters(), lr=1e-4, fused=True)
 
     def step() -> float:
         optimiser.zero_grad(set_to_none=True)
-        loss, _ = trainee(problem.batch, problem.features, weights.weights / weights.total)
+        loss, _ = objective(problem.batch, problem.features, weights.weights / weights.total)
         loss.backward()
         optimiser.step()
         return float(loss.detach())

@@ -8,9 +8,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sametoken.model import triton_attention as attention
-from sametoken.model import triton_pointwise as pointwise
-from sametoken.speculation import triton_draw
+from sametoken.kernels.triton import attention, draw, pointwise
 
 TARGET = GPUTarget("cuda", 90, 32)
 SCALARS = {"scale": "fp32"} | dict.fromkeys(["nodes", "tree", "tiles", "row_pages", "chunks", "q_stride"], "i32")
@@ -40,11 +38,11 @@ def main() -> None:
             rotated = {"SIZE": size, "DIM": size, "PADDED": triton.next_power_of_2(size)}
             assert compiled(pointwise._rotate, dtype, rotated, num_warps=1, enable_fp_fusion=False)
         assert compiled(pointwise._silu_gated, dtype, {"BLOCK": pointwise.BLOCK}, enable_fp_fusion=False)
-        split = {"BLOCK": triton_draw.BLOCK, "SPLIT": triton_draw.SPLIT}
-        assert compiled(triton_draw._best, dtype, split, enable_fp_fusion=False)
+        split = {"BLOCK": draw.BLOCK, "SPLIT": draw.SPLIT}
+        assert compiled(draw._best, dtype, split, enable_fp_fusion=False)
         for noisy in (True, False):
             kind = {"SPLITS": 16, "NOISY": noisy, "TEMPERED": noisy, "MIXED": noisy}
-            assert compiled(triton_draw._race, dtype, {**split, **kind}, enable_fp_fusion=False)
+            assert compiled(draw._race, dtype, {**split, **kind}, enable_fp_fusion=False)
     print("compiled")
 
 
