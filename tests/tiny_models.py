@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -96,6 +97,11 @@ FAMILIES: dict[str, Tiny] = {
     "qwen-3": Tiny(Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen-3-biases": Tiny(Qwen3Config, {"head_dim": 16, "attention_bias": True, **WINDOWS, "max_window_layers": 2}),
     "mixtral": Tiny(MixtralConfig, {"num_local_experts": 5, "sliding_window": 8}),
+    "gpt-oss": Tiny(
+        GptOssConfig,
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 32, "sliding_window": 9, "swiglu_limit": 0.7}
+        | {"rope_parameters": rope("yarn", factor=4.0, truncate=False, original_max_position_embeddings=32)},
+    ),
     "qwen-2-moe": Tiny(
         Qwen2MoeConfig,
         {**EXPERTS, **WINDOWS, "shared_expert_intermediate_size": 80, "mlp_only_layers": [1], "max_window_layers": 2},

@@ -18,7 +18,7 @@ from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen-2-moe", "qwen-3-moe"])
+@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "qwen-2-moe", "qwen-3-moe"])
 def test_what_is_written_is_what_transformers_writes(family: str, tmp_path: Path) -> None:
     model = tiny_models.save(family, tmp_path)
     config = ModelConfig.from_hf({**model.config.to_dict(), "architectures": [type(model).__name__]})

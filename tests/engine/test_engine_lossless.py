@@ -30,7 +30,7 @@ from head_checks import llm_with, make_eagle
 from sametoken import LLM, SamplingParams
 from tiny_models import VOCAB
 
-FAMILIES = ("llama-3.1", "mistral", "phi-3-long", "qwen-2", "qwen-3-biases", "mixtral", "qwen-2-moe")
+FAMILIES = ("llama-3.1", "mistral", "phi-3-long", "qwen-2", "qwen-3-biases", "gpt-oss", "qwen-2-moe")
 TEMPERATURES = (0.0, 0.7, 1.0)
 NODES = 12
 TOKENS = 20

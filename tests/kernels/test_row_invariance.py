@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2MoeConfig
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
 
 import tiny_models
 from native_checks import BUILT
@@ -182,8 +182,13 @@ def test_logits_of_every_format(
 @pytest.mark.parametrize("threads", [1], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", [*BUILT, None], ids=lambda each: "off" if each is None else each.name)
+@pytest.mark.parametrize("kind", [Qwen2MoeConfig, GptOssConfig])
 def test_logits_of_experts(
-    dtype: torch.dtype, variant: Library | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[PreTrainedConfig],
+    dtype: torch.dtype,
+    variant: Library | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A token's bits do not depend on which other tokens chose the same expert."""
     for module in (linear_module, compiled_module):
@@ -192,7 +197,7 @@ def test_logits_of_experts(
     options = {"num_hidden_layers": 2, "max_position_embeddings": 1024, "hidden_size": 128, "num_attention_heads": 2}
     experts = {"num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 80, "mlp_only_layers": [1]}
     shared = {"shared_expert_intermediate_size": 48, "initializer_range": 0.05}
-    config = Qwen2MoeConfig(**{**tiny_models.COMMON, **options, **experts, **shared})
+    config = kind(**{**tiny_models.COMMON, **options, **experts, **shared})
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
     check_decoder(tmp_path, dtype, "none")
 

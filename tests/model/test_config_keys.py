@@ -104,6 +104,8 @@ CHANGES: list[dict[str, Any]] = [
     {"decoder_sparse_step": 2},
     {"mlp_only_layers": [0]},
     {"qkv_bias": False},
+    {"swiglu_alpha": 0.5},
+    {"swiglu_limit": 0.5},
 ]
 # What transformers refuses and older files state: an absent value means the default, as it did there.
 OLDER = ({"num_key_value_heads": None},)
@@ -120,7 +122,7 @@ def quick() -> Iterator[None]:
 
 def kind_of(architecture: str) -> str:
     """transformers' `model_type`."""
-    return architecture.removesuffix("ForCausalLM").replace("Moe", "_moe").lower()
+    return architecture.removesuffix("ForCausalLM").replace("Moe", "_moe").replace("GptOss", "gpt_oss").lower()
 
 
 def theirs(stated: dict[str, Any], ids: list[int]) -> tuple[Tensor, dict[str, Tensor]] | None:

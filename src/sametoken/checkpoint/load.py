@@ -87,6 +87,8 @@ def load_decoder(
         )
     try:
         config = ModelConfig.from_hf(stated, max_seq_len)
+        if config.sinks and torch.device(device).type == "cuda":
+            raise UnsupportedModelError("attention with sinks (gpt-oss) is not supported on CUDA; use --device cpu")
         with torch.device("meta"):
             decoder = Decoder(config, dtype, FORMATS.get(quantization))
         stored = single_experts((Item(*item) for item in read_weights(directory)), config)

@@ -17,6 +17,7 @@ from sametoken.model.expert_config import ExpertConfig
 TABLE: dict[str, tuple[str, str | None]] = {
     "embed_tokens": ("embed", None),
     "layers.N.input_layernorm": ("blocks.N.attention_norm", None),
+    "layers.N.self_attn": ("blocks.N", None),  # its own tensor: the sinks of gpt-oss
     "layers.N.self_attn.qkv_proj": ("blocks.N.qkv", None),
     "layers.N.self_attn.q_proj": ("blocks.N.qkv", "q"),
     "layers.N.self_attn.k_proj": ("blocks.N.qkv", "k"),
@@ -44,6 +45,7 @@ TABLE: dict[str, tuple[str, str | None]] = {
 
 # Parts of names for which a family has other words in its files, by its words.
 SPELLINGS: dict[str, dict[str, str]] = {
+    "gpt_oss": {".mlp.router.": ".mlp.gate."},
     "mixtral": {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."},
 }
 

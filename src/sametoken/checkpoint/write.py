@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sametoken.checkpoint.experts import joined_experts
 from sametoken.checkpoint.hub import SMALL_FILES
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.errors import CheckpointError
@@ -75,7 +76,13 @@ def _move(made: Path, directory: Path, content: str) -> None:
 
 def tensors(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
     """The parameters under the names, and in the pieces, that transformers has for the family."""
-    rules, fused = rules_for(decoder.config), decoder.config.family == "phi3"
+    found = _named(decoder)
+    return joined_experts(found) if decoder.config.family == "gpt_oss" else found
+
+
+def _named(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+    rules, family = rules_for(decoder.config), decoder.config.family
     for parameter, data in decoder.named_parameters():
+        fused = family == "phi3" or (family == "gpt_oss" and ".experts." in parameter)
         for name, rows in rules.stored(parameter, fused=fused):
             yield name, data.detach() if rows is None else data.detach()[rows.start : rows.stop]

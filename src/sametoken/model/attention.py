@@ -18,15 +18,27 @@ from sametoken.runtime.cache import KVCache, Segment, View
 TILE = 16
 # From 64 folded rows on the bfloat16 kernel may repack the keys, which changes its arithmetic.
 PACKED_ROWS = 64
+SINK_KEYS = 16  # places before the keys of a layer with sinks, so that the keys stay aligned
 BOUND = 1e9  # of keys and values in the cache
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, cache: KVCache, view: View, layer: int, window: int | None) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cache: KVCache,
+    view: View,
+    layer: int,
+    window: int | None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Stores the new keys and values, then attends.
 
     Args:
         q: [T, Hq, D] rotated queries; k, v: [T, Hk, D] rotated keys, and values.
         window: sliding window in positions (a token sees itself and window - 1 before it), or None.
+        sinks: [Hq] scores without a key, one in the softmax of each query of a head, or None.
 
     Returns:
         [T, Hq * D].
@@ -35,7 +47,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, cache: KVCache, view: View, layer
         k, v = _bounded(k), _bounded(v)
     cache.write(layer, view.slots, k, v)
     pieces = torch.split(q, [segment.tokens for segment in view.segments]) if len(view.segments) > 1 else (q,)
-    outs = [_segment(x, cache, s, layer, window) for x, s in zip(pieces, view.segments, strict=True)]
+    outs = [_segment(x, cache, s, layer, window, sinks) for x, s in zip(pieces, view.segments, strict=True)]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -45,7 +57,9 @@ def _bounded(x: Tensor) -> Tensor:
     return x.clamp(-bound, bound).nan_to_num_(nan=0.0)
 
 
-def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None) -> Tensor:
+def _segment(
+    q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None, sinks: Tensor | None
+) -> Tensor:
     if fused(q):
         return _paged(q, cache, segment, layer, window)
     keys, values = cache.read(layer, segment)
@@ -63,10 +77,22 @@ def _segment(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: in
     q = q.reshape(batch * tiles, key_heads, groups * tile, size)
     if tiles > 1:
         keys, values = (_repeat(x, tiles) for x in (keys, values))
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=segment.mask(window, groups, tile))
+    mask = segment.mask(window, groups, tile)
+    if sinks is not None:
+        keys, values = (F.pad(x, (0, 0, SINK_KEYS, 0)) for x in (keys, values))
+        mask = _with_sinks(mask, sinks.view(key_heads, groups), tile)
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
     out = out.view(batch * tiles, key_heads, groups, tile, size).permute(0, 3, 1, 2, 4)
     out = out.reshape(batch, tiles * tile, -1)[:, :nodes].reshape(batch * nodes, -1)
     return out if segment.chains is None else out[segment.chains.place]
+
+
+def _with_sinks(mask: Tensor, sinks: Tensor, tile: int) -> Tensor:
+    """A mask with columns before it for keys of zeros, whose scores are the sink [Hk, G] and nothing."""
+    before = mask.new_full((mask.shape[0], *sinks.shape, tile, SINK_KEYS), float("-inf"))
+    before[..., -1] = sinks.to(mask.dtype).unsqueeze(-1)
+    before = before.view(mask.shape[0], sinks.shape[0], -1, SINK_KEYS)
+    return torch.cat([before, mask.expand(-1, sinks.shape[0], -1, -1)], -1)
 
 
 def _paged(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None) -> Tensor:

@@ -28,6 +28,7 @@ class Block(nn.Module):
         reads: width of what attention reads, the hidden size unless given.
 
     Attributes:
+        sinks: [query heads] a score that takes part in each softmax, None for none; the caller of `attend` has it.
         experts: in the place of `gate_up` and `down`, which such a block does not have; None where it has those.
     """
 
@@ -49,6 +50,7 @@ class Block(nn.Module):
         self.k_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
         self.out = Linear(heads * size, hidden, config.out_bias, dtype, format)
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype)
+        self.sinks = nn.Parameter(torch.empty(heads, dtype=dtype), requires_grad=False) if config.sinks else None
         sparse = config.experts is not None and config.experts.layers[layer]
         self.experts = Experts(config, config.experts, dtype, format) if config.experts is not None and sparse else None
         if self.experts is not None:

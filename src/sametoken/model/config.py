@@ -18,6 +18,10 @@ from sametoken.model.unsupported import refused_architecture, refused_format
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 LOCAL_EXPERTS = ("num_local_experts", "num_experts")
 DTYPES = ("float32", "float16", "bfloat16")
+# Of gpt-oss, where a file states no rotation.
+GPT_OSS_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096,
+}  # fmt: skip
 NO_WINDOW = (
     "config.json has 'sliding_attention' in 'layer_types' but no window ('use_sliding_window' is false, or "
     "'sliding_window' is null), expected both or neither: is this file complete?"
@@ -31,6 +35,7 @@ class ModelConfig:
     Attributes:
         architecture: name in `config.json`, for example "LlamaForCausalLM".
         family: the `model_type` of transformers, for example "llama" or "qwen3_moe".
+        sinks: a learned score per query head takes part in the softmax of attention, without a key (gpt-oss).
         experts: of blocks that have them in place of one MLP, None where all blocks are dense.
         qkv_bias, out_bias, mlp_bias: which linears carry a bias.
         qk_norm: an RMS norm over each query and key head before rotation (Qwen 3).
@@ -61,6 +66,7 @@ class ModelConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    sinks: bool = False
     experts: ExpertConfig | None = None
 
     @property
@@ -79,6 +85,7 @@ class ModelConfig:
         hidden, width, norms = self.hidden_size, self.intermediate_size, 2 * self.head_dim if self.qk_norm else 0
         attention = hidden * (2 * self.q_size + 2 * self.kv_size) + 2 * hidden + norms
         attention += self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.out_bias * hidden
+        attention += self.sinks * self.num_heads
         dense = 3 * hidden * width + self.mlp_bias * (2 * width + hidden)
         ends = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2) + hidden
         found = self.num_layers * attention + ends
@@ -265,7 +272,38 @@ def _qwen3_moe(keys: Keys) -> ModelConfig:
     return replace(plain, qkv_bias=bias, out_bias=bias, qk_norm=True, sliding_windows=windows, experts=experts)
 
 
+def _gpt_oss(keys: Keys) -> ModelConfig:
+    if not keys.mapping("rope_scaling") and not keys.mapping("rope_parameters"):
+        keys = Keys({**keys.values, "rope_parameters": GPT_OSS_ROPE})
+    defaults = Defaults("gpt_oss", max_position=131072, norm_eps=1e-5, num_kv_heads=8, head_dim=64, theta=150000.0)
+    plain = _plain(keys, defaults)
+    types = keys.values.get("layer_types")
+    if types is None:
+        types = ["full_attention" if i % 2 else "sliding_attention" for i in range(plain.num_layers)]
+    check_layer_types(types, plain.num_layers, "config.json")
+    windows = _every_layer(plain, keys, absent=128)
+    if "sliding_attention" in types and None in windows:
+        raise CheckpointError(NO_WINDOW)
+    bias = keys.flag("attention_bias", True)
+    experts = read_experts(
+        keys, LOCAL_EXPERTS, 128, chosen=4, width=plain.intermediate_size, normalised=True,
+        layers=(True,) * plain.num_layers,
+    )  # fmt: skip
+    clamp = keys.number("swiglu_alpha", 1.702), keys.number("swiglu_limit", 7.0)
+    return replace(
+        plain,
+        qkv_bias=bias,
+        out_bias=bias,
+        sinks=True,
+        experts=replace(experts, bias=True, clamp=clamp),
+        sliding_windows=tuple(
+            window if kind == "sliding_attention" else None for kind, window in zip(types, windows, strict=True)
+        ),
+    )
+
+
 FAMILIES: dict[str, Callable[[Keys], ModelConfig]] = {
+    "GptOssForCausalLM": _gpt_oss,
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
     "MixtralForCausalLM": _mixtral,

@@ -37,11 +37,16 @@ class Hidden(NamedTuple):
     taps: tuple[Tensor, ...]
 
 
-def attend_in(cache: KVCache, view: View) -> Attend:
-    """Attention over a view of a cache, which takes the new keys and values."""
+def attend_in(cache: KVCache, view: View, sinks: Sequence[Tensor | None] = ()) -> Attend:
+    """Attention over a view of a cache, which takes the new keys and values.
+
+    Args:
+        sinks: of each layer, none where no layer has them.
+    """
 
     def attend_here(q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
-        return attend(q, k, v, cache=cache, view=view, layer=layer, window=window)
+        own = sinks[layer] if sinks else None
+        return attend(q, k, v, cache=cache, view=view, layer=layer, window=window, sinks=own)
 
     return attend_here
 
@@ -76,6 +81,10 @@ class Decoder(nn.Module):
         return CompiledDecoder.of(parts)
 
     @property
+    def _sinks(self) -> list[Tensor | None]:
+        return [block.sinks for block in blocks_of(self)] if self.config.sinks else []
+
+    @property
     def output_head(self) -> Linear | None:
         """What `project` multiplies with: the output head, or the token vectors in its place."""
         return self.embed.head if self.head is None else self.head
@@ -107,7 +116,7 @@ class Decoder(nn.Module):
         if self.native is not None:
             return Hidden(*self.native(tokens, cache, view, taps))
         x = self.embed(tokens.clamp(min=0))
-        rope, attend = self.rope(view.positions), attend_in(cache, view)
+        rope, attend = self.rope(view.positions), attend_in(cache, view, self._sinks)
         outputs = {}
         for i, block in enumerate(self.blocks):
             x = block(x, rope, attend)

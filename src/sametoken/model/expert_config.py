@@ -21,6 +21,8 @@ class ExpertConfig:
         normalised: the weights of the chosen experts sum to 1.
         layers: per layer, whether it has experts.
         shared: intermediate size of an expert that computes for every token, times a gate of its own; 0 for none.
+        bias: the router and the experts have biases.
+        clamp: (gain, limit) of gpt-oss's activation, (min(limit, up) + 1) gate sigmoid(gain gate); None for the usual.
     """
 
     count: int
@@ -29,11 +31,14 @@ class ExpertConfig:
     normalised: bool
     layers: tuple[bool, ...]
     shared: int = 0
+    bias: bool = False
+    clamp: tuple[float, float] | None = None
 
     def parameters(self, hidden: int) -> int:
         """Numbers in the weights of a block's experts, its router included."""
         shared = 3 * hidden * self.shared + hidden if self.shared else 0
-        return self.count * (3 * hidden * self.width + hidden) + shared
+        biases = 2 * self.width + hidden + 1 if self.bias else 0
+        return self.count * (3 * hidden * self.width + hidden + biases) + shared
 
 
 def read_experts(

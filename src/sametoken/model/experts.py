@@ -13,21 +13,24 @@ from torch import Tensor, nn
 from sametoken.model.config import ModelConfig
 from sametoken.model.expert_config import ExpertConfig
 from sametoken.model.formats.base import WeightFormat
-from sametoken.model.layers import ACTIVATIONS, gated
+from sametoken.model.layers import ACTIVATIONS, clamped, gated
 from sametoken.model.linear import Linear
 
 
 class GatedMLP(nn.Module):
-    """down(activation(gate x) * up x), with gate and up as one linear."""
+    """One expert: down(activation(gate x) * up x), with gate and up as one linear."""
 
-    def __init__(self, config: ModelConfig, width: int, dtype: torch.dtype, format: WeightFormat | None) -> None:
+    def __init__(
+        self, config: ModelConfig, experts: ExpertConfig, width: int, dtype: torch.dtype, format: WeightFormat | None
+    ) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
-        self.gate_up = Linear(config.hidden_size, 2 * width, False, dtype, format)
-        self.down = Linear(width, config.hidden_size, False, dtype, format)
+        self.activation, self.clamp = ACTIVATIONS[config.activation], experts.clamp
+        self.gate_up = Linear(config.hidden_size, 2 * width, experts.bias, dtype, format)
+        self.down = Linear(width, config.hidden_size, experts.bias, dtype, format)
 
     def forward(self, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
-        fed: Tensor = self.down(gated(self.activation, self.gate_up(x)))
+        both = self.gate_up(x)
+        fed: Tensor = self.down(gated(self.activation, both) if self.clamp is None else clamped(both, *self.clamp))
         return fed
 
 
@@ -40,9 +43,9 @@ class Experts(nn.Module):
         super().__init__()
         self.config = experts
         # The shared expert's gate is one more output: a product with one output alone would not keep a row's bits.
-        self.router = Linear(config.hidden_size, experts.count + bool(experts.shared), False, dtype)
-        self.each = nn.ModuleList(GatedMLP(config, experts.width, dtype, format) for _ in range(experts.count))
-        self.shared = GatedMLP(config, experts.shared, dtype, format) if experts.shared else None
+        self.router = Linear(config.hidden_size, experts.count + bool(experts.shared), experts.bias, dtype)
+        self.each = nn.ModuleList(GatedMLP(config, experts, experts.width, dtype, format) for _ in range(experts.count))
+        self.shared = GatedMLP(config, experts, experts.shared, dtype, format) if experts.shared else None
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of the chosen experts in float32, and which they are, [T, K] each, from logits [T, E]."""

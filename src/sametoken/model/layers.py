@@ -51,3 +51,10 @@ def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:  #
     if gate.device.type != "cpu" or len(gate) <= rows:
         return activation(gate).mul_(up)
     return torch.cat([activation(part) for part in torch.split(gate, rows)]).mul_(up)
+
+
+def clamped(gate_up: Tensor, gain: float, limit: float) -> Tensor:  # [T, 2 I] -> [T, I]
+    """gpt-oss's activation, for gate and up side by side: both are limited, and up is moved by 1."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    limited = torch.cat([gate.clamp(max=limit), up.clamp(-limit, limit) + 1], -1)
+    return gated(lambda x: x * torch.sigmoid(gain * x), limited)

@@ -36,7 +36,7 @@ OTHER = ModelGroup("a decoder of another family, which is not supported", "use a
 # Names as config.json's `architectures` has them.
 ARCHITECTURES: dict[str, ModelGroup] = {
     **dict.fromkeys(
-        ("GptOssForCausalLM", "Llama4ForCausalLM",
+        ("Llama4ForCausalLM",
          "OlmoeForCausalLM", "PhimoeForCausalLM", "PhiMoEForCausalLM", "Glm4MoeForCausalLM", "DbrxForCausalLM",
          "MiniMaxM2ForCausalLM", "GraniteMoeForCausalLM", "Grok1ForCausalLM"), EXPERTS),
     **dict.fromkeys(
