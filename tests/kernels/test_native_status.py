@@ -109,3 +109,8 @@ def test_features_are_read_as_each_system_tells_them() -> None:
     assert processor.sysctl_of(M2) == {"asimd", "asimddp", "bf16", "i8mm"}
     assert processor.sysctl_of(M1) == {"asimd", "asimddp"}
     assert processor.sysctl_of("") == set()
+
+
+def test_a_structure_refuses_a_field_that_it_does_not_have() -> None:
+    with pytest.raises(TypeError, match="Span has no field node"):
+        native.struct_of(native.Span, batch=1, node=2)

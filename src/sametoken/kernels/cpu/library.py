@@ -328,5 +328,16 @@ def _check(status: int) -> None:
 
 
 def struct_of(kind: type[Structure], **values: Any) -> Any:
-    """A structure with pointers given as tensors."""
+    """A structure with pointers given as tensors.
+
+    Raises:
+        TypeError: the structure has no such field; ctypes alone would accept the name and ignore it.
+    """
+    if not values.keys() <= _fields(kind):
+        raise TypeError(f"{kind.__name__} has no field {', '.join(sorted(values.keys() - _fields(kind)))}")
     return kind(**{name: address(value) if isinstance(value, Tensor) else value for name, value in values.items()})
+
+
+@cache
+def _fields(kind: type[Structure]) -> frozenset[str]:
+    return frozenset(field[0] for field in kind._fields_)
