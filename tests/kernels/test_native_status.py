@@ -112,5 +112,5 @@ def test_features_are_read_as_each_system_tells_them() -> None:
 
 
 def test_a_structure_refuses_a_field_that_it_does_not_have() -> None:
-    with pytest.raises(TypeError, match="Span has no field node"):
-        native.struct_of(native.Span, batch=1, node=2)
+    with pytest.raises(TypeError, match="CSpan has no field node"):
+        native.struct_of(native.CSpan, batch=1, node=2)

@@ -6,6 +6,7 @@ Legend: B rows, K branches, C candidates, F nodes of a frontier, N nodes of a dr
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -69,11 +70,20 @@ class Chain:
 def chain_of(tokens: Tensor, limits: Tensor | None) -> Grown:
     """A chain of the tokens [B, N], root first, padded past each row's limit; all but the last node ran."""
     rows, nodes = tokens.shape
-    place = torch.arange(nodes, device=tokens.device)
     if limits is not None:
+        place = torch.arange(nodes, device=tokens.device)
         tokens = tokens.masked_fill(place > limits.unsqueeze(1), PADDING)
-    written = torch.where(place < nodes - 1, place - 1, -1).expand(rows, -1)
-    return Grown(Draft(tokens, chain_parents(rows, nodes, tokens.device)), written)
+    written = (_kept_written if tokens.device.type == "cpu" else _written)(nodes, tokens.device)
+    return Grown(Draft(tokens, chain_parents(rows, nodes, tokens.device)), written.expand(rows, -1))
+
+
+def _written(nodes: int, device: torch.device) -> Tensor:
+    """[N] `Grown.written` of a chain: the root's was committed before, the last node did not run."""
+    place = torch.arange(nodes, device=device)
+    return torch.where(place < nodes - 1, place - 1, -1)
+
+
+_kept_written = lru_cache(maxsize=64)(_written)
 
 
 class Tree:
