@@ -10,7 +10,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from sametoken.drafters.base import Drafter
 from sametoken.runtime.lanes import Lanes
 from sametoken.speculation.draft import Draft, chain_parents
 from sametoken.speculation.sampling import Sampling
@@ -71,7 +70,15 @@ class Plain(Proposer):
         return Draft(lanes.pending.unsqueeze(1), chain_parents(lanes.batch, 1, lanes.pending.device))
 
 
-def proposers(drafters: Mapping[str, Drafter], plain: str) -> dict[str, Proposer]:
+class Capturable(Protocol):
+    """A drafter, as a captured step sees it."""
+
+    def captured(self) -> Proposer | None:
+        """Its part of a captured step, None where it guesses on the host alone."""
+        ...
+
+
+def proposers(drafters: Mapping[str, Capturable], plain: str) -> dict[str, Proposer]:
     """The methods that can guess inside a captured step: plain decoding, by its name, and drafters that say so."""
     found = {method: drafter.captured() for method, drafter in drafters.items()}
     return {plain: Plain(), **{method: each for method, each in found.items() if each is not None}}
