@@ -14,7 +14,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 SCALARS = {"scale": "fp32"} | dict.fromkeys(["nodes", "tree", "tiles", "row_pages", "chunks", "q_stride"], "i32")
 SCALARS |= dict.fromkeys(["vocabulary", "splits", "stride", "heads", "width"], "i32")
 POINTERS = {"straight": "*i32", "peaks": "*fp32", "totals": "*fp32", "outs": "*fp32", "bests": "*fp32"}
-POINTERS |= {"costs": "*fp32", "winners": "*i32", "temperatures": "*fp32", "loudness": "*fp32"}
+POINTERS |= {"costs": "*fp32", "winners": "*i32", "temperatures": "*fp32", "noise_scale": "*fp32"}
 INTEGERS = ("rows", "starts", "depths", "paths", "table", "seeds", "positions")
 
 

@@ -18,7 +18,7 @@ from sametoken.control.account import CREDIT, SHARE, Account
 from sametoken.control.advice import FEW, UNUSED, WINDOW, Advice, Pauses
 from sametoken.control.allocation import MARGIN, DecodingRow, allocate
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
-from sametoken.control.policy import PROBE_MOST, Policy, Wish
+from sametoken.control.policy import PROBE_MOST, Policy, RequestedDraft
 
 LONGEST = 8
 FLAT = {2: 1.0, 16: 1.0, 32: 1.6, 64: 3.0}  # a kernel that is flat up to 16 rows
@@ -61,7 +61,7 @@ class World:
         self.policy.costs = Costs(self.belief or self.costs)
         self.truth = Costs(self.costs)
         self.seconds = self.tokens = self.plain_seconds = 0.0
-        self.used: list[Wish] = []
+        self.used: list[RequestedDraft] = []
 
     def rows(self) -> list[DecodingRow]:
         return [DecodingRow(i, self.methods, LONGEST, self.adaptive, 100, self.backlog, 500) for i in range(self.batch)]
@@ -71,21 +71,21 @@ class World:
         return [self.step() for _ in range(forwards)]
 
     def step(self) -> list[int]:
-        wishes = self.policy.choose(self.rows())
+        requested = self.policy.choose(self.rows())
         before = self.tokens
         longest, drafting = 0, dict.fromkeys(self.methods, 0)
-        for row, wish in enumerate(wishes):
-            for method in wish.methods:
+        for row, each in enumerate(requested):
+            for method in each.methods:
                 drafting[method] += 1
                 offered = self.luck.random() < self.offers.get(method, 1.0)
-                made = wish.limit if offered else 0
+                made = each.limit if offered else 0
                 accepted = next((i for i in range(made) if self.luck.random() >= self.chances[method]), made)
-                self.policy.learn(row, method, wish.limit, made, accepted)
+                self.policy.learn(row, method, each.limit, made, accepted)
                 self.tokens += accepted
                 longest = max(longest, slots(method, made))
                 if offered:
                     break
-        limit = max(wish.limit for wish in wishes)
+        limit = max(each.limit for each in requested)
         seconds = self.truth.step(max(2, self.batch * (1 + longest)), self.batch, 100)
         assert self.policy.costs is not None
         self.policy.costs.saw_step(max(2, self.batch * (1 + longest)), self.batch, 100, seconds, 0.0)
@@ -98,8 +98,8 @@ class World:
         self.plain_seconds += self.truth.step(max(2, self.batch), self.batch, 100)
         self.tokens += self.batch
         self.policy.saw_step(self.batch, 100, (self.tokens - before) / self.batch, seconds, longest > 0)
-        self.used += wishes
-        return [wish.limit for wish in wishes]
+        self.used += requested
+        return [each.limit for each in requested]
 
     @property
     def speed_up(self) -> float:
@@ -174,17 +174,17 @@ def test_nobody_drafts_beyond_its_limits(
         bound = min(LONGEST, next((schedule[size] for size in sorted(schedule) if size >= len(limits)), 0))
     for _ in range(20):
         rows = [DecodingRow(i, ("model", "host"), limit, free, 10, 0, 50) for i, (limit, free) in enumerate(limits)]
-        for row, wish in zip(rows, policy.choose(rows), strict=True):
-            assert 0 <= wish.limit <= min(row.limit, bound)
-            assert bool(wish.limit) == bool(wish.methods) == (not wish.reason)
-            assert set(wish.methods) <= set(row.methods)
+        for row, each in zip(rows, policy.choose(rows), strict=True):
+            assert 0 <= each.limit <= min(row.limit, bound)
+            assert bool(each.limit) == bool(each.methods) == (not each.reason)
+            assert set(each.methods) <= set(row.methods)
             if not row.adaptive:
-                assert wish.limit == min(row.limit, bound)
-            if wish.reason in ("end", "batch"):
-                assert (wish.reason == "end") == (row.limit == 0)
-            if wish.limit:
-                accepted = next((i for i in range(wish.limit) if luck.random() >= chance), wish.limit)
-                policy.learn(row.id, wish.methods[0], wish.limit, wish.limit, accepted)
+                assert each.limit == min(row.limit, bound)
+            if each.reason in ("end", "batch"):
+                assert (each.reason == "end") == (row.limit == 0)
+            if each.limit:
+                accepted = next((i for i in range(each.limit) if luck.random() >= chance), each.limit)
+                policy.learn(row.id, each.methods[0], each.limit, each.limit, accepted)
 
 
 # --- whole runs
@@ -238,10 +238,10 @@ def test_one_good_row_among_bad_ones_drafts_for_itself() -> None:
     policy.costs = Costs(measured({2: 1.0, 64: 1.0}, draft=0.05))
     rows = [DecodingRow(i, ("model",), LONGEST, True, 100, 0, 500) for i in range(4)]
     for _ in range(400):
-        for row, wish in zip(rows, policy.choose(rows), strict=True):
-            if wish.limit:
-                policy.learn(row.id, "model", wish.limit, wish.limit, wish.limit if row.id == 2 else 0)
-    limits = [wish.limit for wish in policy.choose(rows)]
+        for row, each in zip(rows, policy.choose(rows), strict=True):
+            if each.limit:
+                policy.learn(row.id, "model", each.limit, each.limit, each.limit if row.id == 2 else 0)
+    limits = [each.limit for each in policy.choose(rows)]
     assert limits[2] == LONGEST
 
 
@@ -302,8 +302,8 @@ class Shared:
         self.started += self.batch
         while left:
             rows = [DecodingRow(i, ("model",), min(LONGEST, n - 1), True, 100, 0, n) for i, n in left.items()]
-            wishes = self.policy.choose(rows) if drafts else [Wish(0, (), "gain")] * len(rows)
-            self._forward(rows, [wish.limit for wish in wishes], left, drafts)
+            requested = self.policy.choose(rows) if drafts else [RequestedDraft(0, (), "gain")] * len(rows)
+            self._forward(rows, [each.limit for each in requested], left, drafts)
             for i in [i for i, n in left.items() if n <= 0]:
                 del left[i]
                 self.policy.forget(i, ["model"])
@@ -404,13 +404,13 @@ def test_a_copy_that_comes_true_is_preferred_to_the_model_and_the_model_fills_in
     cheap = measured(draft=0.02)
     world = World({"model": 0.8, "host": 0.9}, 1, cheap, offers={"host": 0.5}, methods=("model", "host"))
     world.run(300)
-    assert [wish.methods for wish in world.used[-40:]].count(("host", "model")) >= 36
+    assert [each.methods for each in world.used[-40:]].count(("host", "model")) >= 36
 
 
 def test_a_copy_that_does_not_come_true_gives_way_to_the_model() -> None:
     world = World({"model": 0.8, "host": 0.1}, methods=("model", "host"))
     world.run(300)
-    assert [wish.methods for wish in world.used[-40:]].count(("model",)) >= 36  # the copy is tried now and then
+    assert [each.methods for each in world.used[-40:]].count(("model",)) >= 36  # the copy is tried now and then
 
 
 def test_a_model_that_does_not_pay_gives_way_to_the_copy() -> None:
@@ -418,7 +418,7 @@ def test_a_model_that_does_not_pay_gives_way_to_the_copy() -> None:
     world.costs = measured(draft=0.5)
     world.__post_init__()
     world.run(400)
-    assert [wish.methods for wish in world.used[-40:]].count(("host",)) >= 34
+    assert [each.methods for each in world.used[-40:]].count(("host",)) >= 34
 
 
 def test_a_copy_that_is_never_there_costs_nothing() -> None:
@@ -438,7 +438,7 @@ def test_the_schedule_bounds_by_batch_size() -> None:
     assert Policy(slots, runs_model, 3, {2: 8, 4: 2}).bound(1) == 3  # a budget keeps drafts shorter than that
     world = World({"model": 1.0}, 7, schedule={4: 8, 6: 2}, adaptive=False)
     world.run(2)
-    assert {wish.reason for wish in world.used} == {"batch"}
+    assert {each.reason for each in world.used} == {"batch"}
 
 
 def test_fixed_rows_draft_what_they_are_told() -> None:
@@ -453,7 +453,7 @@ def test_the_gate_closes_for_good_after_a_window_of_poor_requests() -> None:
     assert gate.closed
     assert not gate.record(9, 1)
     policy = Policy(slots, runs_model, LONGEST, gate=gate)
-    assert policy.choose([DecodingRow(0, ("model",), 8, False, 5, 0, 9)]) == [Wish(0, (), "threshold")]
+    assert policy.choose([DecodingRow(0, ("model",), 8, False, 5, 0, 9)]) == [RequestedDraft(0, (), "threshold")]
     assert not policy.expects("model")
     assert not Gate(0, 5.0).record(0, 3)
 
@@ -616,7 +616,7 @@ def test_a_drafter_with_nothing_to_say_does_not_keep_a_model_from_drafting() -> 
     """From the first forward on: whoever asks for ten tokens has not time to find out."""
     world = World({"model": 0.7, "host": 0.7}, offers={"host": 0.0}, methods=("host", "model"))
     world.run(6)
-    assert all("model" in wish.methods for wish in world.used)
+    assert all("model" in each.methods for each in world.used)
 
 
 def test_a_drafter_that_was_never_asked_is_tried_without_a_model() -> None:

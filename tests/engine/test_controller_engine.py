@@ -20,7 +20,7 @@ from sametoken.commands.options import settings_of
 from sametoken.config import SpeculativeConfig
 from sametoken.control.advice import FEW, UNUSED
 from sametoken.control.allocation import DecodingRow
-from sametoken.control.policy import Wish
+from sametoken.control.policy import RequestedDraft
 from sametoken.drafters.padded import chain
 from sametoken.speculation.params import RequestSpeculation
 from tiny_models import VOCAB
@@ -43,19 +43,19 @@ def sampling(temperature: float, seed: int = 0, tokens: int = 24, **speculative:
     )
 
 
-def capricious(llm: LLM, seed: int = 0) -> list[list[Wish]]:
+def capricious(llm: LLM, seed: int = 0) -> list[list[RequestedDraft]]:
     """Lets chance choose method and length of every row in every step, and long pauses; returns what it chose."""
     luck, chosen = random.Random(seed), []
 
-    def choose(rows: Sequence[DecodingRow], beside: int = 0) -> list[Wish]:
-        wishes = []
+    def choose(rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
+        requested = []
         for row in rows:
             pause = (len(chosen) // 7) % 3 == 0 or luck.random() < 0.3
             limit = 0 if pause else luck.randint(0, row.limit)
             methods = tuple(luck.sample(row.methods, luck.randint(1, len(row.methods)))) if limit else ()
-            wishes.append(Wish(limit, methods, "" if limit else "gain"))
-        chosen.append(wishes)
-        return wishes
+            requested.append(RequestedDraft(limit, methods, "" if limit else "gain"))
+        chosen.append(requested)
+        return requested
 
     llm.engine.drafting.policy.choose = choose  # type: ignore[method-assign]
     return chosen
@@ -80,9 +80,9 @@ def test_switching_all_the_time_changes_no_token(tmp_path: Path, dtype: str, bra
         chosen = capricious(llm, seed)
         got = llm.generate([p for p, _ in REQUESTS], [params for _, params in REQUESTS])
         assert [said(g) for g in got] == [said(e) for e in expected]
-        used = {m for wishes in chosen for wish in wishes for m in wish.methods}
+        used = {m for requested in chosen for each in requested for m in each.methods}
         assert used == set(llm.methods)
-        assert {wish.limit for wishes in chosen for wish in wishes} == set(range(DEPTH + 1))
+        assert {each.limit for requested in chosen for each in requested} == set(range(DEPTH + 1))
         assert all(sum(g.speculation.plain.values()) for g in got)
     assert sum(g.speculation.accepted for g in got) > 0
     check_idle(llm.engine)
@@ -94,10 +94,13 @@ def test_after_a_long_pause_the_draft_knows_all_that_was_said(pair: tuple[str, s
     policy = llm.engine.drafting.policy
     steps = 0
 
-    def choose(rows: Sequence[DecodingRow], beside: int = 0) -> list[Wish]:
+    def choose(rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
         nonlocal steps
         steps += 1
-        return [Wish(0, (), "gain") if steps % 50 < 40 or not r.limit else Wish(r.limit, r.methods) for r in rows]
+        return [
+            RequestedDraft(0, (), "gain") if steps % 50 < 40 or not r.limit else RequestedDraft(r.limit, r.methods)
+            for r in rows
+        ]
 
     policy.choose = choose  # type: ignore[method-assign]
     got = llm.generate(prompts(4), sampling(0.7, tokens=60))

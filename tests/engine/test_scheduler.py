@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sametoken.control.pace import Pace
-from sametoken.control.policy import Wish
+from sametoken.control.policy import RequestedDraft
 from sametoken.engine.blocks import BlockManager
 from sametoken.engine.detokenize import Detokenizer
 from sametoken.engine.plan import Plan
@@ -53,8 +53,8 @@ class Drafts:
     def __init__(self, per_token: int = 1) -> None:
         self.per_token = per_token
 
-    def choose(self, pending: Sequence[Request], beside: int) -> list[Wish]:
-        return [Wish(r.draft_limit, r.methods, "" if r.draft_limit else "end") for r in pending]
+    def choose(self, pending: Sequence[Request], beside: int) -> list[RequestedDraft]:
+        return [RequestedDraft(r.draft_limit, r.methods, "" if r.draft_limit else "end") for r in pending]
 
     def slots(self, methods: Sequence[str], limit: int) -> int:
         return min(NODES, self.per_token * limit) if methods else 0

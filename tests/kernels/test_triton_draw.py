@@ -44,8 +44,8 @@ def drawn(scores: Tensor, positions: Tensor, sampling: Sampling) -> tuple[Tensor
     parents = torch.arange(-1, nodes - 1, device=DEVICE).expand(batch, -1)
     draft = Draft(torch.zeros_like(parents), parents)
     at = positions.unsqueeze(1) + torch.arange(1, nodes + 1, device=DEVICE)
-    kernel = draw(scores, at, sampling.seed, sampling.temperature, sampling.loudness)
-    columns = {name: getattr(sampling, name) for name in ("seed", "temperature", "loudness")}
+    kernel = draw(scores, at, sampling.seed, sampling.temperature, sampling.noise_scale)
+    columns = {name: getattr(sampling, name) for name in ("seed", "temperature", "noise_scale")}
     sampling = replace(sampling, **{name: x.cpu() if x is not None else None for name, x in columns.items()})
     draft, reach = Draft(draft.tokens.cpu(), draft.parents.cpu()), ancestors(parents.cpu())
     return kernel.cpu(), sample(scores.cpu(), draft, reach, positions.cpu(), sampling)

@@ -167,7 +167,7 @@ def test_nothing_is_carried_for_what_nobody_asks() -> None:
     plain = Sampling.of([row(SamplingParams()), row(SamplingParams(temperature=0.5))])
     assert plain.reusable
     assert not plain.greedy
-    assert (plain.truncation, plain.bias, plain.ends, plain.words, plain.penalties, plain.loudness) == (None,) * 6
+    assert (plain.truncation, plain.bias, plain.ends, plain.words, plain.penalties, plain.noise_scale) == (None,) * 6
     greedy = Sampling.of([row(SamplingParams(temperature=0, top_p=0.5, top_k=3, min_p=0.1))] * 3)
     assert greedy.greedy
     assert greedy.seed is None

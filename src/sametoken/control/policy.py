@@ -1,7 +1,7 @@
 """The controller: who drafts how much in the next step, plain decoding included as a choice that can be left again.
 
 Pure: no clock, no engine. It is told what rows there are, what was accepted and what things took, and answers with
-one `Wish` per row.
+one `RequestedDraft` per row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REVIEW = 32  # forwards after which a choice is made anew whatever happened
 HORIZON = 64  # tokens over which reading a backlog must pay for itself
 
 
-class Wish(NamedTuple):
+class RequestedDraft(NamedTuple):
     """A draft of at most `limit` tokens on a path by the first of `methods` that has one; why not, if there is none.
 
     Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small as
@@ -38,10 +38,14 @@ class Wish(NamedTuple):
     reason: str = ""
 
 
-NO_GAIN, SLOWER, RECALL = Wish(0, (), "gain"), Wish(0, (), "slower"), Wish(0, (), "recall")
+NO_GAIN, SLOWER, RECALL = (
+    RequestedDraft(0, (), "gain"),
+    RequestedDraft(0, (), "slower"),
+    RequestedDraft(0, (), "recall"),
+)
 
 
-class Bid(NamedTuple):
+class ExpectedGain(NamedTuple):
     """What drafting one row is expected to bring.
 
     Attributes:
@@ -141,8 +145,8 @@ class Policy:
         for method in methods:
             self._requests.pop((request, method), None)
 
-    def rests(self, ids: Sequence[int], beside: int) -> Wish | None:
-        """The wish of all these requests where they go on without drafts and nothing is new: counts the step if so.
+    def rests(self, ids: Sequence[int], beside: int) -> RequestedDraft | None:
+        """The draft of all these requests if they go on without drafts and nothing is new: counts the step if so.
 
         A step of a small model is short; looking at every row again would be felt.
         """
@@ -171,46 +175,53 @@ class Policy:
         else:
             self.account(rows).saw_plain(cost)
 
-    def choose(self, rows: Sequence[DecodingRow], beside: int = 0) -> list[Wish]:
-        """One wish per row of the next step, which also reads `beside` prompt tokens."""
+    def choose(self, rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
+        """One requested draft per row of the next step, which also reads `beside` prompt tokens."""
         self._expected = 0.0
         bound = 0 if self.gate.closed else self.bound(len(rows))
         free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and bound]
         if not free or self.costs is None:
             return [self._most(row, bound) for row in rows]
-        wishes = [NO_GAIN] * len(rows)
+        requested = [NO_GAIN] * len(rows)
         floor = 0
         if len(free) < len(rows):
-            floor = self._others(rows, free, bound, wishes)
+            floor = self._others(rows, free, bound, requested)
         batch = StepBatch(rows, beside, floor, self._slots, self.costs)
         self._review(batch, free, bound)
         account, off = self.account(len(rows)), free
         if not floor and (account.paused or account.pending):
             plain = SLOWER if account.paused else RECALL
-            wishes, off = [plain if wish is NO_GAIN else wish for wish in wishes], []
+            requested, off = [plain if draft is NO_GAIN else draft for draft in requested], []
         elif self._choice.methods:
             self._drafted += 1
-            self._follow(rows, free, bound, wishes)
-            off = [i for i in free if wishes[i] is NO_GAIN]
+            self._follow(rows, free, bound, requested)
+            off = [i for i in free if requested[i] is NO_GAIN]
         for i, method in self._probe(batch, off):
-            wishes[i] = Wish(1, (method,))
-        self._expected = 0.0 if floor else self._plain_steps(batch, wishes)
-        return wishes
+            requested[i] = RequestedDraft(1, (method,))
+        self._expected = 0.0 if floor else self._plain_steps(batch, requested)
+        return requested
 
-    def _plain_steps(self, batch: StepBatch, wishes: Sequence[Wish]) -> float:
+    def _plain_steps(self, batch: StepBatch, requested: Sequence[RequestedDraft]) -> float:
         """How many plain steps the step with these drafts should take."""
-        methods = Counter(wish.methods[-1] for wish in wishes if wish.limit)
+        methods = Counter(draft.methods[-1] for draft in requested if draft.limit)
         count = sum(methods.values())
         shares = {method: number / count for method, number in methods.items()}
-        return batch.price(shares, max(wish.limit for wish in wishes), count) / batch.price({}, 0, 0)
+        return batch.price(shares, max(draft.limit for draft in requested), count) / batch.price({}, 0, 0)
 
-    def _others(self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, wishes: list[Wish]) -> int:
+    def _others(
+        self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, requested: list[RequestedDraft]
+    ) -> int:
         """Rows whose length is not chosen here; returns the nodes of the widest of them."""
         for i in set(range(len(rows))) - set(free):
-            wishes[i] = self._most(rows[i], bound)
-        return max((self._slots(method, wish.limit) for wish in wishes for method in wish.methods), default=0)
+            requested[i] = self._most(rows[i], bound)
+        return max(
+            (self._slots(method, draft.limit) for draft in requested for method in draft.methods),
+            default=0,
+        )
 
-    def _follow(self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, wishes: list[Wish]) -> None:
+    def _follow(
+        self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, requested: list[RequestedDraft]
+    ) -> None:
         """Rows that the last choice lets draft do so; now and then they ask drafters that are not in use as well."""
         chosen, length = self._choice.methods, min(self._choice.length, bound)
         explore = self._drafted % EXPLORE == EXPLORE - 1
@@ -220,20 +231,20 @@ class Policy:
             if methods and explore and len(row.methods) > 1:
                 methods = self._all(row.methods, methods)
             if methods:
-                wishes[i] = Wish(min(length, row.limit), methods)
+                requested[i] = RequestedDraft(min(length, row.limit), methods)
 
     def _all(self, methods: Sequence[str], used: Sequence[str]) -> tuple[str, ...]:
         """All methods, those on the host first and among them those that are not in use."""
         return tuple(sorted(methods, key=lambda method: (self._runs_model(method), method in used)))
 
-    def _most(self, row: DecodingRow, bound: int) -> Wish:
+    def _most(self, row: DecodingRow, bound: int) -> RequestedDraft:
         """As much as the row may draft, in the order of its methods."""
         limit = min(row.limit, bound)
         if limit:
-            return Wish(limit, row.methods)
+            return RequestedDraft(limit, row.methods)
         if self.gate.closed:
-            return Wish(0, (), "threshold")
-        return Wish(0, (), "batch" if row.limit else "end")
+            return RequestedDraft(0, (), "threshold")
+        return RequestedDraft(0, (), "batch" if row.limit else "end")
 
     def _review(self, batch: StepBatch, free: Sequence[int], bound: int) -> None:
         """Makes the choice anew where something may have changed it; with many rows, not at every news."""
@@ -252,13 +263,13 @@ class Policy:
         """The best choice with or without a model, and its tokens per second."""
         rows = batch.rows
         token = batch.price({}, 0, 0) / len(rows)
-        bids = {i: self._bid(rows[i], bound, model, batch.costs, token) for i in free}
-        models = [bid.models for bid in bids.values() if bid.methods]
+        expected = {i: self._expected_gain(rows[i], bound, model, batch.costs, token) for i in free}
+        models = [gain.models for gain in expected.values() if gain.methods]
         share = sum(models) / max(1, len(models))
-        methods = {m: share if self._runs_model(m) else 1.0 for bid in bids.values() for m in bid.methods}
-        gains = [bids[i].gains if i in bids else () for i in range(len(rows))]
+        methods = {m: share if self._runs_model(m) else 1.0 for gain in expected.values() for m in gain.methods}
+        gains = [expected[i].gains if i in expected else () for i in range(len(rows))]
 
-        most = self._longest_step(batch, bids)
+        most = self._longest_step(batch, expected)
 
         def price(length: int, count: int) -> float:
             seconds = batch.price(methods, length, count)
@@ -270,14 +281,14 @@ class Policy:
 
         length, chosen = allocate(gains, len(rows), price)
         best, kept = rate(length, chosen), self._choice
-        drafting = [i for i in free if rows[i].id in kept.methods and bids[i].methods == kept.methods[rows[i].id]]
+        drafting = [i for i in free if rows[i].id in kept.methods and expected[i].methods == kept.methods[rows[i].id]]
         # Estimates waver, and a row that is off for a while has a backlog to read: not for a gain within the noise.
         same = bool(length and kept.length and len(drafting) == len(kept.methods))
         if same and best < STAY * rate(min(kept.length, bound), drafting):
             length, chosen = min(kept.length, bound), frozenset(drafting)
-        return best, _Choice(length=length, methods={rows[i].id: bids[i].methods for i in chosen})
+        return best, _Choice(length=length, methods={rows[i].id: expected[i].methods for i in chosen})
 
-    def _longest_step(self, batch: StepBatch, bids: Mapping[int, Bid]) -> list[float]:
+    def _longest_step(self, batch: StepBatch, expected: Mapping[int, ExpectedGain]) -> list[float]:
         """Most seconds that a step with paths of 1, 2, .. tokens may take.
 
         All of n rows wait for the longest draft, and none should pay for its neighbours': a step may
@@ -288,8 +299,8 @@ class Policy:
         if len(rows) == 1:
             return [math.inf] * self.longest
         seen = [
-            [self._acceptance(rows[i].id, method).seen(self.longest) for method in bid.methods]
-            for i, bid in bids.items()
+            [self._acceptance(rows[i].id, method).seen(self.longest) for method in gain.methods]
+            for i, gain in expected.items()
         ]
         most = []
         for place in range(self.longest):
@@ -298,24 +309,24 @@ class Policy:
             most.append(harmonic * (1.0 + 1.0 / (len(rows) - 1)) * plain)
         return most
 
-    def _bid(self, row: DecodingRow, bound: int, model: bool, costs: Costs, token: float) -> Bid:
+    def _expected_gain(self, row: DecodingRow, bound: int, model: bool, costs: Costs, token: float) -> ExpectedGain:
         """The best way for one row to draft; `token` is the seconds that a token takes without."""
         longest = min(row.limit, bound)
         hosts = [method for method in row.methods if not self._runs_model(method)]
         host = max(hosts, key=lambda m: self._gains(row, m, longest)[-1], default=None)
         mind = next((m for m in row.methods if model and self._runs_model(m)), None)
         if mind is None:
-            return Bid() if host is None else Bid(self._gains(row, host, longest), (host,))
+            return ExpectedGain() if host is None else ExpectedGain(self._gains(row, host, longest), (host,))
         debt = costs.feed(mind, row.backlog) / token / max(1, min(HORIZON, row.room))
         thought = [gain - debt for gain in self._gains(row, mind, longest)]
         if host is None:
-            return Bid(thought, (mind,), 1.0)
+            return ExpectedGain(thought, (mind,), 1.0)
         acceptance = self._acceptance(row.id, host)
         copied, offer = acceptance.gains(longest), acceptance.offer
         if copied[-1] < thought[-1]:
-            return Bid(thought, (mind,), 1.0)
+            return ExpectedGain(thought, (mind,), 1.0)
         mixed = [offer * a + (1.0 - offer) * b for a, b in zip(copied, thought, strict=True)]
-        return Bid(mixed, (host, mind), 1.0 - offer)
+        return ExpectedGain(mixed, (host, mind), 1.0 - offer)
 
     def _gains(self, row: DecodingRow, method: str, longest: int) -> list[float]:
         """Guesses expected to come true, whether or not the method has any."""

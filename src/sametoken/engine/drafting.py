@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sametoken.control.advice import Advice, Pauses
 from sametoken.control.allocation import DecodingRow
-from sametoken.control.policy import Policy, Wish
+from sametoken.control.policy import Policy, RequestedDraft
 from sametoken.drafters.base import Drafter
 from sametoken.engine.meter import Clock, Meter
 from sametoken.engine.plan import Decode, Plan
@@ -55,7 +55,7 @@ class Drafting:
 
     # What the scheduler asks.
 
-    def choose(self, pending: Sequence[Request], beside: int) -> list[Wish]:
+    def choose(self, pending: Sequence[Request], beside: int) -> list[RequestedDraft]:
         """How the decoding requests of the next step want to be drafted; it also reads `beside` prompt tokens."""
         if not pending:
             return []

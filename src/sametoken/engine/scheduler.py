@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sametoken.control.pace import Pace
-from sametoken.control.policy import Wish
+from sametoken.control.policy import RequestedDraft
 from sametoken.engine.blocks import BlockManager, PrefixMatch
 from sametoken.engine.plan import Admission, Decode, Plan, PromptPiece
 from sametoken.engine.report import Done
@@ -21,8 +21,8 @@ from sametoken.engine.request import Emission, Request
 class Drafts(Protocol):
     """What the scheduler asks about drafts."""
 
-    def choose(self, pending: Sequence[Request], beside: int) -> Sequence[Wish]:
-        """One wish for each request that decodes in a step that also reads `beside` prompt tokens."""
+    def choose(self, pending: Sequence[Request], beside: int) -> Sequence[RequestedDraft]:
+        """One requested draft for each request that decodes in a step that also reads `beside` prompt tokens."""
         ...
 
     def slots(self, methods: Sequence[str], limit: int) -> int:
@@ -130,10 +130,10 @@ class Scheduler:
         expected = len(pending) < len(self.running) or bool(self.waiting and self._free_rows)
         mixed = self._pace.tokens()
         reserved = min(mixed, self.max_num_tokens // 2) if expected else 0
-        for request, wish in zip(pending, self._drafts.choose(pending, reserved), strict=True):
+        for request, requested in zip(pending, self._drafts.choose(pending, reserved), strict=True):
             if request.row is None or not self._make_room(request, preempted, grown):
                 continue
-            decode.append(self._decode(request, wish, budget - reserved, grown))
+            decode.append(self._decode(request, requested, budget - reserved, grown))
             budget -= self._drafts.slots(decode[-1].methods, decode[-1].limit)
         # A row that was preempted for a later one's sake must not decode.
         rows = {request.row for request in self.running}
@@ -190,16 +190,16 @@ class Scheduler:
             self.waiting.appendleft(victim)
         return request.row is not None
 
-    def _decode(self, request: Request, wish: Wish, budget: int, grown: dict[int, list[int]]) -> Decode:
-        """As much of a wish as the step's tokens and the pages allow."""
-        row, limit = request.row, min(wish.limit, request.draft_limit)
+    def _decode(self, request: Request, requested: RequestedDraft, budget: int, grown: dict[int, list[int]]) -> Decode:
+        """As much of a requested draft as the step's tokens and the pages allow."""
+        row, limit = request.row, min(requested.limit, request.draft_limit)
         assert row is not None
         while limit:
-            slots = self._drafts.slots(wish.methods, limit)
+            slots = self._drafts.slots(requested.methods, limit)
             if slots <= budget and self._grow(row, len(request.tokens) + slots, grown):
-                return Decode(row, limit, wish.methods, start=request.committed)
+                return Decode(row, limit, requested.methods, start=request.committed)
             limit -= 1
-        return Decode(row, 0, (), wish.reason or "room", request.committed)
+        return Decode(row, 0, (), requested.reason or "room", request.committed)
 
     def _chunk(self, request: Request, budget: int, prefill: list[PromptPiece], grown: dict[int, list[int]]) -> int:
         """Plans the next piece of a prompt; returns the tokens it takes."""

@@ -148,7 +148,7 @@ class Compiled:
         truncation = {} if sampling.truncation is None else sampling.truncation._asdict()
         draw = struct_of(
             Draw, seeds=sampling.seed, positions=addressof(positions), temperature=sampling.temperature,
-            loudness=sampling.loudness, **truncation,
+            noise_scale=sampling.noise_scale, **truncation,
         )  # fmt: skip
         nbytes = self._nbytes, self._head.nbytes
         return self._kernels.guess(self._model, _pages(cache), feed, self._output, draw, levels, nbytes)

@@ -22,4 +22,4 @@ def draw(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampling
     at = position.unsqueeze(1) + depth(reach) + 1
     plain = not sampling.edited and sampling.grammars is None
     scores = logits if plain else confined_scores(logits, draft, reach, at, sampling)
-    return kernel.draw(scores, at, sampling.seed, sampling.temperature, sampling.loudness)
+    return kernel.draw(scores, at, sampling.seed, sampling.temperature, sampling.noise_scale)

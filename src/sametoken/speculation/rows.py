@@ -122,7 +122,7 @@ class Sampling:
     Attributes:
         seed: [B] int64; None when every row is greedy.
         temperature: float32; 1 for greedy rows.
-        loudness: float32, 1 for sampled and 0 for greedy rows; None when all are sampled.
+        noise_scale: float32, 1 for sampled and 0 for greedy rows; None when all are sampled.
         truncation: min-p, top-k and top-p; None when nothing is truncated.
         bias, ends, words, penalties: the editors of scores.
         grammars: one per row, None for rows without; they see the draft, so masks are made when it is there.
@@ -133,7 +133,7 @@ class Sampling:
 
     seed: Tensor | None
     temperature: Tensor | None
-    loudness: Tensor | None
+    noise_scale: Tensor | None
     truncation: Truncation | None
     bias: Bias | None
     ends: EndBan | None
@@ -179,7 +179,7 @@ class Sampling:
         return cls(
             seed=torch.tensor([row.seed for row in rows], device=device) if limits else None,
             temperature=_column([row.temperature for row in rows], 1.0, device),
-            loudness=_column([float(each) for each in sampled], 1.0, device),
+            noise_scale=_column([float(each) for each in sampled], 1.0, device),
             truncation=truncation if any(rule is not None for rule in truncation) else None,
             bias=_bias(rows) if edited else None,
             ends=_end_ban(rows) if edited else None,

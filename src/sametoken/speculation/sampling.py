@@ -99,7 +99,7 @@ def rank(logits: Tensor, position: Tensor, sampling: Sampling, k: int) -> tuple[
     frontier = logits.reshape(rows, -1, logits.shape[-1])
     scores = _edit(frontier, Draft(root, root - 1), root.unsqueeze(2) == 0, at, sampling)
     # A greedy row is normalised over its whole vocabulary, which the candidates alone cannot give.
-    candidates = max(sampling.candidates, k) if sampling.candidates and sampling.loudness is None else 0
+    candidates = max(sampling.candidates, k) if sampling.candidates and sampling.noise_scale is None else 0
     total, ids = _race(scores, at.expand(scores.shape[:2]), sampling, candidates)
     total = gaps(-total)
     values, tokens = smallest(total, ids, k)
@@ -163,6 +163,6 @@ def _race(scores: Tensor, at: Tensor, sampling: Sampling, candidates: int) -> tu
         return cost, ids
     seeds = sampling.seed.unsqueeze(1).expand_as(at).reshape(-1)
     luck = noise(seeds, at.reshape(-1), ids.flatten(0, -2) if candidates else ids).log_().view_as(cost)
-    if sampling.loudness is not None:
-        luck *= sampling.loudness
+    if sampling.noise_scale is not None:
+        luck *= sampling.noise_scale
     return luck.add_(cost), ids

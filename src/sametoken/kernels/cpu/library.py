@@ -103,7 +103,7 @@ class Draw(Structure):
     """See draw.h."""
 
     _fields_ = [
-        ("seeds", c_void_p), ("positions", c_void_p), ("temperature", c_void_p), ("loudness", c_void_p),
+        ("seeds", c_void_p), ("positions", c_void_p), ("temperature", c_void_p), ("noise_scale", c_void_p),
         ("max_cost", c_void_p), ("top_k", c_void_p), ("top_p", c_void_p),
     ]  # fmt: skip
 

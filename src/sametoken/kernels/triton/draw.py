@@ -73,7 +73,7 @@ def _best(scores, bests, vocabulary, splits, BLOCK: tl.constexpr, SPLIT: tl.cons
 
 @triton.jit(do_not_specialize=["vocabulary", "splits", "nodes"])  # type: ignore[untyped-decorator]
 def _race(  # type: ignore[no-untyped-def]
-    scores, bests, seeds, positions, temperatures, loudness, costs, winners, vocabulary, splits, nodes,
+    scores, bests, seeds, positions, temperatures, noise_scale, costs, winners, vocabulary, splits, nodes,
     SPLITS: tl.constexpr, NOISY: tl.constexpr, TEMPERED: tl.constexpr, MIXED: tl.constexpr,
     BLOCK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
@@ -95,7 +95,7 @@ def _race(  # type: ignore[no-untyped-def]
         if NOISY:
             luck = _log_noise(_hash(tl.load(seeds + sequence + one), tl.load(positions + row + one), at))
             if MIXED:
-                luck = luck * tl.load(loudness + sequence)
+                luck = luck * tl.load(noise_scale + sequence)
             cost = luck + cost
         better = (at < vocabulary) & ((cost < least) | (winner == vocabulary))
         winner = tl.where(better, at, winner)  # earlier blocks hold lower tokens: equals change nothing
@@ -106,35 +106,35 @@ def _race(  # type: ignore[no-untyped-def]
 
 
 def draw(
-    scores: Tensor, at: Tensor, seed: Tensor | None, temperature: Tensor | None, loudness: Tensor | None
+    scores: Tensor, at: Tensor, seed: Tensor | None, temperature: Tensor | None, noise_scale: Tensor | None
 ) -> Tensor:
     """[B, N] int64, the token of least cost after each node, lower ids first among equals; `PADDING` for none.
 
     Args:
         scores: [B, N, V] any floating type, edited already.
         at: [B, N] int64 position of each draw.
-        seed, temperature, loudness: of B rows, as in `Sampling`.
+        seed, temperature, noise_scale: of B rows, as in `Sampling`.
     """
-    token: Tensor = _operator(scores, at, seed, temperature, loudness)
+    token: Tensor = _operator(scores, at, seed, temperature, noise_scale)
     return token
 
 
 @torch.library.custom_op("sametoken::draw", mutates_args=())
 def _operator(
-    scores: Tensor, at: Tensor, seed: Tensor | None, temperature: Tensor | None, loudness: Tensor | None
+    scores: Tensor, at: Tensor, seed: Tensor | None, temperature: Tensor | None, noise_scale: Tensor | None
 ) -> Tensor:
     batch, nodes, vocabulary = scores.shape
     scores, rows, splits = scores.contiguous(), batch * nodes, -(-vocabulary // SPLIT)
     bests = scores.new_empty(rows, splits, dtype=torch.float32)
     costs, winners = torch.empty_like(bests), torch.empty_like(bests, dtype=torch.int32)
     # Columns that a kind of batch lacks are not read; any tensor stands in for them.
-    columns = (x.contiguous() if x is not None else bests for x in (seed, at, temperature, loudness))
+    columns = (x.contiguous() if x is not None else bests for x in (seed, at, temperature, noise_scale))
     with torch.cuda.device_of(scores):  # type: ignore[no-untyped-call]
         _best[(rows, splits)](scores, bests, vocabulary, splits, BLOCK=BLOCK, SPLIT=SPLIT, enable_fp_fusion=False)
         _race[(rows, splits)](
             scores, bests, *columns, costs, winners, vocabulary, splits, nodes,
             SPLITS=triton.next_power_of_2(splits), NOISY=seed is not None, TEMPERED=temperature is not None,
-            MIXED=loudness is not None, BLOCK=BLOCK, SPLIT=SPLIT, enable_fp_fusion=False,
+            MIXED=noise_scale is not None, BLOCK=BLOCK, SPLIT=SPLIT, enable_fp_fusion=False,
         )  # fmt: skip
     least = costs.amin(-1, keepdim=True)
     tokens = winners.masked_fill(costs > least, vocabulary).amin(-1).masked_fill(~least.squeeze(-1).isfinite(), PADDING)
@@ -142,5 +142,7 @@ def _operator(
 
 
 @_operator.register_fake
-def _(scores: Tensor, at: Tensor, seed: Tensor | None, temperature: Tensor | None, loudness: Tensor | None) -> Tensor:
+def _(
+    scores: Tensor, at: Tensor, seed: Tensor | None, temperature: Tensor | None, noise_scale: Tensor | None
+) -> Tensor:
     return scores.new_empty(scores.shape[:2], dtype=torch.int64)

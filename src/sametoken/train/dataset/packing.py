@@ -36,13 +36,13 @@ def pack(
             f"sample {too_long} has {lengths[too_long]} tokens, a row only {capacity}; make rows longer, or prepare "
             f"the data with --max-len {capacity}"
         )
-    dice = random.Random(f"pack {seed} {epoch}")
+    generator = random.Random(f"pack {seed} {epoch}")
     order = list(range(len(lengths)))
-    dice.shuffle(order)
+    generator.shuffle(order)
     rows = [
         row for start in range(0, len(order), window) for row in _fill(order[start : start + window], lengths, capacity)
     ]
-    dice.shuffle(rows)
+    generator.shuffle(rows)
     return rows
 
 
