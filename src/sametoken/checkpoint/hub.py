@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sametoken.checkpoint.contents import of_directory, of_file, of_names
+from sametoken.checkpoint.gguf.directory import directory_of
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.quantised.scheme import KEYS, Scheme, read_scheme
 from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError, shown
@@ -95,6 +96,8 @@ def resolve(
     try:
         if path.is_dir():
             return path
+        if path.is_file() and path.suffix.lower() == ".gguf":
+            return directory_of(path, opened_directory())
         if path.exists():
             raise CheckpointError(f"{model} is a file, expected a directory: {of_file(path)}")
     except (OSError, ValueError) as error:
@@ -167,6 +170,11 @@ def cache_directory() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
+
+
+def opened_directory() -> Path:
+    """Where GGUF files have their directories."""
+    return cache_directory().parent / "sametoken" / "gguf"
 
 
 def read_config(directory: Path) -> dict[str, Any]:

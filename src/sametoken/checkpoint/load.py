@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from sametoken.checkpoint.contents import of_directory
 from sametoken.checkpoint.experts import single_experts
+from sametoken.checkpoint.gguf.directory import LINK, read_gguf
 from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.mapping import ParameterRows, Places, rules_for
 from sametoken.checkpoint.quantised.collect import Item, collected
@@ -36,6 +37,7 @@ WEIGHT_FILES = (
     "model.safetensors",
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
+    LINK,
 )
 FILE_NAME = re.compile(r"(?!\.)[^/\\\x00]{1,255}")
 SHOWN = 8  # names of one kind in an error; a wrong architecture would otherwise print thousands
@@ -112,7 +114,7 @@ def read_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> Iterat
         CheckpointError: there are no weights, an index names an absent file, or a file is damaged.
     """
     for file in weight_files(directory, names):
-        yield from _read_safetensors(file) if file.suffix == ".safetensors" else _read_bin(file)
+        yield from READERS[file.suffix](file)
 
 
 def read_weights(directory: Path) -> Iterator[Stored | Item]:
@@ -125,6 +127,9 @@ def read_weights(directory: Path) -> Iterator[Stored | Item]:
     scheme = stored_scheme(directory)
     if scheme is None:
         return read_tensors(directory)
+    if scheme.tool == "gguf":
+        file = directory / LINK
+        return (Item(name, tensor, file) for name, tensor in read_gguf(file))
     names: list[str] = []
     for file in weight_files(directory):
         if file.suffix != ".safetensors":
@@ -238,7 +243,8 @@ class _Filling:
                 "config.json and the weights describe different models",
                 field=str(item.file),
             )
-        if isinstance(stored, Coded) and self.pack:
+        linear = isinstance(self.module.get_submodule(_parent(name)), Linear)
+        if isinstance(stored, Coded) and self.pack and (linear or item.file.name != LINK):
             self._adopt(name, rows, item, stored)
             self._arrived(name, len(rows))
             return
@@ -249,7 +255,7 @@ class _Filling:
                 "checkpoint",
                 field=str(item.file),
             )
-        self._check_alike(name, item, coded=False)
+        self._check_alike(name, item, coded=linear and self.pack and isinstance(stored, Coded))
         target = self._parameter(name)[rows.start : rows.stop]
         target.copy_(dense)
         # aminmax carries NaN and Inf through, without the mask as large as the tensor that isfinite would need.
@@ -390,6 +396,14 @@ def _read_bin(file: Path) -> Iterator[Stored]:
         raise CheckpointError(words, field=str(file))
     for name, tensor in tensors.items():
         yield Stored(name, tensor, file)
+
+
+def _read_gguf(file: Path) -> Iterator[Stored]:
+    for name, tensor in read_gguf(file):
+        yield Stored(name, tensor.dequantize() if isinstance(tensor, Coded) else tensor, file)
+
+
+READERS = {".safetensors": _read_safetensors, ".bin": _read_bin, ".gguf": _read_gguf}
 
 
 def _damaged(file: Path, error: Exception) -> str:

@@ -26,6 +26,7 @@ from sametoken.checkpoint.chat import (
     render_marked,
     render_open,
 )
+from sametoken.checkpoint.gguf.directory import LINK
 from sametoken.checkpoint.hub import read_json, transformers_tokenizer
 from sametoken.errors import CheckpointError, DraftMismatchError, RequestError, UnsupportedModelError, shown
 
@@ -251,7 +252,8 @@ def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
     ends = [read_json((model or directory) / name) or {} for name in ("generation_config.json", "config.json")]
     eos_ids = [index for stated in ends for index in _ids(stated.get("eos_token_id"))]
     templates = read_templates(directory, settings)
-    if content is not None and _is_taken_as_is(directory, config, settings, content):
+    ours = (directory / LINK).exists()  # tokenizer.json was written from a GGUF file
+    if content is not None and (ours or _is_taken_as_is(directory, config, settings, content)):
         named = {key: _text(settings[key]) for key in NAMED if settings.get(key)}
         return Tokenizer(_backend(directory), named, templates, eos_ids)
     rebuilt = transformers_tokenizer(directory)

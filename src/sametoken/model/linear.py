@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sametoken.kernels.cpu.library import Library, PackedWeight, library
 from sametoken.model.formats.base import UnpackedWeight, WeightFormat
-from sametoken.model.formats.coded import Coded, differs, joined
+from sametoken.model.formats.coded import Coded, alike, differs, joined
 from sametoken.model.formats.packing import pack_bfloat16, unpaired
 from sametoken.model.product import can_pack, linear
 
@@ -58,7 +58,7 @@ class Linear(nn.Module):
             ValueError: it differs from the parts that are there; says in what.
         """
         for other in self._parts.values():
-            if reason := differs(other, part):
+            if reason := differs(*alike([other, part])):
                 raise ValueError(reason)
         self._parts[row] = part
 
@@ -67,7 +67,7 @@ class Linear(nn.Module):
         self._parts.clear()
         on_cpu = whole.codes.device.type == "cpu" and self.weight.dtype == torch.bfloat16
         self._library = library() if on_cpu else None
-        if self._library is None or not self._library.reads_codes:
+        if self._library is None or not (self._library.reads_codes and (whole.is_flat or self._library.reads_steps)):
             self.coded = whole
         else:
             self.native = whole.pack(None if self.bias is None else self.bias.detach())

@@ -244,7 +244,15 @@ def _compressed_layer(keys: Keys) -> WeightScheme:
     )  # fmt: skip
 
 
+def _gguf(keys: Keys) -> Scheme:
+    """Blocks of llama.cpp, which say themselves what they are."""
+    types = _names(keys, "types")
+    bits = min(int(next(sign for sign in name if sign.isdigit())) for name in types)
+    return Scheme("gguf", f"GGUF, {', '.join(types)}", (("*", Layer(INTEGER, bits)),))
+
+
 READERS = {
+    "gguf": _gguf,
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
     "modelopt": _modelopt,

@@ -50,7 +50,7 @@ class Input {
  public:
   static size_t bytes(int64_t count, int64_t width) {
     int64_t wide = padded(width, 128);
-    return size_t(count * (wide * 2 + wide + wide * 2 + wide / 8 + 8)) + 6 * 64;
+    return size_t(count * (wide * 2 + wide + wide * 2 + wide / 4 + 8)) + 6 * 64;
   }
 
   Input(char*& memory, int64_t count, int64_t width)
@@ -62,7 +62,7 @@ class Input {
     take(plain_, count * rows_.width * 2);
     take(bytes_, count * rows_.width);
     take(rows_.words, count * rows_.width * 2);
-    take(rows_.sums, count * rows_.width / 32 * 4);
+    take(rows_.sums, count * rows_.width / 16 * 4);
     take(rows_.scale, count * 4);
     take(rows_.totals, count * 4);
     for (int64_t i = 0; i < count; i++) std::fill(row(i) + width, row(i) + rows_.width, bf16(0));

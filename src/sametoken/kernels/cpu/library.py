@@ -24,7 +24,7 @@ from sametoken.kernels.cpu.processor import VARIANTS, processor_features, rebuil
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 4  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 5  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
 ALONE_BYTES = 2**19
@@ -131,9 +131,10 @@ class Library:
         self.name = name
         library = ctypes.CDLL(str(file))
         found = getattr(library, "sametoken_interface", lambda: 0)()
-        if found not in (INTERFACE - 1, INTERFACE):
+        if not INTERFACE - 2 <= found <= INTERFACE:
             raise OSError(f"{file} was built from other sources; install the package again")
-        self.reads_codes = found == INTERFACE  # the version before lacks the kernels of other tools' formats
+        self.reads_codes = found >= INTERFACE - 1  # versions before lack the kernels of other tools' formats
+        self.reads_steps = found >= INTERFACE  # the version before lacks scales of scales, and offsets
         self._linear, self._forward = library.sametoken_linear, library.sametoken_forward
         self._fuse, self._guess = library.sametoken_fuse, library.sametoken_guess
         self._linear.argtypes = [POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_int32, c_int32]

@@ -14,7 +14,7 @@ namespace sametoken {
 
 // Formats from FP8 on have codes of other tools and multiply them by bfloat16 rows.
 enum Format : int32_t { BF16 = 0, INT8 = 1, INT8_WEIGHT_ONLY = 2, INT4 = 3, FP8 = 4, FP4 = 5, GROUPED_INT4 = 6, GROUPED_INT8 = 7 };
-enum Scales : int64_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, FLOAT8 = 3, POWER8 = 4 };
+enum Scales : int64_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, FLOAT8 = 3, POWER8 = 4, STEPPED8 = 5 };
 
 struct Weight {
   int32_t format, in, out, group;  // group: inputs that share a scale (INT4, and FP8 on)
@@ -30,6 +30,10 @@ struct Codes {
   const int8_t* zero;    // [in / group][out], the code of zero
   const int32_t* order;  // [in padded], the input at each place of a row
   int64_t scales;        // one of Scales
+  const void* offset;    // [in / group][out], subtracted from scaled weights: signed bytes with steps, else float32
+  const uint16_t* step;  // [in / group / groups][out] float16, multiplies the scales of its groups (STEPPED8)
+  const uint16_t* offset_step;  // the same for the offsets
+  int64_t groups;        // that share a step
 };
 
 inline const Codes* codes_of(const Weight& w) { return w.format < FP8 ? nullptr : static_cast<const Codes*>(w.scale); }
@@ -51,7 +55,7 @@ struct Rows {
   int64_t width;     // numbers of a row, a multiple of 128, zero past the row's end
   uint32_t* words;   // by block: [word of a row][rows of the block]
   float* scale;      // [count]
-  int32_t* sums;     // [count][width / 32] sums of q over 32 inputs
+  int32_t* sums;     // [count][width / 32] sums of q over 32 inputs, or float [count][width / 16] of x for offsets
   int32_t* totals;   // [count] sums of q over all inputs
 
   // Stores a row of `width` bfloat16 numbers in the form that `w` reads.
@@ -59,6 +63,8 @@ struct Rows {
     const void* source = x;
     int64_t size = width / 2;
     if (const Codes* codes = codes_of(w); codes != nullptr && codes->order != nullptr) return reorder(row, x, codes->order);
+    if (const Codes* codes = codes_of(w); codes != nullptr && codes->offset != nullptr)
+      for (int64_t i = 0; i < width / LANES; i++) part_sums(row)[i] = lane_sum(load_bf16(x + i * LANES));
     if (wants_bytes(w)) {
       quantise(row, x, bytes);
       source = bytes;
@@ -69,6 +75,7 @@ struct Rows {
     for (int64_t k = 0; k < size; k++) to[k * height] = dword(static_cast<const char*>(source) + 4 * k);
   }
 
+  float* part_sums(int row) const { return reinterpret_cast<float*>(sums) + row * (width / LANES); }
   const uint32_t* block(int first, const Weight& w) const { return words + first * (width / (wants_bytes(w) ? 4 : 2)); }
 
  private:
@@ -269,14 +276,24 @@ struct FourBitCode {
   }
 };
 
-inline Floats scale_at(const Codes& codes, int64_t at) {
+inline Floats signed_bytes_at(const void* p, int64_t at) {
+  return as_floats(signed_right<24>(left<24>(load_bytes(static_cast<const uint8_t*>(p) + at))));
+}
+
+inline Floats scale_at(const Codes& codes, int64_t at, int64_t step) {
   switch (codes.scales) {
     case FLOAT32: return load(static_cast<const float*>(codes.scale) + at);
     case FLOAT16: return load_fp16(static_cast<const uint16_t*>(codes.scale) + at);
     case BFLOAT16: return load_bf16(static_cast<const bf16*>(codes.scale) + at);
     case FLOAT8: return load_fp8(static_cast<const uint8_t*>(codes.scale) + at);
+    case STEPPED8: return mul(signed_bytes_at(codes.scale, at), load_fp16(codes.step + step));
     default: return floats_of(left<23>(load_bytes(static_cast<const uint8_t*>(codes.scale) + at)));  // 2^(byte - 127)
   }
+}
+
+inline Floats offset_at(const Codes& codes, int64_t at, int64_t step) {
+  if (codes.offset_step == nullptr) return load(static_cast<const float*>(codes.offset) + at);
+  return mul(signed_bytes_at(codes.offset, at), load_fp16(codes.offset_step + step));
 }
 
 // Groups are summed one by one and added, each times its scale, in the order of the inputs.
@@ -299,7 +316,7 @@ struct CodeKernel {
       Floats sums[M][N];
       Pairs zero[N];
       for (int n = 0; n < N; n++) {
-        zero[n] = codes.zero == nullptr ? spread_pair(Code::ZERO * 0x10001) : twice_int16(codes.zero + at + n * LANES);
+        zero[n] = codes.zero == nullptr ? spread_pair((codes.offset == nullptr ? Code::ZERO : 0) * 0x10001) : twice_int16(codes.zero + at + n * LANES);
         for (int m = 0; m < M; m++) sums[m][n] = zeros();
       }
       int64_t end = std::min(begin + w.group, width);
@@ -315,10 +332,21 @@ struct CodeKernel {
           }
         }
       }
+      int64_t step = begin / w.group / codes.groups * outs + tile * LANES;
       for (int n = 0; n < N; n++) {
-        Floats scale = scale_at(codes, at + n * LANES);
+        Floats scale = scale_at(codes, at + n * LANES, step + n * LANES);
         for (int m = 0; m < M; m++) total[m][n] = fma(sums[m][n], scale, total[m][n]);
       }
+      if (codes.offset != nullptr)
+        for (int m = 0; m < M; m++) {
+          float sum = 0;
+          for (int64_t i = begin / LANES; i < end / LANES; i++) sum += rows.part_sums(row + m)[i];
+          Floats inputs = spread(-sum);
+          for (int n = 0; n < N; n++) {
+            Floats offset = offset_at(codes, at + n * LANES, step + n * LANES);
+            total[m][n] = fma(offset, inputs, total[m][n]);
+          }
+        }
     }
     for (int n = 0; n < N; n++) {
       Floats factor = codes.factor == nullptr ? spread(1.0f) : load(codes.factor + (tile + n) * LANES);

@@ -6,6 +6,7 @@ same codes. Which tensors of a file make a `Coded` is known in `checkpoint.quant
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -40,7 +41,7 @@ class Coded:
     Attributes:
         code: what the codes are.
         codes: [out, inputs] float8_e4m3fn or int8, or [out, inputs / 2] uint8 with an even input in the low four bits.
-        scale: [out, groups], float32, float16, bfloat16, float8_e4m3fn or float8_e8m0fnu.
+        scale: [out, groups], float32, float16, bfloat16, float8_e4m3fn or float8_e8m0fnu; int8 with `step`.
         inputs: numbers of a row.
         group: consecutive inputs that share a scale; the last group may have fewer.
         factor: [out] float32, by which scales are multiplied, or divided if `divided`; None for 1.
@@ -48,6 +49,10 @@ class Coded:
         order: [inputs] int32, the input that a place of a row belongs to; None for their own order.
         divided: see `factor`.
         dynamic: products round their rows to int8 (W8A8); otherwise rows stay as they are.
+        step: [out, blocks] float16, by which the scales of a block's groups are multiplied; None for 1.
+        offset: [out, groups] float32, or int8 with `offset_step`, which is subtracted from scaled values; None for 0.
+            With it the zero of four-bit integers is 0 instead of 8.
+        offset_step: [out, blocks] float16, by which offsets are multiplied; None for 1.
     """
 
     code: Code
@@ -60,6 +65,9 @@ class Coded:
     order: Tensor | None = None
     divided: bool = False
     dynamic: bool = False
+    step: Tensor | None = None
+    offset: Tensor | None = None
+    offset_step: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -68,6 +76,11 @@ class Coded:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether scales are numbers of their own and nothing is subtracted."""
+        return self.step is None and self.offset is None
 
     def _tensors(self) -> dict[str, Tensor]:
         named = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -78,6 +91,11 @@ class Coded:
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self._tensors().items()}
         return replace(self, **moved)
 
+    def outputs(self, index: Tensor) -> Coded:
+        """The outputs at `index` [out] int64, in that order."""
+        moved: dict[str, Any] = {name: value[index] for name, value in self._tensors().items() if name != "order"}
+        return replace(self, **moved)
+
     def values(self) -> Tensor:
         """[out, inputs] float32: what the codes mean without zero points, scales and order."""
         if self.code in (Code.FP8, Code.INT8):
@@ -85,11 +103,11 @@ class Coded:
         nibbles = torch.stack([self.codes & 15, self.codes >> 4], 2).flatten(1)[:, : self.inputs]
         if self.code is Code.FP4:
             return _fp4_values(nibbles)
-        return nibbles.to(torch.float32) - (8 if self.zero is None else 0)
+        return nibbles.to(torch.float32) - (8 if self.zero is None and self.offset is None else 0)
 
     def scales(self) -> Tensor:
         """[out, groups] float32."""
-        scale = self.scale.to(torch.float32)
+        scale = stepped(self.scale, self.step)
         if self.factor is None:
             return scale
         return scale / self.factor.unsqueeze(1) if self.divided else scale * self.factor.unsqueeze(1)
@@ -100,7 +118,10 @@ class Coded:
         grouped = F.pad(values, (0, missing)).view(*self.scale.shape, self.group)
         if self.zero is not None:
             grouped = grouped - self.zero.to(torch.float32).unsqueeze(2)
-        found = (grouped * self.scales().unsqueeze(2)).flatten(1)[:, : self.inputs]
+        found = grouped * self.scales().unsqueeze(2)
+        if self.offset is not None:
+            found = found - stepped(self.offset, self.offset_step).unsqueeze(2)
+        found = found.flatten(1)[:, : self.inputs]
         return found if self.order is None else torch.empty_like(found).index_copy_(1, self.order.long(), found)
 
     def linear(self, x: Tensor, deterministic: bool = True) -> Tensor:
@@ -118,7 +139,8 @@ class Coded:
             return DYNAMIC.pack(self.rounded(), self.inputs, bias)
         return pack_codes(
             self.code.value, self.shape, self.codes, self.scale, self.group, bias,
-            factor=self._factor(), zero=self.zero, order=self.order,
+            factor=self._factor(), zero=self.zero, order=self.order, step=self.step, offset=self.offset,
+            offset_step=self.offset_step,
         )  # fmt: skip
 
     def factors(self) -> Tensor:
@@ -146,12 +168,48 @@ def _fp4_values(codes: Tensor) -> Tensor:
     return torch.where(codes > 7, -value, value)
 
 
+def stepped(x: Tensor, step: Tensor | None) -> Tensor:
+    """[out, groups] float32: scales or offsets, each times the step of its block."""
+    wide = x.to(torch.float32)
+    if step is None:
+        return wide
+    return wide * step.to(torch.float32).repeat_interleave(x.shape[1] // step.shape[1], 1)
+
+
+def alike(parts: Sequence[Coded]) -> list[Coded]:
+    """Blocks of different types with the same inputs as eight-bit codes of the smallest group; nothing is rounded."""
+    if not any(differs(parts[0], part) for part in parts) or not all(map(_is_blocks, parts)):
+        return list(parts)
+    group, stepped_all = math.gcd(*(part.group for part in parts)), all(part.step is not None for part in parts)
+    shifted = any(part.offset is not None for part in parts)
+
+    def spread(part: Coded) -> Coded:
+        times = part.group // group
+        scale = (part.scale if stepped_all else part.scales()).repeat_interleave(times, 1)
+        offset = torch.zeros_like(scale, dtype=torch.float32)
+        if part.offset is not None:
+            offset = stepped(part.offset, part.offset_step).repeat_interleave(times, 1)
+        return Coded(
+            Code.INT8, part.values().to(torch.int8), scale, part.inputs, group, step=part.step if stepped_all else None,
+            offset=offset if shifted else None,
+        )  # fmt: skip
+
+    return list(map(spread, parts))
+
+
+def _is_blocks(part: Coded) -> bool:
+    """Whether a weight is one of integers without zero points, an order, factors or rows of its own."""
+    bare = part.factor is None and part.zero is None and part.order is None and not part.dynamic
+    return bare and part.code in (Code.INT4, Code.INT8)
+
+
 def joined(parts: Sequence[Coded]) -> Coded:
     """Weights of the same inputs, one below the other: nothing is rounded again.
 
     Raises:
         ValueError: they cannot be one weight; says what differs.
     """
+    parts = alike(parts)
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -166,11 +224,17 @@ def joined(parts: Sequence[Coded]) -> Coded:
         whole["factor"] = torch.cat([part.factors() for part in parts])
     if any(part.zero is not None for part in parts):
         whole["zero"] = torch.cat([part.zeros() for part in parts])
+    for name in ("step", "offset", "offset_step"):
+        if getattr(first, name) is not None:
+            whole[name] = torch.cat([getattr(part, name) for part in parts])
     return replace(first, **whole)
 
 
 def differs(one: Coded, other: Coded) -> str | None:
     """Why two weights of the same inputs cannot be one, None if they can."""
+    for name in ("step", "offset", "offset_step"):
+        if (getattr(one, name) is None) != (getattr(other, name) is None):
+            return f"weights with and without {name}"
     for name in ("code", "inputs", "group", "divided", "dynamic"):
         mine, theirs = getattr(one, name), getattr(other, name)
         if mine != theirs:

@@ -11,7 +11,7 @@ from sametoken.kernels.cpu.memory import settled
 from sametoken.model.formats.packing import TILE, WIDTH, packed_weight, padded_outputs, pairs
 
 SCALES = {dtype: i for i, dtype in enumerate(
-    (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu)
+    (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.int8)
 )}  # fmt: skip
 
 
@@ -26,6 +26,9 @@ def pack_codes(
     factor: Tensor | None,
     zero: Tensor | None,
     order: Tensor | None,
+    step: Tensor | None = None,
+    offset: Tensor | None = None,
+    offset_step: Tensor | None = None,
 ) -> PackedWeight:
     """A weight as `coded.Coded` describes it.
 
@@ -40,8 +43,12 @@ def pack_codes(
         None if factor is None else padded_outputs(factor),
         None if zero is None else by_group(zero),
         None if order is None else padded_order(order),
+        *(None if part is None else by_group(part) for part in (offset, step, offset_step)),
     )
-    table = torch.tensor([*(address(part) or 0 for part in parts), SCALES[scale.dtype]], dtype=torch.int64)  # Codes
+    pointers = [address(part) or 0 for part in parts]
+    per_step = 1 if step is None else scale.shape[1] // step.shape[1]
+    numbers = [*pointers[:4], SCALES[scale.dtype], *pointers[4:], per_step]
+    table = torch.tensor(numbers, dtype=torch.int64)  # Codes
     packed = packed_weight(kind, shape, data, scale=table, bias=bias, group=group)
     return PackedWeight(packed.weight, (*packed.kept, *(part for part in parts if part is not None)))
 

@@ -1,0 +1,104 @@
+"""Blocks of llama.cpp as weights: what each type's bytes mean, as a plain tensor or as `Coded`, nothing rounded.
+
+Sources: ggml's ggml-quants.c, and the library gguf, whose `dequantize` the tests compare bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sametoken.checkpoint.gguf.container import Container
+from sametoken.model.formats.coded import Code, Coded
+
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+SUPER = 256  # numbers of a block of the K types
+
+
+def read_tensor(container: Container, name: str) -> Tensor | Coded:
+    """A tensor of a file in its own type."""
+    entry, data = container.entries[name], container.read(name)
+    kind = entry.type.name
+    if kind in PLAIN:
+        return data.view(PLAIN[kind]).view(entry.shape)
+    blocks = data.view(data.shape[0], -1, entry.type.bytes)
+    return READERS[kind](blocks, entry.shape[-1])
+
+
+def _halves(data: Tensor) -> Tensor:
+    """[out, blocks] float16 of uint8 [out, blocks, 2]."""
+    return data.contiguous().view(torch.float16).squeeze(2)
+
+
+def _four_bits(nibbles: Tensor) -> Tensor:
+    """[out, inputs / 2] of uint8 [out, inputs], an even input in the low four bits."""
+    return nibbles[:, 0::2] | nibbles[:, 1::2] << 4
+
+
+def _two_halves(data: Tensor) -> Tensor:
+    """[out, blocks * 32] of uint8 [out, blocks, 16]: the low four bits of all bytes, then the high ones."""
+    return torch.cat([data & 15, data >> 4], 2).flatten(1)
+
+
+def _q8_0(blocks: Tensor, inputs: int) -> Coded:
+    codes = blocks[:, :, 2:].contiguous().view(torch.int8).flatten(1)
+    return Coded(Code.INT8, codes, _halves(blocks[:, :, :2]), inputs, 32)
+
+
+def _q4_0(blocks: Tensor, inputs: int) -> Coded:
+    return Coded(Code.INT4, _four_bits(_two_halves(blocks[:, :, 2:])), _halves(blocks[:, :, :2]), inputs, 32)
+
+
+def _mxfp4(blocks: Tensor, inputs: int) -> Coded:
+    nibbles = _two_halves(blocks[:, :, 1:])
+    codes = _four_bits(torch.where(nibbles == 8, 0, nibbles))  # ggml has no negative zero
+    scale = blocks[:, :, 0].contiguous().view(torch.float8_e8m0fnu)
+    return Coded(Code.FP4, codes, scale, inputs, 32)
+
+
+def _scales_and_offsets(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Two [out, blocks * 8] int8 tensors of six-bit numbers, from uint8 [out, blocks, 12]."""
+    first, second, both = torch.split_with_sizes(packed, [4, 4, 4], 2)
+    scale = torch.cat([first & 63, (both & 15) | (first >> 2 & 48)], 2)
+    offset = torch.cat([second & 63, (both >> 4) | (second >> 2 & 48)], 2)
+    return scale.flatten(1).to(torch.int8), offset.flatten(1).to(torch.int8)
+
+
+def _pairs_of_32(data: Tensor) -> Tensor:
+    """[out, blocks, 8, 32] of uint8 [out, blocks, 128]: each 32 bytes hold 32 numbers low, then 32 high."""
+    split = data.reshape(*data.shape[:2], 4, 1, 32)
+    return torch.cat([split & 15, split >> 4], 3).flatten(2, 3)
+
+
+def _k_coded(blocks: Tensor, code: Code, codes: Tensor, inputs: int) -> Coded:
+    scale, offset = _scales_and_offsets(blocks[:, :, 4:16])
+    step, offset_step = _halves(blocks[:, :, :2]), _halves(blocks[:, :, 2:4])
+    return Coded(code, codes, scale, inputs, 32, step=step, offset=offset, offset_step=offset_step)
+
+
+def _q4_k(blocks: Tensor, inputs: int) -> Coded:
+    return _k_coded(blocks, Code.INT4, _four_bits(_pairs_of_32(blocks[:, :, 16:]).flatten(1)), inputs)
+
+
+def _q5_k(blocks: Tensor, inputs: int) -> Coded:
+    high = blocks[:, :, 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
+    codes = (_pairs_of_32(blocks[:, :, 48:]) | high << 4).flatten(1).to(torch.int8)
+    return _k_coded(blocks, Code.INT8, codes, inputs)
+
+
+def _q6_k(blocks: Tensor, inputs: int) -> Coded:
+    shape = blocks.shape[:2]
+    low = blocks[:, :, :128].reshape(*shape, 2, 1, 64)
+    low = torch.cat([low & 15, low >> 4], 3).reshape(*shape, 8, 32)
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1)
+    high = (blocks[:, :, 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3).flatten(2, 3)
+    codes = (low | high << 4).to(torch.int8) - 32
+    scale = blocks[:, :, 192:208].contiguous().view(torch.int8).flatten(1)
+    return Coded(Code.INT8, codes.flatten(1), scale, inputs, 16, step=_halves(blocks[:, :, 208:]))
+
+
+READERS: dict[str, Callable[[Tensor, int], Coded]] = {
+    "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "MXFP4": _mxfp4,
+}  # fmt: skip

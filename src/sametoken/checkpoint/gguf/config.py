@@ -1,0 +1,189 @@
+"""What a GGUF file's metadata says of its model, in the words of a config.json, and its tensors' names there.
+
+Sources: llama.cpp's llama-arch.cpp (names) and convert_hf_to_gguf.py (which rows of q and k it moves).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.checkpoint.gguf.blocks import PLAIN, read_tensor
+from sametoken.checkpoint.gguf.container import Container
+from sametoken.errors import CheckpointError, UnsupportedModelError, shown
+from sametoken.model.formats.coded import Coded
+
+
+class Family(NamedTuple):
+    """An architecture of llama.cpp.
+
+    Attributes:
+        name: of transformers' class.
+        model_type: of config.json.
+        paired: whether the rows of q and k lie as pairs that are rotated together.
+    """
+
+    name: str
+    model_type: str
+    paired: bool = False
+
+
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", "llama", paired=True),
+    "qwen2": Family("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3"),
+    "phi3": Family("Phi3ForCausalLM", "phi3"),
+}
+# Names in the file -> names in a checkpoint; within blk.N. and layers.N. for the second table.
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+INSIDE = {
+    "attn_norm": "input_layernorm", "attn_qkv": "self_attn.qkv_proj", "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+FREQUENCIES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+# Keys of an architecture that are read below, and those without effect on what is computed.
+SIZES = {
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}  # fmt: skip
+READ = {
+    *SIZES, "vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count",
+    "attention.sliding_window", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor", "rope.scaling.finetuned", "rope.scale_linear", "tensor_data_layout",
+}  # fmt: skip
+
+
+def config_of(container: Container) -> dict[str, Any]:
+    """The config.json of a file's model.
+
+    Raises:
+        UnsupportedModelError: its architecture, or a value that changes what is computed, is not implemented.
+        CheckpointError: a value is missing.
+    """
+    architecture = str(container.metadata.get("general.architecture"))
+    family = FAMILIES.get(architecture)
+    if family is None:
+        raise UnsupportedModelError(
+            f"{container.file}: the architecture {shown(architecture)} is not supported in GGUF files; supported: "
+            f"{', '.join(FAMILIES)}"
+        )
+    stated = {
+        key.removeprefix(f"{architecture}."): value
+        for key, value in container.metadata.items()
+        if key.startswith(f"{architecture}.")
+    }
+    if unknown := sorted(key for key, value in stated.items() if key not in READ and value):
+        words = f"{architecture}.{unknown[0]} is {shown(stated[unknown[0]])}"
+        raise UnsupportedModelError(f"{container.file}: {words}, which is not supported; use another version")
+    if "token_embd.weight" not in container.entries:
+        raise CheckpointError(f"{container.file} has no token_embd.weight, expected a whole model with its weights")
+    config = {ours: stated[key] for key, ours in SIZES.items() if key in stated}
+    config |= {
+        "architectures": [family.name],
+        "model_type": family.model_type,
+        "vocab_size": container.entries["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in container.entries,
+        "dtype": "float32" if {entry.type.name for entry in container.entries.values()} == {"F32"} else "bfloat16",
+        **_head(container, stated, config, family),
+        **_rotation(container, stated),
+    }
+    if family.model_type in ("llama", "qwen3"):
+        config["attention_bias"] = "blk.0.attn_q.bias" in container.entries
+    if family.model_type == "phi3":
+        config["sliding_window"] = stated.get("attention.sliding_window") or None
+    quantised = sorted({entry.type.name for entry in container.entries.values()} - PLAIN.keys())
+    if quantised:
+        config["quantization_config"] = {"quant_method": "gguf", "types": quantised}
+    return config
+
+
+def _head(container: Container, stated: Mapping[str, Any], config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """The size of a head and of its rotated part."""
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
+        raise CheckpointError(
+            f"{container.file}: embedding_length is {shown(hidden)} and attention.head_count {shown(heads)}, expected "
+            "positive integers, the same for all layers"
+        )
+    size = stated.get("attention.key_length", hidden // heads)
+    if stated.get("attention.value_length", size) != size:
+        raise UnsupportedModelError(f"{container.file}: keys and values of different sizes are not supported")
+    rotated = stated.get("rope.dimension_count", size)
+    if rotated == size:
+        return {"head_dim": size}
+    if family.model_type != "phi3" or not isinstance(rotated, int) or not isinstance(size, int) or size < 1:
+        raise UnsupportedModelError(f"{container.file}: {shown(rotated)} of {shown(size)} dimensions are rotated")
+    return {"head_dim": size, "partial_rotary_factor": rotated / size}
+
+
+def _rotation(container: Container, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Scaled rotary embeddings; divisors of the frequencies, which Llama 3 files hold as a tensor, are exact."""
+    kind = stated.get("rope.scaling.type", "none")
+    original = stated.get("rope.scaling.original_context_length")
+    stretched = {} if original is None else {"original_max_position_embeddings": original}
+    shared, *by_length = (_divisors(container, name) for name in FREQUENCIES)
+    attention = stated.get("rope.scaling.attn_factor")
+    if shared is not None:
+        factors = {"short_factor": shared, "long_factor": shared, "factor": 1.0, "attention_factor": 1.0}
+        return {"rope_scaling": {"rope_type": "longrope", **factors}}
+    if all(each is not None for each in by_length):
+        factors = {"long_factor": by_length[0], "short_factor": by_length[1], "attention_factor": attention}
+        return {"rope_scaling": {"rope_type": "longrope", **factors, **stretched}, **stretched}
+    linear = stated.get("rope.scale_linear")
+    factor = stated.get("rope.scaling.factor", linear)
+    if kind == "none" and not linear:
+        return {}
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedModelError(
+            f"{container.file}: rope.scaling.type {shown(kind)} without its factors is not supported, expected none, "
+            "linear or yarn"
+        )
+    name = "linear" if kind == "none" else kind
+    return {"rope_scaling": {"rope_type": name, "factor": factor, **stretched}}
+
+
+def _divisors(container: Container, name: str) -> list[float] | None:
+    if name not in container.entries:
+        return None
+    found = read_tensor(container, name)
+    if isinstance(found, Coded):
+        raise UnsupportedModelError(f"{container.file}: {name} is quantised, expected F32")
+    return [float(x) for x in found.flatten().tolist()]
+
+
+def tensor_name(container: Container, name: str) -> str | None:
+    """The name that a tensor has in a Hugging Face checkpoint, its own if there is none, None if it is no weight."""
+    if name in FREQUENCIES:
+        return None
+    module, _, kind = name.rpartition(".")
+    if module in OUTSIDE:
+        return f"{OUTSIDE[module]}.{kind}"
+    found = BLOCK.fullmatch(name)
+    if found is None or found[2] not in INSIDE:
+        return name
+    path = INSIDE[found[2]]
+    if found[2] == "ffn_up" and f"blk.{found[1]}.ffn_gate.weight" not in container.entries:
+        path = "mlp.gate_up_proj"
+    return f"model.layers.{found[1]}.{path}.{found[3]}"
+
+
+def restored(container: Container, name: str, tensor: Tensor | Coded) -> Tensor | Coded:
+    """A tensor with the rows of q and k in the order of transformers, where llama.cpp has another one."""
+    architecture = container.metadata["general.architecture"]
+    part = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}.get(name.split(".")[-2])
+    if part is None or not FAMILIES[architecture].paired:
+        return tensor
+    heads = container.metadata.get(f"{architecture}.{part}", container.metadata[f"{architecture}.attention.head_count"])
+    if not isinstance(heads, int) or heads < 1 or tensor.shape[0] % (2 * heads):
+        raise CheckpointError(f"{container.file}: {name} has {tensor.shape[0]} rows for {shown(heads)} heads")
+    rows = torch.arange(tensor.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
+    return tensor.outputs(rows) if isinstance(tensor, Coded) else tensor[rows]

@@ -1,0 +1,194 @@
+"""The tokenizer of a GGUF file's metadata as the files of a checkpoint: tokenizer.json and what stands beside it.
+
+Sources: llama.cpp's llama-vocab.cpp (kinds of splitting, tokens that end a text) and transformers' conversion of
+SentencePiece models (merges from scores).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sametoken.errors import CheckpointError, UnsupportedModelError, shown
+
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+MIXED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
+SLASHED = REST.replace(r"[\r\n]*", r"[\r\n/]*", 1)
+LLAMA3 = rf"{CONTRACTIONS}|{WORDS}|\p{{N}}{{1,3}}|{REST}"
+QWEN2 = rf"{CONTRACTIONS}|{WORDS}|\p{{N}}|{REST}"
+TEKKEN = rf"{MIXED}|\p{{N}}|{SLASHED}"
+# Values of tokenizer.ggml.pre: the expression that splits a text; None is GPT-2's, "digits" the same after each digit.
+SPLITS: dict[str, str | None] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "falcon3"), LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
+    "tekken": TEKKEN,
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "jina-es", "jina-de"), None),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), "digits"),
+}
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}  # a piece that is a token is not merged
+# Tokens that llama.cpp takes as ends of a text wherever a vocabulary has them as control tokens.
+ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "</s>")
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+SPACE = "\u2581"
+
+
+def tokenizer_files(metadata: Mapping[str, Any], where: object) -> dict[str, dict[str, Any]]:
+    """tokenizer.json, tokenizer_config.json and generation_config.json of a file's metadata.
+
+    Args:
+        where: the file, for errors.
+
+    Raises:
+        UnsupportedModelError: the kind of tokenizer is not implemented.
+        CheckpointError: its lists do not fit each other.
+    """
+    facts = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
+    tokens = _list(facts, "tokens", where)
+    types = facts.get("token_type") or [1] * len(tokens)
+    model = facts.get("model")
+    if model not in ("gpt2", "llama"):
+        raise UnsupportedModelError(
+            f"{where}: a tokenizer of kind {shown(model)} is not supported, expected gpt2 or llama"
+        )
+    if len(set(tokens)) != len(tokens) or len(types) != len(tokens):
+        raise CheckpointError(
+            f"{where}: {len(tokens)} tokens with {len(types)} types, expected unique tokens, one each"
+        )
+    bos, eos = _token(facts, "bos", tokens, where), _token(facts, "eos", tokens, where)
+    content = _byte_pairs(facts, tokens, where) if model == "gpt2" else _pieces(facts, tokens, types, where)
+    content["added_tokens"] = [
+        _added(i, token, kind) for i, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (CONTROL, USER_DEFINED, UNKNOWN)
+    ]  # fmt: skip
+    known = facts.get("pre") in WHOLE_WORDS and facts.get("pre") != "falcon3"
+    begins = bos if facts.get("add_bos_token", model == "llama" or known) else None
+    content["post_processor"] = _around(begins, eos if facts.get("add_eos_token", False) else None, tokens)
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name in ("bos", "eos", "unknown", "padding"):
+        index = _token(facts, name, tokens, where)
+        if index is not None:
+            settings[{"unknown": "unk", "padding": "pad"}.get(name, name) + "_token"] = tokens[index]
+    if isinstance(template := metadata.get("tokenizer.chat_template"), str):
+        settings["chat_template"] = template
+    special = {token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL}
+    ids = [eos, *(_token(facts, name, tokens, where) for name in ("eot", "eom"))]
+    ids += [tokens.index(end) for end in ENDS if end in special]
+    ends = list(dict.fromkeys(index for index in ids if index is not None))
+    return {
+        "tokenizer.json": {"version": "1.0", "truncation": None, "padding": None, **content},
+        "tokenizer_config.json": settings,
+        "generation_config.json": {"eos_token_id": ends},
+    }
+
+
+def _list(facts: Mapping[str, Any], key: str, where: object) -> list[Any]:
+    value = facts.get(key)
+    if not isinstance(value, list):
+        raise CheckpointError(f"{where}: tokenizer.ggml.{key} is {shown(value)}, expected a list")
+    return value
+
+
+def _token(facts: Mapping[str, Any], name: str, tokens: Sequence[str], where: object) -> int | None:
+    """The id of a named token, None if the file names none."""
+    value = facts.get(f"{name}_token_id")
+    if value is None:
+        return None
+    if not isinstance(value, int) or not 0 <= value < len(tokens):
+        raise CheckpointError(f"{where}: {name}_token_id is {shown(value)}, expected one of {len(tokens)} tokens")
+    return value
+
+
+def _added(index: int, token: str, kind: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": token, **flags, "special": kind != USER_DEFINED}
+
+
+def _around(first: int | None, last: int | None, tokens: Sequence[str]) -> dict[str, Any]:
+    """Puts the tokens `first` and `last` around a text."""
+    named = [
+        None if index is None else {"SpecialToken": {"id": tokens[index], "type_id": 0}} for index in (first, last)
+    ]
+    single: list[Any] = [named[0], {"Sequence": {"id": "A", "type_id": 0}}, named[1]]
+    pair = [*single[:2], {"Sequence": {"id": "B", "type_id": 1}}, single[2]]
+    special = {
+        tokens[index]: {"id": tokens[index], "ids": [index], "tokens": [tokens[index]]}
+        for index in (first, last)
+        if index is not None
+    }
+    kept = [[each for each in steps if each is not None] for steps in (single, pair)]
+    return {"type": "TemplateProcessing", "single": kept[0], "pair": kept[1], "special_tokens": special}
+
+
+def _byte_pairs(facts: Mapping[str, Any], tokens: Sequence[str], where: object) -> dict[str, Any]:
+    """BPE over bytes."""
+    kind = facts.get("pre")
+    if kind not in SPLITS:
+        raise UnsupportedModelError(
+            f"{where}: tokenizer.ggml.pre is {shown(kind)}, which is not supported, expected one of {', '.join(SPLITS)}"
+        )
+    split = SPLITS[kind]
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": split in (None, "digits"),
+    }
+    before: list[dict[str, Any]] = [level]
+    if split == "digits":
+        before = [{"type": "Digits", "individual_digits": True}, level]
+    elif split is not None:
+        isolated = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+        before = [isolated, level]
+    return {
+        "normalizer": {"type": "NFC"} if split == QWEN2 else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": before},
+        "decoder": {**level, "use_regex": True},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+            "ignore_merges": kind in WHOLE_WORDS, "vocab": {token: i for i, token in enumerate(tokens)},
+            "merges": [_pair(merge, where) for merge in _list(facts, "merges", where)],
+        },
+    }  # fmt: skip
+
+
+def _pair(merge: str, where: object) -> list[str]:
+    first, space, second = merge.partition(" ")
+    if not (first and space and second) or " " in second:
+        raise CheckpointError(f"{where}: the merge {shown(merge)}, expected two parts")
+    return [first, second]
+
+
+def _pieces(facts: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], where: object) -> dict[str, Any]:
+    """SentencePiece's BPE: the pair that makes the piece of the highest score is merged first."""
+    scores, vocab = _list(facts, "scores", where), {token: i for i, token in enumerate(tokens)}
+    if len(scores) != len(tokens):
+        raise CheckpointError(f"{where}: {len(scores)} scores for {len(tokens)} tokens, expected one each")
+    merges = []
+    for token, score, kind in zip(tokens, scores, types, strict=True):
+        if kind in (CONTROL, UNKNOWN):
+            continue
+        splits = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in vocab and token[i:] in vocab]
+        splits.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+        merges += [(score, pair) for pair in splits]
+    merges.sort(key=lambda found: (found[0], len(found[1][0]), len(found[1][1])), reverse=True)
+    prefix = facts.get("add_space_prefix", True)
+    unknown = _token(facts, "unknown", tokens, where)
+    replaced = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+    return {
+        "normalizer": {
+            "type": "Sequence", "normalizers": [*([{"type": "Prepend", "prepend": SPACE}] if prefix else []), replaced]
+        },
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None if unknown is None else tokens[unknown],
+            "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True,
+            "ignore_merges": False, "vocab": vocab, "merges": [list(pair) for _, pair in merges],
+        },
+    }  # fmt: skip

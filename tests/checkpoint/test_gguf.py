@@ -1,0 +1,100 @@
+"""GGUF files: blocks mean what the library gguf says, bit for bit, and models compute with exactly that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+gguf = pytest.importorskip("gguf")
+
+import numpy as np  # noqa: E402
+from gguf import GGMLQuantizationType as Type  # noqa: E402
+from test_quantised import logits  # noqa: E402
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config  # noqa: E402
+
+from gguf_makers import blocks, meant, write_gguf  # noqa: E402
+from native_checks import BUILT, use  # noqa: E402
+from sametoken.checkpoint.gguf.blocks import read_tensor  # noqa: E402
+from sametoken.checkpoint.gguf.container import read_container  # noqa: E402
+from sametoken.checkpoint.hub import resolve  # noqa: E402
+from sametoken.checkpoint.load import load_decoder  # noqa: E402
+from sametoken.model.formats.coded import Coded, joined  # noqa: E402
+from sametoken.model.linear import Linear  # noqa: E402
+
+TYPES = (Type.Q8_0, Type.Q4_0, Type.MXFP4, Type.Q4_K, Type.Q5_K, Type.Q6_K)
+SIZES: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128, "initializer_range": 0.1,
+    "pad_token_id": None,
+}  # fmt: skip
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+
+
+def written(file: Path, kind: Type, shape: tuple[int, int] = (48, 512)) -> tuple[Coded, torch.Tensor]:
+    """A weight of a file, and what the library says that it means."""
+    data = blocks(np.random.default_rng(1).standard_normal(shape).astype(np.float32), kind)
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tensor("x", data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = read_tensor(read_container(file), "x")
+    assert isinstance(found, Coded)
+    return found, meant(data, kind)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_blocks_mean_what_the_library_says_bit_for_bit(tmp_path: Path, kind: Type) -> None:
+    found, expected = written(tmp_path / "x.gguf", kind)
+    assert torch.equal(found.dequantize().view(torch.int32), expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kernels", BUILT, ids=lambda kernels: kernels.name)
+def test_compiled_products_of_blocks(tmp_path: Path, kind: Type, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(kernels, monkeypatch)
+    found, expected = written(tmp_path / "x.gguf", kind)
+    layer = Linear(512, 48, False, torch.bfloat16)
+    layer.adopt(0, found)
+    layer.pack()
+    assert layer.native is not None
+    x = torch.randn(7, 512, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+    y, exact = layer(x), x.double() @ expected.double().T
+    assert (y.double() - exact).abs().max() < 2**-8 * exact.abs().max()  # one rounding to bfloat16, and float32 sums
+    for count in (1, 2, 5):
+        assert torch.equal(layer(x[:count]), y[:count])
+
+
+def test_blocks_of_different_types_are_joined_without_loss(tmp_path: Path) -> None:
+    parts = [written(tmp_path / f"{kind.name}.gguf", kind) for kind in TYPES if kind != Type.MXFP4]
+    whole = joined([found for found, _ in parts])
+    assert torch.equal(whole.dequantize(), torch.cat([expected for _, expected in parts]))
+    k_types = [written(tmp_path / f"{kind.name}.gguf", kind) for kind in (Type.Q4_K, Type.Q6_K)]
+    mixed = joined([found for found, _ in k_types])
+    assert torch.equal(mixed.dequantize(), torch.cat([expected for _, expected in k_types]))
+
+
+def q4_k_m(name: str) -> Type:
+    """As llama.cpp mixes types in Q4_K_M."""
+    return Type.Q6_K if name.split(".")[-2] in ("attn_v", "ffn_down", "output", "token_embd") else Type.Q4_K
+
+
+KINDS: dict[str, Any] = {kind.name: lambda name, kind=kind: kind for kind in (*TYPES, Type.F32, Type.F16, Type.BF16)}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("mix", [*KINDS, "Q4_K_M"])
+def test_a_model_computes_with_what_its_blocks_mean(tmp_path: Path, family: str, mix: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family](**SIZES))
+    model = write_gguf(tmp_path / "m.gguf", model, {**KINDS, "Q4_K_M": q4_k_m}[mix]).eval()
+    tokens = torch.randint(4, 96, (24,), generator=torch.Generator().manual_seed(1))
+    decoder = load_decoder(resolve(tmp_path / "m.gguf"), torch.float32, "cpu")
+    with torch.no_grad():
+        expected = model(tokens.unsqueeze(0)).logits[0]
+    found = logits(decoder, tokens, (16, 8))
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
