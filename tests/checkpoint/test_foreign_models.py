@@ -171,7 +171,7 @@ def test_model_optimizers_own_file_counts(checkpoint: Path) -> None:
     ("names", "what"),
     [
         (["adapter_config.json", "adapter_model.safetensors"], "a LoRA adapter, which is not supported yet; merge it"),
-        (["model-Q4_K_M.gguf", "README.md"], "GGUF, the format of llama.cpp, which is not supported yet; give"),
+        (["model-Q4_K_M.gguf", "README.md"], "GGUF, the format of llama.cpp; give the path of one .gguf"),
         (["params.json", "consolidated.00.pth", "tokenizer.model"], "original layout of Meta or Mistral"),
         (["train-00000-of-00001.parquet", "README.md"], "a data set, no model"),
         (["questions.jsonl"], "a data set, no model"),
@@ -206,7 +206,6 @@ def test_a_configuration_beside_other_weights(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("model.gguf", "GGUF, the format of llama.cpp"),
         ("model.safetensors", "weights alone; expected the directory"),
         ("pytorch_model.bin", "weights alone; expected the directory"),
         ("config.json", "one file of a checkpoint"),

@@ -21,6 +21,7 @@ from sametoken.checkpoint.gguf.blocks import read_tensor  # noqa: E402
 from sametoken.checkpoint.gguf.container import read_container  # noqa: E402
 from sametoken.checkpoint.hub import resolve  # noqa: E402
 from sametoken.checkpoint.load import load_decoder  # noqa: E402
+from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError  # noqa: E402
 from sametoken.model.formats.coded import Coded, joined  # noqa: E402
 from sametoken.model.linear import Linear  # noqa: E402
 
@@ -98,3 +99,37 @@ def test_a_model_computes_with_what_its_blocks_mean(tmp_path: Path, family: str,
         expected = model(tokens.unsqueeze(0)).logits[0]
     found = logits(decoder, tokens, (16, 8))
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def damaged(folder: Path, change: Any) -> str:
+    """What is said of a good file after `change` of its bytes."""
+    written(folder / "x.gguf", Type.Q8_0)
+    (folder / "y.gguf").write_bytes(change((folder / "x.gguf").read_bytes()))
+    with pytest.raises((CheckpointError, UnsupportedModelError)) as caught:
+        resolve(folder / "y.gguf")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: b"", "bytes are no GGUF file"),
+        (lambda data: b"JUNK" + data[4:], "this is no GGUF file"),
+        (lambda data: data[:4] + b"\x09\0\0\0" + data[8:], "GGUF of version 9"),
+        (lambda data: data[:40], "bytes are stated and"),
+        (lambda data: data[:-100], "truncated: x ends at byte"),
+        (lambda data: data[:8] + b"\xff" * 8 + data[16:], "tensors and"),
+        (lambda data: data[:24] + b"\xff" * 8 + data[32:], "bytes are stated and"),
+        (lambda data: data.replace(b"llama", b"mamba"), "the architecture 'mamba' is not supported"),
+        (lambda data: data, "has no token_embd.weight"),
+    ],
+)
+def test_bad_files_are_refused_in_words(tmp_path: Path, change: Any, words: str) -> None:
+    assert words in damaged(tmp_path, change)
+
+
+def test_quantised_files_are_not_quantised_again(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
+    write_gguf(tmp_path / "m.gguf", model, lambda name: Type.Q8_0)
+    with pytest.raises(ConfigError, match="are quantised already"):
+        load_decoder(resolve(tmp_path / "m.gguf"), torch.bfloat16, "cpu", quantization="int8")

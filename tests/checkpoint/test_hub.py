@@ -304,9 +304,9 @@ def test_what_is_written_as_a_path_never_asks_the_hub(
 
 
 def test_file_instead_of_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "model.onnx").write_bytes(b"ONNX")
     with pytest.raises(CheckpointError, match="is a file, expected a directory"):
-        room.resolve(str(tmp_path / "model.gguf"))
+        room.resolve(str(tmp_path / "model.onnx"))
 
 
 def test_unreadable_directory(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ RUN_PARTS = ("head", "draft")  # where `sametoken train` leaves what it trained,
 CONVERTED = "sametoken.json"  # beside a whole model that transformers' Trainer saved with a head in training
 
 GGUF = (
-    "weights in GGUF, the format of llama.cpp, which is not supported yet; give the original checkpoint with its "
-    "safetensors files, and --quantization int8 or int4 to store its weights small"
+    "weights in GGUF, the format of llama.cpp; give the path of one .gguf file, or the original checkpoint with its "
+    "safetensors files"
 )
 BESIDE = "expected the directory that holds it beside config.json and the tokenizer"
 FILES: dict[str, str] = {

@@ -22,7 +22,7 @@ from sametoken.errors import CheckpointError
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Coded
 
-LINK = "model.gguf"  # the name of the file in its directory
+LINK = "sametoken.gguf"  # the name of the file in its directory
 VERSION = 1  # of what is written into the directory
 
 
