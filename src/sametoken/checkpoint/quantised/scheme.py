@@ -248,7 +248,7 @@ def _gguf(keys: Keys) -> Scheme:
     """Blocks of llama.cpp, which say themselves what they are."""
     types = _names(keys, "types")
     bits = min(int(next(sign for sign in name if sign.isdigit())) for name in types)
-    return Scheme("gguf", f"GGUF, {', '.join(types)}", (("*", Layer(INTEGER, bits)),))
+    return Scheme("gguf", f"GGUF, {', '.join(types)}", (("*", WeightScheme(INTEGER, bits)),))
 
 
 READERS = {
