@@ -73,7 +73,7 @@ def compare(python: Path, work: Path) -> tuple[list[Result], dict[str, str]]:
             try:
                 write_head(head, exported, target, layout=layout, target_name=NAME)
             except UnsupportedModelError:
-                continue  # `tests/test_export_rules.py` checks what is refused
+                continue  # `tests/heads/test_head_engines.py` checks what is refused
             drafts = {"method": method(name), "model": str(exported), "num_speculative_tokens": DRAFT_LEN}
             found.append(judge(name, f"export --to {layout}", mine, vllm.run(exported.name, prompts, drafts)))
     return found, vllm.versions

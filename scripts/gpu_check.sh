@@ -60,7 +60,7 @@ nvidia-smi --query-gpu=name,memory.total,driver_version,clocks.max.sm --format=c
 print("python", platform.python_version(), "torch", torch.__version__, "transformers", transformers.__version__)
 print("triton", __import__("triton").__version__ if __import__("importlib.util").util.find_spec("triton") else "none")'
 
-files=(tests/engine/test_captured.py tests/engine/test_cuda.py tests/test_triton_*.py)
+files=(tests/engine/test_captured.py tests/engine/test_cuda.py tests/kernels/test_triton_*.py)
 [ $shape = tiny ] || files+=(tests/model/test_families.py tests/engine/test_engine_lossless.py tests/engine/test_engine_behaviour.py)
 workers=()
 [ -z "$(missing xdist)" ] && [ $shape != tiny ] && workers=(-n 6)

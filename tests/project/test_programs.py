@@ -1,9 +1,10 @@
-"""Programs outside of the package name what the package has: every import and every attribute of a module of ours."""
+"""Programs outside of the package name what is there: modules of the package, what they hold, and files."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,10 @@ FOLDERS = ("benchmarks", "conformance", "examples", "scripts", "tests")
 PACKAGE = "sametoken"
 # The only reason for which a module of ours may not be importable here: it needs what runs its kernels.
 OPTIONAL = {"triton"}
+
+# Programs and what runs them, in which paths of files are read too.
+RUNNERS = ("Makefile", "pyproject.toml", "setup.py", "scripts/*.sh", ".github/workflows/*.yml")
+PATH = re.compile(r"(?<![\w./*-])[\w*.-]+(?:/[\w*.-]+)+\.(?:py|sh)(?!\w)")
 
 
 def programs() -> list[Path]:
@@ -94,6 +99,25 @@ def test_programs_import_what_the_package_has() -> None:
         for file in found
         for problem in problems(ast.parse(file.read_text(encoding="utf-8")))
     ] == []
+
+
+def missing(file: Path, text: str) -> list[str]:
+    """Paths of programs and tests, with or without `*`, that lead to no file."""
+    places = (ROOT, ROOT / "tests", ROOT / "src" / PACKAGE, file.parent)
+    return [path for path in PATH.findall(text) if not any(any(place.glob(path)) for place in places)]
+
+
+def test_programs_name_files_that_are_there() -> None:
+    files = [file for pattern in RUNNERS for file in sorted(ROOT.glob(pattern))]
+    assert {file.name for file in files} >= {"Makefile", "gpu_check.sh", "release.yml"}
+    files += [file for file in programs() if not file.name.startswith("test_")]
+    found = {str(file.relative_to(ROOT)): missing(file, file.read_text(encoding="utf-8")) for file in files}
+    assert {name: paths for name, paths in found.items() if paths} == {}
+
+
+def test_a_path_to_no_file_is_found() -> None:
+    text = "pytest tests/project/test_programs.py tests/kernels/test_triton_*.py tests/test_gone_*.py scripts/gone.sh"
+    assert missing(ROOT / "Makefile", text) == ["tests/test_gone_*.py", "scripts/gone.sh"]
 
 
 @pytest.mark.parametrize(
