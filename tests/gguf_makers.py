@@ -117,3 +117,19 @@ def add_characters(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
+
+
+def add_pieces(writer: gguf.GGUFWriter, content: dict[str, Any], template: str) -> None:
+    """The vocabulary of a tokenizer.json with SentencePiece's BPE: the earlier a merge, the higher the score."""
+    model = content["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    ranks = {"".join(pair): -float(i) for i, pair in reversed(list(enumerate(model["merges"])))}
+    special = {token["content"]: 2 if token["content"] == "<unk>" else 3 for token in content["added_tokens"]}
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([ranks.get(token, -1e6) for token in tokens])
+    writer.add_token_types([special.get(token, 6 if token.startswith("<0x") else 1) for token in tokens])
+    for add, token in ((writer.add_bos_token_id, "<s>"), (writer.add_eos_token_id, "</s>"),
+                       (writer.add_unk_token_id, "<unk>")):  # fmt: skip
+        add(model["vocab"][token])
+    writer.add_chat_template(template)

@@ -15,13 +15,16 @@ from gguf import GGMLQuantizationType as Type  # noqa: E402
 from test_quantised import logits  # noqa: E402
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config  # noqa: E402
 
-from gguf_makers import blocks, meant, write_gguf  # noqa: E402
+from gguf_makers import add_pieces, blocks, meant, write_gguf  # noqa: E402
 from native_checks import BUILT, use  # noqa: E402
+from sametoken import embedded  # noqa: E402
 from sametoken.checkpoint.gguf.blocks import read_tensor  # noqa: E402
 from sametoken.checkpoint.gguf.container import read_container  # noqa: E402
 from sametoken.checkpoint.hub import resolve  # noqa: E402
 from sametoken.checkpoint.load import load_decoder  # noqa: E402
+from sametoken.checkpoint.tokenizer import load_tokenizer  # noqa: E402
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError  # noqa: E402
+from sametoken.files import json_object  # noqa: E402
 from sametoken.model.formats.coded import Coded, joined  # noqa: E402
 from sametoken.model.linear import Linear  # noqa: E402
 
@@ -133,3 +136,34 @@ def test_quantised_files_are_not_quantised_again(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", model, lambda name: Type.Q8_0)
     with pytest.raises(ConfigError, match="are quantised already"):
         load_decoder(resolve(tmp_path / "m.gguf"), torch.bfloat16, "cpu", quantization="int8")
+
+
+TEXTS = (
+    "Once upon a time, there was a little girl.",
+    " two  spaces\nand lines\t",
+    "caf\u00e9 \u4f60\u597d \U0001f600",
+    "a 123,456",
+)
+
+
+def embedded_gguf(folder: Path, name: str, kind: Type) -> tuple[Path, Path]:
+    """An embedded model as a GGUF file, and the directory that it was made from."""
+    source = Path(embedded.target(name) if name == "embedded" else embedded.draft(name))
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    tokenizer = Path(embedded.target("embedded"))
+    content, template = json_object(tokenizer / "tokenizer.json"), (tokenizer / "chat_template.jinja").read_text()
+    file = folder / f"{name}.gguf"
+    write_gguf(file, model, lambda name: kind, metadata=lambda writer: add_pieces(writer, content, template), tokens=())
+    return file, tokenizer
+
+
+def test_tokenizer_of_a_file(tmp_path: Path) -> None:
+    file, source = embedded_gguf(tmp_path, "embedded", Type.Q8_0)
+    ours, theirs = load_tokenizer(resolve(file)), load_tokenizer(source)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(theirs.encode(text)) == theirs.decode(theirs.encode(text))
+    assert ours.eos_ids == theirs.eos_ids
+    assert ours.bos_id == theirs.bos_id
+    messages = [{"role": "user", "content": "Hello"}]
+    assert ours.apply_chat_template(messages) == theirs.apply_chat_template(messages)
