@@ -37,6 +37,12 @@ SIZES: dict[str, Any] = {
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 
 
+@pytest.fixture(autouse=True)
+def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves nothing in the user's cache."""
+    monkeypatch.setattr("sametoken.checkpoint.hub.opened_directory", lambda: tmp_path / "opened")
+
+
 def written(file: Path, kind: Type, shape: tuple[int, int] = (48, 512)) -> tuple[Coded, torch.Tensor]:
     """A weight of a file, and what the library says that it means."""
     data = blocks(np.random.default_rng(1).standard_normal(shape).astype(np.float32), kind)
