@@ -55,7 +55,7 @@ END = """
 - **Acceptance and speed.** A random model shows that the numbers are right, not that a head is worth its time: that is
   what `sametoken evaluate` and `sametoken bench` measure on the model in question.
 - **Other engines' numbers.** The columns of engines say that their loaders' rules are met, not that they were run.
-- **Further families**, mixtures of experts, images and sound: a model of an unknown architecture is refused by name.
+- **Further families**, images and sound: a model of an unknown architecture is refused by name.
 """
 
 
