@@ -13,7 +13,7 @@ from torch import Tensor
 from sametoken.checkpoint.gguf.container import Container
 from sametoken.model.formats.coded import Code, Coded
 
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+UNQUANTISED_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SUPER = 256  # numbers of a block of the K types
 
 
@@ -21,8 +21,8 @@ def read_tensor(container: Container, name: str) -> Tensor | Coded:
     """A tensor of a file in its own type."""
     entry, data = container.entries[name], container.read(name)
     kind = entry.type.name
-    if kind in PLAIN:
-        return data.view(PLAIN[kind]).view(entry.shape)
+    if kind in UNQUANTISED_TYPES:
+        return data.view(UNQUANTISED_TYPES[kind]).view(entry.shape)
     blocks = data.view(data.shape[0], -1, entry.type.bytes)
     return READERS[kind](blocks, entry.shape[-1])
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.checkpoint.gguf.blocks import PLAIN, read_tensor
+from sametoken.checkpoint.gguf.blocks import UNQUANTISED_TYPES, read_tensor
 from sametoken.checkpoint.gguf.container import Container
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 from sametoken.model.formats.coded import Coded
@@ -100,7 +100,7 @@ def config_of(container: Container) -> dict[str, Any]:
         config["attention_bias"] = "blk.0.attn_q.bias" in container.entries
     if family.model_type == "phi3":
         config["sliding_window"] = stated.get("attention.sliding_window") or None
-    quantised = sorted({entry.type.name for entry in container.entries.values()} - PLAIN.keys())
+    quantised = sorted({entry.type.name for entry in container.entries.values()} - UNQUANTISED_TYPES.keys())
     if quantised:
         config["quantization_config"] = {"quant_method": "gguf", "types": quantised}
     return config
