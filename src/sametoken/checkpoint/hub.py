@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sametoken.checkpoint.contents import of_directory, of_file, of_names
-from sametoken.checkpoint.gguf.directory import directory_of
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.quantised.scheme import KEYS, Scheme, read_scheme
 from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError, shown
@@ -97,6 +96,8 @@ def resolve(
         if path.is_dir():
             return path
         if path.is_file() and path.suffix.lower() == ".gguf":
+            from sametoken.checkpoint.gguf.directory import directory_of
+
             return directory_of(path, opened_directory())
         if path.exists():
             raise CheckpointError(f"{model} is a file, expected a directory: {of_file(path)}")

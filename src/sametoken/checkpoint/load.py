@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from sametoken.checkpoint.contents import of_directory
 from sametoken.checkpoint.experts import single_experts
-from sametoken.checkpoint.gguf.directory import LINK, read_gguf
+from sametoken.checkpoint.gguf import LINK
+from sametoken.checkpoint.gguf.directory import read_gguf
 from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.mapping import ParameterRows, Places, rules_for
 from sametoken.checkpoint.quantised.collect import Item, collected

@@ -26,7 +26,7 @@ from sametoken.checkpoint.chat import (
     render_marked,
     render_open,
 )
-from sametoken.checkpoint.gguf.directory import LINK
+from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.hub import read_json, transformers_tokenizer
 from sametoken.errors import CheckpointError, DraftMismatchError, RequestError, UnsupportedModelError, shown
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.blocks import read_tensor
 from sametoken.checkpoint.gguf.config import config_of, restored, tensor_name
 from sametoken.checkpoint.gguf.container import read_container
@@ -22,7 +23,6 @@ from sametoken.errors import CheckpointError
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Coded
 
-LINK = "sametoken.gguf"  # the name of the file in its directory
 VERSION = 1  # of what is written into the directory
 
 
