@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from sametoken.checkpoint.quantised.collect import Item
+from sametoken.checkpoint.quantised.layouts import DAMAGED, coded
+from sametoken.checkpoint.quantised.scheme import Scheme, WeightScheme
 from sametoken.errors import CheckpointError
 from sametoken.model.config import ModelConfig
+from sametoken.model.formats.coded import Coded
 
 FUSED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+PACKED = re.compile(r"((.*\.mlp\.experts)\.(gate_up_proj|down_proj))_(blocks|scales)")  # gpt-oss in MXFP4
 SINGLE = re.compile(r"(.*\.mlp\.experts)\.\d+\.(gate_up_proj|down_proj)\.(weight|bias)")
 
 
-def single_experts(stored: Iterable[Item], config: ModelConfig) -> Iterator[Item]:
-    """The same tensors, with those that hold all experts of a block as views of each expert's own.
+def single_experts(stored: Iterable[Item], config: ModelConfig, scheme: Scheme | None = None) -> Iterator[Item]:
+    """The same tensors, with those that hold all experts of a block as each expert's own.
+
+    Args:
+        scheme: what the checkpoint states about quantised weights; None if they are not quantised.
 
     Raises:
-        CheckpointError: a tensor's first dimension is not the number of experts.
+        CheckpointError: a tensor's first dimension is not the number of experts, or blocks and scales in MXFP4 are
+            damaged.
     """
+    if scheme is not None and scheme.tool == "mxfp4" and config.experts is not None:
+        stored = _unpacked(stored, config.experts.count, scheme)
     for item in stored:
         match = FUSED.fullmatch(item.name)
         if config.experts is None or match is None or not isinstance(item.tensor, Tensor):
@@ -46,6 +56,59 @@ def _own_order(stored: Tensor, *, paired: bool) -> Tensor:
     """A weight [in, out] or bias [out] of gpt-oss as [out, ...], with gates before ups where they alternate."""
     turned = stored.t() if stored.dim() == 2 else stored
     return torch.cat([turned[::2], turned[1::2]]) if paired else turned
+
+
+def _unpacked(stored: Iterable[Item], count: int, scheme: Scheme) -> Iterator[Item]:
+    """The same tensors, with blocks [experts, out, in / 32, 16] and scales [experts, out, in / 32] of MXFP4 as one
+    weight for each expert."""
+    waiting: dict[str, Item] = {}
+    for item in stored:
+        match = PACKED.fullmatch(item.name)
+        layer = None if match is None else scheme.layer(match[1])
+        if match is None or layer is None:
+            yield item
+            continue
+        other = waiting.pop(match[1], None)
+        if other is None or other.name == item.name:
+            waiting[match[1]] = item
+            continue
+        blocks, scales = (item, other) if match[4] == "blocks" else (other, item)
+        for expert, weight in enumerate(_packed_weights(blocks, scales, count, layer)):
+            paired = match[3] == "gate_up_proj"
+            places = torch.arange(weight.shape[0])
+            weight = weight.outputs(torch.cat([places[::2], places[1::2]]) if paired else places)
+            yield Item(f"{match[2]}.{expert}.{match[3]}.weight", weight, blocks.file)
+    for module, item in waiting.items():
+        absent = "scales" if item.name.endswith("_blocks") else "blocks"
+        raise CheckpointError(f"{item.name} is there, but no {module}_{absent}; {DAMAGED}", field=str(item.file))
+
+
+def _packed_weights(blocks: Item, scales: Item, count: int, layer: WeightScheme) -> Iterator[Coded]:
+    """Each expert's weight, with its outputs in their stored order."""
+    codes = _bytes(blocks, "[experts, outputs, groups, 16]", lambda shape: len(shape) == 4 and shape[3] == 16)
+    exponents = _bytes(scales, f"{list(codes.shape[:3])}", lambda shape: shape == codes.shape[:3])
+    if len(codes) != count:
+        raise CheckpointError(
+            f"{blocks.name} has shape {list(codes.shape)}, expected {count} experts; config.json and the weights "
+            "describe different models",
+            field=str(blocks.file),
+        )
+    for expert in range(count):
+        try:
+            yield coded({"weight_packed": codes[expert].flatten(1), "weight_scale": exponents[expert]}, layer, "mxfp4")
+        except CheckpointError as error:
+            raise type(error)(f"{blocks.name}, expert {expert}: {error}", field=str(blocks.file)) from error
+
+
+def _bytes(item: Item, expected: str, fits: Callable[[tuple[int, ...]], bool]) -> Tensor:
+    """The item's tensor, if it holds bytes in a shape that fits."""
+    if isinstance(item.tensor, Tensor) and item.tensor.dtype == torch.uint8 and fits(item.tensor.shape):
+        return item.tensor
+    dtype = f"{item.tensor.dtype} " if isinstance(item.tensor, Tensor) else ""
+    raise CheckpointError(
+        f"{item.name} is {dtype.removeprefix('torch.')}{list(item.tensor.shape)}, expected uint8 {expected}; {DAMAGED}",
+        field=str(item.file),
+    )
 
 
 def joined_experts(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -94,7 +94,7 @@ def load_decoder(
             raise UnsupportedModelError("attention with sinks (gpt-oss) is not supported on CUDA; use --device cpu")
         with torch.device("meta"):
             decoder = Decoder(config, dtype, FORMATS.get(quantization))
-        stored = single_experts((Item(*item) for item in read_weights(directory)), config)
+        stored = single_experts((Item(*item) for item in read_weights(directory)), config, scheme)
         load_parameters(decoder, stored, rules_for(config), dtype, device)
     except CheckpointError as error:
         if error.field:

@@ -98,7 +98,7 @@ def read_scheme(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -
     else:
         return None
     reader = READERS.get(str(stated.get("quant_method"))) if isinstance(stated, Mapping) else None
-    if reader is None:
+    if reader is None or (reader is _mxfp4 and "GptOssForCausalLM" not in (config.get("architectures") or ())):
         raise UnsupportedModelError(f"{where}: {quantised(stated)}")
     try:
         return reader(Keys(stated, where.removesuffix(" says").replace(" has", "")))
@@ -181,6 +181,11 @@ def _gptq(keys: Keys) -> Scheme:
     return Scheme("gptq", f"GPTQ, {bits}-bit integers", (("*", layer),))
 
 
+def _mxfp4(keys: Keys) -> Scheme:
+    """gpt-oss: the experts alone, which lie in blocks of 32 inputs."""
+    return Scheme("mxfp4", "MXFP4", (("*", WeightScheme(FLOAT, 4, 32)),), _names(keys, "modules_to_not_convert"))
+
+
 def _group(keys: Keys, *names: str) -> int:
     """Inputs that share a scale, -1 for all; the first of these keys that is there counts, without any 128."""
     name = next((name for name in names if name in keys.values), names[0])
@@ -259,6 +264,7 @@ READERS = {
     "modelopt_fp4": _modelopt,
     "awq": _awq,
     "gptq": _gptq,
+    "mxfp4": _mxfp4,
     "compressed-tensors": _compressed,
 }
 
