@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.load import load_decoder, read_tensors
 from sametoken.checkpoint.quantised.collect import Item
 from sametoken.errors import CheckpointError, ConfigError
+from sametoken.heads.draft_model.objective import _started
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Coded
 
@@ -139,6 +141,16 @@ def test_drafts_change_no_token(folders: tuple[Path, Path]) -> None:
     assert written("ngram", None) == expected
     assert written("draft_target", folders[1]) == expected  # the same numbers: most of its tokens are accepted
     assert written("draft_target", folders[0]) == expected
+
+
+def test_training_reads_the_numbers_that_the_experts_mean(folders: tuple[Path, Path]) -> None:
+    found, expected = (
+        _started(SimpleNamespace(init_from=folder), config, folder, torch.device("cpu")).decoder.state_dict()
+        for folder in folders
+        for config in [ModelConfig.from_hf(read_config(folder))]
+    )
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_quantising_twice_is_refused(folders: tuple[Path, Path]) -> None:

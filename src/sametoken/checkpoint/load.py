@@ -94,8 +94,7 @@ def load_decoder(
             raise UnsupportedModelError("attention with sinks (gpt-oss) is not supported on CUDA; use --device cpu")
         with torch.device("meta"):
             decoder = Decoder(config, dtype, FORMATS.get(quantization))
-        stored = single_experts((Item(*item) for item in read_weights(directory)), config, scheme)
-        load_parameters(decoder, stored, rules_for(config), dtype, device)
+        load_parameters(decoder, decoder_weights(directory, config), rules_for(config), dtype, device)
     except CheckpointError as error:
         if error.field:
             raise
@@ -138,6 +137,12 @@ def read_weights(directory: Path) -> Iterator[Stored | Item]:
             raise CheckpointError(words, field=str(file))
         names += _names(file)
     return collected((Item(*item) for item in read_tensors(directory)), names, scheme)
+
+
+def decoder_weights(directory: Path, config: ModelConfig) -> Iterator[Item]:
+    """The same, with each expert's weights under their own names; raises as above."""
+    stored = (Item(*item) for item in read_weights(directory))
+    return single_experts(stored, config, stored_scheme(directory))
 
 
 def seen_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> dict[str, Seen]:

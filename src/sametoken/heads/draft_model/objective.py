@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from sametoken.checkpoint.hub import read_config
-from sametoken.checkpoint.load import load_parameters, read_weights
+from sametoken.checkpoint.load import decoder_weights, load_parameters
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.paths import read_keys
 from sametoken.checkpoint.places import draft_directory
@@ -113,7 +113,7 @@ def _started(settings: Any, target: ModelConfig, directory: Path, device: torch.
         )
     with torch.device("meta"):
         decoder = Decoder(config, torch.float32)
-    load_parameters(decoder, read_weights(place), rules_for(config), torch.float32, device, pack=False)
+    load_parameters(decoder, decoder_weights(place, config), rules_for(config), torch.float32, device, pack=False)
     return TrainableDraft(decoder, stated, directory)
 
 
