@@ -409,7 +409,7 @@ def _read_gguf(file: Path) -> Iterator[Stored]:
         yield Stored(name, tensor.dequantize() if isinstance(tensor, Coded) else tensor, file)
 
 
-READERS = {".safetensors": _read_safetensors, ".bin": _read_bin, ".gguf": _read_gguf}
+READERS = {".safetensors": _read_safetensors, ".bin": _read_bin, ".pt": _read_bin, ".gguf": _read_gguf}
 
 
 def _damaged(file: Path, error: Exception) -> str:
