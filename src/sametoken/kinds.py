@@ -7,6 +7,7 @@ Another distribution adds a kind by an entry point of the group `sametoken.draft
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -19,6 +20,7 @@ from sametoken.errors import ConfigError, unknown_name
 LOG = logging.getLogger("sametoken")
 GROUP = "sametoken.drafters"
 OURS = "sametoken"  # who provides the kinds of this package
+RESERVED = ("auto", "none")  # methods that are no kind: all drafters, and no drafter
 BUILT_IN = (
     "sametoken.drafters.kinds:FORCED",
     "sametoken.heads.draft_model.kind:KIND",
@@ -103,16 +105,37 @@ def _installed(points: Iterable[EntryPoint], own: Iterable[Kind]) -> Iterator[Ki
         source = "an unknown distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
         try:
             found = point.load()
-            reason = None if isinstance(found, Kind) else f"it is {found!r}, expected a sametoken.kinds.Kind"
-        except Exception as error:
+            reason = _problem(found, taken)
+        except (Exception, SystemExit) as error:
             reason = f"{type(error).__name__}: {error}"
-        if reason is None and found.name in taken:
-            reason = f"its name {found.name!r} is taken by {taken[found.name]}"
         if reason is not None:
             LOG.warning(f"drafter {point.name!r} of {source} is left out ({point.value}): {reason}")
             continue
         taken[found.name] = source
         yield replace(found, source=source)
+
+
+def _problem(found: Any, taken: Mapping[str, str]) -> str | None:
+    """What is wrong with a record of another distribution, None for nothing."""
+    if not isinstance(found, Kind):
+        return f"it is {found!r}, expected a sametoken.kinds.Kind"
+    if not isinstance(found.name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", found.name):
+        return f"its name is {found.name!r}, expected lower-case letters, digits, _ and -"
+    if found.name in RESERVED:
+        return f"its name {found.name!r} means something else, expected another name"
+    if found.name in taken:
+        return f"its name {found.name!r} is taken by {taken[found.name]}"
+    if found.weights not in (None, "head", "model"):
+        return f"weights is {found.weights!r}, expected 'head', 'model' or None"
+    if not isinstance(found.drafts, str) or not re.fullmatch(r"[\w.]+:\w+", found.drafts):
+        return f"drafts is {found.drafts!r}, expected 'module:attribute'"
+    for name in ("marks", "words", "settings"):
+        value = getattr(found, name)
+        if not isinstance(value, tuple) or not all(isinstance(each, str) and each for each in value):
+            return f"{name} is {value!r}, expected a tuple of texts"
+    if not isinstance(found.aliases, Mapping) or not all(isinstance(names, tuple) for names in found.aliases.values()):
+        return f"aliases is {found.aliases!r}, expected a tuple of names for each tool"
+    return None
 
 
 def named(name: str) -> Kind:

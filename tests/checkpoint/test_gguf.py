@@ -20,6 +20,7 @@ from native_checks import BUILT, use  # noqa: E402
 from sametoken import embedded  # noqa: E402
 from sametoken.checkpoint.gguf.blocks import read_tensor  # noqa: E402
 from sametoken.checkpoint.gguf.container import read_container  # noqa: E402
+from sametoken.checkpoint.gguf.tokenizer import tokenizer_files  # noqa: E402
 from sametoken.checkpoint.hub import resolve  # noqa: E402
 from sametoken.checkpoint.load import load_decoder  # noqa: E402
 from sametoken.checkpoint.tokenizer import load_tokenizer  # noqa: E402
@@ -173,3 +174,12 @@ def test_tokenizer_of_a_file(tmp_path: Path) -> None:
     assert ours.bos_id == theirs.bos_id
     messages = [{"role": "user", "content": "Hello"}]
     assert ours.apply_chat_template(messages) == theirs.apply_chat_template(messages)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("token_type", 1), ("tokens", [1, 2]), ("merges", [1]), ("pre", ["llama-bpe"])]
+)
+def test_a_tokenizer_of_wrong_types_is_refused_in_words(name: str, value: Any) -> None:
+    facts = {"model": "gpt2", "tokens": ["a", "b"], "merges": ["a b"], "pre": "llama-bpe", name: value}
+    with pytest.raises(CheckpointError, match=f"tokenizer.ggml.{name} "):
+        tokenizer_files({f"tokenizer.ggml.{key}": each for key, each in facts.items()}, Path("a.gguf"))

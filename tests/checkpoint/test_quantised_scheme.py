@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sametoken.checkpoint.quantised.scheme import FLOAT, INTEGER, Scheme, WeightScheme, read_scheme
+from sametoken.errors import CheckpointError
 
 QUERY, UP, HEAD = "model.layers.3.self_attn.q_proj", "model.layers.3.mlp.up_proj", "lm_head"
 
@@ -72,3 +73,16 @@ def test_rows_are_rounded_only_where_that_is_stated(rows: dict[str, Any] | None,
     layer = scheme({"quant_method": "compressed-tensors", "config_groups": {"a": group}}).layer(UP)
     assert layer is not None
     assert layer.integer_rows is expected
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"quant_method": "gguf"}, "types is"),
+        ({"quant_method": "gguf", "types": ["["]}, "types is"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemm", "modules_to_not_convert": ["re:("]}, "no regular expr"),
+    ],
+)
+def test_a_wrong_list_is_refused_in_words(stated: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        scheme(stated)

@@ -119,6 +119,33 @@ def test_a_broken_kind_is_reported_and_left_out(others: None, caplog: pytest.Log
     assert "ModuleNotFoundError: No module named 'no_such_module'" in said["gone"]
 
 
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        ({"name": ["a"]}, "its name is"),
+        ({"name": "none"}, "means something else"),
+        ({"name": ""}, "its name is"),
+        ({"weights": "heads"}, "weights is 'heads'"),
+        ({"drafts": ""}, "drafts is ''"),
+        ({"words": "ForCausalLM"}, "words is 'ForCausalLM'"),
+        ({"marks": ("",)}, "marks is"),
+        ({"aliases": None}, "aliases is None"),
+    ],
+)
+def test_a_record_with_a_wrong_field_is_left_out(record: dict[str, object], problem: str) -> None:
+    found = Kind(**{"name": "x", "title": "x", "what": "an x", "drafts": "x:X"} | record)  # type: ignore[arg-type]
+    assert problem in str(kinds._problem(found, {}))
+
+
+def test_a_builder_that_fails_names_its_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = Kind(name="x", title="x", what="an x", drafts="x:X", source="xs 1")
+    monkeypatch.setattr("sametoken.heads.registry.named", lambda name: kind)
+    for made, words in ((lambda config: 1 / 0, "of xs 1 cannot be built"), (lambda config: None, "not a drafter")):
+        monkeypatch.setattr(Kind, "load", lambda self, reference, made=made: made)
+        with pytest.raises(ConfigError, match=words):
+            build_model_free("x", SpeculativeConfig())
+
+
 def test_a_kind_whose_code_is_broken_says_whose_it_is(others: None) -> None:
     with pytest.raises(ConfigError, match=r"'other_head' of other-heads 1\.5 cannot be loaded.*Drafts.*uninstall"):
         weighted("other_head")

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import cache
 
 from sametoken.drafters.base import Drafter
+from sametoken.errors import ConfigError, SametokenError
 from sametoken.heads.files import Files
 from sametoken.heads.kind import HeadConfig, HeadKind, Weighted
-from sametoken.kinds import Kind, kinds, named
+from sametoken.kinds import OURS, Kind, kinds, named
 from sametoken.options.speculation import SpeculativeConfig
 
 
@@ -48,10 +49,26 @@ def model_free() -> list[Kind]:
 
 
 def build_model_free(name: str, config: SpeculativeConfig) -> Drafter:
-    """The drafter of a kind without weights."""
+    """The drafter of a kind without weights.
+
+    Raises:
+        ConfigError: the distribution that provides it is broken.
+    """
     kind = named(name)
     build: Callable[[SpeculativeConfig], Drafter] = kind.load(kind.drafts)
-    return build(config)
+    if kind.source == OURS:
+        return build(config)
+    advice = f"update or uninstall {kind.source}"
+    try:
+        made = build(config)
+    except SametokenError:
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"drafter {name!r} of {kind.source} cannot be built ({problem}); {advice}") from error
+    if not hasattr(made, "propose"):
+        raise ConfigError(f"drafter {name!r} of {kind.source}: {kind.drafts} made {made!r}, not a drafter; {advice}")
+    return made
 
 
 def draft_model() -> Kind:

@@ -175,10 +175,12 @@ def _read(file: Path, data: _Bytes) -> Container:
     for _ in range(keys):
         key = data.text()
         metadata[key] = data.value(data.number("I"))
-    if metadata.get("split.count", 0) > 1:
+    parts = metadata.get("split.count", 0)
+    if not isinstance(parts, int):
+        raise data.bad(f"split.count is {shown(parts)}, expected a number")
+    if parts > 1:
         raise UnsupportedModelError(
-            f"{file}: one of {metadata['split.count']} parts of a model, expected a single file; join them with "
-            "llama-gguf-split --merge"
+            f"{file}: one of {parts} parts of a model, expected a single file; join them with llama-gguf-split --merge"
         )
     stated = [_entry(file, data) for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)

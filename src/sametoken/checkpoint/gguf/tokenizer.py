@@ -46,8 +46,10 @@ def tokenizer_files(metadata: Mapping[str, Any], where: object) -> dict[str, dic
         CheckpointError: its lists do not fit each other.
     """
     facts = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
-    tokens = _list(facts, "tokens", where)
-    types = facts.get("token_type") or [1] * len(tokens)
+    tokens = _texts(facts, "tokens", where)
+    types = _list(facts, "token_type", where) if facts.get("token_type") else [1] * len(tokens)
+    if not isinstance(pre := facts.get("pre"), str | None):
+        raise CheckpointError(f"{where}: tokenizer.ggml.pre is {shown(pre)}, expected a text")
     model = facts.get("model")
     if model not in ("gpt2", "llama"):
         raise UnsupportedModelError(
@@ -150,9 +152,17 @@ def _byte_pairs(facts: Mapping[str, Any], tokens: Sequence[str], where: object) 
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
             "ignore_merges": kind in WHOLE_WORDS, "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [_pair(merge, where) for merge in _list(facts, "merges", where)],
+            "merges": [_pair(merge, where) for merge in _texts(facts, "merges", where)],
         },
     }  # fmt: skip
+
+
+def _texts(facts: Mapping[str, Any], name: str, where: object) -> list[str]:
+    values = _list(facts, name, where)
+    other = next((each for each in values if not isinstance(each, str)), None)
+    if other is not None:
+        raise CheckpointError(f"{where}: tokenizer.ggml.{name} has {shown(other)}, expected texts")
+    return values
 
 
 def _pair(merge: str, where: object) -> list[str]:

@@ -113,8 +113,18 @@ def _names(keys: Keys, *names: str) -> tuple[str, ...]:
         value = keys.values.get(name) or []
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise CheckpointError(f"{keys.where}: {name} is {shown(value)}, expected a list of names")
+        for each in value:
+            _check_pattern(each, f"{keys.where}: {name}")
         found += value
     return tuple(found)
+
+
+def _check_pattern(pattern: str, where: str) -> None:
+    if pattern.startswith("re:"):
+        try:
+            re.compile(pattern[3:])
+        except re.error as error:
+            raise CheckpointError(f"{where} has {shown(pattern)}, which is no regular expression ({error})") from error
 
 
 def _fp8(keys: Keys) -> Scheme:
@@ -252,7 +262,10 @@ def _compressed_layer(keys: Keys) -> WeightScheme:
 def _gguf(keys: Keys) -> Scheme:
     """Blocks of llama.cpp, which say themselves what they are."""
     types = _names(keys, "types")
-    bits = min(int(next(sign for sign in name if sign.isdigit())) for name in types)
+    found = [int(digit[0]) for name in types if (digit := re.search("[1-9]", name))]
+    if not found or len(found) < len(types):
+        raise CheckpointError(f"{keys.where}: types is {shown(list(types))}, expected types of GGUF such as 'Q8_0'")
+    bits = min(found)
     return Scheme("gguf", f"GGUF, {', '.join(types)}", (("*", WeightScheme(INTEGER, bits)),))
 
 
