@@ -1,4 +1,4 @@
-"""Our exports served by llama.cpp as GGUF: the same tokens and acceptance as our engine; what it lacks, it refuses."""
+"""Our exports served by llama.cpp as GGUF: the same tokens and acceptance as our engine; and its vocabularies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conformance import peer, results
+from conformance import peer, results, vocabularies
 from conformance.against_vllm import APART, DRAFT_LEN, MAX_TOKENS, Run, ours, prompt_ids
 from conformance.results import Result
 from conformance.trained import slug, trained_heads
@@ -30,7 +30,7 @@ def compare(python: Path, work: Path, llama_cpp: Path) -> tuple[list[Result], di
     gguf.mkdir(exist_ok=True)
     target = gguf / "target.gguf"
     convert(python, llama_cpp, [TARGET, target], work / "logs" / "gguf-target.log")
-    found, versions = [], {}
+    found, versions = vocabularies.compare(PEER, llama_cpp / "models"), {}
     for name in (*SERVED, *LACKING):
         draft = gguf / f"{slug(name)}.gguf"
         try:

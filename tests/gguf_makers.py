@@ -10,7 +10,10 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from sametoken import embedded
+from sametoken.files import json_object
 
 NAMES = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -133,3 +136,14 @@ def add_pieces(writer: gguf.GGUFWriter, content: dict[str, Any], template: str) 
                        (writer.add_unk_token_id, "<unk>")):  # fmt: skip
         add(model["vocab"][token])
     writer.add_chat_template(template)
+
+
+def embedded_gguf(folder: Path, name: str, kind: Type) -> tuple[Path, Path]:
+    """An embedded model as a GGUF file, and the directory that it was made from."""
+    source = Path(embedded.target(name) if name == "embedded" else embedded.draft(name))
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    tokenizer = Path(embedded.target("embedded"))
+    content, template = json_object(tokenizer / "tokenizer.json"), (tokenizer / "chat_template.jinja").read_text()
+    file = folder / f"{name}.gguf"
+    write_gguf(file, model, lambda name: kind, metadata=lambda writer: add_pieces(writer, content, template), tokens=())
+    return file, tokenizer

@@ -15,17 +15,16 @@ from gguf import GGMLQuantizationType as Type  # noqa: E402
 from test_quantised import logits  # noqa: E402
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config  # noqa: E402
 
-from gguf_makers import add_pieces, blocks, meant, write_gguf  # noqa: E402
+from gguf_makers import blocks, embedded_gguf, meant, write_gguf  # noqa: E402
 from native_checks import BUILT, use  # noqa: E402
-from sametoken import embedded  # noqa: E402
 from sametoken.checkpoint.gguf.blocks import read_tensor  # noqa: E402
 from sametoken.checkpoint.gguf.container import read_container  # noqa: E402
+from sametoken.checkpoint.gguf.published import chosen_file  # noqa: E402
 from sametoken.checkpoint.gguf.tokenizer import tokenizer_files  # noqa: E402
 from sametoken.checkpoint.hub import resolve  # noqa: E402
 from sametoken.checkpoint.load import load_decoder  # noqa: E402
 from sametoken.checkpoint.tokenizer import load_tokenizer  # noqa: E402
-from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError  # noqa: E402
-from sametoken.files import json_object  # noqa: E402
+from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError  # noqa: E402
 from sametoken.model.formats.coded import Coded, joined  # noqa: E402
 from sametoken.model.linear import Linear  # noqa: E402
 
@@ -153,17 +152,6 @@ TEXTS = (
 )
 
 
-def embedded_gguf(folder: Path, name: str, kind: Type) -> tuple[Path, Path]:
-    """An embedded model as a GGUF file, and the directory that it was made from."""
-    source = Path(embedded.target(name) if name == "embedded" else embedded.draft(name))
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    tokenizer = Path(embedded.target("embedded"))
-    content, template = json_object(tokenizer / "tokenizer.json"), (tokenizer / "chat_template.jinja").read_text()
-    file = folder / f"{name}.gguf"
-    write_gguf(file, model, lambda name: kind, metadata=lambda writer: add_pieces(writer, content, template), tokens=())
-    return file, tokenizer
-
-
 def test_tokenizer_of_a_file(tmp_path: Path) -> None:
     file, source = embedded_gguf(tmp_path, "embedded", Type.Q8_0)
     ours, theirs = load_tokenizer(resolve(file)), load_tokenizer(source)
@@ -183,3 +171,34 @@ def test_a_tokenizer_of_wrong_types_is_refused_in_words(name: str, value: Any) -
     facts = {"model": "gpt2", "tokens": ["a", "b"], "merges": ["a b"], "pre": "llama-bpe", name: value}
     with pytest.raises(CheckpointError, match=f"tokenizer.ggml.{name} "):
         tokenizer_files({f"tokenizer.ggml.{key}": each for key, each in facts.items()}, Path("a.gguf"))
+
+
+NAMES = (
+    "a-Q4_K_M.gguf", "a-q8_0.gguf", "a.BF16.gguf", "UD-Q4_K_XL/a-UD-Q4_K_XL-00001-of-00002.gguf", "mmproj-F16.gguf",
+    "README.md", "b-IQ2_XXS.gguf", "b-IQ2_XXS.gguf.txt", "one/c-Q6_K.gguf", "two/c-Q6_K.gguf",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"),
+    [
+        ("Q4_K_M", "a-Q4_K_M.gguf"), ("q4_k_m", "a-Q4_K_M.gguf"), ("Q8_0", "a-q8_0.gguf"), ("BF16", "a.BF16.gguf"),
+        ("IQ2_XXS", "b-IQ2_XXS.gguf"), ("one/c-Q6_K.gguf", "one/c-Q6_K.gguf"), ("a-q8_0.gguf", "a-q8_0.gguf"),
+    ],
+)  # fmt: skip
+def test_a_kind_names_one_file_of_a_repository(kind: str, file: str) -> None:
+    assert chosen_file("owner/name", kind, NAMES) == file
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("Q5_K_M", "no file for 'Q5_K_M', it has BF16, IQ2_XXS, Q4_K_M, Q6_K, Q8_0, UD-Q4_K_XL"),
+        ("Q6_K", "2 files for 'Q6_K' .one/c-Q6_K.gguf, two/c-Q6_K.gguf."),
+        ("UD-Q4_K_XL", "llama-gguf-split --merge"),
+        ("F16", "no file for 'F16'"),
+    ],
+)
+def test_a_kind_that_names_no_one_file_is_refused(kind: str, words: str) -> None:
+    with pytest.raises(HubError, match=words):
+        chosen_file("owner/name", kind, NAMES)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hub_server import Hub, Repository, serve
-from sametoken import LLM
+from sametoken import LLM, SamplingParams
 from sametoken.checkpoint import hub as room
 from sametoken.errors import CheckpointError, DraftMismatchError, HubError, SametokenError, UnsupportedModelError
 
@@ -68,6 +68,32 @@ def test_other_layouts_of_the_weights_are_left_out(hub: Hub) -> None:
     wanted = {"config.json": CONFIG, **shards, **index, **tokenizer}
     hub.repositories["owner/sharded"] = Repository({**wanted, **copies})
     assert names(room.resolve("owner/sharded", quiet=True)) == set(wanted)
+
+
+def test_the_kind_of_a_gguf_file_after_a_colon_brings_that_file_alone(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf")
+    from gguf import GGMLQuantizationType as Type
+
+    from gguf_makers import embedded_gguf
+
+    monkeypatch.setattr(room, "opened_directory", lambda: tmp_path / "opened")
+    file, _ = embedded_gguf(tmp_path, "embedded", Type.Q8_0)
+    files = {"tiny-Q8_0.gguf": file.read_bytes(), "tiny-F16.gguf": WEIGHTS, "README.md": b"words"}
+    hub.repositories["owner/tiny-GGUF"] = Repository(files)
+    directory = room.resolve("owner/tiny-GGUF:Q8_0", quiet=True)
+    assert directory.name.startswith("tiny-Q8_0-")
+    assert {path.rpartition("/")[2] for path in weights_asked(hub)} == {"tiny-Q8_0.gguf"}
+    greedy = SamplingParams(temperature=0, max_tokens=16)
+    named, by_path = (LLM(name).generate("Once upon a time", greedy) for name in ("owner/tiny-GGUF:Q8_0", str(file)))
+    assert named[0].token_ids == by_path[0].token_ids
+    hub.down = True
+    assert room.resolve("owner/tiny-GGUF:q8_0", offline=True, quiet=True) == directory
+    hub.down = False
+    assert "it has F16, Q8_0" in refused("owner/tiny-GGUF:Q4_K_M")
+    with pytest.raises(CheckpointError, match="owner/name:Q4_K_M"):
+        room.resolve("owner/tiny-GGUF", quiet=True)
 
 
 def weights_asked(hub: Hub) -> list[str]:

@@ -14,8 +14,8 @@ RUN_PARTS = ("head", "draft")  # where `sametoken train` leaves what it trained,
 CONVERTED = "sametoken.json"  # beside a whole model that transformers' Trainer saved with a head in training
 
 GGUF = (
-    "weights in GGUF, the format of llama.cpp; give the path of one .gguf file, or the original checkpoint with its "
-    "safetensors files"
+    "weights in GGUF, the format of llama.cpp; give the path of one .gguf file, a Hub id with the kind of the file "
+    "(owner/name:Q4_K_M), or the original checkpoint with its safetensors files"
 )
 BESIDE = "expected the directory that holds it beside config.json and the tokenizer"
 FILES: dict[str, str] = {

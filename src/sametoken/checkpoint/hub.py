@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sametoken.checkpoint.contents import of_directory, of_file, of_names
+from sametoken.checkpoint.gguf.published import chosen_file
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.quantised.scheme import KEYS, Scheme, read_scheme
 from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError, shown
@@ -55,7 +56,7 @@ NOT_NEEDED = (
     "adapter_*",
 )
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+(:[\w./-]+)?)?")
 
 
 def resolve(
@@ -76,7 +77,8 @@ def resolve(
     with the free space.
 
     Args:
-        model: a directory, or a Hub id such as "Qwen/Qwen3-0.6B".
+        model: a directory, a GGUF file, a Hub id such as "Qwen/Qwen3-0.6B", or one with the kind of a GGUF file, such
+            as "Qwen/Qwen3-0.6B-GGUF:Q8_0".
         revision: branch, tag or commit of the Hub repository; by default its main branch.
         check: called with the directory of configuration and tokenizer before weights are downloaded, if any are to be;
             what it raises ends the download.
@@ -87,6 +89,7 @@ def resolve(
 
     Raises:
         CheckpointError: `model` is written as a path and is not a readable directory, or holds no weights.
+        UnsupportedModelError: a GGUF file holds what cannot be computed.
         HubError: the repository is unknown, closed, out of reach, not wholly cached, or larger than the free space.
     """
     if not isinstance(model, str | Path) or not str(model).strip():
@@ -96,21 +99,27 @@ def resolve(
         if path.is_dir():
             return path
         if path.is_file() and path.suffix.lower() == ".gguf":
-            from sametoken.checkpoint.gguf.directory import directory_of
-
-            return directory_of(path, opened_directory())
+            return _opened(path)
         if path.exists():
             raise CheckpointError(f"{model} is a file, expected a directory: {of_file(path)}")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"{shown(str(model))} cannot be read ({reason}); check name and permissions") from error
-    model = str(model)
-    if not HUB_ID.fullmatch(model):
+    if not HUB_ID.fullmatch(str(model)):
         raise CheckpointError(f"there is no directory {model}{_nearest(path)}; expected one, or a Hub id (owner/name)")
+    model, _, kind = str(model).partition(":")
 
     def fetch(patterns: tuple[str, ...]) -> Path:
         return _download(model, revision, patterns, token=token, offline=offline, quiet=quiet)
 
+    if kind:
+        sizes = None if offline else _listed(model, revision, token)
+        if sizes is None:  # the cache is all there is
+            cached = fetch(SMALL_FILES)
+            sizes = {file.relative_to(cached).as_posix(): 0 for file in cached.rglob("*.gguf")}
+        file = chosen_file(model, kind, sizes)
+        _check_space(model, sizes[file])
+        return _opened(fetch((file,)) / file)
     directory = fetch(SMALL_FILES)
     if not weights:
         return directory
@@ -130,6 +139,13 @@ def resolve(
     return fetch(SMALL_FILES + wanted)
 
 
+def _opened(file: Path) -> Path:
+    """The directory that stands for a GGUF file."""
+    from sametoken.checkpoint.gguf.directory import directory_of
+
+    return directory_of(file, opened_directory())
+
+
 def _matching(listed: dict[str, int], patterns: Iterable[str]) -> dict[str, int]:
     """The files that match a pattern, without copies of the weights in other layouts."""
     return {
@@ -140,7 +156,7 @@ def _matching(listed: dict[str, int], patterns: Iterable[str]) -> dict[str, int]
     }
 
 
-def _listed(model: str, commit: str, token: str | None) -> dict[str, int] | None:
+def _listed(model: str, commit: str | None, token: str | None) -> dict[str, int] | None:
     """Names and bytes of all files of a Hub repository, None where the Hub cannot be asked."""
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile

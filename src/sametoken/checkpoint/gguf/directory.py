@@ -36,13 +36,13 @@ def directory_of(file: Path, cache: Path) -> Path:
         CheckpointError: the file is damaged.
         UnsupportedModelError: its architecture, tokenizer or a type of its blocks is not implemented.
     """
-    file = file.resolve()
+    stem, file = file.stem, file.resolve()
     try:
         state = file.stat()
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read ({error.strerror}); check its permissions") from error
     key = f"{VERSION} {file} {state.st_size} {state.st_mtime_ns}"
-    place = cache / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    place = cache / f"{stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if (place / LINK).exists():
         return place
     container = read_container(file)

@@ -15,20 +15,41 @@ CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-MIXED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
 SLASHED = REST.replace(r"[\r\n]*", r"[\r\n/]*", 1)
-LLAMA3 = rf"{CONTRACTIONS}|{WORDS}|\p{{N}}{{1,3}}|{REST}"
-QWEN2 = rf"{CONTRACTIONS}|{WORDS}|\p{{N}}|{REST}"
-TEKKEN = rf"{MIXED}|\p{{N}}|{SLASHED}"
-# Values of tokenizer.ggml.pre: the expression that splits a text; None is GPT-2's, "digits" the same after each digit.
-SPLITS: dict[str, str | None] = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "falcon3"), LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
-    "tekken": TEKKEN,
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "jina-es", "jina-de"), None),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), "digits"),
+
+
+def _by_case(after: str, digits: str) -> str:
+    """Words that end where the case changes, with what may follow a word, and numbers."""
+    start = r"[^\r\n\p{L}\p{N}]?"
+    return rf"{start}{UPPER}*{LOWER}+{after}|{start}{UPPER}+{LOWER}*{after}|{digits}|{SLASHED}"
+
+
+LLAMA3 = (rf"{CONTRACTIONS}|{WORDS}|\p{{N}}{{1,3}}|{REST}",)
+QWEN2 = (rf"{CONTRACTIONS}|{WORDS}|\p{{N}}|{REST}",)
+QWEN35 = (
+    QWEN2[0].replace(WORDS, WORDS.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+")).replace(r"[^\s\p{L}\p", r"[^\s\p{L}\p{M}\p"),
+)
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+# Values of tokenizer.ggml.pre: the expressions that split a text one after the other; GPT-2's expression splits what
+# an empty tuple names, "digits" the same after each digit.
+SPLITS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), LLAMA3),
+    **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe", "glm4"), LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), QWEN2),
+    "qwen35": QWEN35,
+    "tekken": (_by_case("", r"\p{N}"),),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (_by_case(f"{CONTRACTIONS}?", r"\p{N}{1,3}"),)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), DEEPSEEK3),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "exaone4", "jina-es", "jina-de"), ()),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), ("digits",)),
 }
-WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}  # a piece that is a token is not merged
+BEGUN = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}  # texts begin by BOS
+WHOLE_WORDS = {*BEGUN, "tekken", "glm4"}  # a piece that is a token is not merged
 # Tokens that llama.cpp takes as ends of a text wherever a vocabulary has them as control tokens.
 ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "</s>")
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
@@ -65,8 +86,7 @@ def tokenizer_files(metadata: Mapping[str, Any], where: object) -> dict[str, dic
         _added(i, token, kind) for i, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in (CONTROL, USER_DEFINED, UNKNOWN)
     ]  # fmt: skip
-    known = facts.get("pre") in WHOLE_WORDS and facts.get("pre") != "falcon3"
-    begins = bos if facts.get("add_bos_token", model == "llama" or known) else None
+    begins = bos if facts.get("add_bos_token", model == "llama" or pre in BEGUN) else None
     content["post_processor"] = _around(begins, eos if facts.get("add_eos_token", False) else None, tokens)
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name in ("bos", "eos", "unknown", "padding"):
@@ -131,22 +151,17 @@ def _byte_pairs(facts: Mapping[str, Any], tokens: Sequence[str], where: object) 
         raise UnsupportedModelError(
             f"{where}: tokenizer.ggml.pre is {shown(kind)}, which is not supported, expected one of {', '.join(SPLITS)}"
         )
-    split = SPLITS[kind]
+    expressions = SPLITS[kind]
     level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
         "trim_offsets": True,
-        "use_regex": split in (None, "digits"),
+        "use_regex": expressions in ((), ("digits",)),
     }
-    before: list[dict[str, Any]] = [level]
-    if split == "digits":
-        before = [{"type": "Digits", "individual_digits": True}, level]
-    elif split is not None:
-        isolated = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
-        before = [isolated, level]
+    splits = [_split(expression) for expression in expressions]
     return {
-        "normalizer": {"type": "NFC"} if split == QWEN2 else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": before},
+        "normalizer": {"type": "NFC"} if expressions is QWEN2 else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, level]},
         "decoder": {**level, "use_regex": True},
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
@@ -155,6 +170,12 @@ def _byte_pairs(facts: Mapping[str, Any], tokens: Sequence[str], where: object) 
             "merges": [_pair(merge, where) for merge in _texts(facts, "merges", where)],
         },
     }  # fmt: skip
+
+
+def _split(expression: str) -> dict[str, Any]:
+    if expression == "digits":
+        return {"type": "Digits", "individual_digits": True}
+    return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
 
 
 def _texts(facts: Mapping[str, Any], name: str, where: object) -> list[str]:
