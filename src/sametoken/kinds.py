@@ -53,6 +53,7 @@ class Kind:
         objective: reference to how it is trained, a `learning.training.Training`, "" if it cannot be trained here.
         marks: keys of config.json that only files of this kind have.
         words: parts of the names of architectures that only files of this kind have.
+            Of kinds of models, other than the usual draft model, one of either chooses the kind for a draft.
         aliases: its names elsewhere, by tool: "vllm", "trtllm", "speculators"; "train" is `sametoken train --mode`,
             and "embedded" the names of drafts that come with the package.
         taps: whether it reads blocks of the target that may be chosen, rather than the last hidden state.
@@ -84,11 +85,15 @@ class Kind:
             return _load(reference)
         try:
             return _load(reference)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"drafter {self.name!r} of {self.source} cannot be loaded from {reference}: {error}; "
                 f"update or uninstall {self.source}"
             ) from error
+
+    def marked(self, config: Mapping[str, Any]) -> bool:
+        """Whether a config.json has a mark or an architecture of this kind."""
+        return _marked(config, self.marks, self.words)
 
 
 @cache
@@ -135,6 +140,8 @@ def _problem(found: Any, taken: Mapping[str, str]) -> str | None:
             return f"{name} is {value!r}, expected a tuple of texts"
     if not isinstance(found.aliases, Mapping) or not all(isinstance(names, tuple) for names in found.aliases.values()):
         return f"aliases is {found.aliases!r}, expected a tuple of names for each tool"
+    if found.objective and not found.aliases.get("train"):
+        return "it can be trained but aliases['train'] is missing, expected the names of its mode"
     return None
 
 
@@ -177,12 +184,14 @@ def titles() -> str:
 
 def states_head(config: Mapping[str, Any]) -> bool:
     """Whether a config.json says that it belongs to a head; a head's may also say nothing."""
+    heads = (kind for kind in kinds() if kind.weights == "head")
+    return _marked(config, HEAD_MARKS, HEAD_WORDS) or any(kind.marked(config) for kind in heads)
+
+
+def _marked(config: Mapping[str, Any], marks: Iterable[str], words: Iterable[str]) -> bool:
     stated = config.get("architectures")
     names = [str(name) for name in stated] if isinstance(stated, list) else []
-    heads = [kind for kind in kinds() if kind.weights == "head"]
-    marks = {*HEAD_MARKS, *(mark for kind in heads for mark in kind.marks)}
-    words = {*HEAD_WORDS, *(word for kind in heads for word in kind.words)}
-    return bool(marks & config.keys()) or any(word in name for name in names for word in words)
+    return any(mark in config for mark in marks) or any(word in name for name in names for word in words)
 
 
 def _load(reference: str) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from sametoken import SpeculativeConfig, kinds
 from sametoken.errors import ConfigError
 from sametoken.heads.kind import HeadKind, Weighted
-from sametoken.heads.registry import build_model_free, head_kind, head_kinds, model_free, weighted
+from sametoken.heads.registry import build_model_free, head_kind, head_kinds, model_free_drafters, weighted
 from sametoken.kinds import Kind
 from sametoken.options.speculation import METHODS, MODEL_METHODS
 
@@ -59,7 +59,7 @@ def test_the_records_agree_with_what_they_name() -> None:
 def test_what_users_may_name_comes_from_the_records() -> None:
     assert (*kinds.choices(), "auto", "none") == METHODS
     assert set(MODEL_METHODS) == {kind.name for kind in kinds.kinds() if kind.weights}
-    assert {kind.name for kind in model_free()} == {"ngram", "suffix", "prediction", "forced"}
+    assert set(model_free_drafters(SpeculativeConfig())) == {"ngram", "suffix", "prediction", "forced"}
     assert kinds.coming_with("prediction") == "prediction"
     with pytest.raises(ConfigError, match="method = 'egale': Input should be 'draft_target', 'eagle', 'eagle3'"):
         SpeculativeConfig(method="egale")
@@ -130,6 +130,7 @@ def test_a_broken_kind_is_reported_and_left_out(others: None, caplog: pytest.Log
         ({"words": "ForCausalLM"}, "words is 'ForCausalLM'"),
         ({"marks": ("",)}, "marks is"),
         ({"aliases": None}, "aliases is None"),
+        ({"objective": "x:X"}, "aliases['train'] is missing"),
     ],
 )
 def test_a_record_with_a_wrong_field_is_left_out(record: dict[str, object], problem: str) -> None:
@@ -140,7 +141,10 @@ def test_a_record_with_a_wrong_field_is_left_out(record: dict[str, object], prob
 def test_a_builder_that_fails_names_its_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = Kind(name="x", title="x", what="an x", drafts="x:X", source="xs 1")
     monkeypatch.setattr("sametoken.heads.registry.named", lambda name: kind)
-    for made, words in ((lambda config: 1 / 0, "of xs 1 cannot be built"), (lambda config: None, "not a drafter")):
+    for made, words in (
+        (lambda config: 1 / 0, "of xs 1 cannot be built"),
+        (lambda config: None, "not a drafter: it has no 'taps'"),
+    ):
         monkeypatch.setattr(Kind, "load", lambda self, reference, made=made: made)
         with pytest.raises(ConfigError, match=words):
             build_model_free("x", SpeculativeConfig())

@@ -15,7 +15,7 @@ from sametoken.bench.measure import StepTimes
 from sametoken.engine.llm import LLM
 from sametoken.engine.report import StepReport
 from sametoken.engine.request import SpeculationStats
-from sametoken.heads.registry import build_model_free, model_free
+from sametoken.heads.registry import model_free_drafters
 from sametoken.options.sampling import SamplingParams
 
 
@@ -88,8 +88,7 @@ def drive(llm: LLM, jobs: Sequence[TimedRequest], batch: int) -> Pass:
 
 def forget(llm: LLM) -> None:
     """Fresh drafters of those that remember earlier outputs, which a repeated prompt would only read aloud."""
-    for kind in model_free():
-        llm.engine.drafters[kind.name] = build_model_free(kind.name, llm.speculative)
+    llm.engine.drafters.update(model_free_drafters(llm.speculative))
 
 
 def _step(report: StepReport, seconds: float) -> StepTimes:

@@ -21,7 +21,6 @@ from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, has_
 from sametoken.control.acceptance import Gate
 from sametoken.control.pace import Pace
 from sametoken.control.policy import Policy
-from sametoken.drafters.base import Drafter
 from sametoken.drafters.device import proposers
 from sametoken.engine.blocks import BlockManager
 from sametoken.engine.captured import CapturedSteps
@@ -32,7 +31,7 @@ from sametoken.engine.meter import Meter
 from sametoken.engine.rows import Rows
 from sametoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
 from sametoken.heads.read import is_head
-from sametoken.heads.registry import build_model_free, model_free
+from sametoken.heads.registry import model_free_drafters
 from sametoken.heads.serve import LoadedDraft, load_draft
 from sametoken.kernels.cpu.library import status
 from sametoken.model.config import ModelConfig
@@ -73,11 +72,18 @@ class Context(NamedTuple):
 
 
 def load_models(
-    model: str, draft: str | None, revisions: tuple[str | None, str | None], config: EngineConfig
+    model: str,
+    draft: str | None,
+    revisions: tuple[str | None, str | None],
+    config: EngineConfig,
+    method: str | None = None,
 ) -> Loaded:
     """Loads the target and, if there is one, a draft model or a head, which is checked against it first.
 
     What configuration and tokenizer rule out is refused before weights are downloaded or read.
+
+    Args:
+        method: how drafts are made, which may say what kind of draft the model is.
     """
     directory = target_directory(model, revisions[0], lambda place: _plan(model, place, config))
     plan = _plan(model, directory, config)
@@ -87,7 +93,9 @@ def load_models(
         if not is_head(place):
             _check_draft(place, plan)
         limited = replace(plan.stated, max_position=plan.limit)
-        guesser = load_draft(place, limited, plan.dtype, plan.device, config.draft_quantization, plan.deterministic)
+        guesser = load_draft(
+            place, limited, plan.dtype, plan.device, config.draft_quantization, plan.deterministic, method
+        )
     target = load_decoder(directory, plan.dtype, plan.device, plan.limit, config.quantization)
     target.set_deterministic(plan.deterministic)
     return Loaded(target, guesser, plan.tokenizer, plan.limit, plan.sampling, plan.pooling)
@@ -237,7 +245,7 @@ def build_engine(
     def cache_for(shape: ModelConfig, dtype: torch.dtype) -> KVCache:
         return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, dtype, device)
 
-    drafters: dict[str, Drafter] = {kind.name: build_model_free(kind.name, speculative) for kind in model_free()}
+    drafters = model_free_drafters(speculative)
     if draft is not None:
         drafters[draft.method] = draft.build(speculative, target, cache_for)
     policy = Policy(

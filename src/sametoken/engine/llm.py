@@ -77,7 +77,7 @@ class LLM:
             raise ConfigError(NO_WINDOWS)
         config = EngineConfig(**engine)
         self.speculative = SpeculativeConfig.of(speculative)
-        loaded = load_models(model, draft, (revision, draft_revision), config)
+        loaded = load_models(model, draft, (revision, draft_revision), config, self.speculative.method)
         self.method = default_method(self.speculative, loaded.draft)
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.config = loaded.target.config

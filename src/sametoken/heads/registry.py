@@ -1,9 +1,14 @@
-"""Kinds of drafters by what they belong to: a name, a head's configuration, a directory."""
+"""Kinds of drafters by what they belong to: a name, a head's configuration, a directory.
+
+A kind of another distribution that is broken is left out with one warning, unless it is named: then that is an error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from typing import Any, TypeVar
 
 from sametoken.drafters.base import Drafter
 from sametoken.errors import ConfigError, SametokenError
@@ -11,6 +16,11 @@ from sametoken.heads.files import Files
 from sametoken.heads.kind import HeadConfig, HeadKind, Weighted
 from sametoken.kinds import OURS, Kind, kinds, named
 from sametoken.options.speculation import SpeculativeConfig
+
+LOG = logging.getLogger("sametoken")
+# What a drafter must have; `drafters.base.Drafter` has all but the last two, so that its subclasses need only those.
+PROTOCOL = ("taps", "namespace", "runs_model", "admit", "observe", "release", "slots", "nodes", "propose")
+T = TypeVar("T")
 
 
 @cache
@@ -21,7 +31,8 @@ def weighted(name: str) -> Weighted:
         ConfigError: there is no such kind, or its distribution is broken.
     """
     kind = named(name)
-    found: Weighted = kind.load(kind.drafts)(kind)
+    base = HeadKind if kind.weights == "head" else Weighted
+    found: Weighted = _made(kind, kind, lambda made: "" if isinstance(made, base) else f"not a {base.__name__}")
     return found
 
 
@@ -33,19 +44,39 @@ def head_kind(config: HeadConfig) -> HeadKind:
 
 
 def head_kinds() -> list[HeadKind]:
-    """Every kind of heads, in the order in which they are asked whether a directory is theirs."""
-    found = [weighted(kind.name) for kind in kinds() if kind.weights == "head"]
-    return [each for each in found if isinstance(each, HeadKind)]
+    """Every kind of heads that can be loaded, in the order in which they are asked whether a directory is theirs."""
+    found = _working((kind for kind in kinds() if kind.weights == "head"), lambda kind: weighted(kind.name))
+    return [each for each in found.values() if isinstance(each, HeadKind)]
 
 
 def recognise(files: Files) -> HeadKind | None:
-    """The kind of head that a directory holds, None if none knows it."""
-    return next((kind for kind in head_kinds() if kind.recognises(files)), None)
+    """The kind of head that a directory holds, None if none knows it.
+
+    Raises:
+        ConfigError: its config.json names a kind whose distribution is broken.
+    """
+    for kind in head_kinds():
+        try:
+            if kind.recognises(files):
+                return kind
+        except Exception as error:
+            if kind.kind.source == OURS:
+                raise
+            _leave_out(f"drafter {kind.kind.name!r} of {kind.kind.source}: recognises failed: {error}")
+    for each in kinds():
+        if each.weights == "head" and each.marked(files.config):
+            weighted(each.name)
+    return None
 
 
-def model_free() -> list[Kind]:
-    """The kinds without weights, those that a request brings with it included."""
-    return [kind for kind in kinds() if kind.weights is None]
+def model_free_drafters(config: SpeculativeConfig) -> dict[str, Drafter]:
+    """The drafters without weights by method, those that a request brings with it included.
+
+    Raises:
+        ConfigError: `config` names one whose distribution is broken.
+    """
+    free = [kind for kind in kinds() if kind.weights is None]
+    return _working(free, lambda kind: build_model_free(kind.name, config), config.method)
 
 
 def build_model_free(name: str, config: SpeculativeConfig) -> Drafter:
@@ -54,23 +85,62 @@ def build_model_free(name: str, config: SpeculativeConfig) -> Drafter:
     Raises:
         ConfigError: the distribution that provides it is broken.
     """
-    kind = named(name)
-    build: Callable[[SpeculativeConfig], Drafter] = kind.load(kind.drafts)
+
+    def problem(made: Any) -> str:
+        missing = [part for part in PROTOCOL if not hasattr(made, part)]
+        return f"not a drafter: it has no {missing[0]!r}" if missing else ""
+
+    found: Drafter = _made(named(name), config, problem)
+    return found
+
+
+def draft_model(config: Mapping[str, Any], method: str | None = None) -> Kind:
+    """The kind of drafts that a whole model is: the one that is named, else the one that its config.json marks.
+
+    Args:
+        config: config.json of the model.
+        method: what the user named; the name of another sort of drafter does not count.
+    """
+    usual, *others = [kind for kind in kinds() if kind.weights == "model"]
+    asked = [kind for kind in (usual, *others) if kind.name == method]
+    return next(iter(asked or [kind for kind in others if kind.marked(config)]), usual)
+
+
+def _made(kind: Kind, argument: object, problem: Callable[[Any], str]) -> Any:
+    """What the `drafts` of a kind makes of its argument; errors name the distribution of the kind.
+
+    Args:
+        problem: what is wrong with the result, "" for nothing.
+    """
+    build = kind.load(kind.drafts)
     if kind.source == OURS:
-        return build(config)
+        return build(argument)
     advice = f"update or uninstall {kind.source}"
     try:
-        made = build(config)
+        made = build(argument)
     except SametokenError:
         raise
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"drafter {name!r} of {kind.source} cannot be built ({problem}); {advice}") from error
-    if not hasattr(made, "propose"):
-        raise ConfigError(f"drafter {name!r} of {kind.source}: {kind.drafts} made {made!r}, not a drafter; {advice}")
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"drafter {kind.name!r} of {kind.source} cannot be built ({reason}); {advice}") from error
+    if wrong := problem(made):
+        raise ConfigError(f"drafter {kind.name!r} of {kind.source}: {kind.drafts} made {made!r}, {wrong}; {advice}")
     return made
 
 
-def draft_model() -> Kind:
-    """The kind of drafts that are whole models."""
-    return next(kind for kind in kinds() if kind.weights == "model")
+def _working(found: Iterable[Kind], make: Callable[[Kind], T], asked: str | None = None) -> dict[str, T]:
+    """What is made of each kind by its name; one that fails is left out unless it was asked for."""
+    made = {}
+    for kind in found:
+        try:
+            made[kind.name] = make(kind)
+        except SametokenError as error:
+            if kind.source == OURS or kind.name == asked:
+                raise
+            _leave_out(str(error))
+    return made
+
+
+@cache
+def _leave_out(reason: str) -> None:
+    LOG.warning(f"a drafter is left out: {reason}")

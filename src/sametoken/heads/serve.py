@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sametoken.checkpoint.hub import read_json
 from sametoken.checkpoint.load import load_decoder
 from sametoken.drafters.base import Drafter
 from sametoken.heads.kind import CacheFor, Weighted
@@ -16,7 +17,7 @@ from sametoken.heads.registry import draft_model, head_kind, weighted
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS
-from sametoken.options.speculation import SpeculativeConfig
+from sametoken.options.speculation import MODEL_METHODS, SpeculativeConfig
 
 LOG = logging.getLogger("sametoken")
 
@@ -63,6 +64,7 @@ def load_draft(
     device: torch.device,
     quantization: str,
     deterministic: bool,
+    method: str | None = None,
 ) -> LoadedDraft:
     """The head or the draft model of a directory.
 
@@ -70,12 +72,19 @@ def load_draft(
         target: facts of the model that it drafts for; its `max_position` bounds the rotary tables.
         quantization: what its weights are rounded to, a name in `model.formats.names`, or "none".
         deterministic: whether a draft model gives a token the same bits beside any other rows.
+        method: what the user named, which may say of what kind a draft model is.
+
+    Raises:
+        ConfigError: the distribution of the kind that was named, or that the files name, is broken.
     """
+    if method in MODEL_METHODS:
+        weighted(method)
     if is_head(directory):
         head = read_head(directory, target, dtype, device, pack=True, format=FORMATS.get(quantization))
         for note in head.notes:
             LOG.warning(f"{directory}: {note}")
         return LoadedDraft(head_kind(head.config), head.module)
+    kind = weighted(draft_model(read_json(directory / "config.json") or {}, method).name)
     decoder = load_decoder(directory, dtype, device, target.max_position, quantization)
     decoder.set_deterministic(deterministic)
-    return LoadedDraft(weighted(draft_model().name), decoder)
+    return LoadedDraft(kind, decoder)

@@ -25,11 +25,21 @@ def _trained() -> dict[str, Trained]:
     for kind in kinds():
         try:
             if kind.objective:
-                found.append(Trained(kind, kind.load(kind.objective)))
+                found.append(Trained(kind, _training(kind)))
         except ConfigError as error:
             LOG.warning(f"cannot be trained: {error}")
     found.sort(key=lambda each: not each.training.preferred)
     return {each.kind.aliases["train"][0]: each for each in found}
+
+
+def _training(kind: Kind) -> Training:
+    found = kind.load(kind.objective)
+    if not isinstance(found, Training):
+        raise ConfigError(
+            f"drafter {kind.name!r} of {kind.source}: {kind.objective} is {found!r}, expected a Training; update or "
+            f"uninstall {kind.source}"
+        )
+    return found
 
 
 TRAINED = _trained()

@@ -13,7 +13,8 @@ from sametoken.errors import ConfigError
 from sametoken.heads.objective import HeadObjective
 from sametoken.heads.read import read_head
 from sametoken.heads.write import write_head
-from sametoken.kinds import kinds, named
+from sametoken.kinds import named
+from sametoken.learning.modes import TRAINED
 from sametoken.options.sampling import SamplingParams
 from sametoken.train.evaluate import Question
 from sametoken.train.targets import read_outer, run
@@ -50,7 +51,7 @@ def write_tree(
 
 def _objective(name: str, directory: Path) -> type[HeadObjective]:
     """The objective of a kind whose heads have trees of fixed shape."""
-    trained = {kind.name: kind.load(kind.objective) for kind in kinds() if kind.objective}
+    trained = {each.kind.name: each.training for each in TRAINED.values()}
     if name not in trained or not trained[name].tree:
         able = " or ".join(named(each).title for each, training in trained.items() if training.tree)
         raise ConfigError(f"--write-tree is for {able} heads, {directory} holds {named(name).what}; leave it out")
