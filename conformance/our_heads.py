@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from sametoken.heads.eagle.config import EagleConfig, default_taps
+from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.taps import default_taps
 from sametoken.model.config import ModelConfig
 
 REDUCED = 200  # draft vocabulary
@@ -19,7 +20,7 @@ def variants(target: ModelConfig) -> dict[str, EagleConfig]:
         target, num_layers=1, sliding_windows=(None,), tie_word_embeddings=False, norm_eps=1e-5,
         rope=replace(target.rope, theta=50000.0),
     )  # fmt: skip
-    plain = EagleConfig(layers, 3, default_taps(3, target.num_layers), target.hidden_size, target.vocab_size)
+    plain = EagleConfig(layers, 3, default_taps(target.num_layers), target.hidden_size, target.vocab_size)
     reduced = replace(plain, draft_vocab_size=REDUCED)
     qwen = replace(layers, family="qwen3", architecture="Qwen3ForCausalLM", qk_norm=True)
     return {

@@ -61,7 +61,7 @@ def eagle_config(target: ModelConfig, version: int = 3, **options: Any) -> Eagle
     old = {"last_norm": False, "own_head": False} if version == 1 else {}
     facts: dict[str, Any] = {
         "version": version,
-        "taps": (target.num_layers - 1,) if version == 1 else TAPS,
+        "taps": () if version == 1 else TAPS,
         "target_hidden_size": target.hidden_size,
         "draft_vocab_size": target.vocab_size,
         **old,

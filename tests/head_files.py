@@ -40,7 +40,7 @@ def eagle_3(**changes: Any) -> EagleConfig:
 def eagle_1(**changes: Any) -> EagleConfig:
     made = {"layers": layers(), "fc_bias": True, "last_norm": False, "own_head": False} | changes
     return EagleConfig(
-        version=1, taps=(LAYERS - 1,), target_hidden_size=HIDDEN, draft_vocab_size=VOCAB, **made
+        version=1, taps=(), target_hidden_size=HIDDEN, draft_vocab_size=VOCAB, **made
     )  # fmt: skip
 
 

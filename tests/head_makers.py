@@ -40,7 +40,7 @@ def eagle_config(num_layers: int = 1, window: int | None = None, version: int = 
     layers = replace(target, num_layers=num_layers, sliding_windows=(window,) * num_layers)
     if version == 1:
         flags = {"own_head": False, "last_norm": False, **flags}
-    taps = (1, 3, 4) if version == 3 else (7,)
+    taps = (1, 3, 4) if version == 3 else ()
     return EagleConfig(layers, version, taps, target.hidden_size, 32, **flags)
 
 

@@ -40,7 +40,7 @@ TARGET = ModelConfig(
 )  # fmt: skip
 ONE = replace(TARGET, num_layers=1, sliding_windows=(None,))
 TWO = replace(TARGET, sliding_windows=(21, None), qkv_bias=True, qk_norm=True, out_bias=True, activation="gelu")
-EAGLE_1 = EagleConfig(ONE, 1, (1,), HIDDEN, VOCAB, own_head=False)
+EAGLE_1 = EagleConfig(ONE, 1, (), HIDDEN, VOCAB, own_head=False)
 EAGLE_3 = EagleConfig(ONE, 3, (0, 1), HIDDEN, DRAFT_VOCAB)
 HEADS = {
     "1": EAGLE_1,
@@ -118,7 +118,7 @@ def span_of(rows: list[int], starts: list[int], parents: Tensor, nodes: int | No
 
 def head_width(config: EagleConfig) -> int:
     """Width of the features that the head reads."""
-    return len(config.taps) * config.target_hidden_size
+    return (len(config.taps) or 1) * config.target_hidden_size
 
 
 class Torch:

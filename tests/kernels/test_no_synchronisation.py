@@ -138,7 +138,7 @@ def proposer_of(method: str, target: Decoder, config: ModelConfig, table: PageTa
             one = replace(config, num_layers=1, sliding_windows=(None,))
             old = {"own_head": False, "last_norm": False} if version == 1 else {}
             reduced = config.vocab_size if version == 1 else 40
-            facts = EagleConfig(one, version, (1,) if version == 1 else (0, 1), config.hidden_size, reduced, **old)
+            facts = EagleConfig(one, version, () if version == 1 else (0, 1), config.hidden_size, reduced, **old)
             head = made(lambda: EagleHead(facts, torch.bfloat16))
             drafter = EagleDrafter(head, target, cache, **options)
     found = drafter.captured()

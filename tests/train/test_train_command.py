@@ -107,7 +107,7 @@ def test_a_file_of_architecture_is_merged_and_checked(tmp_path):
     assert (given.layers.rope.theta, given.layers.sliding_windows, given.taps) == (2e4, (8, 8), (0, 2, 5))
     assert given.fc_norm
     first = made("eagle1", use_input_layernorm_in_first_layer=True, bias=True)
-    assert (first.input_norm, first.fc_bias, first.own_head, first.taps) == (True, True, False, (7,))
+    assert (first.input_norm, first.fc_bias, first.own_head, first.taps) == (True, True, False, ())
     with pytest.raises(sametoken.errors.ConfigError, match=r"unknown key 'num_hiden_layers': did you mean 'num_hidden"):
         made(num_hiden_layers=2)
     biased = made(attention_bias=True).layers  # of a Llama: all four projections

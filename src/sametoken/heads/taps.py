@@ -1,4 +1,4 @@
-"""Layers of a target as options name them: numbers of blocks, from 0."""
+"""Layers of a target as options name them, and those that EAGLE-3 reads by default: numbers of blocks, from 0."""
 
 from __future__ import annotations
 
@@ -24,4 +24,16 @@ def parse_layers(text: str, layers: int, words: Iterable[str] = ()) -> tuple[int
     taps = tuple(int(tap) for tap in text.split(","))
     if max(taps) >= layers or len(set(taps)) < len(taps):
         raise ConfigError(f"--taps {text}: expected different blocks from 0 to {layers - 1}, which the target has")
+    return taps
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """The blocks that EAGLE-3 reads of a target with so many, as SafeAILab, vLLM and SGLang choose them.
+
+    Raises:
+        ConfigError: the target has too few blocks for three different ones.
+    """
+    taps = (1, layers // 2 - 1, layers - 4)
+    if not taps[0] < taps[1] < taps[2]:
+        raise ConfigError(f"the target has {layers} blocks, expected at least 7 for the usual taps; name them (--taps)")
     return taps

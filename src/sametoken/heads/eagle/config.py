@@ -1,14 +1,13 @@
 """Architecture facts of EAGLE heads: 1 and 2 (one checkpoint), 3 and 3.1.
 
-Taps are target layers as the output of block i, 0-based, the one convention inside; files have others, see
-`heads.eagle.taps`. Sources: SafeAILab/EAGLE, and the EAGLE 3.1 flags of vLLM and SGLang.
+Taps are outputs of the target's blocks, by number from 0; files have other conventions, see `heads.eagle3.taps`.
+Sources: SafeAILab/EAGLE, and the EAGLE 3.1 flags of vLLM and SGLang.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sametoken.errors import ConfigError
 from sametoken.heads.checks import check
 from sametoken.model.config import ModelConfig
 
@@ -21,8 +20,8 @@ class EagleConfig:
         layers: the draft's own blocks, rotation and context; its `hidden_size` is the draft's, its `vocab_size` and
             special tokens are the target's.
         version: 1 (EAGLE-1 and EAGLE-2, one checkpoint) or 3 (3.1 has `fc_norm` and `norm_output`).
-        taps: target layers whose outputs the target hands over, in the head's order; version 1: the last one alone,
-            see `reads_last_state`.
+        taps: blocks of the target whose outputs it reads, 0-based, in its order; () for version 1, which reads the
+            target's last hidden state after the final norm.
         target_hidden_size: width of one tap.
         draft_vocab_size: tokens that it can guess; the target's vocabulary where nothing was left out.
         fc_bias: whether the fusion has a bias.
@@ -53,8 +52,11 @@ class EagleConfig:
 
     def __post_init__(self) -> None:
         check(self.version in (1, 3), "version", self.version, "1 or 3")
-        check(bool(self.taps) and min(self.taps) >= 0, "taps", self.taps, "layers, 0-based")
-        check(len(self.taps) == len(set(self.taps)), "taps", self.taps, "different layers")
+        if self.version == 3:
+            check(bool(self.taps) and min(self.taps) >= 0, "taps", self.taps, "layers, 0-based")
+            check(len(self.taps) == len(set(self.taps)), "taps", self.taps, "different layers")
+        else:
+            check(not self.taps, "taps", self.taps, "() for EAGLE-1, which reads the last hidden state")
         vocabulary = self.layers.vocab_size
         check(0 < self.draft_vocab_size <= vocabulary, "draft_vocab_size", self.draft_vocab_size, f"1 .. {vocabulary}")
         if not self.own_embed or self.version == 1:
@@ -62,8 +64,6 @@ class EagleConfig:
                 self.layers.hidden_size == self.target_hidden_size, "hidden_size", self.layers.hidden_size,
                 f"the target's {self.target_hidden_size}, since the head shares its token vectors",
             )  # fmt: skip
-        one = len(self.taps) == 1 or self.version == 3
-        check(one, "taps", self.taps, "the target's last layer alone for EAGLE-1")
         newer = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
         foreign = newer if self.version == 1 else ("input_norm", "fc_bias")
         for name in foreign:
@@ -78,7 +78,7 @@ class EagleConfig:
 
     @property
     def reads_last_state(self) -> bool:
-        """Whether it reads the last state, which is the tap after the target's final norm, or the taps as they are."""
+        """Whether it reads the target's last hidden state, after the final norm, instead of taps."""
         return self.version == 1
 
     @property
@@ -93,19 +93,5 @@ class EagleConfig:
 
     @property
     def fused_size(self) -> int:
-        """Width of what `fc` reads: all taps, or for version 1 a token vector and the feature."""
-        return self.target_hidden_size * (len(self.taps) if self.version == 3 else 2)
-
-
-def default_taps(version: int, layers: int) -> tuple[int, ...]:
-    """The layers that EAGLE reads of a target with so many blocks, as SafeAILab, vLLM and SGLang choose them.
-
-    Raises:
-        ConfigError: the target has too few blocks for three different ones.
-    """
-    if version == 1:
-        return (layers - 1,)
-    taps = (1, layers // 2 - 1, layers - 4)
-    if not taps[0] < taps[1] < taps[2]:
-        raise ConfigError(f"the target has {layers} blocks, expected at least 7 for the usual taps; name them (--taps)")
-    return taps
+        """Width of what `fc` reads: all taps, or for version 1 a token vector and the last hidden state."""
+        return self.target_hidden_size * (len(self.taps) or 2)

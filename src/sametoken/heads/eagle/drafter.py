@@ -87,6 +87,6 @@ class EagleDrafter(GrowingDrafter):
         branches: int = 1,
         budget: int | None = None,
     ) -> None:
-        self.taps = head.config.taps
+        self.taps = head.config.taps or (target.config.num_layers - 1,)  # whose output `_normed` makes the last state
         branches = min(branches, head.config.draft_vocab_size)
         super().__init__(EagleGuesser(head, target, cache), max_draft_len, branches, budget)

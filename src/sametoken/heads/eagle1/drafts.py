@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sametoken.heads.eagle.config import EagleConfig, default_taps
+from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.drafts import Eagle
 from sametoken.heads.eagle.facts import facts_of
 from sametoken.heads.eagle.layouts import Table
@@ -48,7 +48,7 @@ class Eagle1Reader(EagleReader):
 
     def parts(self) -> dict[str, Any]:
         return {
-            "taps": default_taps(1, self.target.num_layers),
+            "taps": (),
             "fc_bias": self.part("fc.bias", "bias"),
             "input_norm": self.part("layers.0.input_layernorm.weight", "use_input_layernorm_in_first_layer"),
             "last_norm": self.part("norm.weight", "use_last_layernorm"),

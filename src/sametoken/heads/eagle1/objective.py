@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sametoken.checkpoint.paths import read_keys
 from sametoken.heads.eagle.architecture import blocks_of, check_keys, fixed_by, flags_of
-from sametoken.heads.eagle.config import EagleConfig, default_taps
+from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.modelopt import EagleModelOptNames
 from sametoken.heads.eagle.objective import EagleObjective
 from sametoken.learning.batch import Batch
@@ -38,8 +38,7 @@ class Eagle1Objective(EagleObjective):
         given = read_keys("--eagle-config", settings.eagle_config) if architecture is None else architecture
         check_keys(given, fixed_by(target, vocabulary) | {"use_aux_hidden_state": False}, settings.eagle_config)
         flags = {"last_norm": False, "fc_bias": settings.fc_bias, "own_head": False} | flags_of(given)
-        taps, blocks = default_taps(1, target.num_layers), blocks_of(settings, target, given)
-        return EagleConfig(blocks, 1, taps, target.hidden_size, vocabulary, **flags)
+        return EagleConfig(blocks_of(settings, target, given), 1, (), target.hidden_size, vocabulary, **flags)
 
     def read_states(self, features: Features, batch: Batch) -> Tensor:
         if batch.seeds is None or not self.draws:

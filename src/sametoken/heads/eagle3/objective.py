@@ -14,9 +14,8 @@ from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.modelopt import EagleModelOptNames
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.eagle.objective import EagleObjective
-from sametoken.heads.eagle3.training import usual_taps
 from sametoken.heads.objective import refuse_other
-from sametoken.heads.taps import parse_layers
+from sametoken.heads.taps import default_taps, parse_layers
 from sametoken.learning.batch import Batch
 from sametoken.learning.objective import Start
 from sametoken.learning.target import Features
@@ -72,4 +71,4 @@ def chosen_taps(text: str | None, target: ModelConfig) -> tuple[int, ...]:
     Raises:
         ConfigError: the target has no such blocks.
     """
-    return usual_taps(target.num_layers) if text is None else parse_layers(text, target.num_layers)
+    return default_taps(target.num_layers) if text is None else parse_layers(text, target.num_layers)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError
-from sametoken.heads.eagle.config import default_taps
 from sametoken.heads.files import mapping
+from sametoken.heads.taps import default_taps
 from sametoken.kinds import OURS
 from sametoken.model.config import ModelConfig
 
@@ -68,7 +68,7 @@ def _found(config: Mapping[str, Any], target: ModelConfig, count: int) -> Taps:
     if nested is not None:
         return _nested(_ids(nested, f"eagle_config.{IDS}"), target)
     try:
-        taps = default_taps(3, target.num_layers)
+        taps = default_taps(target.num_layers)
     except ConfigError as error:
         raise CheckpointError(f"config.json names no layers: {error}") from error
     return Taps(taps, "default", True, "no ids in config.json; everyone's default")
@@ -102,7 +102,7 @@ def _nested(ids: tuple[int, ...], target: ModelConfig) -> Taps:
 
 def _default(target: ModelConfig) -> tuple[int, ...]:
     try:
-        return default_taps(3, target.num_layers)
+        return default_taps(target.num_layers)
     except ConfigError:
         return ()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sametoken.heads.eagle.options import EagleLoss, EagleOptions
+from sametoken.heads.taps import default_taps
 from sametoken.learning.training import Training
 
 
@@ -29,20 +30,13 @@ def defaults(head: Eagle3Options) -> dict[str, Any]:
     return {**newer, "ttt_steps": 3, "loss_decay": 1.0}
 
 
-def usual_taps(layers: int) -> tuple[int, ...]:
-    """The blocks that a new head reads of a target with so many."""
-    from sametoken.heads.eagle.config import default_taps
-
-    return default_taps(3, layers)
-
-
 TRAINING = Training(
     objective="sametoken.heads.eagle3.objective:Eagle3Objective",
     head=Eagle3Options,
     loss=EagleLoss,
     compared=("taps",),
     defaults=defaults,
-    taps=usual_taps,
+    taps=default_taps,
     vocabulary=True,
     preferred=True,
 )
