@@ -41,7 +41,7 @@ COMMANDS = {
     "synthesize": "Let the target answer the conversations of a file.",
     "shard": "Cut a file of conversations into shards, or put shards together.",
     "export": "Write a head for another engine.",
-    "doctor": "Explain a head, and how much of it a target accepts.",
+    "doctor": "Explain this machine, or a head and how much of it a target accepts.",
 }
 MODEL = "directory, Hub id, or 'embedded' for the pair that comes with the package."
 EPILOG = "A default of None means: not given. Names may be written with dashes or underscores."
@@ -94,11 +94,14 @@ def _command(name: str) -> Callable[..., None]:
     module = import_module(module_name(name))
 
     def run(context: typer.Context, argument: Any = None, debug: bool = False, **values: Any) -> None:
-        from sametoken.commands.options import Chosen, refuse_beyond
+        from sametoken.commands.options import Chosen, refuse_beyond, spelled_as_option
 
         def call() -> int:
             refuse_beyond(module.OPTIONS, values)
-            code: int = module.command(argument, Chosen(values, given))
+            try:
+                code: int = module.command(argument, Chosen(values, given))
+            except ConfigError as error:
+                raise spelled_as_option(error, module.OPTIONS) from error
             return code
 
         sources = {name: context.get_parameter_source(name) for name in values}

@@ -246,6 +246,8 @@ def test_runs_do_not_overwrite_each_other_and_bad_files_are_named(run: Any, pair
 
 USAGE = [
     (["--max-draft-len", "0,1"], "--max-draft-len '0,1': expected whole numbers >= 1"),
+    (["--max-draft-len", "1,129"], "--max-draft-len '1,129': expected whole numbers >= 1 and <= 128"),
+    (["--batch", "4097"], "--batch '4097': expected whole numbers >= 1 and <= 4096"),
     (["--batch", "1,,2"], "--batch '1,,2'"),
     (["--batch", "1.5"], "--batch '1.5'"),
     (["--temperature", "-1"], "--temperature '-1': expected numbers >= 0"),

@@ -5,24 +5,26 @@ Exit code 1 if a token differs from plain decoding in this process.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 from pydantic import Field
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import Option, Values, engine_options, refuse_given
+from sametoken.commands.options import Option, Values, engine_options, numbers, refuse_given, several
 from sametoken.commands.terminal import open_console, open_progress
 from sametoken.errors import ConfigError
 from sametoken.interrupt import INTERRUPTED, stop_at_signals
 from sametoken.options.declaration import Positive
+from sametoken.options.engine import EngineConfig
+from sametoken.options.sampling import SamplingParams
 from sametoken.options.serving import CACHE
+from sametoken.options.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from sametoken.bench.record import Run
@@ -30,16 +32,17 @@ if TYPE_CHECKING:
     from sametoken.bench.workloads import Workload
 
 REUSE = CACHE + "enable_block_reuse"
-MOST_LEVELS = 64
 STOPPED = "stopped by a signal: cells are missing, or have fewer rounds than settings.repeat"
 SWEPT = ("max_draft_len", "max_batch_size", REUSE)  # what the sweep sets itself
+LENGTHS, BATCHES = several(SpeculativeConfig, "max_draft_len"), several(EngineConfig, "max_batch_size")
+TEMPERATURES, RATES = several(SamplingParams, "temperature"), tuple[Annotated[float, Field(ge=1e-3)], ...]
 ENGINE = tuple(option for option in engine_options() if option.name not in SWEPT)
 
 COMMON = (
-    Option("workload", list[str], None, "builtin, FILE or hf:org/name[:split[:column]]; None is builtin.", "NAME"),
-    Option("limit", Positive, None, "prompts to take of each workload, evenly from its categories; None is all."),
-    Option("category", list[str], None, "only prompts of this category, repeatable; None is all.", "NAME"),
-    Option("temperature", str, "0", "temperatures, separated by commas; 0 is greedy.", "LIST"),
+    Option("workload", list[str], None, "builtin, FILE or hf:org/name[:split[:column]]; without it: builtin.", "NAME"),
+    Option("limit", Positive, None, "prompts to take of each workload, evenly from its categories; without it: all."),
+    Option("category", list[str], None, "only prompts of this category, repeatable; without it: all.", "NAME"),
+    Option("temperature", TEMPERATURES, "0", "temperatures, separated by commas; 0 is greedy.", "LIST"),
     Option("output_len", Positive, 64, "tokens of an output at most."),
     Option("ignore_eos", bool, False, "go on to output_len past the model's own end."),
     Option(
@@ -49,30 +52,47 @@ COMMON = (
         "interleaved rounds, from which the confidence interval comes.",
     ),
     Option("seed", int, 0, "seed of the first request; each further request has the next."),
-    Option("out", str, None, "directory for the JSON of the run; None writes none.", "DIR"),
+    Option("out", str, None, "directory for the JSON of the run; without it: none is written.", "DIR"),
     Option("explain", bool, False, "say in words why it is fast or slow, and what to set."),
 )
 LOCAL = (
-    Option("max_draft_len", str, "4", "longest drafts to compare with plain decoding, separated by commas.", "LIST"),
-    Option("batch", str, "1", "requests that run together, separated by commas.", "LIST"),
-    Option("prompt_len", str, None, "cut or repeat prompts to so many tokens, separated by commas.", "LIST"),
+    Option(
+        "max_draft_len", LENGTHS, "4", "longest drafts to compare with plain decoding, separated by commas.", "LIST"
+    ),
+    Option("batch", BATCHES, "1", "requests that run together, separated by commas.", "LIST"),
+    Option(
+        "prompt_len",
+        tuple[Positive, ...],
+        None,
+        "cut or repeat prompts to so many tokens, separated by commas.",
+        "LIST",
+    ),
     Option("turns", Positive, 1, "turns of a conversation to run at most; later ones follow the plain answers."),
     *ENGINE,
 )
 REMOTE = (
     Option("url", str, None, "measure this OpenAI-compatible server instead of an engine in this process."),
     Option("baseline_url", str, None, "the same model without drafts, to compare with."),
-    Option("api_key", str, None, "key of the servers; None is the environment's OPENAI_API_KEY."),
-    Option("concurrency", str, None, "closed loads: requests kept going, separated by commas; None is 1.", "LIST"),
-    Option("rate", str, None, "open loads: requests per second at Poisson times, separated by commas.", "LIST"),
+    Option("api_key", str, None, "key of the servers; without it: the environment's OPENAI_API_KEY."),
     Option(
-        "requests", Positive, None, "requests per load and round; None is one per prompt, two per connection at least."
+        "concurrency",
+        tuple[Positive, ...],
+        None,
+        "closed loads: requests kept going, separated by commas; without it: 1.",
+        "LIST",
+    ),
+    Option("rate", RATES, None, "open loads: requests per second at Poisson times, separated by commas.", "LIST"),
+    Option(
+        "requests",
+        Positive,
+        None,
+        "requests per load and round; without it: one per prompt, two per connection at least.",
     ),
     Option("timeout", Annotated[float, Field(gt=0)], 120.0, "seconds without a byte after which a request has failed."),
     Option("continuous_usage", bool, False, "ask for token counts in every chunk, an extension of some servers."),
 )
 OPTIONS = (*COMMON, *LOCAL, *REMOTE)
-N = TypeVar("N", int, float)
+LISTS = {option.name: option for option in OPTIONS if get_origin(option.type) is tuple}
 
 
 def command(model: str | None, values: Values) -> int:
@@ -123,29 +143,16 @@ def _writable(out: str | None) -> Path | None:
     return path
 
 
-def numbers(option: str, text: str, kind: Callable[[str], N], low: N) -> list[N]:
-    """Distinct numbers of a list with commas, ascending.
-
-    Raises:
-        ConfigError: one is no number or below `low`, or there are too many.
-    """
-    try:
-        found = sorted({kind(part) for part in text.split(",")})
-    except ValueError:
-        found = []
-    if not found or not all(low <= value < math.inf for value in found) or len(found) > MOST_LEVELS:
-        what = "whole numbers" if kind is int else "numbers"
-        example = "1,2,4" if kind is int else "0,0.7"
-        raise ConfigError(f"{option} {text!r}: expected {what} >= {low} separated by commas, for example {example}")
-    return found
+def _levels(values: Values) -> dict[str, list[Any]]:
+    """The numbers of every option that takes several, ascending, [] where it was not given."""
+    return {
+        name: [] if values[name] is None else sorted(numbers(option, values[name])) for name, option in LISTS.items()
+    }
 
 
 def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workload]) -> tuple[Run, bool]:
-    lengths = numbers("--max-draft-len", values["max_draft_len"], int, 1)
-    batches = numbers("--batch", values["batch"], int, 1)
-    temperatures = numbers("--temperature", values["temperature"], float, 0.0)
-    asked = values["prompt_len"]
-    prompt_lens: list[int | None] = [None] if asked is None else [*numbers("--prompt-len", asked, int, 1)]
+    levels = _levels(values)
+    lengths, batches = levels["max_draft_len"], levels["batch"]
     if values["method"] == "none":
         raise ConfigError("--method none has no drafts to measure; plain decoding is always measured beside them")
     chosen = {**values, "max_draft_len": max(lengths), "max_batch_size": max(batches), REUSE: False}
@@ -164,8 +171,8 @@ def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workl
     grid = Grid(
         lengths,
         batches,
-        prompt_lens,
-        temperatures,
+        levels["prompt_len"] or [None],
+        levels["temperature"],
         values["output_len"],
         values["repeat"],
         values["seed"],
@@ -184,7 +191,7 @@ def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workl
         environment=describe_environment(device, dtype, torch.get_num_threads(), before),
         seed=values["seed"],
         settings={**_settings(model, values, (*COMMON, *LOCAL)), "method": llm.method},
-        notes=notes + [FIT_RULE] * (asked is not None) + [STOPPED] * measured.interrupted,
+        notes=notes + [FIT_RULE] * bool(levels["prompt_len"]) + [STOPPED] * measured.interrupted,
         basis=dict.fromkeys(MEASURED, "measured"),
         cells=measured.cells,
         loads=[],
@@ -211,15 +218,13 @@ def _measure_server(model: str | None, values: Values, workloads: Sequence[Workl
     from sametoken.bench.record import SCHEMA, Run
     from sametoken.bench.server import NOTES, Target, Visit, measure_loads
 
-    temperatures = numbers("--temperature", values["temperature"], float, 0.0)
-    closed = numbers("--concurrency", values["concurrency"], int, 1) if values["concurrency"] else []
-    rates = numbers("--rate", values["rate"], float, 1e-3) if values["rate"] else []
+    levels = _levels(values)
     visit = Visit(
         target=Target.of(values["url"], values["baseline_url"], values["api_key"] or os.environ.get("OPENAI_API_KEY")),
         model=model,
-        closed=closed or ([] if rates else [1]),
-        rates=rates,
-        temperatures=temperatures,
+        closed=levels["concurrency"] or ([] if levels["rate"] else [1]),
+        rates=levels["rate"],
+        temperatures=levels["temperature"],
         requests=values["requests"],
         output_len=values["output_len"],
         repeat=values["repeat"],

@@ -6,7 +6,7 @@ from sametoken.checkpoint.paths import user_path
 from sametoken.commands.options import Argument, Option, Values
 
 ARGUMENT = Argument(list[str], "directories or files that `sametoken bench --out` wrote.", "RUNS...")
-OPTIONS = (Option("out", str, None, "directory for report.html and the PNGs; None is the first of RUNS.", "DIR"),)
+OPTIONS = (Option("out", str, None, "directory for report.html and the PNGs; without it: the first of RUNS.", "DIR"),)
 
 
 def command(places: list[str], values: Values) -> int:

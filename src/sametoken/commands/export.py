@@ -13,7 +13,7 @@ OPTIONS = (
     Option("output", str, None, "directory to write; it may be empty or hold a head.", "DIR"),
     Option("target", str, None, "the model that the head drafts for: directory, Hub id or 'embedded'.", "MODEL"),
     Option("taps", str, None, "outputs of target layers, 0-based, instead of what the files say.", "LIST"),
-    Option("dtype", str, None, "of the weights; None is that of the files.", "|".join(HEAD_DTYPES)),
+    Option("dtype", str, None, "of the weights; without it: that of the files.", "|".join(HEAD_DTYPES)),
     Option("force", bool, False, "write into a directory that holds other files, which stay."),
 )
 
@@ -25,7 +25,6 @@ def command(name: str, values: Values) -> int:
             raise ConfigError(f"--{needed} is missing; expected a {'directory' if needed == 'output' else 'model'}")
     if values["dtype"] not in (None, *HEAD_DTYPES):
         raise ConfigError(unknown_name("dtype", values["dtype"], HEAD_DTYPES))
-    taps = parse_taps(values["taps"])
 
     import torch
 
@@ -33,12 +32,14 @@ def command(name: str, values: Values) -> int:
     from sametoken.checkpoint.places import draft_directory, target_directory
     from sametoken.heads.layouts import ENGINES
     from sametoken.heads.read import read_head, stored_dtype, with_taps
+    from sametoken.heads.taps import parse_layers
     from sametoken.heads.write import write_head
     from sametoken.model.config import ModelConfig
 
     if values["to"] not in ENGINES:
         raise ConfigError(unknown_name("engine", values["to"], ENGINES))
     target = ModelConfig.from_hf(read_config(target_directory(values["target"])))
+    taps = None if values["taps"] is None else parse_layers(values["taps"], target.num_layers)
     directory = draft_directory(name)
     dtype = stored_dtype(directory) if values["dtype"] is None else getattr(torch, values["dtype"])
     loaded = read_head(directory, target, dtype, "cpu", pack=False)
@@ -53,17 +54,3 @@ def command(name: str, values: Values) -> int:
     for line in advice:
         print(line.replace("DIR", str(output)))
     return 0
-
-
-def parse_taps(text: str | None) -> tuple[int, ...] | None:
-    """Layers from "1,7,12".
-
-    Raises:
-        ConfigError: they are no numbers.
-    """
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"--taps {text!r}: expected layers separated by commas, for example 1,7,12") from None

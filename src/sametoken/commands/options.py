@@ -16,9 +16,11 @@ from sametoken.errors import ConfigError
 from sametoken.options.declaration import Declared, Settings, declared, limits, members
 from sametoken.options.engine import EngineConfig, KVCacheConfig, ModelSettings
 from sametoken.options.sampling import RECOMMENDED, SamplingParams
-from sametoken.options.serving import CACHE
+from sametoken.options.serving import CACHE, GROUPS
 from sametoken.options.speculation import SpeculativeConfig
 
+MOST_NUMBERS = 64  # of one option
+PREFIXES = {owner.__name__: prefix for owner, prefix in GROUPS}  # of the names of options, by class of settings
 Values = Mapping[str, Any]  # what the user chose, by option name
 
 
@@ -39,7 +41,8 @@ class Option(NamedTuple):
 
     Attributes:
         name: as a Python name; spelled with dashes or underscores on the command line.
-        type: bool, int, float, str, list[int] or list[str] (repeatable); a number may have limits.
+        type: bool, int, float, str, list[int] or list[str] (repeatable), or a tuple of numbers, which are separated by
+            commas; numbers may have limits.
         default: what it is when not given.
         help: says the unit and what None means.
         metavar: what the help shows as its value; None lets the type speak.
@@ -57,8 +60,8 @@ class Option(NamedTuple):
 
     @property
     def kind(self) -> Any:
-        """The type without limits."""
-        return members(self.type)[0]
+        """The type that a command line reads, without limits."""
+        return str if get_origin(self.type) is tuple else members(self.type)[0]
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -70,7 +73,12 @@ class Option(NamedTuple):
         return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *self.aliases)))
 
 
-THREADS = Option("threads", int, None, "threads that compute; None is one per core.")
+THREADS = Option("threads", int, None, "threads that compute; without it: one per core.")
+
+
+def several(owner: type, name: str) -> Any:
+    """The type of an option that takes several values of a setting, each within the limits of the setting."""
+    return tuple[declared(owner)[name].hint, ...]  # type: ignore[misc]
 
 
 class Argument(NamedTuple):
@@ -153,6 +161,9 @@ def refuse_beyond(options: Iterable[Option], values: Values) -> None:
         value, bounds = values[option.name], limits(option.type)
         if not bounds or value is None:
             continue
+        if get_origin(option.type) is tuple:
+            numbers(option, value)
+            continue
         given = f"{option.spellings[0]} {value}: expected"
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{given} a finite number")
@@ -162,6 +173,34 @@ def refuse_beyond(options: Iterable[Option], values: Values) -> None:
             raise ConfigError(f"{given} more than {bounds['gt']}")
         if value > (most := bounds.get("le", sys.maxsize)):
             raise ConfigError(f"{given} at most {most}")
+
+
+def numbers(option: Option, text: str) -> list[Any]:
+    """Distinct numbers of an option that takes several, separated by commas, in their order.
+
+    Raises:
+        ConfigError: one is no number or outside the limits of the option, or there are too many.
+    """
+    (kind,), bounds = members(get_args(option.type)[0]), limits(option.type)
+    low, high = bounds["ge"], bounds.get("le", math.inf)
+    try:
+        found = list(dict.fromkeys(kind(part) for part in text.split(",")))
+    except ValueError:
+        found = []
+    if not found or not all(low <= value <= high and value < math.inf for value in found) or len(found) > MOST_NUMBERS:
+        what, example = ("whole numbers", "1,2,4") if kind is int else ("numbers", "0,0.7,1.0")
+        what += f" >= {low:g}" + ("" if high == math.inf else f" and <= {high}")
+        raise ConfigError(f"{option.spellings[0]} {text!r}: expected {what} separated by commas, for example {example}")
+    return found
+
+
+def spelled_as_option(error: ConfigError, options: Iterable[Option]) -> ConfigError:
+    """An error about a setting, with the option that sets it in the place of the setting's own name."""
+    group, _, name = error.field.partition(".")
+    if group in PREFIXES and not name:
+        return error.about("")  # of several settings, which the message names
+    spellings = {option.name: option.spellings[0].partition("/")[0] for option in options}
+    return error.about(spellings.get(PREFIXES.get(group, "") + name, error.field))
 
 
 def refuse_given(options: Sequence[Option], values: Values, purpose: str) -> None:
@@ -200,7 +239,7 @@ def _option(option: Declared, prefix: str = "") -> Option:
 
 
 def _recommended(option: Declared) -> Option:
-    note = f"{option.help.rstrip('.')}; None is the model's own, else {option.field.default:g}."
+    note = f"{option.help.rstrip('.')}; without it: the model's own, else {option.field.default:g}."
     return _option(option)._replace(default=None, help=note)
 
 

@@ -41,7 +41,7 @@ ENGINE = engine_options()
 TEXT_KEYS = ("dtype", "quantization", "max_seq_len", "revision")  # engine options that change what is said
 
 SAMPLING = declared(SamplingParams)
-LIMIT = Option("limit", Positive, None, "conversations to take from the beginning of the data; None is all.")
+LIMIT = Option("limit", Positive, None, "conversations to take from the beginning of the data; without it: all.")
 COMMON = (
     Option("data", str, None, "conversations to answer, .jsonl or .json.", "FILE", DATA_PATH),
     Option(
@@ -52,7 +52,7 @@ COMMON = (
     *(option._replace(type=SAMPLING[option.name].hint) for option in sampling_options("temperature", "top_p")),
     Option("max_tokens", Positive, 2048, "tokens of an answer at most.", aliases=("--max_token", "--max-token")),
     Option("seed", int, 0, "seed of the drawing; each answer's comes from it, the conversation's id and the turn."),
-    Option("num_threads", Threads, None, "conversations at once; None is 256, or the batch size of an engine."),
+    Option("num_threads", Threads, None, "conversations at once; without it: 256, or the batch size of an engine."),
     Option("chat", bool, True, "answer conversations by the chat template; off: complete plain prompts."),
     Option("log_empty_conversations", bool, False, "write the ids of empty conversations, and a last line when done."),
     LIMIT,
@@ -61,7 +61,7 @@ COMMON = (
     ),
 )
 SELF = (
-    Option("turns", Positive, None, "users' turns of each of them; None draws 1 to 4."),
+    Option("turns", Positive, None, "users' turns of each of them; without it: 1 to 4, drawn."),
     Option("prompt_temperature", SAMPLING["temperature"].hint, 1.0, "temperature of users' turns."),
     Option("prompt_top_p", SAMPLING["top_p"].hint, 0.95, "top_p of users' turns."),
     Option("prompt_max_tokens", Positive, 200, "tokens of a user's turn at most; a longer one is left out."),
@@ -69,7 +69,7 @@ SELF = (
 )
 REMOTE = (
     Option("url", str, None, "ask this OpenAI-compatible server instead of an engine in this process."),
-    Option("api_key", str, None, "key of the server; None is the environment's OPENAI_API_KEY."),
+    Option("api_key", str, None, "key of the server; without it: the environment's OPENAI_API_KEY."),
     Option("timeout", Annotated[float, Field(gt=0)], 600.0, "seconds without a byte after which a request has failed."),
     Option("retries", Count, 6, "further attempts, each after twice the wait, when a server is busy or away."),
 )
@@ -222,7 +222,7 @@ def _go_on(job: Assignment) -> int:
     done, stop = asyncio.run(_answer(job, left))
     print(
         f"{job.lines.path}: {done.written} conversations written, {done.truncated} of them cut by length, "
-        f"{done.empty} empty, {done.failed} without an answer; {held} were there"
+        f"{done.empty} empty, {done.failed} without an answer" + (f"; {held} were there" if held else "")
     )
     if job.failed.exists():
         print(f"{job.failed}: why conversations have no answer or lack their last turns")

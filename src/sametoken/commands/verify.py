@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sametoken.commands.given import first_turns
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import Option, Values, engine_options
+from sametoken.commands.options import Option, Values, engine_options, numbers, several
 from sametoken.commands.terminal import open_console
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.interrupt import INTERRUPTED, stop_at_signals
@@ -22,12 +21,14 @@ if TYPE_CHECKING:
     from sametoken.check.proof import Comparison
     from sametoken.engine.llm import LLM
 
+HEATS = several(SamplingParams, "temperature")
+TEMPERATURES = Option("temperatures", HEATS, "0,0.7,1.0", "temperatures, separated by commas.", "LIST")
 OPTIONS = (
-    Option("method", list[str], None, "drafter to prove, repeatable; None is all that the models allow.", "METHOD"),
-    Option("prompts", str, None, "JSON lines, each with prompt or messages; None is the built-in prompts.", "FILE"),
-    Option("num_prompts", Positive, None, "use only the first prompts; None is all."),
+    Option("method", list[str], None, "drafter to prove, repeatable; without it: all that the models allow.", "METHOD"),
+    Option("prompts", str, None, "JSON lines, each with prompt or messages; without it: the built-in prompts.", "FILE"),
+    Option("num_prompts", Positive, None, "use only the first prompts; without it: all."),
     Option("max_tokens", int, 64, "tokens to compare at most per prompt."),
-    Option("temperatures", str, "0,0.7,1.0", "temperatures, separated by commas.", "LIST"),
+    TEMPERATURES,
     Option("seed", int, 0, "seed of the first prompt; each further prompt has the next."),
     *(option for option in engine_options() if option.name != "method"),
 )
@@ -35,7 +36,6 @@ OPTIONS = (
 
 def command(model: str | None, values: Values) -> int:
     """Prove that drafts change no token: plain against speculative decoding, one by one and batched."""
-    temperatures = _temperatures(values["temperatures"])
     for method in values["method"] or ():
         if method not in METHODS:
             raise ConfigError(unknown_name("method", method, METHODS))
@@ -46,7 +46,7 @@ def command(model: str | None, values: Values) -> int:
     tokenizer = llm.tokenizer
     given = None if sources is None else [encode_prompt(tokenizer, source) for source in sources]
     prompts = (given or encode_texts(tokenizer))[: values["num_prompts"]]
-    return print_proof(llm, prompts, params, temperatures, values["method"])
+    return print_proof(llm, prompts, params, numbers(TEMPERATURES, values["temperatures"]), values["method"])
 
 
 def print_proof(
@@ -92,16 +92,6 @@ def print_proof(
         return INTERRUPTED
     print(f"all equal: {compared}")
     return 0
-
-
-def _temperatures(text: str) -> list[float]:
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(0 <= value < math.inf for value in found):
-        raise ConfigError(f"--temperatures {text!r}: expected numbers >= 0 separated by commas, for example 0,0.7,1.0")
-    return found
 
 
 def _print_table(found: Sequence[Comparison], prompts: int) -> None:

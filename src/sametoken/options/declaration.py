@@ -130,11 +130,10 @@ class Settings(BaseModel):
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(str(part) for part in problem["loc"])
-            if not where:  # of several keys together, which the message names
-                raise ConfigError(f"{type(self).__name__}: {found_wrong(problem)}") from error
-            raise ConfigError(
-                f"{type(self).__name__}.{where} = {problem['input']!r}: {found_wrong(problem)}"
-            ) from error
+            field, place = type(self).__name__, ""
+            if where:  # otherwise several keys together, which the message names
+                field, place = f"{field}.{where}", f" = {problem['input']!r}"
+            raise ConfigError(found_wrong(problem), field=field, place=place) from error
 
     @classmethod
     def of(cls, given: Self | Mapping[str, Any] | None) -> Self:
