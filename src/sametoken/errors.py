@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 NO_WINDOWS = "Windows is not supported; run sametoken in WSL 2, the Windows Subsystem for Linux"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what a file holds may be a terminal's commands
 LONGEST_MESSAGE = 2000  # characters of a message; what it quotes of a file may be of any length
 
 
@@ -50,11 +52,12 @@ class SametokenError(Exception):
         return renamed
 
     def __str__(self) -> str:
-        """The message, which any output can print: not longer than LONGEST, lone surrogates spelled out."""
+        """The message as any terminal can print it: at most LONGEST_MESSAGE, control characters and such escaped."""
         text = f"{self.field}{self.place}: {self.problem}" if self.field else self.problem
         text += f"; {self.advice}" if self.advice else ""
         if len(text) > LONGEST_MESSAGE:
             text = f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 2 :]}"
+        text = CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
         return text.encode(errors="backslashreplace").decode()
 
 

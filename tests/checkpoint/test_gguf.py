@@ -130,6 +130,7 @@ def damaged(folder: Path, change: Any) -> str:
         (lambda data: data[:8] + b"\xff" * 8 + data[16:], "tensors and"),
         (lambda data: data[:24] + b"\xff" * 8 + data[32:], "bytes are stated and"),
         (lambda data: data.replace(b"llama", b"mamba"), "the architecture 'mamba' is not supported"),
+        (lambda data: data.replace(b"llama", b"ll\x1bma"), r"the architecture 'll\x1bma' is not supported"),
         (lambda data: data, "has no token_embd.weight"),
     ],
 )
@@ -137,10 +138,42 @@ def test_bad_files_are_refused_in_words(tmp_path: Path, change: Any, words: str)
     assert words in damaged(tmp_path, change)
 
 
+def with_keys(file: Path, **metadata: Any) -> Path:
+    """A file of no tensors with numbers and texts as metadata."""
+    writer = gguf.GGUFWriter(file, "llama")
+    for key, value in metadata.items():
+        (writer.add_uint32 if isinstance(value, int) else writer.add_string)(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_one_of_several_parts_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"one of 3 parts of a model.*llama-gguf-split --merge"):
+        read_container(with_keys(tmp_path / "part.gguf", **{"split.count": 3, "split.no": 0}))
+    with pytest.raises(CheckpointError, match=r"split\.count is 'three', expected a number"):
+        read_container(with_keys(tmp_path / "text.gguf", **{"split.count": "three"}))
+    assert read_container(with_keys(tmp_path / "whole.gguf", **{"split.count": 1})).metadata["split.count"] == 1
+
+
+def test_no_name_of_a_file_commands_the_terminal(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        resolve(with_keys(tmp_path / "x.gguf", **{"llama.\x1b[2Jkey": 1}))
+    assert r"llama.\x1b[2Jkey is 1" in str(caught.value)
+
+
+def test_a_gguf_file_that_is_not_there_is_not_asked_for_on_the_hub(tmp_path: Path) -> None:
+    for name in (str(tmp_path / "none.gguf"), "none.gguf"):
+        with pytest.raises(CheckpointError, match=rf"there is no file {name}; expected the path of a GGUF file"):
+            resolve(name)
+
+
 def test_quantised_files_are_not_quantised_again(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
     write_gguf(tmp_path / "m.gguf", model, lambda name: Type.Q8_0)
-    with pytest.raises(ConfigError, match="are quantised already"):
+    with pytest.raises(ConfigError, match=r"the weights of .*/m\.gguf are quantised already"):
         load_decoder(resolve(tmp_path / "m.gguf"), torch.bfloat16, "cpu", quantization="int8")
 
 

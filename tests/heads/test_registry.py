@@ -17,6 +17,7 @@ from sametoken.heads.registry import build_model_free, head_kind, head_kinds, mo
 from sametoken.kinds import Kind
 from sametoken.options.speculation import METHODS, MODEL_METHODS
 
+EXITS = "raise SystemExit(3)"
 OTHER = """
 from sametoken.kinds import Kind
 GOOD = Kind(name="other_head", title="other", what="an other head", drafts="other_heads:Drafts", weights="head",
@@ -34,8 +35,11 @@ def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other-heads\nVersion: 1.5\n")
     points = {"good": "GOOD", "taken": "TAKEN", "no_kind": "NO_KIND", "absent": "NOTHING"}
+    (tmp_path / "other_exits.py").write_text(EXITS)
     lines = [f"{name} = other_heads:{value}" for name, value in points.items()]
-    (metadata / "entry_points.txt").write_text("\n".join([f"[{kinds.GROUP}]", *lines, "gone = no_such_module:KIND"]))
+    (metadata / "entry_points.txt").write_text(
+        "\n".join([f"[{kinds.GROUP}]", *lines, "gone = no_such_module:KIND", "exits = other_exits:KIND"])
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     kinds.kinds.cache_clear()
     yield
@@ -111,7 +115,8 @@ def test_a_broken_kind_is_reported_and_left_out(others: None, caplog: pytest.Log
         names = [kind.name for kind in kinds.kinds()]
     assert names.count("medusa") == 1
     said = {record.message.split("'")[1]: record.message for record in caplog.records}
-    assert set(said) == {"taken", "no_kind", "absent", "gone"}
+    assert set(said) == {"taken", "no_kind", "absent", "gone", "exits"}
+    assert "SystemExit: 3" in said["exits"]  # a module that ends the process when it is imported
     assert all("of other-heads 1.5 is left out" in message for message in said.values())
     assert "its name 'medusa' is taken by sametoken" in said["taken"]
     assert "it is 'a text', expected a sametoken.kinds.Kind" in said["no_kind"]

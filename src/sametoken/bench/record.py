@@ -66,8 +66,8 @@ class AcceptanceTable:
         rate: accepted / drafted tokens.
         length: tokens emitted per target forward, bonus included.
         forwards_per_token: target forwards per emitted token of a request.
-        accepted_lengths: `accepted_lengths[a]` forwards accepted a guesses.
-        drafted_lengths: `drafted_lengths[d]` forwards had a draft of d guesses on its longest path.
+        accepted_lengths: a histogram: `accepted_lengths[a]` is the number of forwards that accepted a draft tokens.
+        drafted_lengths: the same of drafts: `drafted_lengths[d]` forwards had d draft tokens on the longest path.
     """
 
     rate: float

@@ -102,6 +102,8 @@ def resolve(
             return _opened(path)
         if path.exists():
             raise CheckpointError(f"{model} is a file, expected a directory: {of_file(path)}")
+        if path.suffix.lower() == ".gguf":
+            raise CheckpointError(f"there is no file {model}; expected the path of a GGUF file")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"{shown(str(model))} cannot be read ({reason}); check name and permissions") from error

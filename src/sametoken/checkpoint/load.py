@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sametoken.checkpoint.contents import of_directory
 from sametoken.checkpoint.experts import single_experts
-from sametoken.checkpoint.gguf import LINK
+from sametoken.checkpoint.gguf import LINK, given_path
 from sametoken.checkpoint.gguf.directory import read_gguf
 from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.mapping import ParameterRows, Places, rules_for
@@ -85,8 +85,8 @@ def load_decoder(
     stated, scheme = read_config(directory), stored_scheme(directory)
     if scheme is not None and quantization != "none":
         raise ConfigError(
-            f"quantization {quantization!r}: the weights of {directory} are quantised already ({scheme.name}); "
-            "leave it out, or give the unquantised checkpoint"
+            f"quantization {quantization!r}: the weights of {given_path(directory)} are quantised already "
+            f"({scheme.name}); leave it out, or give the unquantised checkpoint"
         )
     try:
         config = ModelConfig.from_hf(stated, max_seq_len)
@@ -98,7 +98,7 @@ def load_decoder(
     except CheckpointError as error:
         if error.field:
             raise
-        raise error.about(str(directory)) from error
+        raise error.about(str(given_path(directory))) from error
     return decoder
 
 

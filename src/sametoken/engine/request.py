@@ -38,7 +38,7 @@ class SpeculationStats:
         target_forwards: forwards of the target that emitted tokens of this request; `emitted` is how many tokens.
         drafted: draft tokens proposed (nodes of trees).
         accepted: draft tokens that became output.
-        accepted_lengths: `accepted_lengths[a]` forwards accepted a draft tokens.
+        accepted_lengths: a histogram: `accepted_lengths[a]` is the number of forwards that accepted a draft tokens.
         emitted_lengths: `emitted_lengths[e]` forwards emitted e tokens: accepted and one more, unless the text ended.
         drafted_lengths: `drafted_lengths[d]` forwards had a draft whose longest path was d tokens; 0 is plain.
         tried: `tried[i]` forwards came to a guess at position i of a path: all before it had been accepted.

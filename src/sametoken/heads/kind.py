@@ -68,6 +68,7 @@ class Reading(NamedTuple):
     name: str
 
 
+NO_SUCH_DRAFTS = "it has no such drafts"  # why an engine runs no head of a kind
 LAST_STATE = (Reading((), "the only one"),)  # of heads that read the last hidden state and have no layers to choose
 
 
@@ -173,7 +174,7 @@ class HeadKind(Weighted):
         Args:
             tensors: of the head in our own layout, where values decide; without them such a part counts as in use.
         """
-        return [] if layout == "hf" else [f"{self.kind.title}: it has no such drafts"]
+        return [] if layout == "hf" else [NO_SUCH_DRAFTS]
 
     def advice(self, config: Any, layout: str) -> tuple[str, ...]:
         """What to know when an engine serves an exported head, one sentence each."""

@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError, unknown_name
 from sametoken.heads.files import HEAD_FILES
-from sametoken.heads.kind import Head, Written
+from sametoken.heads.kind import NO_SUCH_DRAFTS, Head, Written
 from sametoken.heads.layouts import ENGINES, advice, lay_out, refusals
 from sametoken.heads.read import is_head
+from sametoken.heads.registry import head_kind
 from sametoken.model.config import ModelConfig
 from sametoken.model.linear import Linear
 
@@ -52,7 +53,13 @@ def write_head(
         raise CheckpointError("the head is packed for serving; read it with pack=False to write it")
     written = lay_out(head, target, layout, target_name)
     full = lay_out(head, target, "hf", target_name).tensors if layout == "vllm" else None
-    if reasons := refusals(head.config, layout, full):
+    reasons = refusals(head.config, layout, full)
+    if reasons == [NO_SUCH_DRAFTS]:
+        title = head_kind(head.config).title(head.config)
+        raise UnsupportedModelError(
+            f"{ENGINES[layout]} has no {title} drafts, so it cannot run this head; serve it with sametoken"
+        )
+    if reasons:
         raise UnsupportedModelError(
             f"{ENGINES[layout]} cannot run this head as it was trained: {'; '.join(reasons)}. Serve it with sametoken, "
             "or train one without"

@@ -25,9 +25,9 @@ class ModelSettings(Settings):
             "vllm model",
         ),
     ] = None
-    """draft model or head: directory, run or Hub id; None is the embedded target's own."""
+    """draft model or head: directory, run or Hub id; without it: the embedded target's own."""
     revision: Annotated[str | None, Elsewhere("trtllm revision", "trtllm-serve hf_revision")] = None
-    """branch, tag or commit of MODEL on the Hub; None is its main branch."""
+    """branch, tag or commit of MODEL on the Hub; without it: its main branch."""
     draft_revision: Annotated[str | None, Elsewhere("vllm revision")] = None
     """the same for the draft."""
 
@@ -46,7 +46,7 @@ class KVCacheConfig(Settings):
     max_tokens: Annotated[
         Positive | None, Shown(("--kv-cache-tokens",)), Elsewhere("trtllm kv_cache_config.max_tokens")
     ] = None
-    """tokens that the pool holds; None plans for every row at full context, as far as memory goes."""
+    """tokens that the pool holds; without it: every row at full context, as far as memory goes."""
     free_memory_fraction: Annotated[
         float,
         Field(gt=0, le=1),
@@ -81,10 +81,10 @@ class EngineConfig(Settings):
     max_seq_len: Annotated[
         Annotated[int, Field(ge=2)] | None, Elsewhere("trtllm max_seq_len", "vllm-serve max_model_len")
     ] = None
-    """prompt plus output; None is the model's context."""
+    """prompt plus output; without it: the model's context."""
     deterministic: bool | None = None
     """give a token the same bits whatever is computed beside it, so that drafts and batches cannot change the output
-    even in bfloat16; None is on for the CPU and off for CUDA, where fixed tiles cost time."""
+    even in bfloat16; without it: on for the CPU and off for CUDA, where fixed tiles cost time."""
     quantization: Quantization = "none"
     """what the target's weights are rounded to when they are loaded (CPU): int8 and int4 multiply with 8-bit
     activations, int8 has a scale per output, int4 per 32 inputs, int4_g128 per 128."""
@@ -93,9 +93,9 @@ class EngineConfig(Settings):
     cuda_graphs: bool = True
     """on CUDA, capture whole decoding steps and run them one ahead of the host; the CPU has no graphs."""
     tokenizer: Annotated[str | None, Elsewhere("trtllm tokenizer")] = None
-    """directory or Hub id of another tokenizer for the same token ids; None is the target's."""
+    """directory or Hub id of another tokenizer for the same token ids; without it: the target's."""
     chat_template: str | None = None
-    """file of a chat template in Jinja, or its text; None is the tokenizer's."""
+    """file of a chat template in Jinja, or its text; without it: the tokenizer's."""
     generation_config: Literal["auto", "none", "vllm"] = "auto"
     """where sampling parameters that a request leaves out come from: "auto" is the model's generation_config.json,
     then our defaults; "none" is our defaults alone ("vllm" says the same)."""

@@ -143,9 +143,9 @@ class StructuredOutputs:
     """a context-free grammar in Lark's notation."""
     after: Annotated[str | None, Shown(http=None)] = None
     """regular expression of text in the output after which the form begins, such as a model's mark for the end of its
-    thinking, which ends with ">"; None is at once."""
+    thinking, which ends with ">"; without it: at once."""
     opens: Annotated[str | None, Shown(http=None)] = None
-    """text that the output may begin with; only then is `after` waited for. None always waits."""
+    """text that the output may begin with; only then is `after` waited for. Without it: it always waits."""
 
     def __post_init__(self) -> None:
         given = [name for name in _forms() if getattr(self, name) is not (False if name == "json_object" else None)]
@@ -194,14 +194,14 @@ class RequestSpeculation:
     """false decodes this request without drafts."""
     method: Annotated[str | None, Shown(words="a drafter's name")] = None
     """a drafter of the engine (a server's `/server_info` lists them), `auto` for all of them, chosen every step, or
-    `none`; None is the engine's own."""
+    `none`; without it: the engine's own."""
     max_draft_len: Count | None = None
-    """most guesses on a path; None is the engine's."""
+    """most guesses on a path; without it: the engine's."""
     adaptive: bool | None = None
     """true lets the engine choose the length up to `max_draft_len`, 0 included; false drafts that many whenever there
-    is room; None is the engine's setting."""
+    is room; without it: the engine's setting."""
     prediction: Annotated[Annotated[str, Field(min_length=1)] | None, Shown(http=None)] = None
-    """the output that is expected, wholly or in part, whose tokens are the guesses; None is none."""
+    """the output that is expected, wholly or in part, whose tokens are the guesses; without it: none."""
 
 
 @_refusing()
@@ -234,12 +234,12 @@ class SamplingParams:
     allowed_token_ids: Annotated[
         Sequence[int] | None, PlainValidator(_some_token_ids), Shown(http=json_types.SomeTokenIds)
     ] = None
-    """the only tokens that may be drawn, its end among them if the text is to end; None is all. Excludes min_tokens
+    """the only tokens that may be drawn, its end among them if the text is to end; without it: all. Excludes min_tokens
     and bad_words."""
     bad_words: Annotated[Sequence[str], PlainValidator(_strings), Shown(("--bad-word",), http=json_types.Words)] = ()
     """strings whose tokens may not be completed, wherever they begin, the prompt included."""
     max_tokens: Annotated[Positive | None, Shown(http=None)] = 256
-    """tokens to emit at most; None is up to the context."""
+    """tokens to emit at most; without it: up to the context."""
     min_tokens: Count = 0
     """end tokens are banned before this many tokens."""
     stop: Annotated[str | Sequence[str] | None, PlainValidator(_stops), Shown(http=json_types.Stops)] = ()
@@ -253,18 +253,18 @@ class SamplingParams:
     ignore_eos: bool = False
     """go on past the model's own end tokens."""
     seed: int | None = None
-    """any integer, taken modulo 2**64; None lets the engine choose."""
+    """any integer, taken modulo 2**64; without it: the engine chooses."""
     logprobs: Annotated[Count | None, Shown(http=None)] = None
-    """alternatives reported per token; 0 is the chosen token only, None is off."""
+    """alternatives reported per token; 0 is the chosen token only; without it: off."""
     prompt_logprobs: Annotated[Count | None, Shown(http=json_types.Logprobs)] = None
-    """alternatives reported per token of the prompt; None is off."""
+    """alternatives reported per token of the prompt; without it: off."""
     skip_special_tokens: bool = True
     """leave special tokens out of the text."""
     structured_outputs: Annotated[StructuredOutputs | None, Shown(command_line=False, http=Forms)] = None
     """the form of the output, one of `json`, `json_object`, `regex`, `choice`, `grammar`; excludes min_tokens and
     bad_words."""
     speculative: Annotated[RequestSpeculation | None, Shown(command_line=False, http=None)] = None
-    """this request's speculation; None is the engine's default."""
+    """this request's speculation; without it: the engine's default."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -42,7 +42,7 @@ class ServerConfig(Settings):
     max_queue: Annotated[int, Field(ge=0)] = 256
     """sequences that may wait for a place in the batch; a request beyond them is answered with 429."""
     request_timeout: Annotated[float, Field(gt=0)] | None = None
-    """seconds after which a request is given up, None for never."""
+    """seconds after which a request is given up; without it: never."""
     max_body: Annotated[int, Field(ge=1024)] = 8 * 2**20
     """bytes of a request's body at most."""
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
@@ -64,7 +64,7 @@ class ServerConfig(Settings):
     ssl_certfile: str | None = None
     """certificate of the server, in PEM, with its chain; with one the server speaks HTTPS."""
     ssl_keyfile: str | None = None
-    """its key; None is in the certificate's file."""
+    """its key; without it: in the certificate's file."""
     ssl_ca_certs: str | None = None
     """authorities in PEM that a client's certificate must come from."""
     ssl_cert_reqs: Annotated[int, Field(ge=0, le=2)] = 0
@@ -77,7 +77,7 @@ class ServerConfig(Settings):
     """log a line per request; probes that went well are at level debug."""
     otlp_traces_endpoint: Collector | None = None
     """URL of a collector that is sent a trace of every request by OTLP over HTTP, for example http://localhost:4318;
-    None is off. Needs the extra `otel`."""
+    without it: off. Needs the extra `otel`."""
 
     @model_validator(mode="after")
     def _certificates(self) -> Self:

@@ -31,8 +31,8 @@ class SpeculativeConfig(Settings):
     """
 
     method: Method | None = None
-    """None is what the draft is made for ("draft_target", or that of a head: "eagle", "eagle3", "medusa"), without a
-    draft "none"; "auto" is all drafters there are, and the engine chooses one per request and step."""
+    """without it: what the draft is made for ("draft_target", or that of a head: "eagle", "eagle3", "medusa"), or
+    "none" without a draft; "auto" is all drafters there are, and the engine chooses one per request and step."""
     max_draft_len: Annotated[
         int, Field(ge=1, le=128), Elsewhere("trtllm speculative_config.max_draft_len", "vllm num_speculative_tokens")
     ] = 4
@@ -61,14 +61,14 @@ class SpeculativeConfig(Settings):
     max_total_draft_tokens: Annotated[
         Annotated[int, Field(ge=1, le=512)] | None, Elsewhere("trtllm speculative_config.max_total_draft_tokens")
     ] = None
-    """tokens of a draft, tree or chain, best score first; None is `max_draft_len * tree_top_k`. medusa: nodes of its
-    own tree, the first ones; None is all."""
+    """tokens of a draft, tree or chain, best score first; without it: `max_draft_len * tree_top_k`. medusa: nodes of
+    its own tree, the first ones; without it: all."""
     max_matching_ngram_size: Annotated[
         int, Field(ge=1, le=64), Elsewhere("trtllm NGram.max_matching_ngram_size", "vllm ngram.prompt_lookup_max")
     ] = 3
-    """ngram: suffix lengths that are looked up, longest first."""
+    """ngram: most of the last tokens whose earlier occurrence is looked up, tried first."""
     min_matching_ngram_size: Annotated[int, Field(ge=1, le=64), Elsewhere("vllm ngram.prompt_lookup_min")] = 1
-    """ngram: suffix lengths that are looked up, longest first."""
+    """ngram: fewest of the last tokens whose earlier occurrence is looked up, tried last."""
     is_use_oldest: Annotated[bool, Elsewhere("trtllm NGram.is_use_oldest")] = False
     """ngram: continue the oldest match instead of the newest."""
     is_public_pool: Annotated[bool, Elsewhere("trtllm NGram.is_public_pool")] = False

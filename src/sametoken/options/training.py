@@ -31,7 +31,7 @@ class LossOptions(Settings):
     """What is minimised for every kind of draft."""
 
     loss_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    """weight of each further step or head, relative to the one before; None is 0.8, unless the mode has a
+    """weight of each further step or head, relative to the one before; without it: 0.8, unless the mode has a
     default of its own."""
     loss: Literal["kl", "tv", "lk", "hard"] = "kl"
     """kl (soft labels), tv (total variation), lk (a mix that aims at acceptance) or hard (the data's tokens)."""
@@ -66,27 +66,28 @@ class RunSettings(Settings):
     """How training runs."""
 
     num_epochs: Annotated[float, Field(gt=0)] | None = None
-    """passes over all of the data; None is as many as make 600 steps, 1 to 20, or max_steps."""
+    """passes over all of the data; without it: as many as make 600 steps, 1 to 20, or max_steps."""
     max_steps: Positive | None = None
-    """end after so many steps of the optimiser; None is all epochs."""
+    """end after so many steps of the optimiser; without it: all epochs."""
     lr: Annotated[float, Field(gt=0)] | None = None
-    """highest learning rate of the run; None is 5e-3 for muon and 1e-3 for adamw, less for targets wider than 256."""
+    """highest learning rate of the run; without it: 5e-3 for muon and 1e-3 for adamw, less for targets wider than
+    256."""
     optim: Literal["adamw", "muon"] | None = None
     """muon for the matrices inside the head and adamw for the rest, which gets further in few steps, or adamw alone;
-    None is muon, or adamw with fsdp and where lr is given."""
+    without it: muon, or adamw with fsdp and where lr is given."""
     lr_scheduler_type: Schedule = "cosine"
     """cosine, linear or constant after the warm-up."""
     warmup_ratio: Share = 0.04
     """share of the steps over which the rate rises."""
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
-    """their number; None is by the ratio."""
+    """their number; without it: by the ratio."""
     train_bs: Positive | None = None
-    """rows of one forward, see training_seq_len; None is 1, and more where there would be over 8000 steps."""
+    """rows of one forward, see training_seq_len; without it: 1, and more where there would be over 8000 steps."""
     training_seq_len: Annotated[int, Field(ge=8)] | None = None
-    """tokens that documents are packed into per row, and cut at where they are not prepared; None is 512, documents
+    """tokens that documents are packed into per row, and cut at where they are not prepared; without it: 512, documents
     are cut at 2048, and one of more than 512 is a row of its own."""
     gradient_accumulation_steps: Positive | None = None
-    """forwards of a step of the optimiser; None is by train_bs."""
+    """forwards of a step of the optimiser; without it: by train_bs."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """of matrices, for every step."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.5
@@ -106,7 +107,7 @@ class RunSettings(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """where to compute: auto, cpu or cuda."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
-    """threads that compute in each process; None is one per core, shared among the processes."""
+    """threads that compute in each process; without it: one per core, shared among the processes."""
 
     @model_validator(mode="after")
     def _whole_matrices(self) -> RunSettings:
@@ -121,7 +122,8 @@ class KeepSettings(Settings):
     output_dir: str = "sametoken-head"
     """checkpoints, log, curves, and the best head in `head`."""
     save_steps: Positive | None = None
-    """steps between two checkpoints, others at judgements and signals; None is an eighth of the run, at most 500."""
+    """steps between two checkpoints, others at judgements and signals; without it: an eighth of the run, at most
+    500."""
     save_total_limit: Positive = 2
     """checkpoints that are kept."""
     resume: bool = True
@@ -129,9 +131,9 @@ class KeepSettings(Settings):
     logging_steps: Positive = 10
     """steps between lines of the log."""
     eval_data: str | None = None
-    """file of conversations on whose prompts the head is judged; None judges nothing."""
+    """file of conversations on whose prompts the head is judged; without it: nothing is judged."""
     eval_steps: Positive | None = None
-    """steps between two judgements; None is an eighth of the run, at most 500."""
+    """steps between two judgements; without it: an eighth of the run, at most 500."""
     eval_prompts: Positive = 80
     """prompts of a judgement, the first that fit."""
     eval_tokens: Positive = 64
@@ -139,7 +141,7 @@ class KeepSettings(Settings):
     max_draft_len: Annotated[int, Field(ge=1, le=128)] = 5
     """longest draft when a head is judged."""
     patience: Positive | None = None
-    """judgements without a better one after which training ends; None never ends early."""
+    """judgements without a better one after which training ends; without it: never."""
     do_eval: bool = True
     """judge after the last step too."""
 
@@ -150,7 +152,7 @@ class DataSettings(Settings):
     data: Annotated[str | None, Shown(DATA_PATH)] = None
     """file of conversations, or a directory that `sametoken prepare` made."""
     draft_vocab_size: Positive | None = None
-    """eagle3: tokens that the head can guess; None is all of the target's."""
+    """eagle3: tokens that the head can guess; without it: all of the target's."""
     fill_vocabulary: bool = False
     """fill the draft vocabulary up with tokens that do not occur."""
     all_tokens: bool = False

@@ -14,7 +14,7 @@ class NextFeatureOptions(HeadOptions):
     """The architecture of a next-feature head."""
 
     next_feature_inner_size: Annotated[int, Field(ge=1)] | None = None
-    """next-feature: width between its two linear layers; None is twice the target's hidden size."""
+    """next-feature: width between its two linear layers; without it: twice the target's hidden size."""
 
 
 class NextFeatureLoss(LossOptions):

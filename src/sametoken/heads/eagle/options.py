@@ -17,11 +17,11 @@ class EagleOptions(HeadOptions):
     eagle_config: str | None = None
     """JSON file with the head's architecture in the names of config.json; its keys win."""
     draft_window: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """tokens that an EAGLE head attends to; None is all."""
+    """tokens that an EAGLE head attends to; without it: all."""
 
 
 class EagleLoss(LossOptions):
     """What is minimised for an EAGLE head."""
 
     ttt_steps: Annotated[int, Field(ge=1, le=32)] | None = None
-    """steps that an EAGLE head is unrolled for in training; None is 3 for eagle3 and 1 for eagle1."""
+    """steps that an EAGLE head is unrolled for in training; without it: 3 for eagle3 and 1 for eagle1."""

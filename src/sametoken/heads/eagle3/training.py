@@ -13,15 +13,15 @@ class Eagle3Options(EagleOptions):
     """The architecture of an EAGLE-3 head."""
 
     taps: str | None = None
-    """eagle3: blocks of the target, from 0, whose outputs it reads, as 1,7,12; None is 1, n // 2 - 1 and n - 4."""
+    """eagle3: blocks of the target, from 0, whose outputs it reads, as 1,7,12; without it: 1, n // 2 - 1 and n - 4."""
     norm_before_residual: bool = False
     """eagle3: the residual starts from the normed hidden state; SGLang and TensorRT-LLM do not."""
     norm_before_fc: bool = False
     """eagle3: one norm over all taps before they are fused."""
     fc_norm: bool | None = None
-    """EAGLE 3.1: a norm for each tap; None is yes for a new eagle3 head without norm_before_fc."""
+    """EAGLE 3.1: a norm for each tap; without it: yes for a new eagle3 head without norm_before_fc."""
     norm_output: bool | None = None
-    """EAGLE 3.1: the next step reads the normed output; None is yes for a new eagle3 head."""
+    """EAGLE 3.1: the next step reads the normed output; without it: yes for a new eagle3 head."""
 
 
 def defaults(head: Eagle3Options) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sametoken.heads.kind import Written
+from sametoken.heads.kind import NO_SUCH_DRAFTS, Written
 from sametoken.heads.medusa.config import MedusaConfig
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.heads.medusa.names import medusa_tensors
@@ -46,7 +46,7 @@ def _vllm_name(name: str) -> str:
 def refusals(config: MedusaConfig, layout: str) -> list[str]:
     """Why an engine cannot run the heads."""
     if layout in ("sglang", "trtllm", "speculators"):
-        return ["Medusa: it has no such drafts" + (" in its PyTorch models" if layout == "trtllm" else "")]
+        return [NO_SUCH_DRAFTS]
     if layout == "vllm" and not config.own_heads:
         return ["heads without output layers: it reads a copy of the target's, which the head does not hold"]
     return []
