@@ -9,9 +9,11 @@ import torch
 
 import tiny_models
 from sametoken.checkpoint.experts import single_experts
-from sametoken.checkpoint.load import load_decoder, load_parameters, read_tensors
+from sametoken.checkpoint.fill import load_parameters
+from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.quantised.collect import Item
+from sametoken.checkpoint.tensors import read_tensors
 from sametoken.checkpoint.write import tensors
 from sametoken.errors import CheckpointError
 from sametoken.model.config import ModelConfig

@@ -15,8 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sametoken.checkpoint.load import Stored, load_decoder, load_parameters
+from sametoken.checkpoint.fill import load_parameters
+from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.mapping import rules_for
+from sametoken.checkpoint.tensors import Stored
 from sametoken.errors import CheckpointError, UnsupportedModelError
 
 HIDDEN, HEADS, KV_HEADS, SIZE, WIDTH, VOCAB, LAYERS = 16, 4, 2, 6, 20, 32, 2

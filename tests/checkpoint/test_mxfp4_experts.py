@@ -25,8 +25,9 @@ from quantised_makers import MADE
 from sametoken import LLM, SamplingParams
 from sametoken.checkpoint.experts import single_experts
 from sametoken.checkpoint.hub import read_config, stored_scheme
-from sametoken.checkpoint.load import load_decoder, read_tensors
+from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.quantised.collect import Item
+from sametoken.checkpoint.tensors import read_tensors
 from sametoken.errors import CheckpointError, ConfigError
 from sametoken.heads.draft_model.objective import _started
 from sametoken.model.config import ModelConfig

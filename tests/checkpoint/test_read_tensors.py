@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sametoken.checkpoint.load import read_tensors
+from sametoken.checkpoint.tensors import read_tensors
 from sametoken.errors import CheckpointError
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from sametoken.checkpoint.experts import single_experts
-from sametoken.checkpoint.load import load_parameters
+from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.quantised.collect import Item
 from sametoken.errors import SametokenError

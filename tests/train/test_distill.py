@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sametoken import LLM, CheckpointError, ConfigError, DraftMismatchError, SamplingParams
+from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.hub import read_config
-from sametoken.checkpoint.load import load_decoder, load_parameters, read_tensors
+from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.mapping import rules_for
+from sametoken.checkpoint.tensors import read_tensors
 from sametoken.checkpoint.write import write_model
 from sametoken.heads.draft_model.objective import DraftObjective, TrainableDraft
 from sametoken.heads.draft_model.on_policy import rewrite, sample

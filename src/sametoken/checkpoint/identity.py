@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from sametoken.checkpoint.load import weight_files
+from sametoken.checkpoint.tensors import weight_files
 from sametoken.errors import CheckpointError
 
 PIECE = 64 << 10  # bytes of each sample of a file

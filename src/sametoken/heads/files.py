@@ -12,7 +12,7 @@ from typing import Any
 
 from sametoken.checkpoint.contents import of_directory
 from sametoken.checkpoint.hub import read_json
-from sametoken.checkpoint.load import WEIGHT_FILES, Seen, seen_tensors
+from sametoken.checkpoint.tensors import WEIGHT_FILES, Seen, seen_tensors
 from sametoken.errors import CheckpointError
 
 HEAD_FILES = (*WEIGHT_FILES, "medusa_lm_head.safetensors", "medusa_lm_head.pt")

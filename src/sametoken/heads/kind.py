@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sametoken import kinds
-from sametoken.checkpoint.load import Stored
+from sametoken.checkpoint.tensors import Stored
 from sametoken.drafters.base import Drafter
 from sametoken.errors import ConfigError
 from sametoken.heads.files import Files

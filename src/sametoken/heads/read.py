@@ -9,7 +9,7 @@ import torch
 
 from sametoken import kinds
 from sametoken.checkpoint.contents import architectures
-from sametoken.checkpoint.load import read_tensors
+from sametoken.checkpoint.tensors import read_tensors
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.heads.files import HEAD_FILES, Files
 from sametoken.heads.kind import Described, Head

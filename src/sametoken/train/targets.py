@@ -13,10 +13,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.hub import read_config
-from sametoken.checkpoint.load import Stored, load_decoder, load_parameters, read_weights
+from sametoken.checkpoint.load import load_decoder, read_weights
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.quantised.collect import Item
+from sametoken.checkpoint.tensors import Stored
 from sametoken.errors import DataError
 from sametoken.learning.target import Features, OuterLayers
 from sametoken.model.config import ModelConfig

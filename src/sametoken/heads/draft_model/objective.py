@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.hub import read_config
-from sametoken.checkpoint.load import decoder_weights, load_parameters
+from sametoken.checkpoint.load import decoder_weights
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.paths import read_keys
 from sametoken.checkpoint.places import draft_directory

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from sametoken.checkpoint.load import Stored, load_parameters
+from sametoken.checkpoint.fill import load_parameters
+from sametoken.checkpoint.tensors import Stored
 from sametoken.drafters.base import Drafter
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.drafter import EagleDrafter

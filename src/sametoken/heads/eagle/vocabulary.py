@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sametoken.checkpoint.load import Stored
+from sametoken.checkpoint.tensors import Stored
 from sametoken.errors import CheckpointError, DraftMismatchError
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.names import MAPS, plain_name

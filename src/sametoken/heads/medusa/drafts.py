@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from sametoken.checkpoint.load import Stored, load_parameters
+from sametoken.checkpoint.fill import load_parameters
+from sametoken.checkpoint.tensors import Stored
 from sametoken.drafters.base import Drafter
 from sametoken.heads.files import Files
 from sametoken.heads.kind import CacheFor, Described, HeadKind, Written

@@ -1,0 +1,203 @@
+"""Stored tensors into the parameters of a module: every parameter is filled exactly once."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from sametoken.checkpoint.contents import SHOWN
+from sametoken.checkpoint.gguf import LINK
+from sametoken.checkpoint.mapping import ParameterRows, Places
+from sametoken.checkpoint.quantised.collect import Item
+from sametoken.checkpoint.tensors import Stored
+from sametoken.errors import CheckpointError, UnsupportedModelError
+from sametoken.model.formats.coded import Coded
+from sametoken.model.linear import Linear
+
+PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def load_parameters(
+    module: nn.Module,
+    stored: Iterable[Stored | Item],
+    rules: Places,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    pack: bool = True,
+) -> None:
+    """Fill every parameter of `module`, built on the meta device, from stored tensors in any order.
+
+    A parameter is allocated when its first piece arrives. When all parameters of a submodule that has a method
+    `pack()` are whole, it is called, and may replace them.
+
+    Args:
+        module: holds the shapes; its parameters are on the meta device.
+        stored: the tensors, for example from `read_tensors`.
+        rules: where each name belongs.
+        dtype: of the parameters after loading.
+        device: of the parameters after loading.
+        pack: whether to call `pack()` at all; what will be trained stays plain, and quantised weights become so.
+
+    Raises:
+        CheckpointError: names are missing, unexpected or duplicate (all reported together), a shape does not fit,
+            or a weight is not a finite number.
+        UnsupportedModelError: a tensor is not of a floating type.
+    """
+    filling = _Filling(module, dtype, torch.device(device), pack)
+    unexpected, duplicate = [], []
+    for item in stored:
+        if rules.ignores(item.name):
+            continue
+        place = rules.place(item.name)
+        if place is None or place.parameter not in filling.shapes:
+            if not _is_empty_bias(item):
+                unexpected.append(item.name)
+        elif not filling.claim(place):
+            duplicate.append(item.name)
+        else:
+            filling.fill(place, item)
+    if any(name.removeprefix("model.") == "fc.weight" for name in unexpected):
+        raise CheckpointError(
+            "the weights do not match the configuration: fc.weight is part of an EAGLE head; give the head as --draft, "
+            "and as MODEL the target that it was trained for"
+        )
+    problems = [
+        *_listed("missing", filling.missing(rules)),
+        *_listed("unexpected", unexpected),
+        *_listed("duplicate", duplicate),
+    ]
+    if problems:
+        raise CheckpointError(
+            "the weights do not match the configuration: " + "; ".join(problems) + ". Check that config.json and "
+            "the weight files belong to the same model, and that all of them were downloaded"
+        )
+
+
+class _Filling:
+    """Which rows of which parameters have arrived."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, device: torch.device, pack: bool) -> None:
+        self.module, self.dtype, self.device, self.pack = module, dtype, device, pack
+        # Taken before anything is packed, since packing may take parameters out of the module.
+        self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+        self.claimed: dict[str, list[range]] = defaultdict(list)
+        self.coded: dict[str, bool] = {}  # whether a parameter's parts are quantised
+        self.waiting = Counter({name: shape[0] for name, shape in self.shapes.items()})
+        self.open = Counter(_parent(name) for name in self.shapes)
+
+    def rows(self, place: ParameterRows) -> range:
+        return range(self.shapes[place.parameter][0]) if place.rows is None else place.rows
+
+    def claim(self, place: ParameterRows) -> bool:
+        """Reserve the rows of a place; False if some of them were already taken."""
+        rows, taken = self.rows(place), self.claimed[place.parameter]
+        if any(rows.start < other.stop and other.start < rows.stop for other in taken):
+            return False
+        taken.append(rows)
+        return True
+
+    def fill(self, place: ParameterRows, item: Stored | Item) -> None:
+        """Copy a stored tensor into its rows, and pack the submodule if that made it whole."""
+        name, rows, stored = place.parameter, self.rows(place), item.tensor
+        expected = (len(rows), *self.shapes[name][1:])
+        if tuple(item.tensor.shape) != expected:
+            raise CheckpointError(
+                f"{item.name} has shape {list(item.tensor.shape)}, expected {list(expected)} for {name}; "
+                "config.json and the weights describe different models",
+                field=str(item.file),
+            )
+        linear = isinstance(self.module.get_submodule(_parent(name)), Linear)
+        if isinstance(stored, Coded) and self.pack and (linear or item.file.name != LINK):
+            self._adopt(name, rows, item, stored)
+            self._arrived(name, len(rows))
+            return
+        dense = stored.dequantize() if isinstance(stored, Coded) else stored
+        if dense.dtype not in PLAIN:
+            raise UnsupportedModelError(
+                f"{item.name} holds {dense.dtype}, expected a floating type of 16 bits or more; use the unquantised "
+                "checkpoint",
+                field=str(item.file),
+            )
+        self._check_alike(name, item, coded=linear and self.pack and isinstance(stored, Coded))
+        target = self._parameter(name)[rows.start : rows.stop]
+        target.copy_(dense)
+        # aminmax carries NaN and Inf through, without the mask as large as the tensor that isfinite would need.
+        if not torch.stack(torch.aminmax(target)).isfinite().all():
+            raise CheckpointError(
+                f"{item.name} holds NaN or Inf as {self.dtype}; the file is damaged, the training diverged, or the "
+                "values need a wider dtype",
+                field=str(item.file),
+            )
+        self._arrived(name, len(rows))
+
+    def _adopt(self, name: str, rows: range, item: Stored | Item, weight: Coded) -> None:
+        """Leaves a quantised weight to its linear layer."""
+        module = self.module.get_submodule(_parent(name))
+        if not isinstance(module, Linear):
+            raise UnsupportedModelError(
+                f"{item.name} is quantised, which only linear layers can be; use another version of the model",
+                field=str(item.file),
+            )
+        self._check_alike(name, item, coded=True)
+        try:
+            module.adopt(rows.start, weight.to(self.device))
+        except ValueError as error:
+            raise UnsupportedModelError(
+                f"{item.name} cannot be joined with the other parts of {name}: found {error}, expected the same; use "
+                "another version of the model",
+                field=str(item.file),
+            ) from error
+
+    def _check_alike(self, name: str, item: Stored | Item, *, coded: bool) -> None:
+        """Refuses a parameter of which some parts are quantised and others are not."""
+        if self.coded.setdefault(name, coded) != coded:
+            words = ("quantised", "plain") if coded else ("plain", "quantised")
+            raise UnsupportedModelError(
+                f"{item.name} is {words[0]} and other parts of {name} are {words[1]}, expected one format for all of "
+                "them; use another version of the model",
+                field=str(item.file),
+            )
+
+    def missing(self, rules: Places) -> list[str]:
+        """Stored names that would fill the rows that have not arrived."""
+        waiting = [name for name, left in self.waiting.items() if left]
+        return [source for name in waiting for source in rules.sources(name, self.claimed[name])]
+
+    def _parameter(self, name: str) -> Tensor:
+        parameter = self.module.get_parameter(name)
+        if parameter.is_meta:
+            data = torch.empty(parameter.shape, dtype=self.dtype, device=self.device)
+            parameter = nn.Parameter(data, requires_grad=False)
+            setattr(self.module.get_submodule(_parent(name)), name.rpartition(".")[2], parameter)
+        return parameter.data
+
+    def _arrived(self, name: str, rows: int) -> None:
+        self.waiting[name] -= rows
+        if self.waiting[name]:
+            return
+        parent = _parent(name)
+        self.open[parent] -= 1
+        pack = getattr(self.module.get_submodule(parent), "pack", None)
+        if self.pack and pack is not None and not self.open[parent]:
+            pack()
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _listed(kind: str, names: list[str]) -> list[str]:
+    """One phrase for a kind of problem, none if there is no such problem."""
+    if not names:
+        return []
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return [f"{len(names)} {kind}: {', '.join(names[:SHOWN])}{more}"]
+
+
+def _is_empty_bias(item: Stored | Item) -> bool:
+    """GPTQ's tools write biases of zeros for layers that have none."""
+    return item.name.endswith(".bias") and isinstance(item.tensor, Tensor) and not item.tensor.any()

@@ -1,0 +1,161 @@
+"""Weight files of a checkpoint directory, and the tensors in them, under their own names.
+
+Memory holds at most one tensor at a time. Source of the layouts: the safetensors format, and the `*.index.json` files
+of Hugging Face repositories.
+"""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sametoken.checkpoint.contents import SHOWN, of_directory
+from sametoken.checkpoint.gguf import LINK
+from sametoken.checkpoint.gguf.container import AGAIN
+from sametoken.checkpoint.gguf.directory import read_gguf
+from sametoken.errors import CheckpointError, shown
+from sametoken.files import json_object
+from sametoken.model.formats.coded import Coded
+
+WEIGHT_FILES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+    LINK,
+)
+FILE_NAME = re.compile(r"(?!\.)[^/\\\x00]{1,255}")
+
+
+class Stored(NamedTuple):
+    """One tensor as a file holds it; the data stay on disk until they are read."""
+
+    name: str
+    tensor: Tensor
+    file: Path
+
+
+class Seen(NamedTuple):
+    """What a file says of a tensor without its data."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def read_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> Iterator[Stored]:
+    """Every tensor of a checkpoint directory, file by file in the order of the data.
+
+    Reads `model.safetensors` or `pytorch_model.bin`, whole or sharded with an index.
+
+    Args:
+        names: the weight files that it may have, the first that is there counts.
+
+    Raises:
+        CheckpointError: there are no weights, an index names an absent file, or a file is damaged.
+    """
+    for file in weight_files(directory, names):
+        yield from READERS[file.suffix](file)
+
+
+def seen_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> dict[str, Seen]:
+    """Shape and dtype of every tensor of a checkpoint directory, without reading their data; raises as above."""
+    return {item.name: Seen(tuple(item.tensor.shape), item.tensor.dtype) for item in read_tensors(directory, names)}
+
+
+def weight_files(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> list[Path]:
+    """The files that hold the weights of a checkpoint directory, all of them present."""
+    for name in names:
+        if (directory / name).exists():
+            return _shards(directory / name) if name.endswith(".json") else [directory / name]
+    words = f"no weights, expected one of {', '.join(names)}: {of_directory(directory)}"
+    raise CheckpointError(words, field=str(directory))
+
+
+def _shards(index: Path) -> list[Path]:
+    """The files that an index names, in order, all of them present."""
+    try:
+        stated = json_object(index).get("weight_map")
+    except OSError as error:
+        words = f"cannot be read ({error.strerror}); check its permissions"
+        raise CheckpointError(words, field=str(index)) from error
+    except ValueError as error:
+        raise CheckpointError(str(error), field=str(index), advice=AGAIN) from error
+    if not isinstance(stated, dict):
+        words = f"not an index with a weight_map, which is {shown(stated)}"
+        raise CheckpointError(words, field=str(index), advice=AGAIN)
+    # An index comes from outside and may not point outside its own directory.
+    if foreign := [name for name in stated.values() if not isinstance(name, str) or not FILE_NAME.fullmatch(name)]:
+        words = f"names {shown(foreign[0])}, expected plain file names beside the index"
+        raise CheckpointError(words, field=str(index))
+    names = sorted(set(stated.values()))
+    if absent := [name for name in names if not (index.parent / name).exists()]:
+        raise CheckpointError(
+            f"{len(absent)} of {len(names)} files are not there: {', '.join(absent[:SHOWN])}; "
+            "the download stopped half-way: run it again",
+            field=str(index),
+        )
+    return [index.parent / name for name in names]
+
+
+def tensor_names(file: Path) -> list[str]:
+    """Of a safetensors file's tensors, in the order of their data."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return list(opened.offset_keys())
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(_damaged(file, error), field=str(file)) from error
+
+
+def _read_safetensors(file: Path) -> Iterator[Stored]:
+    try:
+        for name in tensor_names(file):
+            # Opened anew for each tensor: one mapping for all would keep every page that was read resident.
+            with safe_open(file, framework="pt") as opened:
+                tensor = opened.get_tensor(name)
+            yield Stored(name, tensor, file)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(_damaged(file, error), field=str(file)) from error
+
+
+def _read_bin(file: Path) -> Iterator[Stored]:
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            "holds more than tensors, or is damaged, and was not executed; convert it to safetensors", field=str(file)
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError) as error:
+        raise CheckpointError(_damaged(file, error), field=str(file)) from error
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        words = "holds something else than a dictionary of tensors; convert it to safetensors"
+        raise CheckpointError(words, field=str(file))
+    for name, tensor in tensors.items():
+        yield Stored(name, tensor, file)
+
+
+def _read_gguf(file: Path) -> Iterator[Stored]:
+    for name, tensor in read_gguf(file):
+        yield Stored(name, tensor.dequantize() if isinstance(tensor, Coded) else tensor, file)
+
+
+READERS = {".safetensors": _read_safetensors, ".bin": _read_bin, ".pt": _read_bin, ".gguf": _read_gguf}
+
+
+def _damaged(file: Path, error: Exception) -> str:
+    """Words for a weight file that cannot be read."""
+    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch seeks before the start of a truncated file
+        return f"cannot be read ({error.strerror or error}); check its permissions, or {AGAIN}"
+    with file.open("rb") as opened:
+        head = opened.read(40)
+    if head.startswith(b"version https://git-lfs"):
+        return "is a Git LFS pointer, not the weights; run `git lfs pull` in its repository"
+    reason = str(error).splitlines()[0]
+    return f"truncated or damaged ({file.stat().st_size} bytes: {reason}); {AGAIN}"
