@@ -101,7 +101,7 @@ def test_export_says_what_was_assumed(run: Any, pair: Pair, foreign: Path, tmp_p
         (("eagle3", "--to", "vlm"), ["did you mean 'vllm'"]),
         (("eagle3", "--taps", "one"), ["--taps 'one'"]),
         (("eagle3", "--taps", "1,2,0"), ["expected 2 layers"]),
-        (("eagle3", "--taps", "1,9"), ["layers 0 to 2"]),
+        (("eagle3", "--taps", "1,9"), ["blocks from 0 to 2"]),
         (("eagle", "--taps", "1"), ["only EAGLE-3 has taps"]),
         (("eagle3", "--dtype", "float8"), ["valid: bfloat16, float16, float32"]),
     ],
