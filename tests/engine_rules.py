@@ -19,7 +19,7 @@ class Read(NamedTuple):
 
     Attributes:
         weights: by the plain names `fc`, `layers.N.*`, `norm`, `lm_head`, `embed_tokens`, `input_norm`, `fc_norm.N`.
-        taps: outputs of blocks.
+        taps: blocks whose outputs are read; () where the last hidden state is.
         flags: what changes the computation without a weight.
         draft_ids: the target's ids of its tokens; None where it takes them for the whole vocabulary.
     """
@@ -202,7 +202,7 @@ def vllm_eagle_1(config: dict[str, Any], tensors: dict[str, Tensor], layers: int
     if config["architectures"][0] not in ("LlamaForCausalLM", "EagleLlamaForCausalLM"):
         raise EngineError("no such architecture")
     names = modules(config, {}, 1, ())
-    return Read(check(dict(tensors), names, True, {"embed_tokens.weight", "lm_head.weight"}), (layers - 1,), {}, None)
+    return Read(check(dict(tensors), names, True, {"embed_tokens.weight", "lm_head.weight"}), (), {}, None)
 
 
 def sglang_eagle_1(config: dict[str, Any], tensors: dict[str, Tensor], layers: int) -> Read:
@@ -212,7 +212,7 @@ def sglang_eagle_1(config: dict[str, Any], tensors: dict[str, Tensor], layers: i
     weights = check(dict(tensors), names, False, {"embed_tokens.weight", "lm_head.weight"})
     for target_s in ("embed_tokens.weight", "lm_head.weight"):
         weights.pop(target_s, None)
-    return Read(weights, (layers - 1,), {}, None)
+    return Read(weights, (), {}, None)
 
 
 Reader = Callable[[dict[str, Any], dict[str, Tensor], int], Read]
