@@ -58,16 +58,17 @@ class Models:
     target: str
     drafts: dict[str, str]
     requests: list[tuple[list[int], SamplingParams]]
-    oracles: dict[tuple[str, str], LLM] = field(default_factory=dict)
-    answers: dict[tuple[str, str, int], tuple[Any, ...]] = field(default_factory=dict)
+    oracles: dict[tuple[str, str, str], LLM] = field(default_factory=dict)
+    answers: dict[tuple[str, str, str, int], tuple[Any, ...]] = field(default_factory=dict)
 
-    def answer(self, dtype: str, quantization: str, number: int) -> tuple[Any, ...]:
+    def answer(self, dtype: str, quantization: str, kv_dtype: str, number: int) -> tuple[Any, ...]:
         """What plain decoding of a request by itself says."""
-        key = dtype, quantization
+        key = dtype, quantization, kv_dtype
         if (*key, number) not in self.answers:
             if key not in self.oracles:
                 options = {"dtype": dtype, "quantization": quantization, "max_batch_size": 1}
-                self.oracles[key] = LLM(self.target, kv_cache={"enable_block_reuse": False}, **options)
+                cache = {"enable_block_reuse": False, "dtype": kv_dtype}
+                self.oracles[key] = LLM(self.target, kv_cache=cache, **options)
             prompt, params = self.requests[number]
             done = self.oracles[key].generate(prompt, replace(params, speculative=PLAIN))
             self.answers[*key, number] = tuple(map(said, done))
@@ -164,6 +165,7 @@ def draw_round(luck: random.Random) -> Round:
     cache = {
         "tokens_per_block": luck.choice([1, 3, 8, 16, 32]), "enable_block_reuse": luck.random() < 0.7,
         "max_tokens": luck.choice([None, 180, 256, 700]), "free_memory_fraction": luck.choice([0.5, 0.9]),
+        "dtype": luck.choice(["auto", "bfloat16", "int8", "fp8"]),
     }  # fmt: skip
     return Round(draft, speculative, engine, cache)
 
@@ -210,7 +212,7 @@ def check_round(models: Models, seed: str) -> str:
     dtype, form = str(llm.engine.runner.decoder.dtype).removeprefix("torch."), drawn.engine["quantization"]
     for number, requests in going:
         got = tuple(said(Completion.of(request)) for request in requests)
-        expected = models.answer(dtype, form, number)
+        expected = models.answer(dtype, form, drawn.cache["dtype"], number)
         assert got == expected, f"seed {seed}: {drawn}\nrequest {number} {requests[0].params}\n{got}\n{expected}"
     check_idle(llm.engine)
     return "ran"
@@ -273,7 +275,7 @@ def _ask(models: Models, luck: random.Random, drawn: Round, url: str, server: su
         for number, reply in zip(numbers, replies, strict=True):
             reply.raise_for_status()
             got = [(choice["text"], choice["finish_reason"]) for choice in reply.json()["choices"]]
-            expected = models.answer(dtype, drawn.engine["quantization"], number)
+            expected = models.answer(dtype, drawn.engine["quantization"], drawn.cache["dtype"], number)
             assert got == [(text, reason) for _, text, reason, *_ in expected], (number, models.requests[number], got)
     return "served"
 

@@ -25,6 +25,7 @@ from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16, pairs, unpaired
 from sametoken.runtime.cache import KVCache, PageTable, Span
+from sametoken.runtime.kv_format import FP8, INT8, OWN, KVFormat
 from sametoken.speculation.draft import ancestors
 from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.rows import RowSampling, Sampling
@@ -32,6 +33,7 @@ from sametoken.speculation.rows import RowSampling, Sampling
 __all__ = ["kernels", "threads"]  # fixtures
 
 VOCAB, PAGE, PAGES = 96, 16, 12
+FORMS = [OWN, INT8, FP8]  # of what the cache stores
 SHAPES = [(96, 64), (100, 200), (33, 260), (512, 128)]
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2,
@@ -96,13 +98,14 @@ def test_a_packed_table_gives_its_rows_back() -> None:
 class Text:
     """Rows of a cache that a decoder writes."""
 
-    def __init__(self, decoder: Decoder, rows: int = 3) -> None:
+    def __init__(self, decoder: Decoder, form: KVFormat = OWN, rows: int = 3) -> None:
         config = decoder.config
         self.decoder, self.table = decoder, PageTable(rows, rows * PAGES + 1, PAGES, PAGE, "cpu")
         order = torch.randperm(rows * PAGES, generator=torch.Generator().manual_seed(3)) + 1
         for row in range(rows):
             self.table.extend(row, order[row * PAGES : (row + 1) * PAGES].tolist())
-        self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, self.table, decoder.dtype, "cpu")
+        shape = config.num_layers, config.num_kv_heads, config.head_dim
+        self.cache = KVCache(*shape, self.table, decoder.dtype, "cpu", form)
 
     def run(self, rows: list[int], starts: list[int], tokens: Tensor, parents: Tensor) -> Tensor:
         """Logits [B, N, V] of trees [B, N] after `starts` committed tokens."""
@@ -133,26 +136,46 @@ def tokens(count: int, seed: int = 1) -> Tensor:
     return torch.randint(VOCAB, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-def test_a_decoder_computes_what_torch_computes(kernels: Library, directory: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_decoder_computes_what_torch_computes(kernels: Library, directory: Path, form: KVFormat) -> None:
     text = tokens(150)
     compiled = load_decoder(directory, torch.bfloat16, "cpu")
     assert compiled.native is not None
-    logits = Text(compiled).chain(0, 0, text)
-    exact = Text(load_decoder(directory, torch.float32, "cpu")).chain(0, 0, text)
+    logits = Text(compiled, form).chain(0, 0, text)
+    exact = Text(load_decoder(directory, torch.float32, "cpu"), form).chain(0, 0, text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear_module, "library", lambda: None)
         patch.setattr(compiled_module, "library", lambda: None)
-        plain = Text(load_decoder(directory, torch.bfloat16, "cpu")).chain(0, 0, text).float()
+        plain = Text(load_decoder(directory, torch.bfloat16, "cpu"), form).chain(0, 0, text).float()
     # As near to float32 as torch's own bfloat16 is, which rounds at the same places and a few more.
     assert (logits - exact).norm() <= 1.1 * (plain - exact).norm()
 
 
-def test_a_node_has_the_bits_of_plain_decoding(kernels: Library, directory: Path) -> None:
+@pytest.mark.parametrize("form", [INT8, FP8])
+def test_codes_have_the_bits_of_plain_torch(kernels: Library, directory: Path, form: KVFormat) -> None:
+    """In the first layer, whose keys and values depend on no attention before."""
+    decoder, text = load_decoder(directory, torch.bfloat16, "cpu"), tokens(150)
+    numbers, codes = Text(decoder), Text(decoder, form)
+    for stored in (numbers, codes):
+        stored.chain(1, 0, text)
+    for plane in ("key", "value"):
+        found = getattr(codes.cache, f"{plane}s")[0], getattr(codes.cache, f"{plane}_scales")[0]
+        slots = numbers.table.slots(torch.tensor([1]), torch.arange(150).unsqueeze(0)).flatten()
+        expected = form.encode(getattr(numbers.cache, f"{plane}s")[0, slots])
+        for got, want in zip(found, expected, strict=True):
+            assert want is not None
+            assert torch.equal(got[slots], want)
+            got[slots] = 0
+            assert not got.any(), "nothing else was written"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_node_has_the_bits_of_plain_decoding(kernels: Library, directory: Path, form: KVFormat) -> None:
     decoder = load_decoder(directory, torch.bfloat16, "cpu")
     text, guesses = tokens(70), tokens(6, seed=2)
-    whole = Text(decoder)
+    whole = Text(decoder, form)
     expected = whole.chain(0, 0, torch.cat([text, guesses[[0, 1, 3]]]))
-    other = Text(decoder)
+    other = Text(decoder, form)
     for start, end in ((0, 1), (1, 30), (30, 66), (66, 70)):  # the prompt in pieces, beside nobody
         assert torch.equal(other.chain(1, start, text[start:end]), expected[start:end])
     other.chain(2, 0, tokens(40, seed=9))
@@ -180,11 +203,12 @@ def test_a_library_of_other_sources_is_left_alone(kernels: Library, monkeypatch:
         native.choose()[0]
 
 
-def test_a_greedy_chain_is_step_by_step_argmax(kernels: Library, directory: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_greedy_chain_is_step_by_step_argmax(kernels: Library, directory: Path, form: KVFormat) -> None:
     decoder = load_decoder(directory, torch.bfloat16, "cpu")
     assert decoder.native is not None
     rows, lengths, levels = [0, 2, 1], [40, 7, 66], 5
-    stepped, expected = Text(decoder), []
+    stepped, expected = Text(decoder, form), []
     texts = [tokens(length, seed=row) for row, length in zip(rows, lengths, strict=True)]
     for row, text in zip(rows, texts, strict=True):
         drawn = [text[-1], stepped.chain(row, 0, text)[-1].argmax()]
@@ -193,4 +217,4 @@ def test_a_greedy_chain_is_step_by_step_argmax(kernels: Library, directory: Path
         expected.append(torch.stack(drawn))
     greedy = Sampling.of([RowSampling(SamplingParams(temperature=0), 0, [], VOCAB)] * len(rows))
     certain = Certain(rows, [0, 0, 0], [text.tolist() for text in texts])
-    assert torch.equal(decoder.native.guess(certain, Text(decoder).cache, levels, greedy), torch.stack(expected))
+    assert torch.equal(decoder.native.guess(certain, Text(decoder, form).cache, levels, greedy), torch.stack(expected))

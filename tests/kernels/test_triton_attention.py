@@ -19,7 +19,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from sametoken.kernels.triton.attention import CHUNK, TreeTiles, paged_attention
-from sametoken.runtime.cache import PageTable, Span
+from sametoken.runtime.cache import KVCache, PageTable, Span
+from sametoken.runtime.kv_format import FORMATS, FP8, INT8, OWN, KVFormat
 from sametoken.speculation.draft import ancestors, depth
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,7 +51,9 @@ def randn(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 class Stored:
     """Rows that hold the same text of keys and values, each in its own scattered pages."""
 
-    def __init__(self, rows: int, length: int, heads: tuple[int, int, int], dtype: torch.dtype) -> None:
+    def __init__(
+        self, rows: int, length: int, heads: tuple[int, int, int], dtype: torch.dtype, form: KVFormat = OWN
+    ) -> None:
         self.heads, self.kv_heads, self.size = heads
         pages = -(-length // PAGE) + 1
         order = torch.randperm(rows * pages, generator=torch.Generator().manual_seed(4)) + 1
@@ -61,17 +64,18 @@ class Stored:
         self.q = randn(length, self.heads, self.size, seed=1, dtype=dtype)
         self.k = randn(length, self.kv_heads, self.size, seed=2, dtype=dtype)
         self.v = randn(length, self.kv_heads, self.size, seed=3, dtype=dtype)
-        slots = (rows * pages + 1) * PAGE
+        self.cache = KVCache(1, self.kv_heads, self.size, self.table, dtype, DEVICE, form)
         # What nobody wrote is poison: a kernel that reads it shows.
-        self.keys = torch.full((slots, self.kv_heads, self.size), float("nan"), dtype=dtype, device=DEVICE)
-        self.values = self.keys.clone()
+        for stored in (self.cache.keys, self.cache.values, self.cache.key_scales, self.cache.value_scales):
+            if stored is not None and stored.is_floating_point():
+                stored.fill_(float("nan"))
 
     def write(self, row: int, start: int, count: int, at: Sequence[int] | None = None) -> None:
         """Puts the text's tokens start + at[0], ... at the row's indexes start, start + 1, ..."""
         text = torch.tensor(at if at is not None else range(count), device=DEVICE) + start
         index = torch.arange(start, start + count, device=DEVICE).unsqueeze(0)
         slots = self.table.slots(torch.tensor([row], device=DEVICE), index).flatten()
-        self.keys[slots], self.values[slots] = self.k[text], self.v[text]
+        self.cache.write(0, slots, self.k[text], self.v[text])
 
     def attend(
         self, rows: Sequence[int], starts: Sequence[int], parents: Sequence[int], window: int | None = None,
@@ -82,15 +86,20 @@ class Stored:
         at = torch.tensor(starts, device=DEVICE)
         count = nodes or len(parents)
         span = Span(torch.tensor(rows, device=DEVICE), rows, at, reach, count, max(starts) + len(parents))
-        tree = TreeTiles.of(span, self.table, span.longest + spare, self.heads // self.kv_heads)
+        group = self.heads // self.kv_heads
+        tree = TreeTiles.of(span.rows, at, reach, count, self.table.table, PAGE, span.longest + spare, group)
         tokens = (at.unsqueeze(1) + depth(reach))[:, -count:].flatten()
-        out = paged_attention(self.q[tokens], self.keys, self.values, tree, window)
+        cache, scales = self.cache, None
+        if cache.key_scales is not None and cache.value_scales is not None:
+            scales = cache.key_scales[0], cache.value_scales[0]
+        out = paged_attention(self.q[tokens], cache.keys[0], cache.values[0], tree, window, scales)
         return out.view(len(rows), count, -1)
 
     def oracle(self, position: int, window: int | None) -> Tensor:
-        """[Hq * D] of the text's token at `position`, by torch in float32."""
-        first = 0 if window is None else max(0, position - window + 1)
-        k, v = (x[first : position + 1].float().transpose(0, 1).unsqueeze(0) for x in (self.k, self.v))
+        """[Hq * D] of the text's token at `position`, by torch in float32 on what is stored of the text."""
+        first, form = 0 if window is None else max(0, position - window + 1), self.cache.form
+        text = (x[first : position + 1] for x in (self.k, self.v))
+        k, v = (form.decode(*form.encode(x), torch.float32).transpose(0, 1).unsqueeze(0) for x in text)
         q = self.q[position].float().view(1, self.heads, 1, self.size)
         return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).flatten()
 
@@ -122,11 +131,30 @@ def test_it_is_attention(heads: tuple[int, int, int], dtype: torch.dtype, window
             torch.testing.assert_close(found[row, node].float(), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("form", [INT8, FP8, FORMATS["bfloat16"]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [None, 90])
-def test_a_tokens_bits_are_its_own(dtype: torch.dtype, window: int | None) -> None:
+def test_it_is_attention_over_what_is_stored(form: KVFormat, dtype: torch.dtype) -> None:
+    stored = Stored(2, CHUNK + 20, (4, 2, 64), dtype, form)
+    starts = [5, CHUNK - 2]
+    for row in range(2):
+        stored.write(row, 0, starts[row] + 5)
+    found = stored.attend([0, 1], starts, chain(5))
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for row, start in enumerate(starts):
+        expected = stored.oracle(start + 4, None)
+        torch.testing.assert_close(found[row, 4].float(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "window", "form"),
+    [
+        (torch.float32, None, OWN), (torch.bfloat16, None, OWN), (torch.float32, 90, OWN), (torch.bfloat16, 90, OWN),
+        (torch.bfloat16, None, INT8), (torch.bfloat16, 90, FP8),
+    ],
+)  # fmt: skip
+def test_a_tokens_bits_are_its_own(dtype: torch.dtype, window: int | None, form: KVFormat) -> None:
     """Alone, in a chain, in a tree with gaps in its path, beside another row, with room for more keys."""
-    stored = Stored(3, CHUNK + 40, (8, 2, 64), dtype)
+    stored = Stored(3, CHUNK + 40, (8, 2, 64), dtype, form)
     for start in (61, CHUNK - 3):
         stored.write(0, 0, start + 8)
         alone = [stored.attend([0], [start + i], [-1], window)[0, 0] for i in range(4)]

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sametoken.dialects.rules import NoEffect, Rule, Sets, Translation, apply, described, keys, spelled, table
-from sametoken.dialects.trtllm import ALWAYS, CACHE, METRICS, NO_PART, NOT_PARALLEL, ONE_PROCESS, TOP
+from sametoken.dialects.trtllm import ALWAYS, METRICS, NO_PART, NOT_PARALLEL, ONE_PROCESS, TOP
 from sametoken.options.declaration import members
 from sametoken.options.serving import OPTIONS, elsewhere
 
@@ -96,7 +96,6 @@ def _flags() -> Iterator[tuple[str, Flag]]:
         rule = TOP[key.names[-1]]
         kind = rule.kind if isinstance(rule, NoEffect) else bool if key.names[0].startswith("enable") else int
         yield key.names[0], Flag(TRT, kind, rule, key.names[1:])
-    yield "kv_cache_dtype", Flag(TRT, str, CACHE["dtype"])
     for server, (no_effect, refused) in OWN.items():
         for names, setting in elsewhere(server.replace(" ", "-")).items():
             name, *aliases = names.split("/")

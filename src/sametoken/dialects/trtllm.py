@@ -128,7 +128,7 @@ CACHE = table(
     },
     {
         f"{PAGES}; leave it out": "host_cache_size=0 disk_cache_size=0 disk_cache_path use_uvm=false",
-        "the model says it; leave it out": "dtype=auto max_attention_window sink_token_length",
+        "the model says it; leave it out": "max_attention_window sink_token_length",
         "give the size as free_gpu_memory_fraction or max_tokens": "max_gpu_total_bytes=0",
         "cache events are not published; leave it out": "event_buffer_max_size=0",
         "served models have no encoder": "cross_kv_cache_fraction",

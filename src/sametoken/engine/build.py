@@ -40,6 +40,7 @@ from sametoken.model.formats.names import least_bytes
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import MODEL_METHODS, NO_DRAFT, SpeculativeConfig
 from sametoken.runtime.cache import KEY_BLOCK, KVCache, PageTable
+from sametoken.runtime.kv_format import FORMATS
 from sametoken.runtime.memory import available_bytes
 
 LOG = logging.getLogger("sametoken")
@@ -242,8 +243,10 @@ def build_engine(
     per_row = -(-(context.length + lookahead + KEY_BLOCK) // page)
     table = PageTable(config.max_batch_size, pages, per_row, page, device)
 
+    form = FORMATS[cache.dtype]
+
     def cache_for(shape: ModelConfig, dtype: torch.dtype) -> KVCache:
-        return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, dtype, device)
+        return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, dtype, device, form)
 
     drafters = model_free_drafters(speculative)
     if draft is not None:
@@ -305,7 +308,7 @@ def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, look
     if loaded.draft is not None and (layers := loaded.draft.cached_layers) is not None:
         cached.append((layers, loaded.draft.module.dtype))
     per_page = sum(
-        KVCache.bytes_per_page(shape.num_layers, shape.num_kv_heads, shape.head_dim, page, dtype)
+        KVCache.bytes_per_page(shape.num_layers, shape.num_kv_heads, shape.head_dim, page, dtype, FORMATS[cache.dtype])
         for shape, dtype in cached
     )
     wanted = cache.max_tokens or config.max_batch_size * (context + lookahead)

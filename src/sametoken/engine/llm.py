@@ -26,6 +26,7 @@ from sametoken.errors import NO_WINDOWS, ConfigError, PromptTooLongError, Reques
 from sametoken.kinds import coming_with
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
+from sametoken.options.serving import CACHE
 from sametoken.options.speculation import AUTO, NO_DRAFT, SpeculativeConfig
 from sametoken.speculation.noise import choice_seed
 from sametoken.speculation.sampling import RowSampling
@@ -56,7 +57,8 @@ class LLM:
         speculative: `SpeculativeConfig` or a mapping of its keys.
         kv_cache: `KVCacheConfig` or a mapping of its keys.
         revision, draft_revision: Hub revisions.
-        engine: keys of `EngineConfig`: dtype, device, max_batch_size, max_num_tokens, max_seq_len, ...
+        engine: keys of `EngineConfig` (dtype, device, max_batch_size, max_num_tokens, max_seq_len, ...), and of
+            `KVCacheConfig` as the command line writes them: kv_cache_dtype, ...
 
     Raises:
         SametokenError: the models cannot be loaded, do not fit each other or the memory.
@@ -75,6 +77,8 @@ class LLM:
     ) -> None:
         if sys.platform == "win32":
             raise ConfigError(NO_WINDOWS)
+        pages = {name.removeprefix(CACHE): engine.pop(name) for name in list(engine) if name.startswith(CACHE)}
+        cache = KVCacheConfig(**dict(KVCacheConfig.of(kv_cache)) | pages)
         config = EngineConfig(**engine)
         self.speculative = SpeculativeConfig.of(speculative)
         loaded = load_models(model, draft, (revision, draft_revision), config, self.speculative.method)
@@ -84,7 +88,7 @@ class LLM:
         self.default_sampling: Mapping[str, Any] = loaded.sampling
         self.pooling = loaded.pooling
         self.engine: Engine
-        self.engine, context = build_engine(loaded, self.speculative, config, KVCacheConfig.of(kv_cache))
+        self.engine, context = build_engine(loaded, self.speculative, config, cache)
         self.max_seq_len, self._remedy = context
         self._grammars = Grammars(self.tokenizer, self.config.vocab_size)
         self._ids = itertools.count()

@@ -105,7 +105,10 @@ def _paged(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int 
         segment.trees[group] = TreeTiles.of(
             span.rows, span.starts, span.reach, span.nodes, table.table, table.page_size, segment.length, group
         )
-    return paged_attention(q, cache.keys[layer], cache.values[layer], segment.trees[group], window)
+    scales = None
+    if cache.key_scales is not None and cache.value_scales is not None:
+        scales = cache.key_scales[layer], cache.value_scales[layer]
+    return paged_attention(q, cache.keys[layer], cache.values[layer], segment.trees[group], window, scales)
 
 
 def _repeat(x: Tensor, tiles: int) -> Tensor:

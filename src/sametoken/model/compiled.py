@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sametoken.errors import ConfigError
 from sametoken.kernels.cpu.library import (
     CSpan,
     Draw,
@@ -34,9 +35,11 @@ from sametoken.model.config import ModelConfig
 from sametoken.model.layers import RMSNorm
 from sametoken.model.linear import Embedding, Linear
 from sametoken.runtime.cache import KVCache, Span, View
+from sametoken.runtime.kv_format import FP8, INT8
 from sametoken.speculation.rows import Sampling
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
+KV_FORMS = {INT8: 1, FP8: 2}  # of kv_codes.h; bfloat16 is 0
 LANES = 16  # numbers of a vector: rows and heads are whole vectors
 
 
@@ -126,7 +129,7 @@ class Compiled:
     def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
         kept = [(span, span.reach.contiguous()) for span in view.spans]
         spans = [_span(span, reach) for span, reach in kept]
-        self._kernels.forward(self._model, _pages(cache), spans, tokens.contiguous(), x, taps, self._nbytes)
+        self._kernels.forward(self._model, self._pages(cache), spans, tokens.contiguous(), x, taps, self._nbytes)
         return x
 
     def guess(self, certain: Certain, cache: KVCache, levels: int, sampling: Sampling) -> Tensor:
@@ -151,7 +154,19 @@ class Compiled:
             noise_scale=sampling.noise_scale, **truncation,
         )  # fmt: skip
         nbytes = self._nbytes, self._head.nbytes
-        return self._kernels.guess(self._model, _pages(cache), feed, self._output, draw, levels, nbytes)
+        return self._kernels.guess(self._model, self._pages(cache), feed, self._output, draw, levels, nbytes)
+
+    def _pages(self, cache: KVCache) -> Pages:
+        form, table = KV_FORMS.get(cache.form, 0), cache.table.table
+        if form and not self._kernels.reads_kv_codes:
+            raise ConfigError("the compiled kernels are older than the KV cache's dtype; install the package again")
+        scales = (None if each is None else each.mT for each in (cache.key_scales, cache.value_scales))
+        found: Pages = struct_of(
+            Pages, keys=cache.keys, values=cache.values, layer_stride=cache.keys.stride(0),
+            page_size=cache.table.page_size, table_stride=table.stride(0), table=table,
+            **dict(zip(("key_scales", "value_scales"), scales, strict=True)), slots=cache.keys.shape[1], form=form,
+        )  # fmt: skip
+        return found
 
     def logits(self, last: Tensor) -> Tensor:
         """[R, outputs] float32 from rows of the last block's output [R, H]."""
@@ -177,15 +192,6 @@ class CompiledDecoder(Compiled):
         outputs = [found.get(layer) for layer in range(self._model.layers)]
         last = self._run(tokens, torch.empty(shape, dtype=torch.bfloat16), cache, view, outputs)
         return last, tuple(found[tap] for tap in taps)
-
-
-def _pages(cache: KVCache) -> Pages:
-    table = cache.table.table
-    found: Pages = struct_of(
-        Pages, keys=cache.keys, values=cache.values, layer_stride=cache.keys.stride(0),
-        page_size=cache.table.page_size, table_stride=table.stride(0), table=table,
-    )  # fmt: skip
-    return found
 
 
 def _span(span: Span, reach: Tensor) -> CSpan:

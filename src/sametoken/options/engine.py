@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from sametoken.options.declaration import Elsewhere, Positive, Settings, Shown
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int8_weight_only", "int4", "int4_g128"]
+KVDType = Literal["auto", "bfloat16", "int8", "fp8", "fp8_e4m3"]
+# vLLM's names for a scale per token and head, SGLang's bfloat16, llama.cpp's nearest type.
+KV_ALIASES = {"int8_per_token_head": "int8", "fp8_per_token_head": "fp8", "bf16": "bfloat16", "q8_0": "int8"}
 MOST_THREADS = 1024  # more than any machine this is for, and few enough to start
+
+
+def _kv_dtype(given: Any) -> Any:
+    """Our name of a cache's dtype; raises `ValueError` for one that another tool has and we refuse."""
+    if given == "fp8_e5m2":
+        raise ValueError(
+            "two bits of fraction lose more than E4M3, whose range a scale per vector makes enough; use fp8"
+        )
+    return KV_ALIASES.get(given, given) if isinstance(given, str) else given
 
 
 class ModelSettings(Settings):
@@ -56,6 +68,9 @@ class KVCacheConfig(Settings):
         ),
     ] = 0.9
     """share of the memory left after the weights that the pool may take."""
+    dtype: Annotated[KVDType, BeforeValidator(_kv_dtype), Elsewhere("trtllm kv_cache_config.dtype")] = "auto"
+    """what keys and values are stored as, those of a draft model or head too: "auto" is the model's dtype; int8 and
+    fp8 (E4M3, also fp8_e4m3) are codes with a scale for each token and head, about half of bfloat16's bytes."""
 
 
 class EngineConfig(Settings):

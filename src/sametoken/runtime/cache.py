@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sametoken.runtime.chains import Chains, chains, is_chain
+from sametoken.runtime.kv_format import OWN, KVFormat
 from sametoken.runtime.transfer import upload
 from sametoken.speculation.draft import chain_reach, depth
 
@@ -199,7 +200,15 @@ class View:
 
 
 class KVCache:
-    """Keys and values of every layer, [layers, slots, kv heads, D], addressed through a shared `PageTable`."""
+    """Keys and values of every layer, addressed through a shared `PageTable`.
+
+    Attributes:
+        keys, values: [layers, slots, kv heads, D] as `form` stores them.
+        key_scales, value_scales: [layers, slots, kv heads] float32 where these are codes, otherwise None; in memory the
+            slots of a head lie side by side, since a head is what attention reads.
+        dtype: of the vectors that are written and read.
+        form: what is stored of a vector.
+    """
 
     def __init__(
         self,
@@ -209,44 +218,58 @@ class KVCache:
         table: PageTable,
         dtype: torch.dtype,
         device: torch.device | str,
+        form: KVFormat = OWN,
     ) -> None:
-        shape = (layers, table.pages * table.page_size, kv_heads, head_dim)
+        shape = (layers, table.pages * table.page_size, kv_heads)
+        self.table, self.dtype, self.form = table, dtype, form
         # Zeros, not empty: a masked key still enters the sum as 0 * value, which garbage NaN would poison.
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.table = table
+        self.keys = torch.zeros(*shape, head_dim, dtype=form.dtype(dtype), device=device)
+        self.values = torch.zeros_like(self.keys)
+        self.key_scales: Tensor | None = None
+        self.value_scales: Tensor | None = None
+        if form.greatest is not None:
+            scales = torch.zeros(2, layers, kv_heads, shape[1], dtype=torch.float32, device=device).transpose(2, 3)
+            self.key_scales, self.value_scales = scales.unbind()
 
     @staticmethod
-    def bytes_per_page(layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> int:
-        return 2 * layers * kv_heads * head_dim * page_size * dtype.itemsize
+    def bytes_per_page(
+        layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, form: KVFormat = OWN
+    ) -> int:
+        return 2 * layers * kv_heads * page_size * form.vector_bytes(head_dim, dtype)
 
     def view(self, spans: Sequence[Span]) -> View:
         """How one forward reads and writes this cache."""
-        return View(spans, self.table, self.keys.dtype)
+        return View(spans, self.table, self.dtype)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores [T, kv heads, D] keys and values."""
-        self.keys[layer].index_copy_(0, slots, keys)
-        self.values[layer].index_copy_(0, slots, values)
+        for x, stored, scales in ((keys, self.keys, self.key_scales), (values, self.values, self.value_scales)):
+            codes, scale = self.form.encode(x)
+            stored[layer].index_copy_(0, slots, codes)
+            if scales is not None and scale is not None:
+                scales[layer].index_copy_(0, slots, scale)
 
     def read(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
         """Keys and values [B, kv heads, L, D] of a segment: a view when the row's pages lie side by side."""
-        keys, values = self.keys[layer], self.values[layer]
-        if segment.first_slot is not None:
-            part = slice(segment.first_slot, segment.first_slot + segment.length)
-            return keys[part].transpose(0, 1).unsqueeze(0), values[part].transpose(0, 1).unsqueeze(0)
-        return self._gather(keys, segment), self._gather(values, segment)
+        keys = self._read(layer, segment, self.keys, self.key_scales)
+        return keys, self._read(layer, segment, self.values, self.value_scales)
+
+    def _read(self, layer: int, segment: Segment, stored: Tensor, scales: Tensor | None) -> Tensor:
+        scale = None if scales is None else self._gather(scales[layer], segment)
+        return self.form.decode(self._gather(stored[layer], segment), scale, self.dtype).transpose(1, 2)
 
     def _gather(self, stored: Tensor, segment: Segment) -> Tensor:
-        heads, size = stored.shape[1:]
+        """[B, L, ...] of what is stored for each slot."""
+        if segment.first_slot is not None:
+            return stored[segment.first_slot : segment.first_slot + segment.length].unsqueeze(0)
         if segment.key_slots is not None:
-            return stored[segment.key_slots].transpose(1, 2)
-        pages = stored.view(-1, self.table.page_size, heads, size)[segment.page_index]
-        rows = pages.reshape(segment.batch, -1, heads, size)
+            return stored[segment.key_slots]
+        pages = stored.view(-1, self.table.page_size, *stored.shape[1:])
+        rows = pages[segment.page_index].flatten(1, 2)
         missing = segment.length - rows.shape[1]
         if missing > 0:  # the table ends before the padded key length; masked keys may be anything finite
-            rows = torch.cat([rows, rows.new_zeros(segment.batch, missing, heads, size)], dim=1)
-        return rows[:, : segment.length].transpose(1, 2)
+            rows = torch.cat([rows, rows.new_zeros(segment.batch, missing, *rows.shape[2:])], dim=1)
+        return rows[:, : segment.length]
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
         """Moves the nodes of `path` [B, K] to the indexes `start, start + 1, ...` of their rows.
@@ -263,5 +286,6 @@ class KVCache:
         front = torch.arange(path.shape[1], device=path.device).expand_as(path)
         source = self.table.slots(rows, starts.unsqueeze(1) + path).flatten()
         target = self.table.slots(rows, starts.unsqueeze(1) + front).flatten()
-        for stored in (self.keys, self.values):
-            stored.index_copy_(1, target, stored.index_select(1, source))
+        for stored in (self.keys, self.values, self.key_scales, self.value_scales):
+            if stored is not None:
+                stored.index_copy_(1, target, stored.index_select(1, source))

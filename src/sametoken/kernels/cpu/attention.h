@@ -7,15 +7,28 @@
 #include <cmath>
 #include <vector>
 
-#include "simd.h"
+#include "kv_codes.h"
 #include "team.h"
 
 namespace sametoken {
 
-struct Cache {               // of one layer
-  bf16 *keys, *values;       // [slots][kv heads][size]
-  const int64_t* table;      // [rows][pages of a row] page numbers
-  int64_t table_stride, page_size;
+// Keys or values of one layer.
+struct Plane {
+  char* vectors;  // [slots][kv heads][size] numbers or codes
+  float* scales;  // [kv heads][slots] of the codes, null for numbers
+};
+
+struct Cache {  // of one layer
+  Plane keys, values;
+  const int64_t* table;  // [rows][pages of a row] page numbers
+  int64_t table_stride, page_size, slots;
+  int32_t form;
+};
+
+// Where sixteen stored vectors of a head lie, and what their codes are to be multiplied with.
+struct Sixteen {
+  const char* at[LANES];
+  float scale[LANES];
 };
 
 // Trees of `total` nodes in `batch` rows, of which the last `nodes` are computed; all arrays contiguous.
@@ -32,6 +45,13 @@ struct Heads {
 
 inline int64_t slot_of(const Cache& cache, int64_t row, int64_t index) {
   return cache.table[row * cache.table_stride + index / cache.page_size] * cache.page_size + index % cache.page_size;
+}
+
+// Stores a vector of `heads.size` numbers.
+inline void write(const Cache& cache, const Heads& heads, const Plane& plane, int64_t slot, int head, const bf16* x) {
+  char* to = plane.vectors + (slot * heads.key + head) * heads.size * kv_bytes(cache.form);
+  if (cache.form == KV_BF16) std::memcpy(to, x, size_t(heads.size) * 2);
+  else plane.scales[head * cache.slots + slot] = encode(cache.form, x, heads.size, to);
 }
 
 // The nodes that are computed, row by row: where each stands and what it sees past the committed prefix.
@@ -107,22 +127,27 @@ class Attention {
     first = first / LANES * LANES;
     int64_t width = (last - first + LANES - 1) / LANES * LANES;
     size_t floats = size_t(queries) * size_t(width + heads_.size) + size_t(words_ + LANES) * LANES;
-    float* scores = reinterpret_cast<float*>(memory.reserve(floats * 4));
+    size_t asked = cache_.form == KV_BF16 ? 0 : size_t(queries) * (sizeof(Query) + Query::bytes(heads_.size));
+    float* scores = reinterpret_cast<float*>(memory.reserve(floats * 4 + asked));
     float* sums = scores + int64_t(queries) * width;
     uint32_t* turned = reinterpret_cast<uint32_t*>(sums + int64_t(queries) * heads_.size);
+    Query* split = reinterpret_cast<Query*>(turned + (words_ + LANES) * LANES);
+    char* codes = reinterpret_cast<char*>(split + queries);
     std::fill(sums, sums + int64_t(queries) * heads_.size, 0.0f);
+    for (int q = 0; q < queries && cache_.form != KV_BF16; q++)
+      split[q] = {cache_.form, query_of(block, q, head), heads_.size, codes + size_t(q) * Query::bytes(heads_.size)};
 
     // Up to here all nodes of the block have the same keys; past it each tree node has its own.
     int64_t shared = block.chain ? last : std::max(first, block.span->starts[block.row] / LANES * LANES);
-    const bf16* rows[LANES];
+    Sixteen rows;
     for (int64_t key = first; key < std::min(shared, last); key += LANES) {
       locate(block, 0, key, block.chain ? last : shared, head, cache_.keys, rows);
-      score(block, 0, block.nodes, rows, head, turned, scores + (key - first), width);
+      score(block, 0, block.nodes, rows, head, turned, split, scores + (key - first), width);
     }
     for (int n = 0; n < block.nodes && !block.chain; n++)
       for (int64_t key = shared; key < end_of(block.token + n); key += LANES) {
         locate(block, n, key, end_of(block.token + n), head, cache_.keys, rows);
-        score(block, n, 1, rows, head, turned, scores + (key - first), width);
+        score(block, n, 1, rows, head, turned, split, scores + (key - first), width);
       }
     for (int q = 0; q < queries; q++) soften(block.token + q / groups_, first, scores + q * width, width);
     for (int64_t key = first; key < std::min(shared, last); key += LANES) {
@@ -143,36 +168,63 @@ class Attention {
  private:
   int64_t end_of(int token) const { return places_.position[size_t(token)] + 1; }
   int64_t begin_of(int token) const { return window_ == 0 ? 0 : std::max(int64_t(0), end_of(token) - window_); }
+  const bf16* query_of(const Block& block, int q, int head) const {
+    return q_ + (block.token + q / groups_) * q_stride_ + (head * groups_ + q % groups_) * heads_.size;
+  }
 
   // Where 16 keys from position `key` on lie; positions from `end` on repeat a key that is there, nobody sees them.
-  void locate(const Block& block, int node, int64_t key, int64_t end, int head, const bf16* stored, const bf16** rows) const {
+  void locate(const Block& block, int node, int64_t key, int64_t end, int head, const Plane& plane, Sixteen& rows) const {
     const Span& span = *block.span;
-    int64_t start = span.starts[block.row];
+    int64_t start = span.starts[block.row], bytes = heads_.size * kv_bytes(cache_.form);
     const std::vector<int32_t>& path = places_.path[size_t(block.token + node)];
     for (int i = 0; i < LANES; i++) {
       int64_t position = std::min(key + i, end - 1);
       int64_t index = block.chain || position < start ? position : start + path[size_t(position - start)];
-      rows[i] = stored + (slot_of(cache_, span.rows[block.row], index) * heads_.key + head) * heads_.size;
+      int64_t slot = slot_of(cache_, span.rows[block.row], index);
+      rows.at[i] = plane.vectors + (slot * heads_.key + head) * bytes;
+      if (plane.scales != nullptr) rows.scale[i] = plane.scales[head * cache_.slots + slot];
     }
   }
 
-  // Scores of 16 keys for all queries of some nodes.
-  void score(const Block& block, int node, int nodes, const bf16* const* keys, int head, uint32_t* turned, float* scores,
-             int64_t width) const {
-    for (int word = 0; word < words_; word += LANES) {
+  // Words of sixteen vectors of `words` words, turned: [word][vector].
+  static void turn(const char* const* vectors, int words, uint32_t* turned) {
+    for (int word = 0; word < words; word += LANES) {
       const uint32_t* at[LANES];
       uint32_t rest[LANES][LANES];
       for (int i = 0; i < LANES; i++) {
-        at[i] = reinterpret_cast<const uint32_t*>(keys[i]) + word;
-        if (word + LANES <= words_) continue;
-        std::copy(at[i], at[i] + (words_ - word), rest[i]);  // what follows a head may not be ours to read
+        at[i] = reinterpret_cast<const uint32_t*>(vectors[i]) + word;
+        if (word + LANES <= words) continue;
+        std::copy(at[i], at[i] + (words - word), rest[i]);  // what follows a head may not be ours to read
         at[i] = rest[i];
       }
       transpose16(at, turned + word * LANES);
     }
+  }
+
+  // Scores of 16 keys for all queries of some nodes.
+  void score(const Block& block, int node, int nodes, const Sixteen& keys, int head, uint32_t* turned, const Query* split,
+             float* scores, int64_t width) const {
     Floats scale = spread(1.0f / std::sqrt(float(heads_.size)));
+    if (cache_.form != KV_BF16) scale = mul(scale, load(keys.scale));
+    if (cache_.form == KV_INT8) {
+      turn(keys.at, words_ / 2, turned);
+      for (int i = 0; i < words_ / 2 * LANES; i++) turned[i] ^= 0x80808080;  // as load_int8 wants them
+      for (int q = node * groups_; q < (node + nodes) * groups_; q++)
+        store(scores + q * width, mul(split[q].times(turned, words_ / 2), scale));
+      return;
+    }
+    if (cache_.form == KV_FP8) {
+      turn(keys.at, words_ / 2, turned + words_ / 2 * LANES);
+      for (int word = 0; word < words_ / 2; word++) {  // a word's bytes 0 and 2, then 1 and 3, as the query has them
+        Pairs bytes = load_pairs(turned + (words_ / 2 + word) * LANES);
+        store_pairs(turned + 2 * word * LANES, fp8_of_int16(low_bytes(bytes)));
+        store_pairs(turned + (2 * word + 1) * LANES, fp8_of_int16(right_int16<8>(bytes)));
+      }
+    } else {
+      turn(keys.at, words_, turned);
+    }
     for (int q = node * groups_; q < (node + nodes) * groups_; q++) {
-      const bf16* query = q_ + (block.token + q / groups_) * q_stride_ + (head * groups_ + q % groups_) * heads_.size;
+      const bf16* query = cache_.form == KV_FP8 ? split[q].numbers : query_of(block, q, head);
       Floats even = zeros(), odd = zeros();
       for (int word = 0; word < words_; word += 2) {
         even = dot2(even, load_pairs(turned + word * LANES), spread_pair(dword(query + 2 * word)));
@@ -200,11 +252,19 @@ class Attention {
     for (int64_t i = low; i < high; i += LANES) store(scores + i, mul(load(scores + i), share));
   }
 
-  // Adds 16 weighted values to the sums of some queries, one key after the other.
-  void gather(int queries, const bf16* const* values, const float* weights, int64_t width, float* sums) const {
+  // Adds 16 weighted values to the sums of some queries, one key after the other. The weights take on the codes' scales.
+  void gather(int queries, const Sixteen& values, float* weights, int64_t width, float* sums) const {
+    if (cache_.form == KV_BF16)
+      return add_up(queries, weights, width, sums, [&](int k, int i) { return load_bf16(reinterpret_cast<const bf16*>(values.at[k]) + i); });
+    for (int q = 0; q < queries; q++) store(weights + q * width, mul(load(weights + q * width), load(values.scale)));
+    add_up(queries, weights, width, sums, [&](int k, int i) { return load_code(cache_.form, values.at[k] + i); });
+  }
+
+  template <class Load>
+  void add_up(int queries, const float* weights, int64_t width, float* sums, Load load_value) const {
     for (int i = 0; i < heads_.size; i += LANES) {
       Floats value[LANES];
-      for (int k = 0; k < LANES; k++) value[k] = load_bf16(values[k] + i);
+      for (int k = 0; k < LANES; k++) value[k] = load_value(k, i);
       for (int q = 0; q < queries; q++) {
         Floats sum = load(sums + q * heads_.size + i);
         for (int k = 0; k < LANES; k++) sum = fma(spread(weights[q * width + k]), value[k], sum);

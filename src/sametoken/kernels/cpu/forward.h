@@ -40,9 +40,12 @@ struct Model {
 };
 
 struct Pages {
-  bf16 *keys, *values;  // [layers][slots][kv heads][head size]
+  char *keys, *values;  // [layers][slots][kv heads][head size] numbers or codes
   int64_t layer_stride, page_size, table_stride;
   const int64_t* table;
+  float *key_scales, *value_scales;  // [layers][kv heads][slots], null for numbers
+  int64_t slots;
+  int32_t form;  // see kv_codes.h
 };
 
 // The rows that a linear reads: plain while they are being written, then in the form that the linear wants.
@@ -148,8 +151,11 @@ class Forward {
   void embed_into(int t, bf16* row) const { embed(model_, std::clamp(tokens_[t], int64_t(0), model_.vocabulary - 1), row); }
 
   Cache cache(int layer) const {
-    int64_t offset = layer * pages_.layer_stride;
-    return {pages_.keys + offset, pages_.values + offset, pages_.table, pages_.table_stride, pages_.page_size};
+    int64_t offset = layer * pages_.layer_stride * kv_bytes(pages_.form), scale = layer * model_.kv_heads * pages_.slots;
+    bool coded = pages_.form != KV_BF16;
+    return {{pages_.keys + offset, coded ? pages_.key_scales + scale : nullptr},
+            {pages_.values + offset, coded ? pages_.value_scales + scale : nullptr},
+            pages_.table, pages_.table_stride, pages_.page_size, pages_.slots, pages_.form};
   }
 
   char* workspace() const {
@@ -220,10 +226,12 @@ class Forward {
       if (weight != nullptr) rms_norm(heads + h * size, weight, heads + h * size, size, model_.eps);
       rotate(heads + h * size, model_.cos + at, model_.sin + at, model_.rotated);
     }
-    int64_t width = int64_t(model_.kv_heads) * size, to = places_.slot[size_t(t)] * width;
+    int64_t slot = places_.slot[size_t(t)];
     const bf16* keys = heads + model_.heads * size;
-    std::copy(keys, keys + width, cache.keys + to);
-    std::copy(keys + width, keys + 2 * width, cache.values + to);
+    for (int h = 0; h < model_.kv_heads; h++) {
+      write(cache, heads_, cache.keys, slot, h, keys + h * size);
+      write(cache, heads_, cache.values, slot, h, keys + (model_.kv_heads + h) * size);
+    }
   }
 
   void feed_forward(Worker& worker, const Layer& layer) const {

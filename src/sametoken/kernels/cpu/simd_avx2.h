@@ -142,13 +142,18 @@ inline __m256 of_fp8(__m256i x) {  // of 8 lanes
   __m256 found = _mm256_blendv_ps(_mm256_castsi256_ps(normal), tiny, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(8), size)));
   return _mm256_or_ps(found, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(x, 7), 31)));
 }
-inline __m256i pairs_of_fp8(__m128i bytes) {
-  __m256i x = _mm256_cvtepu8_epi16(bytes);
+inline void store_pairs(void* p, Pairs x) { _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)p + 1, x.b); }
+inline Pairs low_bytes(Pairs x) {
+  __m256i mask = _mm256_set1_epi16(255);
+  return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+}
+inline __m256i fp8_of_int16(__m256i x) {
   return joined(of_fp8(_mm256_and_si256(x, _mm256_set1_epi32(255))), of_fp8(_mm256_srli_epi32(x, 16)));
 }
+inline Pairs fp8_of_int16(Pairs x) { return {fp8_of_int16(x.a), fp8_of_int16(x.b)}; }  // codes of 8 bits
 inline Pairs pairs_of_fp8(const void* p) {
   const __m128i* at = (const __m128i*)p;
-  return {pairs_of_fp8(_mm_loadu_si128(at)), pairs_of_fp8(_mm_loadu_si128(at + 1))};
+  return fp8_of_int16({_mm256_cvtepu8_epi16(_mm_loadu_si128(at)), _mm256_cvtepu8_epi16(_mm_loadu_si128(at + 1))});
 }
 inline Ints load_bytes(const uint8_t* p) {
   __m128i x = _mm_loadu_si128((const __m128i*)p);

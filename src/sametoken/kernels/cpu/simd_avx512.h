@@ -89,13 +89,16 @@ inline Pairs looked_up(const uint16_t (&table)[32], Pairs a) {  // by the low fi
 }
 inline Pairs pairs_of_small(Pairs a) { return looked_up(SMALL_INTS, a); }  // -16 .. 15
 inline Pairs pairs_of_fp4(Pairs a) { return looked_up(FP4_VALUES, a); }    // of each low four bits
-inline Pairs pairs_of_fp8(const void* p) {
-  __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p));
+inline void store_pairs(void* p, Pairs a) { _mm512_storeu_si512(p, a.v); }
+inline Pairs low_bytes(Pairs a) { return {_mm512_and_si512(a.v, _mm512_set1_epi16(255))}; }
+inline Pairs fp8_of_int16(Pairs a) {  // codes of 8 bits
+  __m512i x = a.v;
   __m512i bits = _mm512_add_epi16(_mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(127)), 4), _mm512_set1_epi16(120 << 7));
   __mmask32 tiny = _mm512_testn_epi16_mask(x, _mm512_set1_epi16(0x78));
   bits = _mm512_mask_permutexvar_epi16(bits, tiny, x, _mm512_loadu_si512(FP8_TINY));
   return {_mm512_ternarylogic_epi32(bits, _mm512_slli_epi16(x, 8), _mm512_set1_epi16(-32768), 0xf8)};  // a | (b & c)
 }
+inline Pairs pairs_of_fp8(const void* p) { return fp8_of_int16({_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p))}); }
 inline Ints load_bytes(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 
 inline Quads load_quads(const void* p) { return {_mm512_loadu_si512(p)}; }

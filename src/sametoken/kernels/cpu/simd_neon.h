@@ -168,11 +168,18 @@ inline float32x4_t of_fp8(uint32x4_t x) {  // of 4 lanes
   uint32x4_t found = vbslq_u32(vcltq_u32(size, vdupq_n_u32(8)), vreinterpretq_u32_f32(tiny), normal);
   return vreinterpretq_f32_u32(vorrq_u32(found, vshlq_n_u32(vshrq_n_u32(x, 7), 31)));
 }
-inline uint32x4_t fp8_part(const void* p, int i) {
-  uint32x4_t x = vreinterpretq_u32_u16(vmovl_u8(vld1_u8(static_cast<const uint8_t*>(p) + 8 * i)));
-  return joined(of_fp8(vandq_u32(x, vdupq_n_u32(255))), of_fp8(vshrq_n_u32(x, 16)));
+inline void store_pairs(void* p, const Pairs& x) {
+  uint32_t* to = static_cast<uint32_t*>(p);
+  vst1q_u32(to, x.a), vst1q_u32(to + 4, x.b), vst1q_u32(to + 8, x.c), vst1q_u32(to + 12, x.d);
 }
-inline Pairs pairs_of_fp8(const void* p) { return {fp8_part(p, 0), fp8_part(p, 1), fp8_part(p, 2), fp8_part(p, 3)}; }
+inline Pairs low_bytes(const Pairs& x) { return each([](auto p) { return vandq_u32(p, vdupq_n_u32(0x00ff00ff)); }, x); }
+inline Pairs fp8_of_int16(const Pairs& x) {  // codes of 8 bits
+  return each([](auto p) { return joined(of_fp8(vandq_u32(p, vdupq_n_u32(255))), of_fp8(vshrq_n_u32(p, 16))); }, x);
+}
+inline uint32x4_t bytes_at(const void* p, int i) {
+  return vreinterpretq_u32_u16(vmovl_u8(vld1_u8(static_cast<const uint8_t*>(p) + 8 * i)));
+}
+inline Pairs pairs_of_fp8(const void* p) { return fp8_of_int16({bytes_at(p, 0), bytes_at(p, 1), bytes_at(p, 2), bytes_at(p, 3)}); }
 inline Ints load_bytes(const uint8_t* p) {
   uint16x8_t low = vmovl_u8(vld1_u8(p)), high = vmovl_u8(vld1_u8(p + 8));
   auto wider = [](uint16x4_t x) { return vreinterpretq_s32_u32(vmovl_u16(x)); };

@@ -22,7 +22,8 @@ BLOCK = 64  # keys of one product
 CHUNK = 256  # keys that one program reads; the partial results are joined in the order of chunks
 TILE_ROWS = 16  # height of a product: a tensor core's least, so that one node costs what a few do
 # A kernel specialised for one of these being 1 or a multiple of 16 could order its arithmetic differently.
-SIZES = ["nodes", "tree", "tiles", "row_pages", "chunks", "q_stride"]
+SIZES = ["nodes", "tree", "tiles", "row_pages", "chunks", "q_stride", "slots"]
+CODES = {torch.int8: 1, torch.uint8: 2}  # by the dtype of a cache: int8, or the bytes of float8_e4m3fn; 0 is numbers
 WORKSPACE = 32 * 2**20  # bytes of partial results; wide prompts are attended for in slabs of nodes
 
 
@@ -89,12 +90,24 @@ def _merge(peak, total, out, other_peak, other_total, other):  # type: ignore[no
     return new, total * mine + other_total * theirs, out * mine + other * theirs
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _numbers(codes, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """float32 of codes; those of 8 bits are exact in each dtype of a model."""
+    if CODES == 2:  # not every GPU converts float8
+        x = codes.to(tl.int32)
+        size = x & 127
+        normal = ((size << 20) + (120 << 23)).to(tl.float32, bitcast=True)
+        number = tl.where(size < 8, size.to(tl.float32) * (1.0 / 512), normal)
+        codes = tl.where(x < 128, number, -number)
+    return codes.to(tl.float32)
+
+
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator]
 def _chunk(  # type: ignore[no-untyped-def]
-    q, keys, values, rows, starts, depths, paths, straight, table, peaks, totals, outs,
-    scale, nodes, tree, tiles, row_pages, chunks, q_stride,
+    q, keys, values, key_scales, value_scales, rows, starts, depths, paths, straight, table, peaks, totals, outs,
+    scale, nodes, tree, tiles, row_pages, chunks, q_stride, slots,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    WINDOW: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """One chunk of keys for one tile of query nodes and one key head; a program each."""
     per_tile: tl.constexpr = ROWS // GROUP
@@ -140,9 +153,18 @@ def _chunk(  # type: ignore[no-untyped-def]
         page = tl.load(table + tl.minimum(lies // PAGE, row_pages - 1), mask=held, other=0)
         slot = page * PAGE + lies % PAGE
         from_ = (slot * KV_HEADS + head) * SIZE
-        k = tl.load(keys + from_[None, :] + lanes[:, None], mask=held[None, :] & (lanes < SIZE)[:, None], other=0.0)
-        v = tl.load(values + from_[:, None] + lanes[None, :], mask=held[:, None] & (lanes < SIZE)[None, :], other=0.0)
+        k = tl.load(keys + from_[None, :] + lanes[:, None], mask=held[None, :] & (lanes < SIZE)[:, None], other=0)
+        v = tl.load(values + from_[:, None] + lanes[None, :], mask=held[:, None] & (lanes < SIZE)[None, :], other=0)
+        if CODES > 0:
+            of_head = slot + head.to(tl.int64) * slots
+            k_scale = tl.load(key_scales + of_head, mask=held, other=0.0)
+            v_scale = tl.load(value_scales + of_head, mask=held, other=0.0)
+            k = _numbers(k, CODES)
+            v = _numbers(v, CODES) * v_scale[:, None]
+        k, v = k.to(x.dtype), v.to(x.dtype)
         scores = tl.dot(x, k, input_precision="ieee") * scale
+        if CODES > 0:
+            scores *= k_scale[None, :]
         visible = (index[None, :] <= position[:, None]) & ((member == reader) | (not alone))[:, None]
         if WINDOW > 0:
             visible = visible & (position[:, None] - index[None, :] < WINDOW)
@@ -185,27 +207,36 @@ def _join(  # type: ignore[no-untyped-def]
     tl.store(result + (token * HEADS + head) * SIZE + lanes, tl.div_rn(out, total), mask=lanes < SIZE)
 
 
-def paged_attention(q: Tensor, keys: Tensor, values: Tensor, tree: TreeTiles, window: int | None) -> Tensor:
+def paged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tree: TreeTiles,
+    window: int | None,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Attends for the query nodes of B trees whose keys and values are in the cache already.
 
     Args:
         q: [B * N, Hq, D] rotated queries; the heads of a token are contiguous, tokens may be further apart.
-        keys, values: [slots, Hk, D] of one layer, contiguous, in q's dtype.
+        keys, values: [slots, Hk, D] of one layer, contiguous: numbers, or codes as `runtime.kv_format` makes them.
         tree: where everything lies.
         window: sliding window in positions, or None.
+        scales: [slots, Hk] float32 of keys and of values that are codes, the slots of a head side by side.
 
     Returns:
         [B * N, Hq * D].
     """
-    out: Tensor = _operator(q, keys, values, [*tree[:6]], [tree.page_size, tree.keys, window or 0])
+    stored = [keys, values, *(scales or ())]
+    out: Tensor = _operator(q, stored, [*tree[:6]], [tree.page_size, tree.keys, window or 0])
     return out
 
 
 @torch.library.custom_op("sametoken::paged_attention", mutates_args=())
-def _operator(q: Tensor, keys: Tensor, values: Tensor, tree: list[Tensor], sizes: list[int]) -> Tensor:
+def _operator(q: Tensor, stored: list[Tensor], tree: list[Tensor], sizes: list[int]) -> Tensor:
     rows, starts, depths, paths, straight, table = tree
     batch, nodes = depths.shape
-    group = q.shape[1] // keys.shape[1]
+    group = q.shape[1] // stored[0].shape[1]
     per_tile, chunks = _height(group) // group, -(-sizes[1] // CHUNK)
     # Slabs of whole tiles; one tile's partial results always fit.
     slab = max(1, WORKSPACE // (4 * batch * q.shape[1] * chunks * (q.shape[2] + 2) * per_tile)) * per_tile
@@ -215,13 +246,13 @@ def _operator(q: Tensor, keys: Tensor, values: Tensor, tree: list[Tensor], sizes
         part, tiles = slice(begin, begin + slab), slice(begin // per_tile, (begin + slab) // per_tile)
         queries = [x[:, at].contiguous() for x, at in ((depths, part), (paths, part), (straight, tiles))]
         queries.insert(0, q if slab >= nodes else q[:, part].contiguous())
-        with torch.cuda.device_of(keys):  # type: ignore[no-untyped-call]
-            outs.append(_slab(queries, [keys, values], [rows, starts, table], (sizes[0], chunks, sizes[2])))
+        with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+            outs.append(_slab(queries, stored, [rows, starts, table], (sizes[0], chunks, sizes[2])))
     return outs[0].flatten(0, 1) if len(outs) == 1 else torch.cat(outs, dim=1).flatten(0, 1)
 
 
 @_operator.register_fake
-def _(q: Tensor, keys: Tensor, values: Tensor, tree: list[Tensor], sizes: list[int]) -> Tensor:
+def _(q: Tensor, stored: list[Tensor], tree: list[Tensor], sizes: list[int]) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
 
 
@@ -232,11 +263,14 @@ def _slab(queries: list[Tensor], stored: list[Tensor], where: list[Tensor], size
     kv_heads, tiles = stored[0].shape[1], straight.shape[1]
     group, padded = heads // kv_heads, max(16, triton.next_power_of_2(size))
     partial = [q.new_empty(batch, nodes, heads, chunks, *shape, dtype=torch.float32) for shape in ((), (), (size,))]
+    scales = stored[2:] or stored  # nobody reads those of numbers
     _chunk[(batch * tiles, kv_heads, chunks)](
-        q, *stored, rows, starts, depths, paths, straight, table, *partial,
+        q, *stored[:2], *scales, rows, starts, depths, paths, straight, table, *partial,
         math.log2(math.e) / math.sqrt(size), nodes, paths.shape[2], tiles, table.shape[1], chunks, q.stride(1),
+        stored[0].shape[0],
         KV_HEADS=kv_heads, GROUP=group, SIZE=size, PADDED=padded, PAGE=page_size,
         WINDOW=window, ROWS=_height(group), BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4, enable_fp_fusion=False,
+        CODES=CODES.get(stored[0].dtype, 0),
     )  # fmt: skip
     result = q.new_empty(q.shape)
     _join[(batch * nodes, heads)](

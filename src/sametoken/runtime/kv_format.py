@@ -1,0 +1,58 @@
+"""How a cache stores keys and values: as numbers, or each vector of a token and head as 8-bit codes with one scale.
+
+A vector's codes depend on that vector alone, not on its batch, its page, the piece of its prompt or its draft tree. So
+equal tokens have equal bits here as in a cache of numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SCALE_BYTES = 4  # float32
+LEAST_SCALE = 2.0**-100  # of a vector of zeros, so that nothing is divided by 0
+
+
+class KVFormat(NamedTuple):
+    """What a cache stores of a vector.
+
+    Attributes:
+        stored: dtype of a number or code; None is the model's own.
+        greatest: the code of a vector's greatest number; None where numbers are stored, without a scale.
+    """
+
+    stored: torch.dtype | None = None
+    greatest: float | None = None
+
+    def dtype(self, model: torch.dtype) -> torch.dtype:
+        """The dtype of what is stored for a model of a dtype."""
+        return self.stored or model
+
+    def vector_bytes(self, size: int, model: torch.dtype) -> int:
+        """Bytes of a stored vector of `size` numbers."""
+        return size * self.dtype(model).itemsize + (0 if self.greatest is None else SCALE_BYTES)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What is stored of vectors [..., D]: codes [..., D] and scales [...], or numbers and None."""
+        if self.greatest is None:
+            return (x if self.stored is None else x.to(self.stored)), None
+        x = x.float()
+        scale = (x.abs().amax(-1) / self.greatest).clamp(min=LEAST_SCALE)
+        codes = x / scale.unsqueeze(-1)
+        return (codes.round().to(torch.int8) if self is INT8 else codes.to(FLOAT8).view(torch.uint8)), scale
+
+    def decode(self, codes: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The vectors [..., D] in `dtype` that codes stand for."""
+        if scale is None:
+            return codes.to(dtype)
+        numbers = codes if self is INT8 else codes.view(FLOAT8)
+        return (numbers.float() * scale.unsqueeze(-1)).to(dtype)
+
+
+FLOAT8 = torch.float8_e4m3fn  # stored as its bytes, which every operation moves
+INT8 = KVFormat(torch.int8, 127.0)
+FP8 = KVFormat(torch.uint8, 448.0)
+OWN = KVFormat()  # numbers in the model's dtype
+FORMATS = {"auto": OWN, "bfloat16": KVFormat(torch.bfloat16), "int8": INT8, "fp8": FP8, "fp8_e4m3": FP8}
