@@ -41,6 +41,7 @@ COMMANDS = {
     "synthesize": "Let the target answer the conversations of a file.",
     "shard": "Cut a file of conversations into shards, or put shards together.",
     "export": "Write a head for another engine.",
+    "quantize": "Write a model with fewer bits that other engines read.",
     "doctor": "Explain this machine, or a head and how much of it a target accepts.",
 }
 MODEL = "directory, Hub id, or 'embedded' for the pair that comes with the package."

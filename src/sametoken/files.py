@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,6 +90,48 @@ def lock(descriptor: int, path: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # some network file systems have no locks
             raise
+
+
+@contextmanager
+def new_directory(directory: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A directory to write to, which becomes `directory` when the block ends without an error, and only then.
+
+    Args:
+        replace: it may be there already, with files alone; they are gone afterwards.
+
+    Raises:
+        ConfigError: it is there, and is not to be replaced.
+        DataError: the disk is full or the place is not writable; what was there before still is.
+    """
+    check_replaceable(directory, replace=replace)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as place:
+            made, old = Path(place) / "new", Path(place) / "old"
+            made.mkdir()
+            yield made
+            for file in made.iterdir():
+                _sync(file)
+            if directory.exists():
+                directory.rename(old)
+            made.rename(directory)
+            _sync(directory.parent)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{directory} cannot be written ({_reason(error)}); nothing was left half written") from error
+
+
+def check_replaceable(directory: Path, *, replace: bool) -> None:
+    """Refuses a place where something is that is not to be, or cannot be replaced.
+
+    Raises:
+        ConfigError: says what is there.
+    """
+    if not directory.exists():
+        return
+    if not replace:
+        raise ConfigError(f"{directory} is there already; choose another place, or give --overwrite")
+    if not directory.is_dir() or any(entry.is_dir() for entry in directory.iterdir()):
+        raise ConfigError(f"{directory} is no directory of files alone; choose another place")
 
 
 @contextmanager

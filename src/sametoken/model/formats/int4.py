@@ -5,6 +5,7 @@ A group's sum is an integer; groups are added in float32 in the order of the inp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from sametoken.kernels.cpu.library import INT4, PackedWeight
 from sametoken.model.formats.base import UnpackedWeight, signed_bytes
 from sametoken.model.formats.packing import WIDTH, nibbles, packed_weight, padded_outputs
+from sametoken.model.formats.search import best_scale, scaled
 
 # Scales that are tried for a group, relative to the one that maps its greatest weight to -8: clipping the greatest a
 # little often costs less than rounding the rest more coarsely.
@@ -29,19 +31,8 @@ class Int4:
 
     def quantise(self, weight: Tensor) -> UnpackedWeight:
         wide = F.pad(weight.to(torch.float32), (0, -weight.shape[1] % WIDTH))
-        grouped = wide.view(weight.shape[0], -1, self.group)
-        greatest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
-        best = torch.full_like(greatest, float("inf"))
-        values, scale = torch.zeros_like(grouped, dtype=torch.int8), torch.zeros_like(greatest)
-        for factor in TRIED:
-            tried = (greatest / -8 * factor).to(torch.bfloat16).to(torch.float32)
-            rounded = (grouped / torch.where(tried == 0, 1.0, tried)).round_().clamp_(-8, 7)
-            error = (rounded * tried - grouped).square_().sum(2, keepdim=True)
-            better = error < best
-            best = torch.where(better, error, best)
-            values = torch.where(better, rounded.to(torch.int8), values)
-            scale = torch.where(better, tried, scale)
-        return UnpackedWeight(values.flatten(1), scale.squeeze(2).to(torch.bfloat16))
+        values, scale = searched_int4(wide.view(weight.shape[0], -1, self.group), torch.bfloat16)
+        return UnpackedWeight(values.to(torch.int8).flatten(1), scale)
 
     def dequantize(self, stored: UnpackedWeight, inputs: int) -> Tensor:
         grouped = stored.values.to(torch.float32).view(*stored.scale.shape, self.group)
@@ -61,3 +52,25 @@ class Int4:
         shape = stored.values.shape[0], inputs
         scale = padded_outputs(stored.scale).t().contiguous()
         return packed_weight(INT4, shape, nibbles(stored.values), scale=scale, bias=bias, group=self.group)
+
+
+def searched_int4(grouped: Tensor, dtype: torch.dtype, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Values -8 .. 7 [out, groups, size] in float32, and scales [out, groups] of either sign.
+
+    Args:
+        grouped: the weight, float32.
+        dtype: of the scales.
+        importance: [groups, size] of squared errors, None for 1.
+    """
+
+    def tried(part: Tensor) -> Iterator[Tensor]:
+        greatest = part.gather(2, part.abs().argmax(2, keepdim=True))
+        return ((greatest / -8 * factor).to(dtype).to(torch.float32) for factor in TRIED)
+
+    scale = best_scale(grouped, tried, nearest_int4, importance)
+    return nearest_int4(scaled(grouped, scale)), scale.squeeze(2).to(dtype)
+
+
+def nearest_int4(x: Tensor) -> Tensor:
+    """The integers -8 .. 7 next to the numbers of `x`, which is overwritten."""
+    return x.round_().clamp_(-8, 7)

@@ -1,0 +1,132 @@
+"""`sametoken quantize`: a checkpoint in a format with fewer bits that other engines read, and what that costs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sametoken import embedded
+from sametoken.commands.models import use_threads
+from sametoken.commands.options import THREADS, Option, Values
+from sametoken.commands.terminal import open_progress
+from sametoken.errors import ConfigError, unknown_name
+from sametoken.options.declaration import Positive
+from sametoken.options.training import DATA_PATH
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sametoken.quantise.report import Report
+
+FORMATS = ("fp8", "int8", "int4", "nvfp4", "mxfp4")
+GROUPS = (32, 64, 128)
+OPTIONS = (
+    Option("format", str, None, "what the linear layers are rounded to.", "|".join(FORMATS)),
+    Option("output", str, None, "directory to write.", "DIR", ("--out",)),
+    Option(
+        "data", str, None,
+        "JSON lines with conversations, texts or prompts; every third one is held out. None is the built-in prompts.",
+        "FILE", DATA_PATH,
+    ),
+    Option("calibration_tokens", Positive, 8192, "tokens that scales are chosen with, at most."),
+    Option("held_out_tokens", Positive, 4096, "tokens that the loss is measured on, at most."),
+    Option("group_size", int, None, "int4: inputs that share a scale; None is 128.", "|".join(map(str, GROUPS))),
+    Option("draft", str, None, "draft model or head, whose acceptance is measured before and after.", "DRAFT"),
+    Option("max_draft_len", Positive, 5, "longest draft of that measurement in tokens."),
+    Option("osl", Positive, 64, "tokens of each answer of that measurement at most."),
+    Option("overwrite", bool, False, "replace DIR if it is there."),
+    Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; None is its main branch."),
+    THREADS,
+)  # fmt: skip
+
+
+def command(model: str | None, values: Values) -> int:
+    """Write a quantised copy of a model that our own engine and others read, and report what it costs.
+
+    Layer by layer, on the CPU: memory holds one layer and one file of weights.
+    """
+    _check(values)
+    use_threads(values["threads"])
+
+    from sametoken.checkpoint.paths import user_path
+    from sametoken.checkpoint.places import draft_directory, target_directory
+    from sametoken.files import check_replaceable, write_json
+    from sametoken.quantise.report import NAME
+
+    output = user_path(values["output"])
+    check_replaceable(output, replace=values["overwrite"])
+    name = model or embedded.NAME
+    directory = target_directory(name, values["revision"])
+    if output.exists() and output.resolve() == directory.resolve():
+        raise ConfigError(f"--output {output} is the model itself; choose another place")
+    if values["draft"] is not None:
+        draft_directory(values["draft"])  # before the work is done
+    report, written, prompts = _write(name, directory, output, values)
+    write_json(output / NAME, report.to_json())
+    if values["draft"] is not None:
+        report = _with_acceptance(report, name, written, prompts, values)
+        write_json(output / NAME, report.to_json())
+    for line in [*report.lines(), f"{written}: written in {report.seconds:.0f} s, with {NAME} beside it"]:
+        print(line)
+    return 0
+
+
+def _check(values: Values) -> None:
+    """Refuses what no model is needed for."""
+    if values["output"] is None:
+        raise ConfigError("got no --output; expected --output DIR")
+    if values["format"] not in FORMATS:
+        raise ConfigError(unknown_name("--format", str(values["format"]), FORMATS))
+    if values["group_size"] is None:
+        return
+    if values["format"] != "int4":
+        raise ConfigError(f"--group-size is for --format int4; leave it out for {values['format']}")
+    if values["group_size"] not in GROUPS:
+        raise ConfigError(f"--group-size {values['group_size']}: expected one of {', '.join(map(str, GROUPS))}")
+
+
+def _write(name: str, directory: Path, output: Path, values: Values) -> tuple[Report, Path, list[list[int]]]:
+    """The report, the checkpoint or file that was written, and the held-out prompts."""
+    from sametoken.checkpoint.tokenizer import load_tokenizer
+    from sametoken.files import new_directory
+    from sametoken.model.formats.rounding import ROUNDINGS
+    from sametoken.quantise.documents import read_documents
+    from sametoken.quantise.report import Report
+    from sametoken.quantise.run import quantise
+    from sametoken.quantise.sinks import open_writer
+    from sametoken.quantise.source import Source
+
+    begun = time.monotonic()
+    format, source = values["format"], Source(directory)
+    rounding = ROUNDINGS[format]
+    rounding = rounding._replace(group=values["group_size"] or rounding.group)
+    most = values["calibration_tokens"], values["held_out_tokens"]
+    documents = read_documents(values["data"], load_tokenizer(directory), source.config.max_position, most)
+    with new_directory(output, replace=values["overwrite"]) as place:
+        writer = open_writer(place, source, format, rounding.group)
+        with open_progress() as progress:
+            task = progress.add_task("quantising blocks", total=source.config.num_layers)
+            measured = quantise(source, rounding, documents, writer, lambda: progress.advance(task))
+        size = writer.finish()
+    report = Report(
+        name, format, rounding.group, documents.origin,
+        *_counts(documents.calibration), *_counts(documents.held_out),
+        measured.before, measured.after, source.size, size, time.monotonic() - begun, measured.layers,
+    )  # fmt: skip
+    return report, output / writer.name, documents.prompts
+
+
+def _counts(documents: list[Any]) -> tuple[int, int]:
+    return len(documents), sum(map(len, documents))
+
+
+def _with_acceptance(report: Report, name: str, written: Path, prompts: list[list[int]], values: Values) -> Report:
+    from sametoken.quantise.report import Acceptance, accepted
+    from sametoken.train.evaluate import Asked
+
+    asked = Asked(values["max_draft_len"], values["osl"])
+    before, after = (accepted(target, values["draft"], prompts, asked) for target in (name, written))
+    lengths = before.acceptance_length, after.acceptance_length
+    found = Acceptance(values["draft"], *lengths, before.prompts, asked.max_draft_len, asked.tokens)
+    return replace(report, acceptance=found)

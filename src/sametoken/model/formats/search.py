@@ -1,0 +1,42 @@
+"""The scale of a group of weights: of several that are tried, the one whose rounding costs least."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 20  # numbers that are searched at once, so that what is tried stays small beside the weight
+
+Nearest = Callable[[Tensor], Tensor]  # the codes' values next to scaled weights, same shape
+
+
+def best_scale(
+    grouped: Tensor, tried: Callable[[Tensor], Iterable[Tensor]], nearest: Nearest, importance: Tensor | None = None
+) -> Tensor:
+    """[out, groups, 1] float32: for each group the scale of least squared error, the first of equal ones.
+
+    Args:
+        grouped: [out, groups, size] float32.
+        tried: scales [rows, groups, 1] as they can be stored, in float32, for some rows of `grouped`.
+        importance: [groups, size] by which squared errors are multiplied; None for 1.
+    """
+    rows = max(1, CHUNK // max(1, grouped[0].numel()))
+    return torch.cat([_best(part, tried(part), nearest, importance) for part in torch.split(grouped, rows)])
+
+
+def _best(grouped: Tensor, tried: Iterable[Tensor], nearest: Nearest, importance: Tensor | None) -> Tensor:
+    best = grouped.new_full((*grouped.shape[:2], 1), float("inf"))
+    found = torch.zeros_like(best)
+    for scale in tried:
+        error = nearest(scaled(grouped, scale)).mul_(scale).sub_(grouped).square_()
+        cost = (error if importance is None else error.mul_(importance)).sum(2, keepdim=True)
+        better = cost < best
+        best, found = torch.where(better, cost, best), torch.where(better, scale, found)
+    return found
+
+
+def scaled(grouped: Tensor, scale: Tensor) -> Tensor:
+    """Weights divided by their scales; a scale of zero divides nothing."""
+    return grouped / torch.where(scale == 0, 1.0, scale)

@@ -1,0 +1,202 @@
+"""The way through a model: each block is calibrated, rounded, written and forgotten, then the next one is read.
+
+Two streams of hidden states go through: the plain model's, which calibrates, and on the held-out documents also the
+quantised model's, so that both losses are known at the end and no model is ever whole in memory.
+Legend: S tokens of a batch, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sametoken.checkpoint.load import Stored
+from sametoken.errors import UnsupportedModelError
+from sametoken.learning.attention import UnrolledAttention
+from sametoken.learning.batch import Batch
+from sametoken.model.block import Block
+from sametoken.model.decoder import Decoder
+from sametoken.model.formats.coded import Coded
+from sametoken.model.formats.rounding import ROUNDINGS, Rounding
+from sametoken.model.linear import Linear
+from sametoken.quantise.documents import Documents
+from sametoken.quantise.inputs import Inputs, linears, watching
+from sametoken.quantise.source import OUTER, Source
+
+BATCH = 2048  # tokens that go through a block at once
+LOGITS = 128  # rows of scores at once
+
+
+class Sink(Protocol):
+    """Takes the tensors of a checkpoint one after the other.
+
+    Attributes:
+        rounds_outer: whether token vectors and output head are rounded too.
+    """
+
+    rounds_outer: bool
+
+    def add(self, name: str, value: Tensor | Coded, peak: float = 0.0) -> None:
+        """A tensor under its name in a Hugging Face checkpoint; `peak` is the greatest input of a rounded weight."""
+        ...
+
+
+class LayerError(NamedTuple):
+    """A rounded layer: its name, and the error of its outputs relative to them, None where no document reached it."""
+
+    module: str
+    error: float | None
+
+
+class Measured(NamedTuple):
+    """What rounding costs.
+
+    Attributes:
+        layers: the rounded layers in the order of the blocks.
+        before, after: mean negative log-likelihood of the held-out tokens, in nats.
+    """
+
+    layers: list[LayerError]
+    before: float
+    after: float
+
+
+class _Stream:
+    """Documents on their way: batches and their hidden states [S, H]."""
+
+    def __init__(self, documents: Sequence[Tensor], vectors: Tensor) -> None:
+        self.batches = [Batch.of([(ids, ids >= 0) for ids in group]) for group in _groups(documents)]
+        self.states = [F.embedding(batch.tokens, vectors) for batch in self.batches]
+
+    def go(self, block: Block, rope: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        for i, batch in enumerate(self.batches):
+            self.states[i] = block(self.states[i], rope(batch.positions), UnrolledAttention(batch.lengths))
+
+    def loss(self, norm: Callable[[Tensor], Tensor], head: Tensor) -> float:
+        """Mean negative log-likelihood of each token after the first of its document."""
+        total, count = 0.0, 0
+        for batch, states in zip(self.batches, self.states, strict=True):
+            documents = batch.documents
+            places = (documents[1:] == documents[:-1]).nonzero()[:, 0]
+            for part in torch.split(places, LOGITS):
+                logits = F.linear(norm(states[part]), head).to(torch.float32)
+                total += float(F.cross_entropy(logits, batch.tokens[part + 1], reduction="sum"))
+            count += len(places)
+        return total / count
+
+
+def _groups(documents: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    group: list[Tensor] = []
+    for ids in documents:
+        if group and sum(map(len, group)) + len(ids) > BATCH:
+            yield group
+            group = []
+        group.append(ids)
+    yield group
+
+
+@torch.no_grad()
+def quantise(
+    source: Source, rounding: Rounding, documents: Documents, sink: Sink, progress: Callable[[], None] = lambda: None
+) -> Measured:
+    """Rounds a checkpoint's linear layers, block by block, and measures what that costs.
+
+    Args:
+        sink: gets every tensor.
+        progress: called after each block.
+
+    Raises:
+        CheckpointError: the weights do not fit the configuration.
+        UnsupportedModelError: a layer's inputs are no whole groups.
+    """
+    with torch.device("meta"):
+        shapes = Decoder(source.config, source.dtype)
+    rope = shapes.rope
+    vectors = source.outer("embed.weight")
+    rounded = _rounded_outer(vectors) if sink.rounds_outer else None
+    calibrated = _Stream(documents.calibration, vectors)
+    before = _Stream(documents.held_out, vectors)
+    after = _Stream(documents.held_out, vectors if rounded is None else _plain(rounded, source.dtype))
+    del vectors
+    layers: list[LayerError] = []
+    for number in range(source.config.num_layers):
+        stored = list(source.stored(number))
+        block = source.block(number, stored)
+        found = linears(block)
+        with watching(found) as inputs:
+            calibrated.go(block, rope)
+        before.go(block, rope)
+        codes = {}
+        for name, linear in found.items():
+            codes[f"blocks.{number}.{name}.weight"] = _round(rounding, linear, inputs[name], f"block {number} {name}")
+        layers += _add(source, stored, codes, sink)
+        after.go(block, rope)
+        progress()
+    norm = shapes.norm
+    norm.weight = torch.nn.Parameter(source.outer("norm.weight"), requires_grad=False)
+    for item in source.stored(OUTER):
+        _add_outer(source, item, sink)
+    head = source.outer("embed.weight" if source.config.tie_word_embeddings else "head.weight")
+    lost = before.loss(norm, head)
+    if sink.rounds_outer:
+        head = _plain(_rounded_outer(head), source.dtype)
+    return Measured(layers, lost, after.loss(norm, head))
+
+
+class _Rounded(NamedTuple):
+    weight: Coded
+    errors: Tensor | None  # [out, 2], see `Inputs.error`
+    peak: float
+
+
+def _round(rounding: Rounding, linear: Linear, inputs: Inputs, name: str) -> _Rounded:
+    """A layer's rounded weight, which from now on also is what the layer computes with."""
+    weight = linear.weight.detach()
+    try:
+        code = rounding(weight, inputs.importance)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{name} has {error}; choose another format or --group-size") from error
+    errors = inputs.error(weight, code)
+    if code.dynamic:  # the layer rounds its rows too
+        linear.coded = code
+    else:
+        weight.copy_(code.dequantize())
+    return _Rounded(code, errors, inputs.peak)
+
+
+def _plain(code: Coded, dtype: torch.dtype) -> Tensor:
+    return code.dequantize().to(dtype)
+
+
+def _add(source: Source, stored: Sequence[Stored], codes: dict[str, _Rounded], sink: Sink) -> Iterator[LayerError]:
+    """Gives a block's tensors to the sink; rounded ones under their own names, others as they are."""
+    for item in stored:
+        place = source.rules.place(item.name)
+        found = None if place is None else codes.get(place.parameter)
+        if place is None or found is None:
+            sink.add(item.name, item.tensor)
+            continue
+        rows = slice(None) if place.rows is None else slice(place.rows.start, place.rows.stop)
+        index = torch.arange(found.weight.shape[0])[rows]
+        sink.add(item.name, found.weight if place.rows is None else found.weight.outputs(index), found.peak)
+        error = None
+        if found.errors is not None:
+            wrong, whole = found.errors[rows].sum(0).tolist()
+            error = (wrong / whole) ** 0.5 if whole else 0.0
+        yield LayerError(item.name.removesuffix(".weight"), error)
+
+
+def _rounded_outer(weight: Tensor) -> Coded:
+    """Token vectors or an output head, with eight bits."""
+    return ROUNDINGS["gguf-q8_0"](weight)
+
+
+def _add_outer(source: Source, item: Stored, sink: Sink) -> None:
+    if sink.rounds_outer and item.tensor.dim() == 2 and not source.rules.ignores(item.name):
+        sink.add(item.name, _rounded_outer(item.tensor))
+    else:
+        sink.add(item.name, item.tensor)

@@ -1,0 +1,83 @@
+"""Where rounded checkpoints go: a directory in the layout of Hugging Face, or one GGUF file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from sametoken import __version__
+from sametoken.checkpoint.hub import SMALL_FILES
+from sametoken.checkpoint.quantised.write import LAYOUTS, stated
+from sametoken.checkpoint.shards import Shards
+from sametoken.model.formats.coded import Coded
+from sametoken.quantise.run import Sink
+from sametoken.quantise.source import Source
+
+
+class Writer(Sink, Protocol):
+    """A sink that writes into a directory which nobody reads yet.
+
+    Attributes:
+        name: of the model within the directory; "" where the directory is the model.
+    """
+
+    name: str
+
+    def finish(self) -> int:
+        """Writes what is missing; the bytes of all weights."""
+        ...
+
+
+class DirectorySink:
+    """A checkpoint in the layout of compressed-tensors or Model-Optimizer.
+
+    Args:
+        directory: is there and empty.
+        format: a key of `LAYOUTS`. `group`: inputs that share a scale, None for a row.
+    """
+
+    rounds_outer, name = False, ""
+
+    def __init__(self, directory: Path, source: Source, format: str, group: int | None) -> None:
+        self._directory, self._source, self._format, self._group = directory, source, format, group
+        self._shards = Shards(directory)
+        self._plain = ["lm_head"]  # linear layers that are not rounded
+
+    def add(self, name: str, value: Tensor | Coded, peak: float = 0.0) -> None:
+        module, _, kind = name.rpartition(".")
+        if isinstance(value, Coded):
+            for part, tensor in LAYOUTS[self._format].parts(value, peak).items():
+                self._shards.add(f"{module}.{part}", tensor)
+            return
+        place = self._source.rules.place(name)
+        if kind == "weight" and value.dim() == 2 and place is not None and place.parameter.startswith("blocks."):
+            self._plain.append(module)
+        self._shards.add(name, value)
+
+    def finish(self) -> int:
+        self._shards.finish()
+        files = stated(self._format, self._group, self._plain, __version__)
+        files["config.json"] = {**self._source.stated, **files["config.json"]}
+        copy_small_files(self._source.directory, self._directory)
+        for name, content in files.items():
+            (self._directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        return self._shards.size
+
+
+def copy_small_files(source: Path, directory: Path) -> None:
+    """Tokenizer, chat template and generation settings, which rounding does not change."""
+    for pattern in SMALL_FILES:
+        for file in source.glob(pattern):
+            if file.is_file():
+                place = directory / file.relative_to(source)
+                place.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, place)
+
+
+def open_writer(directory: Path, source: Source, format: str, group: int | None) -> Writer:
+    """What writes a format; `directory` is there and empty."""
+    return DirectorySink(directory, source, format, group)
