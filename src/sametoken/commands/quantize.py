@@ -95,10 +95,10 @@ def _write(name: str, directory: Path, output: Path, values: Values) -> tuple[Re
     from sametoken.quantise.report import Report
     from sametoken.quantise.run import quantise
     from sametoken.quantise.sinks import open_writer
-    from sametoken.quantise.source import Source
+    from sametoken.quantise.source import PlainCheckpoint
 
     begun = time.monotonic()
-    format, source = values["format"], Source(directory)
+    format, source = values["format"], PlainCheckpoint(directory)
     rounding = ROUNDINGS[format]
     rounding = rounding._replace(group=values["group_size"] or rounding.group)
     most = values["calibration_tokens"], values["held_out_tokens"]
@@ -122,11 +122,11 @@ def _counts(documents: list[Any]) -> tuple[int, int]:
 
 
 def _with_acceptance(report: Report, name: str, written: Path, prompts: list[list[int]], values: Values) -> Report:
-    from sametoken.quantise.report import Acceptance, accepted
+    from sametoken.quantise.report import DraftAcceptance, accepted
     from sametoken.train.evaluate import Asked
 
     asked = Asked(values["max_draft_len"], values["osl"])
     before, after = (accepted(target, values["draft"], prompts, asked) for target in (name, written))
     lengths = before.acceptance_length, after.acceptance_length
-    found = Acceptance(values["draft"], *lengths, before.prompts, asked.max_draft_len, asked.tokens)
+    found = DraftAcceptance(values["draft"], *lengths, before.prompts, asked.max_draft_len, asked.tokens)
     return replace(report, acceptance=found)

@@ -15,7 +15,7 @@ WORST = 5  # layers that are printed
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class DraftAcceptance:
     """Acceptance length of a draft on the held-out prompts, with the plain and with the quantised target."""
 
     draft: str
@@ -54,7 +54,7 @@ class Report:
     bytes_after: int
     seconds: float
     layers: list[LayerError]
-    acceptance: Acceptance | None = None
+    acceptance: DraftAcceptance | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The content of the report's file."""

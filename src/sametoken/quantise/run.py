@@ -25,7 +25,7 @@ from sametoken.model.formats.rounding import ROUNDINGS, Rounding
 from sametoken.model.linear import Linear
 from sametoken.quantise.documents import Documents
 from sametoken.quantise.inputs import Inputs, linears, watching
-from sametoken.quantise.source import OUTER, Source
+from sametoken.quantise.source import OUTER, PlainCheckpoint
 
 BATCH = 2048  # tokens that go through a block at once
 LOGITS = 128  # rows of scores at once
@@ -52,7 +52,7 @@ class LayerError(NamedTuple):
     error: float | None
 
 
-class Measured(NamedTuple):
+class RoundingCost(NamedTuple):
     """What rounding costs.
 
     Attributes:
@@ -101,8 +101,12 @@ def _groups(documents: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 @torch.no_grad()
 def quantise(
-    source: Source, rounding: Rounding, documents: Documents, sink: Sink, progress: Callable[[], None] = lambda: None
-) -> Measured:
+    source: PlainCheckpoint,
+    rounding: Rounding,
+    documents: Documents,
+    sink: Sink,
+    progress: Callable[[], None] = lambda: None,
+) -> RoundingCost:
     """Rounds a checkpoint's linear layers, block by block, and measures what that costs.
 
     Args:
@@ -144,7 +148,7 @@ def quantise(
     lost = before.loss(norm, head)
     if sink.rounds_outer:
         head = _plain(_rounded_outer(head), source.dtype)
-    return Measured(layers, lost, after.loss(norm, head))
+    return RoundingCost(layers, lost, after.loss(norm, head))
 
 
 class _Rounded(NamedTuple):
@@ -172,7 +176,9 @@ def _plain(code: Coded, dtype: torch.dtype) -> Tensor:
     return code.dequantize().to(dtype)
 
 
-def _add(source: Source, stored: Sequence[Stored], codes: dict[str, _Rounded], sink: Sink) -> Iterator[LayerError]:
+def _add(
+    source: PlainCheckpoint, stored: Sequence[Stored], codes: dict[str, _Rounded], sink: Sink
+) -> Iterator[LayerError]:
     """Gives a block's tensors to the sink; rounded ones under their own names, others as they are."""
     for item in stored:
         place = source.rules.place(item.name)
@@ -195,7 +201,7 @@ def _rounded_outer(weight: Tensor) -> Coded:
     return ROUNDINGS["gguf-q8_0"](weight)
 
 
-def _add_outer(source: Source, item: Stored, sink: Sink) -> None:
+def _add_outer(source: PlainCheckpoint, item: Stored, sink: Sink) -> None:
     if sink.rounds_outer and item.tensor.dim() == 2 and not source.rules.ignores(item.name):
         sink.add(item.name, _rounded_outer(item.tensor))
     else:

@@ -15,7 +15,7 @@ from sametoken.checkpoint.quantised.write import LAYOUTS, stated
 from sametoken.checkpoint.shards import Shards
 from sametoken.model.formats.coded import Coded
 from sametoken.quantise.run import Sink
-from sametoken.quantise.source import Source
+from sametoken.quantise.source import PlainCheckpoint
 
 
 class Writer(Sink, Protocol):
@@ -42,7 +42,7 @@ class DirectorySink:
 
     rounds_outer, name = False, ""
 
-    def __init__(self, directory: Path, source: Source, format: str, group: int | None) -> None:
+    def __init__(self, directory: Path, source: PlainCheckpoint, format: str, group: int | None) -> None:
         self._directory, self._source, self._format, self._group = directory, source, format, group
         self._shards = Shards(directory)
         self._plain = ["lm_head"]  # linear layers that are not rounded
@@ -78,6 +78,6 @@ def copy_small_files(source: Path, directory: Path) -> None:
                 shutil.copyfile(file, place)
 
 
-def open_writer(directory: Path, source: Source, format: str, group: int | None) -> Writer:
+def open_writer(directory: Path, source: PlainCheckpoint, format: str, group: int | None) -> Writer:
     """What writes a format; `directory` is there and empty."""
     return DirectorySink(directory, source, format, group)

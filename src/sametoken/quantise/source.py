@@ -21,7 +21,7 @@ from sametoken.model.linear import Linear
 OUTER = -1  # in the place of a block's number: token vectors, last norm, output head
 
 
-class Source:
+class PlainCheckpoint:
     """A checkpoint directory.
 
     Attributes:
