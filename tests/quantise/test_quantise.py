@@ -23,7 +23,7 @@ from sametoken.files import new_directory
 from sametoken.model.formats.coded import Coded
 from sametoken.model.formats.rounding import ROUNDINGS
 from sametoken.quantise.documents import Documents, read_documents
-from sametoken.quantise.report import NAME
+from sametoken.quantise.report import REPORT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -59,7 +59,7 @@ def quantised(
 ) -> tuple[Path, dict[str, object]]:
     answer = call(capfd, "quantize", str(model), "--format", format, "--output", str(place), *more)
     assert answer.code == 0, answer.err
-    return place, json.loads((place / NAME).read_text())
+    return place, json.loads((place / REPORT).read_text())
 
 
 def meant(directory: Path) -> dict[str, Tensor]:

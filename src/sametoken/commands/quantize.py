@@ -52,7 +52,7 @@ def command(model: str | None, values: Values) -> int:
     from sametoken.checkpoint.paths import user_path
     from sametoken.checkpoint.places import draft_directory, target_directory
     from sametoken.files import check_replaceable, write_json
-    from sametoken.quantise.report import NAME
+    from sametoken.quantise.report import REPORT
 
     output = user_path(values["output"])
     check_replaceable(output, replace=values["overwrite"])
@@ -63,11 +63,11 @@ def command(model: str | None, values: Values) -> int:
     if values["draft"] is not None:
         draft_directory(values["draft"])  # before the work is done
     report, written, prompts = _write(name, directory, output, values)
-    write_json(output / NAME, report.to_json())
+    write_json(output / REPORT, report.to_json())
     if values["draft"] is not None:
         report = _with_acceptance(report, name, written, prompts, values)
-        write_json(output / NAME, report.to_json())
-    for line in [*report.lines(), f"{written}: written in {report.seconds:.0f} s, with {NAME} beside it"]:
+        write_json(output / REPORT, report.to_json())
+    for line in [*report.lines(), f"{written}: written in {report.seconds:.0f} s, with {REPORT} beside it"]:
         print(line)
     return 0
 

@@ -10,7 +10,7 @@ from sametoken.errors import DataError
 from sametoken.quantise.run import LayerError
 from sametoken.train.evaluate import Asked, Judgement, Question, judge, open_llm
 
-NAME = "quantization_report.json"
+REPORT = "quantization_report.json"
 WORST = 5  # layers that are printed
 
 
