@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.checkpoint.load import Stored
+from sametoken.checkpoint.tensors import Stored
 from sametoken.errors import UnsupportedModelError
 from sametoken.learning.attention import UnrolledAttention
 from sametoken.learning.batch import Batch

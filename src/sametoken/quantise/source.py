@@ -10,9 +10,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.hub import read_config, read_json, stored_scheme
-from sametoken.checkpoint.load import Stored, load_parameters, tensor_names, weight_files
 from sametoken.checkpoint.mapping import rules_for
+from sametoken.checkpoint.tensors import Stored, tensor_names, weight_files
 from sametoken.errors import CheckpointError, UnsupportedModelError
 from sametoken.model.block import Block
 from sametoken.model.config import ModelConfig
