@@ -29,8 +29,8 @@ def _compared(peer: str, file: Path) -> Result:
         reason = str(error).removeprefix(f"{file.name}: ").partition(", expected")[0]
         return results.judged(peer, f"vocabulary {name}", "token ids", f"refused: {reason}", True, known=True)
     tokenizer = Tokenizer.from_str(json.dumps(content))
-    texts = file.with_name(f"{file.name}.inp").read_text(encoding="utf-8").split(BETWEEN)
-    lines = file.with_name(f"{file.name}.out").read_text().splitlines()
+    texts = file.with_name(f"{file.name}.inp").read_bytes().decode().split(BETWEEN)  # line ends as they are
+    lines = file.with_name(f"{file.name}.out").read_text().split("\n")
     same = sum(
         tokenizer.encode(text, add_special_tokens=False).ids == list(map(int, line.split()))
         for text, line in zip(texts, lines, strict=False)
