@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,11 @@ NAMES = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }  # fmt: skip
+ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss", "mixtral": "llama"}
 K_TYPES = (Type.Q4_K, Type.Q5_K, Type.Q6_K)
 
 
@@ -62,7 +65,7 @@ def write_gguf(
         tokens: a SentencePiece-like vocabulary, one token a character by default.
     """
     config: Any = model.config
-    architecture = config.model_type
+    architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(file, architecture)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -77,23 +80,15 @@ def write_gguf(
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     if tokens is None:
         add_characters(writer, config.vocab_size)
+    if config.model_type in ARCHITECTURES:
+        add_experts(writer, config)
     metadata(writer)
-    for i, (name, parameter) in enumerate(model.state_dict().items()):
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        ours, heads = stored_name(name), 0
-        if architecture == "llama" and ours.split(".")[-2] in ("attn_q", "attn_k"):
-            heads = config.num_attention_heads if "attn_q" in ours else config.num_key_value_heads
-        weight = parameter.float().numpy()
-        if heads:  # pairs of a rotation side by side
-            weight = weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
-        kind = kind_of(ours) if weight.ndim == 2 else Type.F32
-        data = blocks(weight, kind, i)
-        writer.add_tensor(ours, data, raw_dtype=kind)
-        real = meant(data, kind)
-        if heads:
-            real = real.view(heads, -1, 2, *real.shape[1:]).transpose(1, 2).reshape(parameter.shape)
-        parameter.copy_(real)
+    for i, (name, stored, put) in enumerate(stored_tensors(model)):
+        large = stored.dim() > 1 and "ffn_gate_inp" not in name and name.endswith(".weight")
+        kind = kind_of(name) if large else Type.F32
+        data = blocks(stored.numpy().reshape(-1, stored.shape[-1]), kind, i)
+        writer.add_tensor(name, data.reshape(*stored.shape[:-1], -1), raw_dtype=kind)
+        put(meant(data, kind).view(stored.shape))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -101,13 +96,65 @@ def write_gguf(
     return model
 
 
-def stored_name(name: str) -> str:
-    module, _, kind = name.rpartition(".")
-    outside = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    if module in outside:
-        return f"{outside[module]}.{kind}"
-    _, _, layer, path = module.split(".", 3)
-    return f"blk.{layer}.{NAMES[path]}.{kind}"
+def stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor, Callable[[torch.Tensor], Any]]]:
+    """Name and numbers of every tensor of the file, and what puts other numbers into the model in their place."""
+    config: Any = model.config
+    for name, parameter in model.state_dict().items():
+        module, _, kind = name.rpartition(".")
+        outside = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if module in outside:
+            yield f"{outside[module]}.{kind}", parameter.float(), parameter.copy_
+            continue
+        layer, path = module.split(".", 3)[2:]
+        if path == "mlp.experts":
+            yield from expert_tensors(f"blk.{layer}.ffn", kind, parameter, config.model_type == "gpt_oss")
+        elif kind == "sinks":
+            yield f"blk.{layer}.attn_sinks.weight", parameter.float(), parameter.copy_
+        elif config.model_type in ("llama", "mixtral") and path in ("self_attn.q_proj", "self_attn.k_proj"):
+            size, rest = config.head_dim, parameter.shape[1:]  # pairs of a rotation lie side by side
+            pairs = parameter.view(-1, 2, size // 2, *rest).transpose(1, 2)
+            yield (
+                f"blk.{layer}.{NAMES[path]}.{kind}",
+                pairs.reshape(parameter.shape).float(),
+                lambda found, at=pairs: at.copy_(found.view(at.shape)),
+            )
+        else:
+            after = config.model_type == "gpt_oss" and path == "post_attention_layernorm"
+            stored = "post_attention_norm" if after else NAMES[path]
+            yield f"blk.{layer}.{stored}.{kind}", parameter.float(), parameter.copy_
+
+
+def expert_tensors(
+    prefix: str, kind: str, parameter: torch.Tensor, alternating: bool
+) -> Iterator[tuple[str, torch.Tensor, Callable[[torch.Tensor], Any]]]:
+    """The experts' gates, ups and downs [experts, out, in], or biases [experts, out]."""
+    ending = "bias" if kind.endswith("_bias") else "weight"
+    outputs = parameter.transpose(1, 2) if alternating and ending == "weight" else parameter
+    if kind.startswith("down"):
+        parts = {"down": outputs}
+    elif alternating:
+        parts = {"gate": outputs[:, ::2], "up": outputs[:, 1::2]}
+    else:
+        parts = dict(zip(("gate", "up"), outputs.chunk(2, 1), strict=True))
+    for part, view in parts.items():
+        yield f"{prefix}_{part}_exps.{ending}", view.contiguous().float(), view.copy_
+
+
+def add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+    """The keys of a mixture of experts."""
+    writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type != "mixtral":
+        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    if config.model_type == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type == "gpt_oss":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
 
 
 def add_characters(writer: gguf.GGUFWriter, size: int) -> None:

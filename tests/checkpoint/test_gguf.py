@@ -13,7 +13,16 @@ gguf = pytest.importorskip("gguf")
 import numpy as np  # noqa: E402
 from gguf import GGMLQuantizationType as Type  # noqa: E402
 from test_quantised import logits  # noqa: E402
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    GptOssConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)  # fmt: skip
 
 from gguf_makers import blocks, embedded_gguf, meant, write_gguf  # noqa: E402
 from native_checks import BUILT, use  # noqa: E402
@@ -101,6 +110,38 @@ KINDS: dict[str, Any] = {kind.name: lambda name, kind=kind: kind for kind in (*T
 def test_a_model_computes_with_what_its_blocks_mean(tmp_path: Path, family: str, mix: str) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[family](**SIZES))
+    model = write_gguf(tmp_path / "m.gguf", model, {**KINDS, "Q4_K_M": q4_k_m}[mix]).eval()
+    tokens = torch.randint(4, 96, (24,), generator=torch.Generator().manual_seed(1))
+    decoder = load_decoder(resolve(tmp_path / "m.gguf"), torch.float32, "cpu")
+    with torch.no_grad():
+        expected = model(tokens.unsqueeze(0)).logits[0]
+    found = logits(decoder, tokens, (16, 8))
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+SPARSE: dict[str, Any] = {
+    "mixtral": (MixtralConfig, {"num_local_experts": 4, "intermediate_size": 256}),
+    "qwen2_moe": (Qwen2MoeConfig, {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256,
+    }),
+    "qwen3_moe": (Qwen3MoeConfig, {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True,
+    }),
+    "gpt_oss": (GptOssConfig, {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 256,
+                               "sliding_window": 8}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", SPARSE)
+@pytest.mark.parametrize("mix", ["Q8_0", "MXFP4", "F32", "Q4_K_M"])
+def test_experts_of_a_file_compute_with_what_their_blocks_mean(tmp_path: Path, family: str, mix: str) -> None:
+    torch.manual_seed(0)
+    kind, changes = SPARSE[family]
+    model = AutoModelForCausalLM.from_config(kind(**{**SIZES, **changes}))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1 and "norm" not in name:  # biases and sinks begin as zero
+            torch.nn.init.normal_(parameter, std=0.1)
     model = write_gguf(tmp_path / "m.gguf", model, {**KINDS, "Q4_K_M": q4_k_m}[mix]).eval()
     tokens = torch.randint(4, 96, (24,), generator=torch.Generator().manual_seed(1))
     decoder = load_decoder(resolve(tmp_path / "m.gguf"), torch.float32, "cpu")

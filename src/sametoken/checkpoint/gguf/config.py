@@ -6,7 +6,7 @@ Sources: llama.cpp's llama-arch.cpp (names) and convert_hf_to_gguf.py (which row
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,19 +25,41 @@ class Family(NamedTuple):
         name: of transformers' class.
         model_type: of config.json.
         paired: whether the rows of q and k lie as pairs that are rotated together.
+        facts: keys of config.json that the files do not state.
+        sizes: keys of the file beyond `SIZES`, and what config.json calls them.
     """
 
     name: str
     model_type: str
     paired: bool = False
+    facts: Mapping[str, Any] = {}
+    sizes: Mapping[str, str] = {}
 
 
+CHOSEN = {"expert_used_count": "num_experts_per_tok"}
+QWEN = {**CHOSEN, "expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"}
+SHARED = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+LOCAL = {**CHOSEN, "expert_count": "num_local_experts"}
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", "llama", paired=True),
+    "llama with experts": Family("MixtralForCausalLM", "mixtral", paired=True, sizes=LOCAL),
     "qwen2": Family("Qwen2ForCausalLM", "qwen2"),
+    "qwen2moe": Family("Qwen2MoeForCausalLM", "qwen2_moe", facts={"norm_topk_prob": False}, sizes=QWEN | SHARED),
     "qwen3": Family("Qwen3ForCausalLM", "qwen3"),
-    "phi3": Family("Phi3ForCausalLM", "phi3"),
+    "qwen3moe": Family("Qwen3MoeForCausalLM", "qwen3_moe", facts={"norm_topk_prob": True}, sizes=QWEN),
+    "phi3": Family("Phi3ForCausalLM", "phi3", sizes={"attention.sliding_window": "sliding_window"}),
+    "gpt-oss": Family(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        facts={"attention_bias": True},
+        sizes={
+            **LOCAL,
+            "expert_feed_forward_length": "intermediate_size",
+            "attention.sliding_window": "sliding_window",
+        },
+    ),
 }
+EACH = "*"  # in a name: the tensor holds the weights of all experts
 # Names in the file -> names in a checkpoint; within blk.N. and layers.N. for the second table.
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 INSIDE = {
@@ -45,6 +67,11 @@ INSIDE = {
     "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn", "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": f"mlp.experts.{EACH}.gate_proj", "ffn_up_exps": f"mlp.experts.{EACH}.up_proj",
+    "ffn_down_exps": f"mlp.experts.{EACH}.down_proj", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }  # fmt: skip
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -56,9 +83,10 @@ SIZES = {
     "rope.freq_base": "rope_theta",
 }  # fmt: skip
 READ = {
-    *SIZES, "vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count",
+    *SIZES, *QWEN, *SHARED, "vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count",
     "attention.sliding_window", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
-    "rope.scaling.attn_factor", "rope.scaling.finetuned", "rope.scale_linear", "tensor_data_layout",
+    "rope.scaling.attn_factor", "rope.scaling.finetuned", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    "rope.scale_linear", "tensor_data_layout",
 }  # fmt: skip
 
 
@@ -69,13 +97,7 @@ def config_of(container: Container) -> dict[str, Any]:
         UnsupportedModelError: its architecture, or a value that changes what is computed, is not implemented.
         CheckpointError: a value is missing.
     """
-    architecture = str(container.metadata.get("general.architecture"))
-    family = FAMILIES.get(architecture)
-    if family is None:
-        raise UnsupportedModelError(
-            f"{container.file}: the architecture {shown(architecture)} is not supported in GGUF files; supported: "
-            f"{', '.join(FAMILIES)}"
-        )
+    architecture, family = str(container.metadata.get("general.architecture")), _family(container)
     stated = {
         key.removeprefix(f"{architecture}."): value
         for key, value in container.metadata.items()
@@ -86,8 +108,9 @@ def config_of(container: Container) -> dict[str, Any]:
         raise UnsupportedModelError(f"{container.file}: {words}, which is not supported; use another version")
     if "token_embd.weight" not in container.entries:
         raise CheckpointError(f"{container.file} has no token_embd.weight, expected a whole model with its weights")
-    config = {ours: stated[key] for key, ours in SIZES.items() if key in stated}
+    config = {ours: stated[key] for key, ours in {**SIZES, **family.sizes}.items() if key in stated}
     config |= {
+        **family.facts,
         "architectures": [family.name],
         "model_type": family.model_type,
         "vocab_size": container.entries["token_embd.weight"].shape[0],
@@ -98,12 +121,23 @@ def config_of(container: Container) -> dict[str, Any]:
     }
     if family.model_type in ("llama", "qwen3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in container.entries
-    if family.model_type == "phi3":
-        config["sliding_window"] = stated.get("attention.sliding_window") or None
     quantised = sorted({entry.type.name for entry in container.entries.values()} - UNQUANTISED_TYPES.keys())
     if quantised:
         config["quantization_config"] = {"quant_method": "gguf", "types": quantised}
     return config
+
+
+def _family(container: Container) -> Family:
+    """The family of a file's model; one architecture stands for Llama and for Mixtral."""
+    name = container.metadata.get("general.architecture")
+    found = FAMILIES.get(f"{name} with experts" if container.metadata.get(f"{name}.expert_count") else str(name))
+    found = found or FAMILIES.get(str(name))
+    if found is None:
+        raise UnsupportedModelError(
+            f"{container.file}: the architecture {shown(name)} is not supported in GGUF files; supported: "
+            f"{', '.join(FAMILIES)}"
+        )
+    return found
 
 
 def _head(container: Container, stated: Mapping[str, Any], config: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -147,8 +181,13 @@ def _rotation(container: Container, stated: Mapping[str, Any]) -> dict[str, Any]
             f"{container.file}: rope.scaling.type {shown(kind)} without its factors is not supported, expected none, "
             "linear or yarn"
         )
-    name = "linear" if kind == "none" else kind
-    return {"rope_scaling": {"rope_type": name, "factor": factor, **stretched}}
+    scaling = {"rope_type": "linear" if kind == "none" else kind, "factor": factor, **stretched}
+    for key in ("beta_fast", "beta_slow"):
+        if f"rope.scaling.yarn_{key}" in stated:
+            scaling[key] = stated[f"rope.scaling.yarn_{key}"]
+    if _family(container).model_type == "gpt_oss":
+        scaling["truncate"] = False  # as published; the files do not state it
+    return {"rope_scaling": scaling}
 
 
 def _divisors(container: Container, name: str) -> list[float] | None:
@@ -161,7 +200,10 @@ def _divisors(container: Container, name: str) -> list[float] | None:
 
 
 def tensor_name(container: Container, name: str) -> str | None:
-    """The name that a tensor has in a Hugging Face checkpoint, its own if there is none, None if it is no weight."""
+    """The name that a tensor has in a Hugging Face checkpoint, its own if there is none, None if it is no weight.
+
+    The name of one that holds the weights of all experts has `EACH` in the place of the expert's number.
+    """
     if name in FREQUENCIES:
         return None
     module, _, kind = name.rpartition(".")
@@ -171,16 +213,32 @@ def tensor_name(container: Container, name: str) -> str | None:
     if found is None or found[2] not in INSIDE:
         return name
     path = INSIDE[found[2]]
+    if found[2] == "attn_sinks":
+        return f"model.layers.{found[1]}.{path}.sinks"
     if found[2] == "ffn_up" and f"blk.{found[1]}.ffn_gate.weight" not in container.entries:
         path = "mlp.gate_up_proj"
     return f"model.layers.{found[1]}.{path}.{found[3]}"
+
+
+def single_weights(
+    container: Container, name: str, ours: str, tensor: Tensor | Coded
+) -> Iterator[tuple[str, Tensor | Coded]]:
+    """A tensor under its name in a checkpoint, one that holds the weights of all experts as each expert's own."""
+    shape = container.entries[name].shape
+    if EACH not in ours:
+        flat = ours.endswith("shared_expert_gate.weight") and len(shape) == 1
+        yield ours, tensor.view(1, -1) if flat and isinstance(tensor, Tensor) else tensor
+        return
+    for expert in range(shape[0]):
+        rows = torch.arange(expert * shape[1], (expert + 1) * shape[1])
+        yield ours.replace(EACH, str(expert)), tensor.outputs(rows) if isinstance(tensor, Coded) else tensor[expert]
 
 
 def restored(container: Container, name: str, tensor: Tensor | Coded) -> Tensor | Coded:
     """A tensor with the rows of q and k in the order of transformers, where llama.cpp has another one."""
     architecture = container.metadata["general.architecture"]
     part = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}.get(name.split(".")[-2])
-    if part is None or not FAMILIES[architecture].paired:
+    if part is None or not _family(container).paired:
         return tensor
     heads = container.metadata.get(f"{architecture}.{part}", container.metadata[f"{architecture}.attention.head_count"])
     if not isinstance(heads, int) or heads < 1 or tensor.shape[0] % (2 * heads):

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.blocks import read_tensor
-from sametoken.checkpoint.gguf.config import config_of, restored, tensor_name
+from sametoken.checkpoint.gguf.config import config_of, restored, single_weights, tensor_name
 from sametoken.checkpoint.gguf.container import read_container
 from sametoken.checkpoint.gguf.tokenizer import tokenizer_files
 from sametoken.errors import CheckpointError
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Coded
 
-VERSION = 1  # of what is written into the directory
+VERSION = 2  # of what is written into the directory
 
 
 def directory_of(file: Path, cache: Path) -> Path:
@@ -72,4 +72,4 @@ def read_gguf(file: Path) -> Iterator[tuple[str, Tensor | Coded]]:
     for name in container.entries:
         ours = tensor_name(container, name)
         if ours is not None:
-            yield ours, restored(container, name, read_tensor(container, name))
+            yield from single_weights(container, name, ours, restored(container, name, read_tensor(container, name)))
