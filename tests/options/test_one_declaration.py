@@ -28,7 +28,6 @@ from sametoken.commands.options import sampling_of, sampling_options
 from sametoken.server.chat_schema import ChatRequest
 from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.schema import CompletionRequest
-from sametoken.server.speech import Rendered
 
 def refusal(call, **values):
     try:
@@ -47,9 +46,9 @@ print(json.dumps({
     "json": SamplingParams.from_mapping({"warmth": 1}).warmth,
     "help": " ".join(shown.getvalue().split()),
     "option": sampling_of(given).warmth,
-    "chat": ChatRequest(**said).to_sampling({}, Rendered([])).warmth,
-    "completions": CompletionRequest(prompt="hi", warmth=2).to_sampling({}, Rendered([])).warmth,
-    "responses": ResponsesRequest(input="hi", warmth=2).to_chat().warmth,
+    "chat": ChatRequest(**said).request.values["warmth"],
+    "completions": CompletionRequest(prompt="hi", warmth=2).request.values["warmth"],
+    "responses": ResponsesRequest(input="hi", warmth=2).request.values["warmth"],
     "body": refusal(ChatRequest, **{**said, "warmth": 4}),
     "document": asyncio.run(reference.document())["components"]["schemas"]["ChatRequest"]["properties"]["warmth"],
     "table": reference.written("<!-- generated: fields --><!-- end -->"),

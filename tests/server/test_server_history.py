@@ -15,6 +15,7 @@ from sametoken.checkpoint.chat import render, render_open
 from sametoken.server.chat_schema import ChatMessage, ChatRequest
 from sametoken.server.inert import Inert, InertOfCall, InertOfFunction, InertOfItem, InertOfMessage
 from sametoken.server.responses_schema import ResponsesRequest
+from sametoken.server.text_request import ToolUse
 from server_checks import MODEL, Running, running, with_template
 
 TEMPLATE = (
@@ -116,8 +117,9 @@ def test_items_that_the_assistant_made_in_a_row_are_one_turn() -> None:
         {"role": "assistant", "content": "done"},
         {"role": "assistant", "content": "really"},
     ]  # fmt: skip
-    chat = ResponsesRequest.model_validate_json(json.dumps({"input": items})).to_chat()
-    turns = [message.for_template() for message in chat.messages]
+    talk = ResponsesRequest.model_validate_json(json.dumps({"input": items})).request.conversation
+    assert talk is not None
+    turns = [turn.for_template() for turn in talk.turns]
     assert [turn["role"] for turn in turns] == ["user", "assistant", "tool", "tool", "assistant", "assistant"]
     assert turns[1]["reasoning_content"] == "well"
     assert turns[1]["content"] == "I look"
@@ -164,9 +166,11 @@ def test_every_inert_field_has_its_reason() -> None:
         ("/v1/responses", {"metdata": {}}, "metdata", "metadata"),
         ("/v1/chat/completions", {"priority": 1}, "priority", "0"),
         ("/v1/chat/completions", {"verbosity": "loud"}, "verbosity", "medium"),
-        ("/v1/chat/completions", {"continue_final_message": True, "add_generation_prompt": True}, None, "exclude"),
+        ("/v1/chat/completions", {"continue_final_message": True, "add_generation_prompt": True},
+         "continue_final_message", "exclude"),
         ("/v1/chat/completions", {"max_tokens": -2}, "max_tokens", "-1"),
-        ("/v1/chat/completions", {"guided_regex": "a", "response_format": {"type": "json_object"}}, None, "same thing"),
+        ("/v1/chat/completions", {"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format",
+         "same thing"),
         ("/v1/chat/completions", {"echo": True}, "echo", "false"),
         ("/v1/completions", {"request_id": "a\nb"}, "request_id", "pattern"),
         ("/v1/completions", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-1"),
@@ -308,5 +312,7 @@ def test_continuing_is_what_transformers_renders(template: str) -> None:
 
 def test_nothing_is_lost_between_a_message_and_its_template() -> None:
     message = ChatMessage(role="function", content="x", name="f", tool_call_id="1")
-    assert message.for_template() == {"role": "tool", "content": "x", "name": "f", "tool_call_id": "1"}
-    assert ChatRequest.model_validate({"messages": [USER], "tool_choice": None}).offered == []
+    assert message.turn().for_template() == {"role": "tool", "content": "x", "name": "f", "tool_call_id": "1"}
+    talk = ChatRequest.model_validate({"messages": [USER], "tool_choice": None}).request.conversation
+    assert talk is not None
+    assert talk.tools == ToolUse([], (), True)

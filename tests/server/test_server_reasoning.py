@@ -52,8 +52,7 @@ def client(served: Running) -> Iterator[OpenAI]:
 @pytest.fixture
 def dictated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forms hold for the whole output, so that they can dictate the thinking too."""
-    split = prompts.Prompts._split
-    monkeypatch.setattr(prompts.Prompts, "_split", lambda *given: split(*given)._replace(waits={}))
+    monkeypatch.setattr(prompts.Prompts, "_waits", lambda *given: {})
 
 
 def asks(reply: str, **more: Any) -> dict[str, Any]:

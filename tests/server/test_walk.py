@@ -1,13 +1,14 @@
-"""The walk of a request from the socket to the bytes: which functions stand on it, and that they do not become more.
+"""The functions that a request passes from the socket to the bytes, and that they do not become more.
 
-A station is a function of the package that is on the stack while the request is read, is rendered, gets its parameters,
-enters the engine, leaves it as a chunk, is worded, or is sent. What these functions call to do their own work is no
-station. The engine's step, the tokenizer and the template are rooms of their own.
+A station is a function of the package that is on the stack while the request is read, is checked, is rendered, gets its
+parameters, enters the engine, leaves it as a chunk, is worded, or is sent. What these functions call to do their own
+work is no station. The engine's step, the tokenizer and the template are rooms of their own.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import json
 import sys
@@ -33,6 +34,7 @@ from sametoken.server.chat_words import ChatWords
 from sametoken.server.completion_words import CompletionWords
 from sametoken.server.messages_words import MessagesWords
 from sametoken.server.responses_words import ResponsesWords
+from sametoken.server.text_request import TextRequest
 from server_checks import Running, running
 
 PACKAGE = str(Path(sametoken.__file__).parent)
@@ -46,8 +48,8 @@ ASKED = {
 }
 WORDS = (ChatWords, CompletionWords, ResponsesWords, MessagesWords)
 WORDED = [f"{words.__module__.rpartition('.')[2]}.{words.__name__}" for words in WORDS]
-MOST_STATIONS = 23  # of a request and its reply, each function once; the four methods of words are one station
-MOST_CALLS = 24  # of functions of the package on the event loop, for one more event of a stream
+MOST_STATIONS = 19  # of a request and its reply, each function once; the four methods of words are one station
+MOST_CALLS = 20  # of functions of the package on the event loop, for one more event of a stream
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +93,9 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     watch(SamplingParams, "from_mapping")
     watch(LLM, "requests")
     watch(AsyncLLM, "send")
+    watch(AsyncLLM, "_hand_out")
+    watch(asyncio.Queue, "get", own=False)
+    watch(TextRequest, "__init__", own=False)
     watch(Engine, "add")
     watch(Chunk, "of")
     for words in WORDS:
@@ -104,7 +109,11 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_walk_has_few_stations(served: Running, walked: list[str], path: str, streams: bool) -> None:
     served.post(path, {**ASKED[path], "stream": streams})
     print(len(walked), *walked, sep="\n")
-    assert {"exchange.Exchanges.__call__", "text_api.TextApi._answer", "async_llm.AsyncLLM._serve"} <= set(walked)
+    assert {
+        "exchange.Exchanges.__call__",
+        "text_api.TextApi.endpoint.<locals>.answer",
+        "async_llm.AsyncLLM._serve",
+    } <= set(walked)
     assert len(walked) <= MOST_STATIONS
 
 

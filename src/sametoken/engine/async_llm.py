@@ -12,7 +12,7 @@ import copy
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -29,26 +29,32 @@ T = TypeVar("T")
 LONGEST_HOLD = 0.05  # seconds that a token may wait for others to share its chunk: hardly seen by a reader
 
 
-class _Stream:
-    """Where the chunks of one call go: the one queue between the engine thread and the loop that waits for them."""
+class _Stream(NamedTuple):
+    """Where the chunks of one call go: a queue between the engine's thread and the loop that waits for them.
 
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.items: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
+    None in the queue ends the call.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    items: asyncio.Queue[Chunk | Exception | None]
 
 
 class Chunks:
     """The chunks of some requests, as an async iterator; to close it cancels what is not finished.
 
-    The requests go to the engine with the first chunk that is asked for.
+    The requests go to the engine with the first chunk that is asked for. What is closed while somebody waits for a
+    chunk ends there.
 
     Args:
         engine: steps them. `requests`: from `LLM.requests`.
         timeout: seconds from the first chunk that is asked for until it ends with `TimeoutError`; None is never.
+
+    Attributes:
+        left: requests that are not finished, 0 once it is closed.
     """
 
     def __init__(self, engine: AsyncLLM, requests: Sequence[Request], timeout: float | None = None) -> None:
-        self._engine, self._requests, self._timeout, self._left = engine, requests, timeout, len(requests)
+        self._engine, self._requests, self._timeout, self.left = engine, requests, timeout, len(requests)
         self._stream: _Stream | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -56,10 +62,10 @@ class Chunks:
         return self
 
     async def __anext__(self) -> Chunk:
-        if not self._left:
+        if not self.left:
             raise StopAsyncIteration
         if (stream := self._stream) is None:
-            self._stream = stream = _Stream()
+            self._stream = stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
             self._engine.send(_Add(self._requests, stream))
             if self._timeout is not None:
                 over = TimeoutError(f"{self._timeout:g} s are over")
@@ -69,21 +75,24 @@ class Chunks:
         except asyncio.CancelledError:
             self.close()
             raise
-        if isinstance(item, Exception):
-            self.close()
-            raise copy.copy(item)  # an error that many streams raise would collect the tracebacks of all
-        self._left -= item.completion is not None
-        if not self._left:
-            self.close()
-        return item
+        if isinstance(item, Chunk):
+            self.left -= item.completion is not None
+            if not self.left:
+                self.close()
+            return item
+        self.close()
+        if item is None:
+            raise StopAsyncIteration
+        raise copy.copy(item)  # an error that many streams raise would collect the tracebacks of all
 
     def close(self) -> None:
         """Cancels what is not finished; may be called twice."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._left and self._stream is not None:
+        if self.left and self._stream is not None:
             self._engine.send(_Abort(self._requests))
-        self._left = 0
+            self._stream.items.put_nowait(None)
+        self.left = 0
 
     async def aclose(self) -> None:
         """The same, by the name that iterators of the language have."""
@@ -93,7 +102,7 @@ class Chunks:
         self.close()  # a caller may leave its loop over the chunks and forget the iterator
 
 
-def _hand_out(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
+def _deliver(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
     """Called by the engine thread; a loop is woken once for all it gets, and one that is gone needs nothing."""
     for loop in {stream.loop for stream, _ in items}:
         own = [each for each in items if each[0].loop is loop]
@@ -219,58 +228,56 @@ class AsyncLLM:
 
     def _serve(self) -> None:
         """The engine thread: takes messages between steps, and waits for one when there is nothing to do."""
+        engine = self.llm.engine
         try:
-            while self._take_messages():
-                _hand_out(list(self._news(self.llm.engine.step())))
-            self._fail(SametokenError("the engine has stopped"))
+            while True:
+                while not (engine.busy and self._inbox.empty()):
+                    match self._inbox.get():
+                        case None:
+                            self._fail(SametokenError("the engine has stopped"))
+                            return
+                        case _Call() as call:
+                            _answer(call)
+                        case _Add(requests, stream):
+                            for request in requests:
+                                self._listeners[request.id] = _Listener(stream)
+                                engine.add(request)
+                        case _Abort(requests):
+                            for request in requests:
+                                self._listeners.pop(request.id, None)
+                                engine.abort(request.id)
+                self._hand_out(engine.step())
         except BaseException as error:
             self._fail(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
             self.on_failure()
             raise
 
-    def _news(self, report: StepReport) -> Iterable[tuple[_Stream, Chunk]]:
-        """Chunks that are due after a step, and for whom."""
+    def _hand_out(self, report: StepReport) -> None:
+        """Gives every stream the chunks that are due after a step."""
         for emission in report.emissions:
             each = self._listeners.get(emission.request.id)
             if each is not None:
                 each.news = emission if each.news is None else each.news.then(emission)
         now, pause = time.perf_counter(), min(LONGEST_HOLD, len(self._listeners) * self._pause)
+        due: list[tuple[_Stream, Chunk]] = []
         for number, each in list(self._listeners.items()):
             if each.news is None or (now < each.due and not each.news.finished):
                 continue
             if each.news.finished:
                 del self._listeners[number]
-            yield each.stream, Chunk.of(each.news)
+            due.append((each.stream, Chunk.of(each.news)))
             each.news, each.due = None, now + pause
+        _deliver(due)
 
     def _fail(self, error: SametokenError) -> None:
         self.failure = error
-        _hand_out([(stream, error) for stream in {each.stream for each in self._listeners.values()}])
+        _deliver([(stream, error) for stream in {each.stream for each in self._listeners.values()}])
         for request_id in self._listeners:
             self.llm.engine.abort(request_id)
         self._listeners.clear()
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, _Add):
-                _hand_out([(message.stream, error)])
+                _deliver([(message.stream, error)])
             elif isinstance(message, _Call):
                 message.result.set_exception(error)
-
-    def _take_messages(self) -> bool:
-        """Applies what callers sent; False when it is time to stop."""
-        engine = self.llm.engine
-        while not (engine.busy and self._inbox.empty()):
-            message = self._inbox.get()
-            if message is None:
-                return False
-            if isinstance(message, _Call):
-                _answer(message)
-                continue
-            for request in message.requests:
-                if isinstance(message, _Add):
-                    self._listeners[request.id] = _Listener(message.stream)
-                    engine.add(request)
-                else:
-                    self._listeners.pop(request.id, None)
-                    engine.abort(request.id)
-        return True

@@ -186,7 +186,10 @@ class LLM:
         """
         if not isinstance(prompt, str) and not is_list(prompt):
             raise RequestError(f"a prompt is {shown(prompt)}, expected a text or a list of token ids")
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        try:
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        except RequestError as error:
+            raise error.about("prompt") from error
         self._check_prompt(ids)
         self._check_sizes(params)
         speculation = self._speculation(params)
@@ -252,11 +255,13 @@ class LLM:
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if not ids:
-            raise RequestError("the prompt is empty: it has no tokens; expected text or at least one token id")
+            words = "the prompt is empty: it has no tokens; expected text or at least one token id"
+            raise RequestError(words, field="prompt")
         if len(ids) >= self.max_seq_len:
             raise PromptTooLongError(
-                f"the prompt has {len(ids)} tokens, the context holds {self.max_seq_len} with at least one of output; "
-                f"shorten the prompt or {self._remedy}"
+                f"the prompt has {len(ids)} tokens, the context holds {self.max_seq_len} with at least one of output",
+                field="prompt",
+                advice=f"shorten the prompt or {self._remedy}",
             )
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.config.vocab_size:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
@@ -13,7 +11,6 @@ from starlette.requests import ClientDisconnect, Request
 from sametoken.server.errors import CLIENT_GONE, ApiError, invalid
 from sametoken.server.fields import Body, field_names
 from sametoken.server.prompts import Prompts
-from sametoken.server.words import ReplyHead
 from sametoken.server.worker import Worker
 
 B = TypeVar("B", bound=Body)
@@ -30,7 +27,7 @@ class Api:
     def __init__(self, worker: Worker, names: Sequence[str]) -> None:
         self._worker, self._names = worker, tuple(names)
         self._tokenizer, self._most = worker.llm.tokenizer, worker.config.max_body
-        self._prompts = Prompts(self._tokenizer, worker.llm.max_seq_len, worker.config.reasoning_parser)
+        self._prompts = Prompts(worker.llm, worker.config.reasoning_parser)
 
     async def _read(self, request: Request, kind: type[B]) -> B:
         """The body of a request as checked fields; its model is one that is served.
@@ -55,13 +52,9 @@ class Api:
         try:
             body = kind.model_validate_json(bytes(received))
         except ValidationError as error:
-            raise invalid(error, field_names(kind)) from error
+            raise invalid(error, field_names(kind), bytes(received)) from error
         self._check_model(cast(Any, body).model)  # every body has this field
         return body
-
-    def _head(self, prefix: str, given: str | None) -> ReplyHead:
-        """The beginning of a reply, whose id holds `given` if the client brought that."""
-        return ReplyHead(f"{prefix}-{given or secrets.token_hex(12)}", int(time.time()), self._names[0])
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and model not in self._names:

@@ -26,7 +26,7 @@ from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.openapi import BODY_REFUSALS, TEXT_REFUSALS, Operation, describe
 from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.schema import CompletionRequest
-from sametoken.server.text_api import TextApi
+from sametoken.server.text_api import CHAT, COMPLETIONS, MESSAGES, RESPONSES, TextApi
 from sametoken.server.token_api import TokenApi
 from sametoken.server.worker import Worker
 
@@ -50,7 +50,8 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     describe(app, operations, worker.config.root_path)
     _word_errors(app, worker)
     config = worker.config
-    app.add_middleware(BearerKeys, keys=config.api_key, refused=worker.count)
+    if config.api_key:
+        app.add_middleware(BearerKeys, keys=config.api_key, refused=worker.count)
     if config.cors_origin:
         # The outermost, since a browser's preflight carries no key.
         app.add_middleware(
@@ -66,18 +67,13 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
 def _operations(text: TextApi, tokens: TokenApi, embedding: EmbeddingApi, about: AboutApi) -> list[Operation]:
     """Every path with what answers it and what goes in and out, from which the OpenAPI document comes too."""
     post, get = partial(Operation, "POST"), partial(Operation, "GET")
+    texts = partial(post, refusals=TEXT_REFUSALS, streams=True)
     return [
-        post("/v1/completions", text.completions, said.CompletionReply, TEXT_REFUSALS, CompletionRequest, streams=True),
-        post("/v1/chat/completions", text.chat_completions, said.ChatReply, TEXT_REFUSALS, ChatRequest, streams=True),
-        post("/v1/responses", text.responses, said.ResponsesReply, TEXT_REFUSALS, ResponsesRequest, streams=True),
-        post(
-            "/v1/messages",
-            text.messages,
-            said.MessagesReply,
-            TEXT_REFUSALS,
-            MessagesRequest,
-            streams=True,
-            refusal=AnthropicError,
+        texts("/v1/completions", text.endpoint(COMPLETIONS), said.CompletionReply, body=CompletionRequest),
+        texts("/v1/chat/completions", text.endpoint(CHAT), said.ChatReply, body=ChatRequest),
+        texts("/v1/responses", text.endpoint(RESPONSES), said.ResponsesReply, body=ResponsesRequest),
+        texts(
+            "/v1/messages", text.endpoint(MESSAGES), said.MessagesReply, body=MessagesRequest, refusal=AnthropicError
         ),
         post(
             "/v1/messages/count_tokens",

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.config import JsonDict
 
+from sametoken.errors import RequestError
 from sametoken.options.json_types import Logprobs
-from sametoken.options.sampling import SamplingParams
 from sametoken.server.fields import NO_LIMIT, Body, Limit, Off, Spoken
 from sametoken.server.inert import InertOfCall, InertOfFunction, InertOfMessage
-from sametoken.server.reasoning import Splitter
 from sametoken.server.schema import Generation
-from sametoken.server.speech import Rendered, ReplyReader
-from sametoken.server.tools import call_grammar
+from sametoken.server.text_request import Call, Conversation, ToolUse, Turn
 
 MOST_TOOLS = 128
-EXCLUSIVE = "continue_final_message and add_generation_prompt exclude each other; set one of them"
 # What the server tells templates itself.
 _RENDERED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 
@@ -35,8 +30,6 @@ TemplateOptions = Annotated[
     AfterValidator(_own),
     WithJsonSchema({"type": "object", "propertyNames": {"not": {"enum": sorted(_RENDERED)}}}),
 ]
-ROLES = {"developer": "system", "function": "tool"}  # by what templates call them
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # of Qwen's templates, of newer ones, of gpt-oss
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 FunctionTitle = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -99,35 +92,26 @@ class ChatMessage(InertOfMessage):
             raise ValueError(f"a message of {self.role} has no content; expected text")
         return self
 
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates read it: arguments as objects, thinking under every name that templates know it by."""
-        calls = [call.function for call in self.tool_calls or ()]
-        ids = [call.id for call in self.tool_calls or ()]
+    def turn(self) -> Turn:
+        """The same in the form that all APIs share."""
+        calls = [Call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()]
         if self.function_call is not None and not calls:
-            calls, ids = [self.function_call], [""]
-        said: dict[str, Any] = {"role": ROLES.get(self.role, self.role), "content": self.content}
-        if said["content"] is None and not calls:
-            said["content"] = self.refusal or ""
+            calls = [Call("", self.function_call.name, self.function_call.arguments)]
         thought = self.reasoning_content if self.reasoning_content is not None else self.reasoning
-        said |= dict.fromkeys(THOUGHTS, thought)
-        said |= {"name": self.name, "tool_call_id": self.tool_call_id}
-        if calls:
-            said["tool_calls"] = [
-                {
-                    "id": id_,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": _object(call.arguments)},
-                }
-                for id_, call in zip(ids, calls, strict=True)
-            ]
-        return {name: value for name, value in said.items() if value is not None}
+        content = self.refusal if self.content is None and not calls else self.content
+        return Turn(self.role, content, thought, calls, self.name, self.tool_call_id)
 
 
-def _object(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
+def conversation(body: ChatRequest | TokenizeRequest, options: dict[str, Any], **more: Any) -> Conversation:
+    """The conversation of a body, which `options` of the template are for."""
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise RequestError("excludes add_generation_prompt", field="continue_final_message", advice="set one of them")
+    begins = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    turns = [message.turn() for message in body.messages or ()]
+    return Conversation(
+        turns=turns, options=options | (body.chat_template_kwargs or {}), begins=begins, continues=continues, **more
+    )
 
 
 class Function(Body):
@@ -202,70 +186,38 @@ class ChatRequest(Generation):
     modalities: list[Literal["text"]] | None = None
     """only text."""
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
+    @property
+    def own(self) -> dict[str, Any]:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs is only for logprobs: true; leave it out or set both")
+            raise RequestError("only for logprobs: true", field="top_logprobs", advice="leave it out or set both")
         most, older = self.max_completion_tokens, self.max_tokens
         if most is not None and older is not None and most != older:
-            raise ValueError(f"max_completion_tokens {most} and max_tokens {older} differ; leave one of them out")
-        if self.tools is None and (self.tool_choice not in (None, "none") or self.parallel_tool_calls is not None):
-            raise ValueError("tool_choice and parallel_tool_calls are only for a request with tools")
-        if isinstance(self.tool_choice, NamedTool) and not self.required:
-            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
-        if self.required and Generation.form(self) is not None:
-            raise ValueError("a reply that must be a call has a form already; leave response_format out")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError(EXCLUSIVE)
-        return self
+            words = f"got {most}, which differs from max_tokens {older}"
+            raise RequestError(words, field="max_completion_tokens", advice="leave one of them out")
+        tokens = most or older
+        return {
+            "max_tokens": None if tokens == NO_LIMIT else tokens,
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+        }
 
     @property
-    def reply_tokens(self) -> int | None:
-        """Tokens to emit at most; None is up to the end of the context."""
-        tokens = self.max_completion_tokens or self.max_tokens
-        return None if tokens == NO_LIMIT else tokens
+    def renamed(self) -> dict[str, str]:
+        limit = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        return {"prompt": "messages", "logprobs": "top_logprobs", **limit}
 
     @property
-    def offered(self) -> list[Function]:
-        """The functions that the model is told of."""
-        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or ()]
+    def talk(self) -> Conversation:
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        choice = None if isinstance(self.tool_choice, NamedTool) else self.tool_choice
+        functions = [tool.function.model_dump(exclude_none=True) for tool in self.tools or ()]
+        tools = ToolUse.of(functions, choice, named, self.parallel_tool_calls)
+        thought = self.include_reasoning is not False
+        return conversation(self, effort_options(self.reasoning_effort), tools=tools, shows_thinking=thought)
 
-    @property
-    def required(self) -> list[Function]:
-        """The functions of which one must be called."""
-        if isinstance(self.tool_choice, NamedTool):
-            return [function for function in self.offered if function.name == self.tool_choice.function.name]
-        return self.offered if self.tool_choice == "required" else []
 
-    @property
-    def several(self) -> bool:
-        """Whether a reply may make more than one call."""
-        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
-
-    def reader(self, opening: Callable[[], Splitter] | None) -> ReplyReader:
-        """What reads the replies to this request; `opening` makes what tells thinking from the rest."""
-        names = {function.name for function in self.offered}
-        return ReplyReader(names, self.several, opening, self.include_reasoning is not False)
-
-    def to_sampling(self, recommended: Mapping[str, Any], made: Rendered) -> SamplingParams:
-        """The sampling parameters.
-
-        Args:
-            recommended: the model's values for what the request leaves out.
-            made: the prompt of this request.
-        """
-        form = self.form()
-        functions = [each.model_dump() for each in self.required]
-        if functions:
-            form = {"grammar": call_grammar(functions, made.tags_calls, self.several)}
-        values = self.chosen(
-            recommended,
-            structured_outputs=None if form is None else {**form, **made.waits},
-            skip_special_tokens=False if made.shows_marks else self.skip_special_tokens,
-            max_tokens=self.reply_tokens,
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-        )
-        return SamplingParams.from_mapping(values)
+def effort_options(effort: str | None) -> dict[str, Any]:
+    """What a chat template is told of the effort to think."""
+    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
 class TokenizeRequest(Body):
@@ -293,9 +245,13 @@ class TokenizeRequest(Body):
     def _one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("expected either prompt or messages")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError(EXCLUSIVE)
+        assert self.talk
         return self
+
+    @property
+    def talk(self) -> Conversation:
+        """The conversation, where there is one."""
+        return conversation(self, {})
 
 
 class DetokenizeRequest(Body):

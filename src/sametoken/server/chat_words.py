@@ -16,7 +16,7 @@ class ChatWords:
     """/v1/chat/completions."""
 
     def __init__(self, body: ChatRequest, source: Source) -> None:
-        self._body = body
+        self._body, self._reports = body, body.reports
         self._head, self._tokenizer, self._requests, self._reader = source
         self._progress = Progress(body, source.requests)
         self._begin = self._head.of("chat.completion.chunk")  # of every event
@@ -24,14 +24,9 @@ class ChatWords:
 
     def first(self) -> list[Event]:
         role = {"role": "assistant", "content": ""}
-        choices = range(len(self._requests))
-        return [self._event({"index": index, "delta": role, "finish_reason": None}) for index in choices]
-
-    def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
-        event = {**self._begin, "choices": [choice]}
-        if self._progress.at_end:
-            event["usage"] = None
-        return event
+        usage = {"usage": None} if self._progress.at_end else {}
+        choices = ({"index": index, "delta": role, "finish_reason": None} for index in range(len(self._requests)))
+        return [{**self._begin, "choices": [choice], **usage} for choice in choices]
 
     def delta(self, chunk: Chunk) -> list[Event]:
         body, request = self._body, self._requests[chunk.choice]
@@ -39,12 +34,12 @@ class ChatWords:
         delta = message.add(self._reader.feed(chunk.choice, chunk.text, chunk.completion is not None))
         choice: dict[str, Any] = {"index": chunk.choice, "delta": delta}
         choice["logprobs"] = chat_logprobs(self._tokenizer, chunk.logprobs or []) if body.logprobs else None
-        if body.reports:
+        if self._reports:
             choice["speculative"] = report(self._tokenizer, chunk, chunk.completion)
-        _end(choice, chunk.completion, message)
-        event = self._event(choice)
+        end(choice, chunk.completion, message.calls)
+        event = {**self._begin, "choices": [choice]}
         if body.return_token_ids:
-            event["choices"][0]["token_ids"] = chunk.token_ids
+            choice["token_ids"] = chunk.token_ids
             event |= {} if self._progress.tokens else {"prompt_token_ids": request.prompt_ids}
         if body.prompt_logprobs is not None and chunk.choice == 0 and 0 not in self._progress.tokens:
             event["prompt_logprobs"] = prompt_logprobs(self._tokenizer, request.prompt_logprobs, body.prompt_logprobs)
@@ -72,20 +67,12 @@ class ChatWords:
         choice: dict[str, Any] = {"index": completion.choice, "message": message.to_json()}
         scored = self._body.logprobs
         choice["logprobs"] = chat_logprobs(self._tokenizer, completion.logprobs or []) if scored else None
-        if self._body.reports:
+        if self._reports:
             choice["speculative"] = report(self._tokenizer, completion, completion)
         if self._body.return_token_ids:
             choice["token_ids"] = completion.token_ids
-        return _end(choice, completion, message)
+        return end(choice, completion, message.calls)
 
     def _usage(self, completions: Sequence[Completion]) -> Usage:
         thought = [self._reader.counted(self._tokenizer, completion.token_ids).reasoning for completion in completions]
         return total_usage(completions, sum(thought))
-
-
-def _end(choice: dict[str, Any], completion: Completion | None, message: Message) -> dict[str, Any]:
-    """Says why a choice ended; calls that were cut off end as any text that was."""
-    end(choice, completion)
-    if completion is not None and completion.finish_reason == "stop" and message.calls:
-        choice["finish_reason"] = "tool_calls"
-    return choice

@@ -16,7 +16,7 @@ class CompletionWords:
     """/v1/completions."""
 
     def __init__(self, body: CompletionRequest, source: Source) -> None:
-        self._body, self._drawn = body, body.drawn
+        self._body, self._drawn, self._reports = body, body.drawn, body.reports
         _, self._tokenizer, self._requests, _ = source
         self._progress = Progress(body, source.requests)
         self._begin = source.head.of("text_completion")  # of every object
@@ -38,7 +38,7 @@ class CompletionWords:
             choice["logprobs"] = words
             self._characters[place] = offset + sum(map(len, words["tokens"]))
         choice.pop("scored", None)
-        if body.reports:
+        if self._reports:
             choice["speculative"] = report(self._tokenizer, chunk, chunk.completion)
         end(choice, chunk.completion)
         event = {**self._begin, "choices": [choice]}
@@ -93,7 +93,7 @@ class CompletionWords:
             echoed = (completion.prompt_logprobs or ()) if self._body.echo else ()
             items = [*echoed, *self._kept(completion.logprobs or [])]
             choice["logprobs"] = text_logprobs(self._tokenizer, scored, items, self._body.logprobs, 0)
-        if self._body.reports:
+        if self._reports:
             choice["speculative"] = report(self._tokenizer, completion, completion)
         return end(choice, completion)
 

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 from starlette.responses import JSONResponse
 from typing_extensions import TypedDict
 
@@ -105,8 +106,10 @@ def refused(error: RequestError, fields: Mapping[str, str]) -> ApiError:
         fields: what the caller called each field that the engine may name.
     """
     code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
-    words = str(error.about(fields.get(error.field, error.field)))
-    return ApiError(400, shorten(words), param=fields.get(error.field), code=code)
+    field = fields.get(error.field, "")
+    words = str(error.about(field or error.field))
+    inner = error.place if field and error.place.startswith(".") else ""
+    return ApiError(400, shorten(words), param=field + inner or None, code=code)
 
 
 def misread(error: RequestError | RecursionError, field: str) -> ApiError:
@@ -159,14 +162,18 @@ def failed(error: Exception) -> ApiError:
     return ApiError(500, "the server met an error of its own; its log has the details", "server_error")
 
 
-def invalid(error: ValidationError, known: Iterable[str]) -> ApiError:
+def invalid(error: ValidationError, known: Iterable[str], given: bytes) -> ApiError:
     """What pydantic found wrong with a body, as one sentence about the first problem.
 
     Args:
         known: the fields of the body, to name the nearest to an unknown one.
+        given: the body, as JSON.
     """
     problem = error.errors(include_url=False)[0]
-    where = ".".join(shorten(str(part)) for part in problem["loc"])
+    missing = problem["type"] == "missing"
+    body = {} if problem["type"] == "json_invalid" else from_json(given)
+    place = _place(body, problem["loc"][:-1] if missing else problem["loc"])
+    where = ".".join(shorten(str(part)) for part in (*place, *problem["loc"][-1:] * missing))
     match problem["type"]:
         case "json_invalid":
             return ApiError(400, f"the body is not valid JSON: {shorten(problem['msg'])}; send one JSON object")
@@ -182,9 +189,28 @@ def invalid(error: ValidationError, known: Iterable[str]) -> ApiError:
             return ApiError(400, f"the body is {_value(problem['input'])}, expected a JSON object")
         case _:
             said = found_wrong(problem)
+            own = problem.get("ctx", {}).get("error")
+            if isinstance(own, RequestError) and own.field:
+                return ApiError(400, shorten(said), param=own.field)
             if not where:  # about several fields together, which it names
                 return ApiError(400, shorten(said))
             return ApiError(400, f"{where}: got {_value(problem['input'])}, {shorten(_lower(said))}", param=where)
+
+
+def _place(given: Any, parts: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The parts of a place that are in a value; pydantic also names members of unions, which no client knows.
+
+    Where a part may be either, the reading is taken that has the last part.
+    """
+    if not parts:
+        return ()
+    first, *rest = parts
+    without = _place(given, rest)
+    there = first in given if isinstance(given, dict) else isinstance(given, list) and first in range(len(given))
+    if not there:
+        return without
+    within = (first, *_place(given[first], rest))
+    return max(within, without, key=lambda found: (found[-1:] == (parts[-1],), len(found)))
 
 
 def shorten(text: str) -> str:

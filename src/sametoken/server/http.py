@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,46 +17,39 @@ from sametoken.server.errors import ApiError, reply
 DONE = b"data: [DONE]\n\n"
 OPEN_PATHS = ("/", "/health", "/ping", "/live", "/version", "/docs", "/openapi.json")
 OPEN_FOLDERS = ("/playground/", "/docs/")  # the files of pages, which ask for a key themselves
-T = TypeVar("T")
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, which is cancelled when the client goes away: then None."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
+@contextmanager
+def when_gone(receive: Receive, call: Callable[[], object]) -> Iterator[None]:
+    """Calls something if the client goes away within the block; the body of its request has been read."""
+    watch = asyncio.ensure_future(receive())
+
+    def came(watch: asyncio.Future[Message]) -> None:
+        if not watch.cancelled() and watch.result()["type"] == "http.disconnect":
+            call()
+
+    watch.add_done_callback(came)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else None
+        yield
     finally:
-        for each in (task, gone):
-            if not each.done():
-                each.cancel()
-                with suppress(asyncio.CancelledError):
-                    await each
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watch.cancel()
 
 
 def part_of(events: Iterable[Mapping[str, Any]], mark: bytes = b"", more: bool = True) -> Message:
     """A part of an answer: server-sent events, each named where its content has a type, and a mark after them."""
-    spelled = b"".join(
-        (f"event: {event['type']}\ndata: " if "type" in event else "data: ").encode()
-        + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
-        + b"\n\n"
-        for event in events
-    )
-    return {"type": "http.response.body", "body": spelled + mark, "more_body": more}
+    spelled = ""
+    for event in events:
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        spelled += f"{name}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return {"type": "http.response.body", "body": spelled.encode() + mark, "more_body": more}
 
 
 class BearerKeys:
-    """Lets requests with a known bearer key pass; without keys it lets all pass.
+    """Lets requests with a known bearer key pass.
 
     Args:
         app: what lies behind.
-        keys: valid ones.
+        keys: valid ones, at least one.
         refused: told of every refusal.
     """
 
@@ -87,7 +80,7 @@ class BearerKeys:
         digests = [hashlib.sha256(key.strip()).digest() for key in given]
         # All keys, always, and digests of one length: the time says nothing about which key or how much of it.
         matches = [hmac.compare_digest(digest, known) for digest in digests for known in self._digests]
-        return not self._digests or any(matches)
+        return any(matches)
 
 
 def _is_open(path: str) -> bool:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from sametoken.errors import RequestError
 from sametoken.options.json_types import Stops
 from sametoken.options.sampling import SamplingParams
-from sametoken.server.chat_schema import MOST_TOOLS, ChatRequest, FunctionTitle, TemplateOptions
+from sametoken.server.chat_schema import MOST_TOOLS, FunctionTitle, TemplateOptions
 from sametoken.server.fields import Body, view
-from sametoken.server.schema import Speculative
+from sametoken.server.schema import Speculative, sampling_values
+from sametoken.server.text_request import Call, Conversation, TextBody, TextRequest, ToolUse, Turn
 
-Turn = dict[str, Any]  # as a message of /v1/chat/completions
 SPEAKERS = {
     "text": ("user", "assistant"),
     "thinking": ("assistant",),
@@ -114,28 +114,19 @@ class ConversationMessage(Body):
         return self
 
     def turns(self) -> Iterator[Turn]:
-        """The same for /v1/chat/completions: results of calls first, then what is said."""
+        """The same in the form that all APIs share: results of calls first, then what is said."""
         for block in self.content:
             if isinstance(block, ToolResultBlock):
-                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or ())}
-        said: Turn = {"role": self.role}
-        if texts := [block for block in self.content if isinstance(block, TextBlock)]:
-            said["content"] = _text(texts)
-        if thought := [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]:
-            said["reasoning_content"] = "\n".join(thought)
-        if calls := [_call(block) for block in self.content if isinstance(block, ToolUseBlock)]:
-            said["tool_calls"] = calls
-        if len(said) > 1:
-            yield said
+                yield Turn("tool", _text(block.content or ()), tool_call_id=block.tool_use_id)
+        texts = [block for block in self.content if isinstance(block, TextBlock)]
+        thought = [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]
+        calls = [Call(block.id, block.name, block.input) for block in self.content if isinstance(block, ToolUseBlock)]
+        if texts or thought or calls:
+            yield Turn(self.role, _text(texts) if texts else None, "\n".join(thought) if thought else None, calls)
 
 
 def _text(blocks: Iterable[TextBlock]) -> str:
     return "\n".join(block.text for block in blocks)
-
-
-def _call(block: ToolUseBlock) -> dict[str, Any]:
-    arguments = json.dumps(block.input, ensure_ascii=False)
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
 class ToolDefinition(ContentBlock):
@@ -154,10 +145,10 @@ class ToolDefinition(ContentBlock):
     eager_input_streaming: bool | None = None
     """nothing follows from it: input is always streamed as it is written."""
 
-    def nested(self) -> dict[str, Any]:
-        """As /v1/chat/completions has it."""
+    def function(self) -> dict[str, Any]:
+        """The same in the form that all APIs share."""
         said = {"name": self.name, "description": self.description, "parameters": self.input_schema}
-        return {"type": "function", "function": {key: value for key, value in said.items() if value is not None}}
+        return {key: value for key, value in said.items() if value is not None}
 
 
 class ToolChoice(Body):
@@ -170,23 +161,13 @@ class ToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
     """one call at most."""
 
-    @property
-    def forces(self) -> bool:
-        return self.type in ("any", "tool")
-
-    def chosen(self) -> Any:
-        """As /v1/chat/completions has it."""
-        if self.type == "tool":
-            return {"type": "function", "function": {"name": self.name or ""}}
-        return {"any": "required"}.get(self.type, self.type)
-
 
 class Thinking(Body):
     """Whether the model thinks before it speaks, for chat templates that have a switch."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     """`enabled` and `adaptive` let it think, `disabled` does not."""
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
     """no budget is kept; `max_tokens` bounds thinking and reply together."""
     display: str | None = None
     """nothing follows from it: thinking is shown."""
@@ -199,7 +180,7 @@ class Metadata(Body):
     """changes no token."""
 
 
-class CountRequest(Body):
+class CountRequest(TextBody):
     """The body of POST /v1/messages/count_tokens."""
 
     model: str | None = None
@@ -218,38 +199,39 @@ class CountRequest(Body):
     """values for the chat template."""
 
     @model_validator(mode="after")
-    def _can_go_on(self) -> Self:
+    def _ask(self) -> Self:
+        """Makes the request."""
         if any(isinstance(block, ToolUseBlock) for block in self.messages[-1].content):
-            raise ValueError("messages: the last turn calls a tool; send its tool_result in a turn of the user")
-        return self
-
-    def to_chat(self) -> ChatRequest:
-        """The same request to /v1/chat/completions.
-
-        Raises:
-            pydantic.ValidationError: together the fields make no sense.
-        """
+            words = "the last turn calls a tool"
+            raise RequestError(words, field="messages", advice="send its tool_result in a turn of the user")
         turns = [turn for message in self.messages for turn in message.turns()]
         if self.system:
-            turns.insert(0, {"role": "system", "content": _text(self.system)})
-        choice = self.tool_choice
-        goes_on = bool(turns) and turns[-1]["role"] == "assistant"
+            turns.insert(0, Turn("system", _text(self.system)))
+        if not turns:
+            raise RequestError("has no content", field="messages", advice="give a turn with text")
+        continues = turns[-1].role == "assistant"
         options = dict(self.chat_template_kwargs or {})
         if self.thinking is not None:
             options.setdefault("enable_thinking", self.thinking.type != "disabled")
-        given = {
-            "messages": turns,
-            "chat_template_kwargs": options or None,
-            "tools": [tool.nested() for tool in self.tools] if self.tools else None,
-            "tool_choice": choice.chosen() if choice is not None and (self.tools or choice.forces) else None,
-            "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
-            "continue_final_message": goes_on,
-            "add_generation_prompt": not goes_on,
-            **self._sampling(),
-        }
-        return ChatRequest.model_validate({key: value for key, value in given.items() if value is not None})
+        talk = Conversation(
+            turns=turns, options=options, begins=not continues, continues=continues, tools=self._tool_use()
+        )
+        fields = {name: name for name in type(self).model_fields}
+        fields |= {"prompt": "messages", "stop": "stop_sequences", "structured_outputs": "tools"}
+        self._request = TextRequest(values=self._values(), fields=fields, conversation=talk)
+        return self
 
-    def _sampling(self) -> dict[str, Any]:
+    def _tool_use(self) -> ToolUse:
+        functions, choice = [tool.function() for tool in self.tools or ()], self.tool_choice
+        if choice is None or not functions:
+            if choice is not None and (choice.type in ("any", "tool") or choice.disable_parallel_tool_use):
+                raise RequestError("only for a request with tools", field="tool_choice", advice="leave it out")
+            return ToolUse(functions)
+        kind = {"any": "required", "tool": None}.get(choice.type, choice.type)
+        named = (choice.name or "") if choice.type == "tool" else None
+        return ToolUse.of(functions, kind, named, False if choice.disable_parallel_tool_use else None)
+
+    def _values(self) -> dict[str, Any]:
         return {}
 
 
@@ -276,6 +258,5 @@ class MessagesRequest(CountRequest, Sampled):  # type: ignore[misc]
     inference_geo: None = None
     """only null; there is one place."""
 
-    def _sampling(self) -> dict[str, Any]:
-        same = self.model_dump(include={"max_tokens", "stream", "speculative", *Sampled.model_fields})
-        return {**same, "stop": self.stop_sequences}
+    def _values(self) -> dict[str, Any]:
+        return sampling_values(self, stop=self.stop_sequences)

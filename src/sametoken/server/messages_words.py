@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sametoken.engine.completion import Chunk, Completion
+from sametoken.server.messages_schema import MessagesRequest
 from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, REASONING, Piece
 from sametoken.server.speech import new_call_id
 from sametoken.server.words import Event, Source
@@ -19,7 +20,7 @@ DELTAS = {"thinking": ("thinking_delta", "thinking"), "text": ("text_delta", "te
 class MessagesWords:
     """/v1/messages."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, body: MessagesRequest, source: Source) -> None:
         self._head, _, requests, self._reader = source
         self._prompt_tokens = len(requests[0].prompt_ids)
         self._events: list[Event] = []  # made since they were taken last

@@ -10,22 +10,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from sametoken.errors import RequestError
 from sametoken.options.json_types import Logprobs
 from sametoken.server.chat_schema import (
     MOST_TOOLS,
-    ChatMessage,
-    ChatRequest,
     Effort,
     FunctionName,
     FunctionTitle,
     TemplateOptions,
+    effort_options,
 )
-from sametoken.server.fields import Body, Limit, Off, Spoken
+from sametoken.server.fields import NO_LIMIT, Body, Limit, Off, Spoken
 from sametoken.server.inert import InertOfItem
 from sametoken.server.schema import Generation
+from sametoken.server.text_request import Call, Conversation, ToolUse, Turn
 
 LOGPROBS = "message.output_text.logprobs"
-Turn = dict[str, Any]  # as a message of /v1/chat/completions
 
 
 class InputMessage(InertOfItem):
@@ -39,7 +39,7 @@ class InputMessage(InertOfItem):
     """text, or parts of type `input_text` or `output_text`."""
 
     def turn(self) -> Turn:
-        return {"role": self.role, "content": self.content}
+        return Turn(self.role, self.content)
 
 
 class ReasoningPiece(Body):
@@ -62,7 +62,7 @@ class InputReasoning(InertOfItem):
     """pieces of text, which stand for `content` where that is left out."""
 
     def turn(self) -> Turn:
-        return {"role": "assistant", "reasoning_content": "\n".join(t.text for t in self.content or self.summary or ())}
+        return Turn("assistant", thought="\n".join(piece.text for piece in self.content or self.summary or ()))
 
 
 class InputCall(InertOfItem):
@@ -78,8 +78,7 @@ class InputCall(InertOfItem):
     """JSON as text."""
 
     def turn(self) -> Turn:
-        call = {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
-        return {"role": "assistant", "tool_calls": [call]}
+        return Turn("assistant", calls=[Call(self.call_id, self.name, self.arguments)])
 
 
 class InputOutput(InertOfItem):
@@ -93,19 +92,20 @@ class InputOutput(InertOfItem):
     """text."""
 
     def turn(self) -> Turn:
-        return {"role": "tool", "content": self.output, "tool_call_id": self.call_id}
+        return Turn("tool", self.output, tool_call_id=self.call_id)
 
 
 def _joined(turns: Iterable[Turn]) -> list[Turn]:
     """Turns with what the assistant thought, said and called in a row as one message."""
     found: list[Turn] = []
     for turn in turns:
-        before = found[-1] if found and found[-1]["role"] == turn["role"] == "assistant" else None
-        if before is not None and "tool_calls" in turn:
-            before["tool_calls"] = [*before.get("tool_calls", ()), *turn["tool_calls"]]
-        elif before is not None and before.keys() == {"role", "reasoning_content"}:
-            before |= turn
-        elif turn.get("reasoning_content") != "":
+        before = found[-1] if found and found[-1].role == turn.role == "assistant" else None
+        if before is not None and turn.calls:
+            before.calls += turn.calls
+        elif before is not None and before.content is None and not before.calls:  # it has thinking alone
+            before.content = turn.content
+            before.thought = before.thought if turn.thought is None else turn.thought
+        elif turn.thought != "":
             found.append(turn)
     return found
 
@@ -141,6 +141,11 @@ class TextFormat(Body):
     """the JSON schema; left out, any JSON."""
     strict: bool | None = None
     """nothing follows from it: a form is always kept."""
+
+    def form(self) -> dict[str, Any] | None:
+        """As `StructuredOutputs` has it."""
+        known = {"text": None, "json_object": {"json_object": True}, "json_schema": {"json": self.schema_ or {}}}
+        return known[self.type]
 
 
 class TextOptions(Body):
@@ -232,43 +237,37 @@ class ResponsesRequest(Generation):
     def scored(self) -> bool:
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
-    def to_chat(self) -> ChatRequest:
-        """The same request to /v1/chat/completions.
+    @property
+    def forms(self) -> dict[str, Any]:
+        asked = self.text.format if self.text is not None else None
+        return super().forms | ({} if asked is None else {"text.format": asked.form()})
 
-        Raises:
-            pydantic.ValidationError: together the fields make no sense.
-        """
-        own = ResponsesRequest.model_fields.keys() - Generation.model_fields.keys()
-        same = {name: value for name, value in self.model_dump(by_alias=True).items() if name not in own}
+    @property
+    def own(self) -> dict[str, Any]:
+        return {
+            "max_tokens": None if self.max_output_tokens == NO_LIMIT else self.max_output_tokens,
+            "logprobs": (self.top_logprobs or 0) if self.scored else None,
+        }
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        return {"prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+
+    @property
+    def talk(self) -> Conversation:
         turns = _joined(item.turn() for item in self.input)
         if self.instructions is not None:
-            turns.insert(0, {"role": "system", "content": self.instructions})
-        chosen = self.tool_choice if self.tools or self.tool_choice != "auto" else None
-        given = {
-            "messages": [ChatMessage.model_validate(turn) for turn in turns],
-            "max_tokens": self.max_output_tokens,
-            "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
-            "chat_template_kwargs": self.chat_template_kwargs,
-            "logprobs": self.scored or None,
-            "top_logprobs": (self.top_logprobs or 0) if self.scored else None,
-            "response_format": self._format(),
-            "tools": [_nested(tool) for tool in self.tools] if self.tools else None,
-            "tool_choice": _nested(chosen) if isinstance(chosen, FlatNamedTool) else chosen,
-            "parallel_tool_calls": self.parallel_tool_calls if self.tools else None,
-        }
-        return ChatRequest.model_validate({**same, **given})
-
-    def _format(self) -> dict[str, Any] | None:
-        form = self.text.format if self.text is not None else None
-        if form is None:
-            return None
-        if form.type != "json_schema":
-            return {"type": form.type}
-        schema = {"name": form.name or "reply", "schema": form.schema_ or {}}
-        return {"type": "json_schema", "json_schema": schema}
-
-
-def _nested(tool: FlatTool | FlatNamedTool) -> dict[str, Any]:
-    """A function as /v1/chat/completions has it."""
-    said = tool.model_dump(exclude_none=True)
-    return {"type": said.pop("type"), "function": said}
+            turns.insert(0, Turn("system", self.instructions))
+        if not turns:
+            raise RequestError("has no text", field="input", advice="give a message")
+        named = self.tool_choice.name if isinstance(self.tool_choice, FlatNamedTool) else None
+        choice = None if isinstance(self.tool_choice, FlatNamedTool) else self.tool_choice
+        functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in self.tools or ()]
+        if not functions and choice == "auto":
+            choice = None
+        options = effort_options(self.reasoning.effort if self.reasoning is not None else None)
+        return Conversation(
+            turns=turns,
+            options=options | (self.chat_template_kwargs or {}),
+            tools=ToolUse.of(functions, choice, named, self.parallel_tool_calls if functions else None),
+        )

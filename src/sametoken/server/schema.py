@@ -6,20 +6,21 @@ refused by name. Ranges of sampling parameters are checked by `SamplingParams`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
+from sametoken.errors import RequestError
+from sametoken.options.declaration import declared
 from sametoken.options.json_types import Choices, Logprobs, Text
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.server.fields import NO_LIMIT, Body, Off, Prompts, Schema, Spoken, view
 from sametoken.server.inert import Inert
-from sametoken.server.reasoning import Splitter
-from sametoken.server.speech import Rendered, ReplyReader
+from sametoken.server.text_request import Conversation, TextBody, TextRequest
 
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
+SAMPLED = declared(SamplingParams).keys() - {"speculative"}
 FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
@@ -114,7 +115,7 @@ class ResponseFormat(Body):
                 return {self.type: getattr(self, self.type)}
 
 
-class Generation(Inert, Sampled):  # type: ignore[misc]
+class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
     """What every request for text may ask."""
 
     model: str | None = None
@@ -152,38 +153,16 @@ class Generation(Inert, Sampled):  # type: ignore[misc]
     request_id: Annotated[str, Field(pattern="^[!-~]{1,128}$")] | None = None
     """becomes a part of the reply's id."""
 
-    @model_validator(mode="after")
-    def _agree_in_general(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only for stream: true; leave it out or stream")
-        if len(self.forms) > 1:
-            raise ValueError(f"{' and '.join(self.forms)} say the same thing; leave all but one of them out")
-        return self
-
     @property
-    def forms(self) -> tuple[str, ...]:
-        """The fields that say which form the output must have."""
-        return tuple(name for name in FORMS if getattr(self, name) is not None)
-
-    def form(self) -> dict[str, Any] | None:
-        """The form that the output must have."""
-        given = {name.removeprefix("guided_"): getattr(self, name) for name in self.forms}
-        if self.response_format is not None:
-            return self.response_format.asked()
-        return given.get("structured_outputs", given or None)
-
-    def cut(self, ids: list[int], context: int, reply: int | None) -> list[int]:
-        """What `truncate_prompt_tokens` keeps of a prompt.
-
-        Args:
-            ids: of the prompt. `context`: tokens that prompt and reply may have together.
-            reply: tokens that are asked for, None if that was not said.
-        """
-        most = self.truncate_prompt_tokens
-        if most is None:
-            return ids
-        most = max(1, context - (reply or 1)) if most == -1 else most  # a longer reply is cut to the context
-        return ids[:most] if self.truncation_side == "right" else ids[max(0, len(ids) - most) :]
+    def forms(self) -> dict[str, Any]:
+        """The fields that say which form the output must have, each as `StructuredOutputs` has it."""
+        given = {name: value for name in FORMS if (value := getattr(self, name)) is not None}
+        for name, value in given.items():
+            if name == "response_format":
+                given[name] = value.asked()
+            elif name.startswith("guided_"):
+                given[name] = {name.removeprefix("guided_"): value}
+        return given
 
     @property
     def choices(self) -> int:
@@ -198,22 +177,70 @@ class Generation(Inert, Sampled):  # type: ignore[misc]
     def reports(self) -> bool:
         return self.speculative is not None and self.speculative.report
 
-    def chosen(self, recommended: Mapping[str, Any], **own: Any) -> dict[str, Any]:
-        """The values of the sampling parameters.
+    @property
+    def own(self) -> dict[str, Any]:
+        """Sampling parameters that the body has by other names or in other types."""
+        raise NotImplementedError
 
-        Args:
-            recommended: the model's values for what the request leaves out.
-            own: those that an endpoint words its own way.
-        """
-        shared = {name: getattr(self, name) for name in Sampled.model_fields}
-        shared["structured_outputs"] = self.form()
-        chosen = {name: value for name, value in {**shared, **own}.items() if value is not None or name == "max_tokens"}
-        speculative = {} if self.speculative is None else self.speculative.model_dump(exclude={"report"})
-        if self.prediction is not None and self.prediction.content:
-            speculative["prediction"] = self.prediction.content
-        if speculative:
-            chosen["speculative"] = speculative
-        return {**recommended, **chosen}
+    @property
+    def renamed(self) -> dict[str, str]:
+        """What the body calls fields that an error may name, where it has other names."""
+        return {}
+
+    @property
+    def talk(self) -> Conversation | None:
+        """What is to be continued, where it is no text."""
+        return None
+
+    @model_validator(mode="after")
+    def _ask(self) -> Self:
+        """Makes the request."""
+        talk, forms = self.talk, self.forms
+        form, required = next(iter(forms.values()), None), talk is not None and talk.tools.required
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("only for stream: true", field="stream_options", advice="leave it out or stream")
+        if len(forms) > 1:
+            first, *others = forms
+            words = f"says the same thing as {' and '.join(others)}"
+            raise RequestError(words, field=first, advice="leave all but one of them out")
+        if required and form is not None:
+            words = "a reply that must be a call has a form already"
+            raise RequestError(words, field=next(iter(forms)), advice="leave it out")
+        fields = {name: name for name in type(self).model_fields} | self.renamed
+        fields["structured_outputs"] = next(iter(forms), "tools" if required else "structured_outputs")
+        values = sampling_values(self, structured_outputs=form, **self.own)
+        least, most = values.get("min_tokens", 0), values["max_tokens"]
+        if most is not None and least > most:
+            words = f"got {least}, expected at most {fields['max_tokens']}, which is {most}"
+            raise RequestError(words, field="min_tokens", advice="change it or leave it out for the default")
+        self._request = TextRequest(
+            values=values,
+            fields=fields,
+            prompts=getattr(self, "prompt", ()),
+            conversation=talk,
+            special_tokens=talk is None if self.add_special_tokens is None else self.add_special_tokens,
+            keep=self.truncate_prompt_tokens,
+            keeps_first=self.truncation_side == "right",
+            id=self.request_id,
+            user=self.user,
+        )
+        return self
+
+
+def sampling_values(body: Body, **own: Any) -> dict[str, Any]:
+    """What a body sets of the sampling parameters, by the keys of `SamplingParams.from_mapping`.
+
+    Args:
+        body: with `speculative`, and perhaps `prediction`.
+        own: parameters that the body has by other names or in other types.
+    """
+    given = {name: getattr(body, name) for name in type(body).model_fields if name in SAMPLED} | own
+    values = {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
+    asked, expected = getattr(body, "speculative", None), getattr(body, "prediction", None)
+    speculative = {} if asked is None else asked.model_dump(exclude={"report"})
+    if expected is not None and expected.content:
+        speculative["prediction"] = expected.content
+    return {**values, "speculative": speculative} if speculative else values
 
 
 class CompletionRequest(Generation):
@@ -233,41 +260,28 @@ class CompletionRequest(Generation):
     suffix: None = None
     """only null; text cannot be inserted."""
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if self.best_of is not None and self.best_of < self.choices:
-            raise ValueError(f"best_of {self.best_of} is less than n {self.choices}; raise it or leave it out")
-        if self.stream and self.drawn > self.choices:
-            raise ValueError("best_of chooses among finished completions, which a stream cannot; leave one of them out")
-        if self.max_tokens == 0 and (self.stream or not self.echo):
-            raise ValueError("max_tokens 0 is only for echo: true without stream; expected at least 1")
-        return self
-
     @property
     def drawn(self) -> int:
         """Completions to draw for each prompt."""
         return max(self.choices, self.best_of or 1)
 
     @property
-    def reply_tokens(self) -> int | None:
-        """Tokens to emit at most; None is up to the end of the context."""
-        if self.max_tokens == NO_LIMIT:
-            return None
-        return COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
-
-    def reader(self, opening: Callable[[], Splitter] | None) -> ReplyReader:
-        """What reads the replies to this request: text alone."""
-        return ReplyReader(opening=opening)
-
-    def to_sampling(self, recommended: Mapping[str, Any], made: Rendered) -> SamplingParams:
-        """The sampling parameters; see `ChatRequest`. Of the prompt nothing is needed."""
+    def own(self) -> dict[str, Any]:
+        if self.best_of is not None and self.best_of < self.choices:
+            words = f"got {self.best_of}, less than n {self.choices}"
+            raise RequestError(words, field="best_of", advice="raise it or leave it out")
+        if self.stream and self.drawn > self.choices:
+            words = "a stream cannot choose among finished completions"
+            raise RequestError(words, field="best_of", advice="leave best_of or stream out")
+        if self.max_tokens == 0 and (self.stream or not self.echo):
+            words = "got 0, which is only for echo: true without stream; expected at least 1"
+            raise RequestError(words, field="max_tokens")
+        most = {None: COMPLETION_TOKENS, NO_LIMIT: None, 0: 1}.get(self.max_tokens, self.max_tokens)
         scored = 0 if self.drawn > self.choices else None  # best_of ranks by log-probability
         echoed = self.logprobs if self.echo else None
-        values = self.chosen(
-            recommended,
-            n=self.drawn,
-            max_tokens=self.reply_tokens,
-            logprobs=self.logprobs if self.logprobs is not None else scored,
-            prompt_logprobs=self.prompt_logprobs if echoed is None else max(echoed, self.prompt_logprobs or 0),
-        )
-        return SamplingParams.from_mapping(values)
+        return {
+            "n": self.drawn,
+            "max_tokens": most,
+            "logprobs": self.logprobs if self.logprobs is not None else scored,
+            "prompt_logprobs": self.prompt_logprobs if echoed is None else max(echoed, self.prompt_logprobs or 0),
+        }

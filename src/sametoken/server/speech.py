@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
-from sametoken.engine.llm import Prompt
 from sametoken.server.reasoning import CALL, CONTENT, REASONING, Counted, Piece, Splitter, count_tokens
 from sametoken.server.replies import Spells
 from sametoken.server.tools import CallReader
-
-
-class Rendered(NamedTuple):
-    """The prompts of a request, and what they mean for the replies.
-
-    Attributes:
-        prompts: texts or token ids; one of a conversation.
-        opening: makes what splits a reply to it; None where the model marks no thinking.
-        shows_marks: whether special tokens have to be in the text that is split.
-        waits: keys of a form that begins after the thinking.
-        tags_calls: whether a call that must be made is written between tags or as bare JSON.
-    """
-
-    prompts: Sequence[Prompt]
-    opening: Callable[[], Splitter] | None = None
-    shows_marks: bool = False
-    waits: Mapping[str, str] = {}
-    tags_calls: bool = False
 
 
 class ReplyReader:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import secrets
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -15,95 +17,83 @@ from sametoken.server.api import Api
 from sametoken.server.chat_schema import ChatRequest
 from sametoken.server.chat_words import ChatWords
 from sametoken.server.completion_words import CompletionWords
-from sametoken.server.errors import invalid, refused
-from sametoken.server.fields import field_names
+from sametoken.server.errors import CLIENT_GONE, refused, worded
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.messages_words import MessagesWords
-from sametoken.server.reply import Reply
+from sametoken.server.reply import EventStream, completions
 from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.responses_words import ResponsesWords
 from sametoken.server.schema import CompletionRequest
-from sametoken.server.words import Source, Words
+from sametoken.server.words import ReplyHead, Source, Words
 
 LOG = logging.getLogger("sametoken.server")
-AnyRequest = CompletionRequest | ChatRequest | ResponsesRequest | MessagesRequest
 
 
 class Form(NamedTuple):
     """One of the forms in which text is asked for and replied.
 
     Attributes:
+        name, purpose: of the endpoint, for the OpenAPI document.
         body: what a request has. `prefix`: of the ids of replies.
         words: word the reply.
         anthropic: errors have Anthropic's envelope.
-        renamed: what the body calls fields that errors may name, where it has other names.
     """
 
-    body: type[AnyRequest]
+    name: str
+    purpose: str
+    body: type[CompletionRequest | ChatRequest | ResponsesRequest | MessagesRequest]
     prefix: str
     words: Callable[[Any, Source], Words]
     anthropic: bool = False
-    renamed: Mapping[str, str] = {}
 
 
-COMPLETIONS = Form(CompletionRequest, "cmpl", CompletionWords)
-CHAT = Form(ChatRequest, "chatcmpl", ChatWords)
-RESPONSES = Form(ResponsesRequest, "resp", ResponsesWords)
-MESSAGES = Form(MessagesRequest, "msg", lambda _, source: MessagesWords(source), True, {"stop": "stop_sequences"})
+COMPLETIONS = Form("completions", "Continue a prompt.", CompletionRequest, "cmpl", CompletionWords)
+CHAT = Form("chat_completions", "Continue a conversation.", ChatRequest, "chatcmpl", ChatWords)
+RESPONSES = Form("responses", "Continue a conversation, in the newer form.", ResponsesRequest, "resp", ResponsesWords)
+MESSAGES = Form(
+    "messages", "Continue a conversation, in Anthropic's form.", MessagesRequest, "msg", MessagesWords, anthropic=True
+)
 
 
 class TextApi(Api):
     """What continues a prompt or a conversation."""
 
-    async def completions(self, request: Request) -> Response:
-        """Continue a prompt."""
-        return await self._answer(request, COMPLETIONS)
+    def endpoint(self, form: Form) -> Callable[[Request], Awaitable[Response]]:
+        """What answers every request of a form: body, place, prompt and parameters, engine, words."""
 
-    async def chat_completions(self, request: Request) -> Response:
-        """Continue a conversation."""
-        return await self._answer(request, CHAT)
+        async def answer(request: Request) -> Response:
+            worker, body = self._worker, await self._read(request, form.body)
+            asked = body.request
+            worker.admit(asked.sequences)
+            try:
+                make = self._prompts.make
+                made = await asyncio.to_thread(make, asked) if asked.is_long else make(asked)
+            except RequestError as error:
+                raise refused(error, asked.fields) from error
+            job = worker.take(made.requests)
+            LOG.debug("%s: %d sequences, user %r", form.name, len(job.requests), asked.user)
+            try:
+                head = ReplyHead(f"{form.prefix}-{asked.id or secrets.token_hex(12)}", int(time.time()), self._names[0])
+                words = form.words(body, Source(head, self._tokenizer, job.requests, made.reader))
+            except BaseException:
+                job.close()  # or its sequences would keep their places for ever
+                raise
+            if body.stream:
+                return EventStream(job, words, asked.fields, form.anthropic)
+            try:
+                done = await completions(job, request.receive)
+            except Exception as error:
+                raise worded(error, asked.fields, worker.config.request_timeout) from error
+            if len(done) < len(job.requests):
+                return Response(status_code=CLIENT_GONE)
+            return JSONResponse(words.whole(done))
 
-    async def responses(self, request: Request) -> Response:
-        """Continue a conversation, in the newer form."""
-        return await self._answer(request, RESPONSES)
-
-    async def messages(self, request: Request) -> Response:
-        """Continue a conversation, in Anthropic's form."""
-        return await self._answer(request, MESSAGES)
+        answer.__name__, answer.__doc__ = form.name, form.purpose
+        return answer
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens a conversation in Anthropic's form has as a prompt."""
-        chat = _as_chat(await self._read(request, CountRequest))
-        return JSONResponse({"input_tokens": len((await self._prompts.of_chat(chat)).prompts[0])})
-
-    async def _answer(self, request: Request, form: Form) -> Response:
-        """The walk of every request for text: body, prompt, parameters, engine, words."""
-        body = await self._read(request, form.body)
-        asked = body if isinstance(body, CompletionRequest | ChatRequest) else _as_chat(body)
-        head = self._head(form.prefix, asked.request_id)
-        if isinstance(asked, ChatRequest):
-            made = await self._prompts.of_chat(asked)
-        else:
-            made = await self._prompts.of_texts(asked)
-        fields = {name: name for name in field_names(type(asked))} | dict(form.renamed)
-        if asked.forms:
-            fields["structured_outputs"] = asked.forms[0]
-        try:
-            job = await self._worker.submit(made.prompts, asked.to_sampling(self._worker.llm.default_sampling, made))
-        except RequestError as error:
-            raise refused(error, fields) from error
-        LOG.debug("%s: %d sequences, user %r", type(asked).__name__, len(job.requests), asked.user)
-        try:
-            words = form.words(body, Source(head, self._tokenizer, job.requests, asked.reader(made.opening)))
-        except BaseException:
-            job.close()  # or its sequences would keep their places for ever
-            raise
-        return Reply(job, words, bool(asked.stream), fields, form.anthropic)
-
-
-def _as_chat(body: ResponsesRequest | CountRequest) -> ChatRequest:
-    """The same request as a body of /v1/chat/completions."""
-    try:
-        return body.to_chat()
-    except ValidationError as error:
-        raise invalid(error, field_names(type(body))) from error
+        asked = (await self._read(request, CountRequest)).request
+        assert asked.conversation is not None
+        _, ids = await asyncio.to_thread(self._prompts.render, asked.conversation, asked.special_tokens, "messages")
+        return JSONResponse({"input_tokens": len(ids)})

@@ -90,9 +90,15 @@ class Progress:
             event["usage"] = None
 
 
-def end(choice: dict[str, Any], completion: Completion | None) -> dict[str, Any]:
-    """Says why a choice ended, and vLLM's `stop_reason`: the stop string or token id that ended it."""
-    choice["finish_reason"] = None if completion is None else completion.finish_reason
-    if completion is not None:
+def end(choice: dict[str, Any], completion: Completion | None, calls: Sequence[Any] = ()) -> dict[str, Any]:
+    """Says why a choice ended, and vLLM's `stop_reason`: the stop string or token id that ended it.
+
+    Calls that were cut off end as any text that was.
+    """
+    if completion is None:
+        choice["finish_reason"] = None
+    else:
+        called = calls and completion.finish_reason == "stop"
+        choice["finish_reason"] = "tool_calls" if called else completion.finish_reason
         choice["stop_reason"] = completion.stop_reason
     return choice

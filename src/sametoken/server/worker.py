@@ -10,13 +10,11 @@ import math
 import time
 from collections.abc import Sequence
 
-from sametoken.checkpoint.tokenizer import LONG_TEXT
 from sametoken.engine.async_llm import AsyncLLM
 from sametoken.engine.completion import Chunk
 from sametoken.engine.engine import EngineLoad
-from sametoken.engine.llm import LLM, Prompt
+from sametoken.engine.llm import LLM
 from sametoken.engine.request import Request, SpeculationStats
-from sametoken.options.sampling import SamplingParams
 from sametoken.options.server import ServerConfig
 from sametoken.server.errors import ApiError, stopping
 from sametoken.server.exchange import CURRENT
@@ -59,29 +57,12 @@ class Worker:
         """Sequences that may run and wait."""
         return self.llm.engine.max_batch_size + self.config.max_queue
 
-    async def submit(self, prompts: Sequence[Prompt], params: SamplingParams) -> Job:
-        """Takes a request in.
-
-        Args:
-            prompts: texts or token ids; each is completed `params.n` times.
+    def admit(self, sequences: int) -> None:
+        """Refuses so many sequences where they cannot be served now.
 
         Raises:
-            ApiError: it cannot be served now. RequestError: it can never be.
+            ApiError: the server stops, or its queue is full or too short.
         """
-        self._admit(len(prompts) * params.n)
-        if params.structured_outputs is not None or _characters(prompts, params) > LONG_TEXT:
-            requests = await asyncio.to_thread(self.llm.requests, prompts, params)
-        else:
-            requests = self.llm.requests(prompts, params)
-        self._admit(len(requests))  # others may have come in the meantime
-        job = Job(self, requests)
-        if (exchange := CURRENT.get()) is not None:
-            exchange.sequences.extend(requests)
-        self._jobs.add(job)
-        self._idle.clear()
-        return job
-
-    def _admit(self, sequences: int) -> None:
         if not self.ready:
             raise stopping()
         if sequences > self.capacity:
@@ -91,7 +72,7 @@ class Worker:
                 f"{self.capacity}; ask for fewer",
                 param="n",
             )
-        present = sum(job.left for job in self._jobs)
+        present = sum(job.chunks.left for job in self._jobs)
         if present + sequences > self.capacity:
             waiting = present - self.llm.engine.max_batch_size
             seconds = math.ceil(self._seconds * max(1, waiting) / self.llm.engine.max_batch_size)
@@ -103,6 +84,20 @@ class Worker:
                 code="queue_full",
                 headers={"Retry-After": str(min(max(1, seconds), 60))},
             )
+
+    def take(self, requests: Sequence[Request]) -> Job:
+        """Takes in the requests of a client, which are to be closed by whoever asked.
+
+        Raises:
+            ApiError: others came meanwhile, so that they cannot be served now.
+        """
+        self.admit(len(requests))
+        job = Job(self, requests)
+        if (exchange := CURRENT.get()) is not None:
+            exchange.sequences.extend(requests)
+        self._jobs.add(job)
+        self._idle.clear()
+        return job
 
     def finish(self, job: Job) -> None:
         """The job is over, one way or another."""
@@ -146,11 +141,10 @@ class Job:
     Attributes:
         requests: by prompt, then by choice.
         chunks: what the engine emits for them; `errors.worded` has words for what they raise.
-        left: sequences that still run.
     """
 
     def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
-        self.worker, self.requests, self.left = worker, requests, len(requests)
+        self.worker, self.requests = worker, requests
         self.chunks = worker.engine.run(requests, worker.config.request_timeout)
         self._choices = requests[0].params.n
         self._emitted: dict[int, float] = {}  # when each sequence emitted last
@@ -168,21 +162,13 @@ class Job:
             else:
                 self.worker.metrics.saw_first(self.requests[place])
             self._emitted[place] = now
-        if chunk.completion is not None:
-            self.left -= 1
-            if chunk.completion.error is not None:
-                raise chunk.completion.error
+        if chunk.completion is not None and chunk.completion.error is not None:
+            raise chunk.completion.error
 
     def close(self) -> None:
         """Cancels what is not finished, and lets the worker know that nobody waits for this any more."""
         self.chunks.close()
         self.worker.finish(self)
-
-
-def _characters(prompts: Sequence[Prompt], params: SamplingParams) -> int:
-    """Of everything that is to be tokenised."""
-    predicted = params.speculative.prediction if params.speculative is not None else None
-    return sum(len(text) for text in (*prompts, predicted) if isinstance(text, str))
 
 
 def _sum(done: Totals, requests: Sequence[Request]) -> Totals:

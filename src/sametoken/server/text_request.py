@@ -1,0 +1,183 @@
+"""What a request for text asks of the engine, in one form for all APIs: every body makes it, `prompts` reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pydantic import PrivateAttr
+
+from sametoken.checkpoint.tokenizer import LONG_TEXT
+from sametoken.engine.llm import Prompt
+from sametoken.errors import RequestError
+from sametoken.server.fields import Body
+
+ROLES = {"developer": "system", "function": "tool"}  # by what templates call them
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # of Qwen's templates, of newer ones, of gpt-oss
+TURN_COST = 50  # characters that take as long to tokenise as a turn to be rendered
+Function = Mapping[str, Any]  # name, description and parameters (a JSON schema)
+
+
+class Call(NamedTuple):
+    """A call that the assistant made; `arguments` is an object, or JSON as text."""
+
+    id: str
+    name: str
+    arguments: Any
+
+
+@dataclass(slots=True)
+class Turn:
+    """One message of a conversation.
+
+    Attributes:
+        content: what is said, None where there is none. `thought`: what the assistant thought before it spoke.
+        name: of the speaker. `tool_call_id`: the call that this answers.
+    """
+
+    role: str
+    content: str | None = None
+    thought: str | None = None
+    calls: list[Call] = field(default_factory=list)
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it: arguments as objects, thinking under every name that templates know it by."""
+        content = "" if self.content is None and not self.calls else self.content
+        said: dict[str, Any] = {"role": ROLES.get(self.role, self.role), "content": content}
+        said |= dict.fromkeys(THOUGHTS, self.thought)
+        said |= {"name": self.name, "tool_call_id": self.tool_call_id}
+        if self.calls:
+            said["tool_calls"] = [
+                {"id": id_, "type": "function", "function": {"name": name, "arguments": _object(arguments)}}
+                for id_, name, arguments in self.calls
+            ]
+        return {name: value for name, value in said.items() if value is not None}
+
+
+def _object(arguments: Any) -> Any:
+    if isinstance(arguments, str):
+        try:
+            return json.loads(arguments)
+        except (ValueError, RecursionError):
+            pass
+    return arguments
+
+
+class ToolUse(NamedTuple):
+    """Which functions a reply may call.
+
+    Attributes:
+        offered: functions that the model is told of. `required`: those of which one must be called.
+        several: whether a reply may make more than one call.
+    """
+
+    offered: Sequence[Function] = ()
+    required: Sequence[Function] = ()
+    several: bool = True
+
+    @classmethod
+    def of(cls, tools: Sequence[Function], choice: str | None, named: str | None, several: bool | None) -> ToolUse:
+        """What the fields of a body mean together.
+
+        Args:
+            choice: "auto", "none", "required", or None. `named`: the function that must be called, None for any.
+            several: whether more than one call may be made, None where that was not said.
+
+        Raises:
+            RequestError: together the fields make no sense.
+        """
+        if not tools and (named is not None or choice not in (None, "none") or several is not None):
+            wrong = "parallel_tool_calls" if named is None and choice in (None, "none") else "tool_choice"
+            raise RequestError("only for a request with tools", field=wrong, advice="leave it out or give tools")
+        if named is not None:
+            must = [each for each in tools if each["name"] == named]
+            if not must:
+                raise RequestError(f"got {named!r}, which is not among the tools", field="tool_choice")
+            return cls(tools, must, several=False)
+        offered = () if choice == "none" else tools
+        return cls(offered, offered if choice == "required" else (), several is not False)
+
+
+NO_TOOLS = ToolUse()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What a chat template renders.
+
+    Attributes:
+        options: variables of the template.
+        begins: whether the prompt ends with the beginning of a reply.
+        continues: whether the reply goes on with the last turn.
+        shows_thinking: whether the thinking stands in the reply.
+    """
+
+    turns: Sequence[Turn]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    begins: bool = True
+    continues: bool = False
+    tools: ToolUse = NO_TOOLS
+    shows_thinking: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """One request for text.
+
+    Attributes:
+        values: what it sets of `SamplingParams`, by the keys of `from_mapping`.
+        fields: what the client calls each field that an error may name; "prompt" is what prompts are made from.
+        prompts: texts or token ids; none where there is a conversation.
+        special_tokens: whether tokens such as BOS are added to texts.
+        keep: tokens of each prompt that are kept, the last ones or, with `keeps_first`, the first ones; None keeps all,
+            -1 what fits the context beside the reply.
+        id: the client's, a part of the reply's. `user`: who asks, for the log.
+    """
+
+    values: Mapping[str, Any]
+    fields: Mapping[str, str]
+    prompts: Sequence[Prompt] = ()
+    conversation: Conversation | None = None
+    special_tokens: bool = False
+    keep: int | None = None
+    keeps_first: bool = False
+    id: str | None = None
+    user: str | None = None
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that the engine has to hold."""
+        return max(1, len(self.prompts)) * int(self.values.get("n", 1))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the event loop must not wait until its prompts are tokens and its grammar is compiled."""
+        talk, predicted = self.conversation, self.values.get("speculative", {}).get("prediction", "")
+        if "structured_outputs" in self.values or (talk is not None and talk.tools.required):
+            return True
+        turns = () if talk is None else talk.turns
+        size = sum(len(text) for text in (*self.prompts, predicted) if isinstance(text, str))
+        return size + sum(TURN_COST + len(turn.content or "") for turn in turns) > LONG_TEXT
+
+    def cut(self, ids: list[int], context: int) -> list[int]:
+        """What is kept of a prompt; `context` is how many tokens prompt and reply may have together."""
+        if self.keep is None:
+            return ids
+        reply = self.values["max_tokens"]
+        keep = max(1, context - (reply or 1)) if self.keep == -1 else self.keep
+        return ids[:keep] if self.keeps_first else ids[max(0, len(ids) - keep) :]
+
+
+class TextBody(Body):
+    """A body that asks for text; to parse it makes the request too."""
+
+    _request: TextRequest = PrivateAttr()
+
+    @property
+    def request(self) -> TextRequest:
+        """What the body asks for."""
+        return self._request
