@@ -12,10 +12,19 @@ from typing import Any, NamedTuple
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Gemma2Config,
+    Gemma3Config,
+    Gemma3TextConfig,
+    Glm4Config,
+    GlmConfig,
     GptOssConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -23,6 +32,8 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3VLConfig,
+    SmolLM3Config,
 )
 
 DEVICE = os.environ.get("SAMETOKEN_TEST_DEVICE", "cpu")  # where engines and decoders under test compute
@@ -33,12 +44,14 @@ WIDTH = 0.2
 class Tiny(NamedTuple):
     """A family member: its transformers config class, and what of it differs from the common tiny shape.
 
-    `max_seq_len` is the context limit under which it is to be loaded, None for the model's own.
+    `max_seq_len` is the context limit under which it is to be loaded, None for the model's own. `vision` is the
+    configuration of a part that reads images; the rest is then that of the text part.
     """
 
     config: type[PreTrainedConfig]
     options: dict[str, Any]
     max_seq_len: int | None = None
+    vision: dict[str, Any] | None = None
 
 
 def rope(kind: str = "default", theta: float = 10000.0, **options: Any) -> dict[str, Any]:
@@ -51,6 +64,18 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 PHI = {"original_max_position_embeddings": 16, "max_position_embeddings": 128}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 9}
+
+LAYERS = {"sliding_attention": rope(theta=100.0), "full_attention": rope("linear", 50000.0, factor=4.0)}
+YARN_LAYERS = {**LAYERS, "full_attention": rope("yarn", 50000.0, factor=4.0, original_max_position_embeddings=32)}
+MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 9}
+SIGLIP = {
+    "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+QWEN_VISION = {
+    "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+}  # fmt: skip
 
 FAMILIES: dict[str, Tiny] = {
     "llama-2": Tiny(LlamaConfig, {"num_key_value_heads": 4}),
@@ -110,6 +135,40 @@ FAMILIES: dict[str, Tiny] = {
         Qwen3MoeConfig, {**EXPERTS, "norm_topk_prob": True, "head_dim": 32, "tie_word_embeddings": True}
     ),
     "qwen-3-moe-mixed": Tiny(Qwen3MoeConfig, {**EXPERTS, **WINDOWS, "attention_bias": True, "decoder_sparse_step": 2}),
+    "gemma-2": Tiny(
+        Gemma2Config,
+        {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 9, "tie_word_embeddings": False}
+        | {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 40.0, "attention_bias": True},
+    ),
+    "gemma-2-tied": Tiny(
+        Gemma2Config, {"head_dim": 16, "sliding_window": 4, "initializer_range": 0.08, "num_hidden_layers": 6}
+    ),
+    "gemma-3": Tiny(
+        Gemma3TextConfig,
+        {**MIXED, "head_dim": 32, "query_pre_attn_scalar": 24, "rope_parameters": LAYERS, "tie_word_embeddings": False}
+        | {"final_logit_softcapping": 40.0},
+    ),
+    "gemma-3-images": Tiny(
+        Gemma3Config,
+        {**MIXED, "head_dim": 16, "rope_parameters": LAYERS, "initializer_range": 0.08},
+        vision=SIGLIP,
+    ),
+    "olmo-2": Tiny(Olmo2Config, {"attention_bias": True, "initializer_range": 0.3}),
+    "olmo-3": Tiny(Olmo3Config, {**MIXED, "rope_parameters": YARN_LAYERS}),
+    "granite-3": Tiny(
+        GraniteConfig,
+        {"embedding_multiplier": 3.0, "attention_multiplier": 0.1, "residual_multiplier": 0.4, "logits_scaling": 0.5}
+        | {"attention_bias": True, "mlp_bias": True},
+    ),
+    "smollm-3": Tiny(SmolLM3Config, {"no_rope_layers": [1, 0, 1]}),
+    "smollm-3-windows": Tiny(SmolLM3Config, {**WINDOWS, "no_rope_layer_interval": 2, "tie_word_embeddings": False}),
+    "glm": Tiny(GlmConfig, {"head_dim": 32, "rope_parameters": rope(partial_rotary_factor=0.5)}),
+    "glm-4": Tiny(Glm4Config, {"head_dim": 16, "attention_bias": False, "partial_rotary_factor": 0.75}),
+    "qwen-3-vl": Tiny(
+        Qwen3VLConfig,
+        {"head_dim": 32, "attention_bias": True, "rope_parameters": rope(mrope_section=[6, 5, 5])},
+        vision=QWEN_VISION,
+    ),
 }
 
 COMMON: dict[str, Any] = {
@@ -133,9 +192,12 @@ def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     `changes` are to the family's config.
     """
     tiny = FAMILIES[name]
-    config = tiny.config(**{**COMMON, **tiny.options, **changes})
+    stated = {**COMMON, **tiny.options, **changes}
+    kind = AutoModelForCausalLM if tiny.vision is None else AutoModelForImageTextToText
+    nested = {"text_config": stated, "vision_config": tiny.vision, "tie_word_embeddings": True}
+    config = tiny.config(**(stated if tiny.vision is None else nested))
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    model = kind.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     # transformers starts biases at 0 and norms at 1, which would hide a bias or a norm that is never applied.
     with torch.no_grad():
         for parameter in model.parameters():

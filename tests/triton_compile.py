@@ -11,7 +11,7 @@ from triton.compiler import ASTSource
 from sametoken.kernels.triton import attention, draw, pointwise
 
 TARGET = GPUTarget("cuda", 90, 32)
-SCALARS = {"scale": "fp32"} | dict.fromkeys(attention.SIZES, "i32")
+SCALARS = {"scale": "fp32", "cap": "fp32"} | dict.fromkeys(attention.SIZES, "i32")
 SCALARS |= dict.fromkeys(["vocabulary", "splits", "stride", "heads", "width"], "i32")
 POINTERS = {"straight": "*i32", "peaks": "*fp32", "totals": "*fp32", "outs": "*fp32", "bests": "*fp32"}
 POINTERS |= {"costs": "*fp32", "winners": "*i32", "temperatures": "*fp32", "noise_scale": "*fp32"}
@@ -35,11 +35,11 @@ def main() -> None:
             blocks = {"BLOCK": attention.BLOCK, "CHUNK": attention.CHUNK, "ROWS": attention.TILE_ROWS}
             heads = {"KV_HEADS": 8, "GROUP": group, "PAGE": 32}
             for codes in range(len(STORED)):
-                chunk = {**heads, **shape, **blocks, "CODES": codes}
+                chunk = {**heads, **shape, **blocks, "CODES": codes, "CAPPED": codes == 0}
                 assert compiled(attention._chunk, dtype, chunk, num_warps=4, enable_fp_fusion=False)
             joined = {"HEADS": 8 * group, "CHUNK": attention.CHUNK, **shape}
             assert compiled(attention._join, dtype, joined, num_warps=1, enable_fp_fusion=False)
-            rotated = {"SIZE": size, "DIM": size, "PADDED": triton.next_power_of_2(size)}
+            rotated = {"SIZE": size, "DIM": size, "PADDED": triton.next_power_of_2(size), "INTERLEAVED": window > 0}
             assert compiled(pointwise._rotate, dtype, rotated, num_warps=1, enable_fp_fusion=False)
         assert compiled(pointwise._silu_gated, dtype, {"BLOCK": pointwise.BLOCK}, enable_fp_fusion=False)
         split = {"BLOCK": draw.BLOCK, "SPLIT": draw.SPLIT}

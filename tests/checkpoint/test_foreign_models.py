@@ -17,7 +17,7 @@ from sametoken.engine import build
 from sametoken.errors import CheckpointError, MemoryPlanError
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.write import write_head
-from sametoken.model.config import FAMILIES
+from sametoken.model.families import FAMILIES
 from sametoken.model.unsupported import ARCHITECTURES, FORMATS
 
 
@@ -54,9 +54,11 @@ def change(directory: Path, **keys: Any) -> Path:
 
 # What config.json of published models says, without the sizes.
 PUBLISHED: list[tuple[dict[str, Any], str, str]] = [
-    ({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}, "vision_config": {}},
-     "is Gemma 3, a model that reads images", "Qwen/Qwen3-4B"),
-    ({"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}, "is a Gemma decoder", "Qwen/Qwen3-4B"),
+    ({"architectures": ["Gemma3nForConditionalGeneration"], "text_config": {}, "vision_config": {}},
+     "is Gemma 3n, a model that reads images and sound", "Gemma 2 or 3"),
+    ({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}, "is a Gemma decoder of the first kind",
+     "Gemma 2 or 3"),
+    ({"architectures": ["LlamaForCausalLM"], "is_encoder_decoder": True}, "is an encoder-decoder", "ForCausalLM"),
     ({"architectures": ["Llama4ForConditionalGeneration"], "text_config": {}, "vision_config": {}},
      "is Llama 4, a mixture of experts", "Llama-3.3-70B-Instruct"),
     ({"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": {}},

@@ -28,6 +28,7 @@ SHAPES = SimpleNamespace(
     head_dim=SIZE,
     intermediate_size=WIDTH,
     tie_word_embeddings=False,
+    architecture="Qwen3ForCausalLM",
     family="qwen3",
     experts=None,
 )

@@ -16,15 +16,21 @@ import pytest
 import torch
 from test_families import Sequence
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from sametoken.checkpoint.experts import single_experts
 from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.quantised.collect import Item
 from sametoken.errors import SametokenError
-from sametoken.model.config import FAMILIES, ModelConfig
+from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
+from sametoken.model.families import FAMILIES
+from tiny_models import QWEN_VISION, SIGLIP
 
 VOCAB, LENGTH = 64, 24
 SHAPE = {
@@ -106,9 +112,39 @@ CHANGES: list[dict[str, Any]] = [
     {"qkv_bias": False},
     {"swiglu_alpha": 0.5},
     {"swiglu_limit": 0.5},
+    {"hidden_activation": "silu"},
+    {"query_pre_attn_scalar": 4},
+    {"final_logit_softcapping": 2.0},
+    {"final_logit_softcapping": None},
+    {"attn_logit_softcapping": 0.5},
+    {"attn_logit_softcapping": None},
+    {"use_bidirectional_attention": True},
+    {**WINDOW, "sliding_window_pattern": 2},
+    {**WINDOW, "rope_local_base_freq": 50.0, "rope_theta": 30.0},
+    {**WINDOW, **TYPES, "rope_local_base_freq": 50.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    {"embedding_multiplier": 3.0},
+    {"attention_multiplier": 0.02},
+    {"residual_multiplier": 0.3},
+    {"logits_scaling": 5.0},
+    {"no_rope_layers": [0, 1]},
+    {"no_rope_layers": [0, 0], **WINDOW, "use_sliding_window": True},
+    {"no_rope_layer_interval": 1},
+    {"no_rope_layer_interval": 1, **WINDOW, "use_sliding_window": True},
+    {"rope_scaling": {"rope_type": "default", "mrope_section": [3, 3, 2], "mrope_interleaved": True}},
 ]
+LAYERED = {**WINDOW, **TYPES, "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 50.0}}}
+NO_LAYERS = {**WINDOW, **TYPES, "rope_parameters": {"full_attention": None, "sliding_attention": None}}
+LAYERED_FAMILIES = [name for name, family in FAMILIES.items() if family.defaults.local_theta is not None]
 # What transformers refuses and older files state: an absent value means the default, as it did there.
 OLDER = ({"num_key_value_heads": None},)
+# What transformers runs and is refused here.
+REFUSED = {"use_bidirectional_attention"}
+MODEL_TYPES = {
+    name: kind
+    for table in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    for kind, name in table.items()
+} | {"Gemma3ForConditionalGeneration": "gemma3", "Gemma3ForCausalLM": "gemma3_text"}
+VISION = {"Gemma3ForConditionalGeneration": SIGLIP, "Qwen3VLForConditionalGeneration": QWEN_VISION}
 
 
 @pytest.fixture(autouse=True)
@@ -120,19 +156,24 @@ def quick() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def kind_of(architecture: str) -> str:
-    """transformers' `model_type`."""
-    return architecture.removesuffix("ForCausalLM").replace("Moe", "_moe").replace("GptOss", "gpt_oss").lower()
+def nested(architecture: str, stated: dict[str, Any]) -> dict[str, Any]:
+    """The same file of a model that also reads images, whose text part is one of its values."""
+    if architecture not in VISION:
+        return {**stated, "architectures": [architecture]}
+    whole = {key: stated[key] for key in ("tie_word_embeddings", "eos_token_id", "bos_token_id") if key in stated}
+    return {"architectures": [architecture], "text_config": stated, "vision_config": VISION[architecture], **whole}
 
 
 def theirs(stated: dict[str, Any], ids: list[int]) -> tuple[Tensor, dict[str, Tensor]] | None:
     """Logits and weights of a random model, None where transformers cannot run it."""
     try:
+        architecture = stated["architectures"][0]
         config = AutoConfig.for_model(
-            kind_of(stated["architectures"][0]), **copy.deepcopy(stated)
+            MODEL_TYPES[architecture], **copy.deepcopy(stated)
         )  # which completes dictionaries in place
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+        kind = AutoModelForImageTextToText if architecture in VISION else AutoModelForCausalLM
+        model = kind.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
         for parameter in model.parameters():
             if parameter.dim() == 1:  # biases of 0 and norms of 1 would hide that one is never applied
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
@@ -167,36 +208,56 @@ class Recorded(dict[str, Any]):
         return super().get(key, default)
 
 
-# Keys of transformers' configuration classes that say nothing about what a trained model computes.
+# Keys of transformers' configuration classes that say nothing about what a trained model computes. The second half are
+# those of every class: how transformers is called, what it puts out, and names of the classes of a classifier.
 NO_EFFECT = {
     "attention_dropout", "embd_pdrop", "initializer_range", "output_router_logits", "pad_token_id", "pretraining_tp",
     "resid_pdrop", "router_aux_loss_coef", "router_jitter_noise", "use_cache",
+    "chunk_size_feed_forward", "id2label", "label2id", "output_attentions", "output_hidden_states",
+    "problem_type", "return_dict", "transformers_version",
+}  # fmt: skip
+WHOLE = {"architectures", "is_encoder_decoder", "tie_word_embeddings"}  # which count where they are stated of the whole
+# Of a model that reads images: how they are read, and the tokens that stand for them, which no prompt here has.
+IMAGES = {
+    "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index", "image_token_id",
+    "video_token_id", "vision_start_token_id", "vision_end_token_id",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_key_of_a_configuration_class_is_read_or_has_no_effect(architecture: str) -> None:
-    config = AutoConfig.for_model(kind_of(architecture))
-    own = {field.name for field in fields(config)} - {field.name for field in fields(PreTrainedConfig())}
-    own = {config.attribute_map.get(name, name) for name in own}
-    own |= {
-        "tie_word_embeddings",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-    }
-    stated = Recorded({**config.to_dict(), "architectures": [architecture], **WINDOW, "use_sliding_window": True})
-    ModelConfig.from_hf(stated)
-    assert own - stated.read - NO_EFFECT == set()
-    assert NO_EFFECT.isdisjoint(stated.read)
+    config = AutoConfig.for_model(MODEL_TYPES[architecture])
+    levels = [config] if architecture not in VISION else [config, config.text_config]
+    used = {**WINDOW, "use_sliding_window": True, "no_rope_layers": None}  # so that what they decide about is read
+    inner = Recorded({**levels[-1].to_dict(), **used})
+    outer = inner if len(levels) == 1 else Recorded({**config.to_dict(), "text_config": inner})
+    outer["architectures"] = [architecture]
+    ModelConfig.from_hf(outer)
+    for level, read in zip(levels, (outer, inner), strict=False):
+        own = {level.attribute_map.get(field.name, field.name) for field in fields(level)}
+        other = set() if len(levels) == 1 else IMAGES if read is outer else WHOLE
+        assert own - read.read - NO_EFFECT - other == set()
+        assert NO_EFFECT.isdisjoint(read.read)
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: str(change)[:90])
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", FAMILIES.keys() - LAYERED_FAMILIES)
+def test_rotations_of_layer_types_are_refused_where_a_family_has_one(architecture: str) -> None:
+    with pytest.raises(SametokenError, match="'rope_parameters' of config\\.json differs per layer type"):
+        ModelConfig.from_hf(nested(architecture, {**SHAPE, **LAYERED}))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change"),
+    [
+        *((name, change) for name in FAMILIES for change in CHANGES),
+        *((name, change) for name in LAYERED_FAMILIES for change in (LAYERED, NO_LAYERS)),
+    ],
+    ids=lambda value: str(value)[:90],
+)
 def test_a_key_changes_what_it_changes_in_transformers(architecture: str, change: dict[str, Any]) -> None:
-    stated = {**SHAPE, "architectures": [architecture], **change}
+    stated = nested(architecture, {**SHAPE, **change})
     ids = torch.randint(VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
-    found = theirs(stated, ids)
+    found = None if REFUSED & change.keys() and architecture.startswith("Gemma") else theirs(stated, ids)
     if found is not None:
         torch.testing.assert_close(ours(stated, found[1], ids), found[0], rtol=0, atol=1e-4)
     elif change not in OLDER:

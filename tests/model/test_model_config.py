@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from sametoken.errors import CheckpointError, ConfigError, SametokenError, UnsupportedModelError
 from sametoken.model import layers
-from sametoken.model.config import ACTIVATIONS, FAMILIES, ModelConfig
+from sametoken.model.config import ACTIVATIONS, ModelConfig
+from sametoken.model.families import FAMILIES
 
 SHAPE = {
     "vocab_size": 32000,
@@ -21,7 +23,8 @@ SHAPE = {
     "num_attention_heads": 32,
     "hidden_act": "silu",
 }
-MODEL_TYPES = {architecture: architecture.removesuffix("ForCausalLM").lower() for architecture in FAMILIES}
+MODEL_TYPES = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
+MODEL_TYPES["Gemma3ForCausalLM"] = "gemma3_text"
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -90,7 +93,66 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention"] * 15,
         "attention_bias": True,
     },
-}
+    "phi-4": {
+        "architectures": ["Phi3ForCausalLM"], "bos_token_id": 100257, "eos_token_id": 100265, "rope_theta": 250000,
+        "max_position_embeddings": 16384, "original_max_position_embeddings": 16384, "num_key_value_heads": 8,
+        "rope_scaling": None, "sliding_window": None, "pad_token_id": None,
+    },
+    "phi-4-mini-instruct": {
+        "architectures": ["Phi3ForCausalLM"], "bos_token_id": 199999, "eos_token_id": 199999, "full_attn_mod": 1,
+        "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 24, "long_factor": [2.0] * 24},
+        "sliding_window": 262144, "tie_word_embeddings": True, "pad_token_id": None,
+    },
+    "gemma-2-it": {
+        "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        "bos_token_id": 2, "eos_token_id": [1, 107], "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192, "num_key_value_heads": 4, "query_pre_attn_scalar": 256,
+        "sliding_window": 4096, "rope_theta": 10000.0, "torch_dtype": "bfloat16",
+    },
+    "gemma-3-1b-it": {
+        "architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        "eos_token_id": [1, 106], "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 512,
+        "max_position_embeddings": 32768, "num_key_value_heads": 1, "rope_local_base_freq": 10000,
+        "rope_scaling": None, "rope_theta": 1000000, "sliding_window_pattern": 6,
+    },
+    "olmo-2": {
+        "architectures": ["Olmo2ForCausalLM"], "eos_token_id": 100257, "max_position_embeddings": 4096,
+        "num_key_value_heads": 32, "rms_norm_eps": 1e-6, "rope_theta": 500000, "rope_scaling": None,
+    },
+    "olmo-3": {
+        "architectures": ["Olmo3ForCausalLM"], "eos_token_id": 100257, "max_position_embeddings": 65536,
+        "rope_scaling": {
+            "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+            "original_max_position_embeddings": 8192, "rope_type": "yarn",
+        },
+        "rope_theta": 500000, "sliding_window": 4096,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 6,
+    },
+    "granite-3.3": {
+        "architectures": ["GraniteForCausalLM"], "attention_multiplier": 0.0078125, "embedding_multiplier": 12.0,
+        "logits_scaling": 16.0, "residual_multiplier": 0.22, "bos_token_id": 0, "eos_token_id": 0,
+        "max_position_embeddings": 131072, "mlp_bias": False, "num_key_value_heads": 8, "rope_theta": 10000000.0,
+        "tie_word_embeddings": True,
+    },
+    "smollm-3": {
+        "architectures": ["SmolLM3ForCausalLM"], "eos_token_id": 128012, "max_position_embeddings": 65536,
+        "max_window_layers": 28, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0, 1] * 6,
+        "num_key_value_heads": 4, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+        "use_sliding_window": False,
+    },
+    "glm-4-9b-chat-hf": {
+        "architectures": ["GlmForCausalLM"], "attention_bias": True, "eos_token_id": [151329, 151336, 151338],
+        "head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07,
+        "max_position_embeddings": 131072, "rope_theta": 10000.0,
+    },
+    "glm-4-0414": {
+        "architectures": ["Glm4ForCausalLM"], "attention_bias": False, "eos_token_id": [151329, 151336, 151338],
+        "head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05,
+        "max_position_embeddings": 32768,
+    },
+}  # fmt: skip
 
 
 def published(name: str) -> dict[str, Any]:
@@ -124,14 +186,14 @@ def test_facts_equal_transformers(name: str) -> None:
     assert ours.bos_token_id == theirs.bos_token_id
     assert ours.dtype == str(theirs.dtype or "float32").removeprefix("torch.")
     assert ours.qkv_bias == (ours.family == "qwen2" or getattr(theirs, "attention_bias", False))
-    assert ours.out_bias == getattr(theirs, "attention_bias", False)
+    assert ours.out_bias == (ours.family[:3] != "glm" and getattr(theirs, "attention_bias", False))
     assert ours.mlp_bias == getattr(theirs, "mlp_bias", False)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_rope_equals_transformers(name: str) -> None:
     ours, theirs = ModelConfig.from_hf(published(name)), transformers_config(published(name))
-    rope = theirs.rope_parameters
+    rope = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
     assert ours.rope.kind == rope["rope_type"]
     assert ours.rope.theta == rope["rope_theta"]
     assert ours.rope.dim == int(ours.head_dim * (rope.get("partial_rotary_factor") or 1))
@@ -231,12 +293,58 @@ def test_bad_values_of_a_family_are_named(
     assert re.search(words, str(caught.value))
 
 
+def test_the_text_part_of_gemma_3_as_published_leaves_sizes_out() -> None:
+    stated = {
+        "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "image_token_index": 262144,
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+        },
+        "vision_config": {"hidden_size": 1152}, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    found = ModelConfig.from_hf(stated)
+    assert (found.vocab_size, found.num_heads, found.num_kv_heads, found.head_dim) == (262208, 8, 4, 256)
+    assert found.tie_word_embeddings
+    assert found.eos_token_ids == (1, 106)
+    assert found.dtype == "bfloat16"
+    assert found.sliding_windows[:7] == (1024,) * 5 + (None, 1024)
+    local, full = found.ropes[0], found.ropes[5]
+    assert local is not None
+    assert full == found.rope
+    assert (local.kind, local.theta, full.kind, full.theta, full.factor) == ("default", 1e4, "linear", 1e6, 8.0)
+
+
+def test_qwen_3_vl_as_published() -> None:
+    stated = {
+        "architectures": ["Qwen3VLForConditionalGeneration"], "tie_word_embeddings": True, "image_token_id": 151655,
+        "text_config": {
+            "attention_bias": False, "bos_token_id": 151643, "dtype": "bfloat16", "eos_token_id": 151645,
+            "head_dim": 128, "hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 9728,
+            "max_position_embeddings": 262144, "model_type": "qwen3_vl_text", "num_attention_heads": 32,
+            "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+            "rope_theta": 5000000, "tie_word_embeddings": True, "vocab_size": 151936,
+        },
+        "vision_config": {"depth": 24},
+    }  # fmt: skip
+    found = ModelConfig.from_hf(stated)
+    assert (found.eos_token_ids, found.bos_token_id, found.dtype) == ((151645,), 151643, "bfloat16")
+    assert (found.rope.kind, found.rope.theta, found.rope.dim) == ("default", 5e6, 128)
+    assert found.tie_word_embeddings
+    assert found.qk_norm
+
+
 @pytest.mark.parametrize("key", [key for key in SHAPE if key != "hidden_act"])
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_missing_shape_is_named_not_guessed(architecture: str, key: str) -> None:
-    stated = {"architectures": [architecture], **{name: value for name, value in SHAPE.items() if name != key}}
+    stated = {name: value for name, value in SHAPE.items() if name != key}
+    inner = FAMILIES[architecture].inner
+    whole = {"architectures": [architecture], **(stated if inner is None else {"text_config": stated})}
+    if key in (inner or {}):
+        assert ModelConfig.from_hf(whole)
+        return
     with pytest.raises(CheckpointError, match=f"nothing for '{key}'"):
-        ModelConfig.from_hf(stated)
+        ModelConfig.from_hf(whole)
 
 
 def test_every_activation_that_is_read_can_be_computed() -> None:

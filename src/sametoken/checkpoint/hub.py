@@ -20,7 +20,7 @@ from sametoken.checkpoint.quantised.scheme import KEYS, Scheme, read_scheme
 from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError, shown
 from sametoken.files import json_object
 from sametoken.kinds import states_head
-from sametoken.model.config import FAMILIES
+from sametoken.model.families import FAMILIES
 from sametoken.model.unsupported import refused_architecture
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS
+
+LOG = logging.getLogger("sametoken")
 
 
 def load_decoder(
@@ -55,7 +58,10 @@ def load_decoder(
             raise UnsupportedModelError("attention with sinks (gpt-oss) is not supported on CUDA; use --device cpu")
         with torch.device("meta"):
             decoder = Decoder(config, dtype, FORMATS.get(quantization))
-        load_parameters(decoder, decoder_weights(directory, config), rules_for(config), dtype, device)
+        rules = rules_for(config)
+        if rules.images:
+            LOG.warning(f"{directory} also reads images; only its text part is loaded")
+        load_parameters(decoder, decoder_weights(directory, config), rules, dtype, device)
     except CheckpointError as error:
         if error.field:
             raise

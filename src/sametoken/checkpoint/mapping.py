@@ -25,11 +25,13 @@ TABLE: dict[str, tuple[str, str | None]] = {
     "layers.N.self_attn.q_norm": ("blocks.N.q_norm", None),
     "layers.N.self_attn.k_norm": ("blocks.N.k_norm", None),
     "layers.N.self_attn.o_proj": ("blocks.N.out", None),
+    "layers.N.post_self_attn_layernorm": ("blocks.N.attention_out_norm", None),
     "layers.N.post_attention_layernorm": ("blocks.N.mlp_norm", None),
     "layers.N.mlp.gate_up_proj": ("blocks.N.gate_up", None),
     "layers.N.mlp.gate_proj": ("blocks.N.gate_up", "gate"),
     "layers.N.mlp.up_proj": ("blocks.N.gate_up", "up"),
     "layers.N.mlp.down_proj": ("blocks.N.down", None),
+    "layers.N.post_mlp_layernorm": ("blocks.N.mlp_out_norm", None),
     "layers.N.mlp.gate": ("blocks.N.experts.router", "router"),
     "layers.N.mlp.experts.N.gate_up_proj": ("blocks.N.experts.each.N.gate_up", None),
     "layers.N.mlp.experts.N.gate_proj": ("blocks.N.experts.each.N.gate_up", "expert gate"),
@@ -43,11 +45,30 @@ TABLE: dict[str, tuple[str, str | None]] = {
     "lm_head": ("head", None),
 }
 
-# Parts of names for which a family has other words in its files, by its words.
+# Norms after attention and the MLP have GLM-4's names above. Where there are none before (OLMo 2), or by other names
+# (Gemma), `post_attention_layernorm` is the one after attention.
+_OLMO = {
+    ".post_attention_layernorm.": ".post_self_attn_layernorm.",
+    ".post_feedforward_layernorm.": ".post_mlp_layernorm.",
+}
+_GEMMA = {**_OLMO, ".pre_feedforward_layernorm.": ".post_attention_layernorm."}
+
+# Parts of names for which a family has other words in its files, by its words; read in this order, written in reverse.
 SPELLINGS: dict[str, dict[str, str]] = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "olmo2": _OLMO,
+    "olmo3": _OLMO,
     "gpt_oss": {".mlp.router.": ".mlp.gate."},
     "mixtral": {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."},
 }
+
+# What stands before the names of a decoder's tensors: the longest first. Models that read images have them nested.
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\..*")
+
+# Projections that a family's files hold together, by parts of our names.
+FUSED = {"glm": (".gate_up.",), "glm4": (".gate_up.",), "gpt_oss": (".experts.",), "phi3": (".",)}
 
 # Buffers that older exporters wrote beside the weights; they follow from config.json.
 DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -69,6 +90,8 @@ class Shapes(Protocol):
     def head_dim(self) -> int: ...
     @property
     def intermediate_size(self) -> int: ...
+    @property
+    def architecture(self) -> str: ...
     @property
     def family(self) -> str: ...
     @property
@@ -121,22 +144,30 @@ class DecoderRules:
         rows: for every piece of a fused tensor, the rows it occupies there.
         tied: the output head reads the embedding, so a stored head is a copy that is not needed.
         spellings: parts of names in the files, and what they are in the table.
+        fused: parts of our names whose pieces the files hold together.
+        prefix: of the names in the files, as transformers writes them.
+        images: the files also hold a part that reads images, which is left out.
     """
 
     rows: Mapping[str, range]
     tied: bool
     spellings: Mapping[str, str] = field(default_factory=dict)
+    fused: tuple[str, ...] = ()
+    prefix: str = "model."
+    images: bool = False
 
     def ignores(self, name: str) -> bool:
         """True for a stored tensor that the decoder derives or shares, so that it needs no place."""
         derived = DERIVED.fullmatch(name) is not None or name.startswith(HEADS)
-        return derived or (self.tied and name == "lm_head.weight")
+        unread = self.images and IMAGES.fullmatch(name) is not None
+        return derived or unread or (self.tied and name.removeprefix("language_model.") == "lm_head.weight")
 
     def place(self, name: str) -> ParameterRows | None:
         """Where the stored tensor `name` belongs, or `None` if the families above have no such tensor."""
         for stored, meant in self.spellings.items():
             name = name.replace(stored, meant)
-        path, indices, kind = split_name(name.removeprefix("model."))
+        prefix = next((each for each in PREFIXES if name.startswith(each)), "") if self.images else "model."
+        path, indices, kind = split_name(name.removeprefix(prefix))
         ours, piece = TABLE.get(path, (None, None))
         if ours is None or (piece is not None and piece not in self.rows):
             return None
@@ -150,12 +181,9 @@ class DecoderRules:
         hint = " or its parts" if not taken and len(stored) > 1 else ""
         return [f"{self._written(name, indices, kind)}{hint}" for name in names]
 
-    def stored(self, parameter: str, *, fused: bool = False) -> list[tuple[str, range | None]]:
-        """The names under which transformers writes a parameter, each with its rows; None is all of them.
-
-        Args:
-            fused: projections are written together, as Phi 3 has them.
-        """
+    def stored(self, parameter: str) -> list[tuple[str, range | None]]:
+        """The names under which transformers writes a parameter, each with its rows; None is all of them."""
+        fused = any(part in parameter for part in self.fused)
         path, indices, kind = split_name(parameter)
         found = [(name, piece) for name, (ours, piece) in self._table() if ours == path]
         wanted = [(name, piece) for name, piece in found if (piece is None) == fused] or found
@@ -167,10 +195,9 @@ class DecoderRules:
 
     def _written(self, path: str, indices: Sequence[str], kind: str) -> str:
         """A stored name of the table in the family's spelling."""
-        name = f"{'' if path == 'lm_head' else 'model.'}{filled(path, indices)}.{kind}"
-        if ".mlp." in name:
-            for stored, meant in self.spellings.items():
-                name = name.replace(meant, stored)
+        name = f"{'' if path == 'lm_head' else self.prefix}{filled(path, indices)}.{kind}"
+        for stored, meant in reversed(list(self.spellings.items())):
+            name = name.replace(meant, stored)
         return name
 
 
@@ -203,4 +230,8 @@ def rules_for(config: Shapes) -> DecoderRules:
         rows |= {"router": range(count)} | ({"shared router": range(count, count + 1)} if config.experts.shared else {})
         for name, size in (("expert", config.experts.width), ("shared", config.experts.shared)):
             rows |= {f"{name} gate": range(size), f"{name} up": range(size, 2 * size)}
-    return DecoderRules(rows, config.tie_word_embeddings, SPELLINGS.get(config.family, {}))
+    images = config.architecture.endswith("ForConditionalGeneration")
+    return DecoderRules(
+        rows, config.tie_word_embeddings, SPELLINGS.get(config.family, {}), FUSED.get(config.family, ()),
+        PREFIXES[0] if images else "model.", images,
+    )  # fmt: skip

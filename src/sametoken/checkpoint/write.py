@@ -81,8 +81,7 @@ def tensors(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def _named(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-    rules, family = rules_for(decoder.config), decoder.config.family
+    rules = rules_for(decoder.config)
     for parameter, data in decoder.named_parameters():
-        fused = family == "phi3" or (family == "gpt_oss" and ".experts." in parameter)
-        for name, rows in rules.stored(parameter, fused=fused):
+        for name, rows in rules.stored(parameter):
             yield name, data.detach() if rows is None else data.detach()[rows.start : rows.stop]

@@ -165,7 +165,8 @@ def _check_memory(
     form = quantization if quantization != "none" else str(dtype).removeprefix("torch.")
     form, size = (form, least_bytes(quantization, dtype)) if scheme is None else (scheme.name, scheme.bits / 8)
     weights = stated.parameters * size
-    tables = limit * stated.rope.dim * (2 * dtype.itemsize + 6)  # cos and sin, and what they are computed from
+    rotated = sum(rope.dim for rope in {*stated.ropes} if rope is not None)
+    tables = limit * rotated * (2 * dtype.itemsize + 6)  # cos and sin, and what they are computed from
     free = available_bytes(device)
     if weights + tables <= free:
         return

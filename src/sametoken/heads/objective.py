@@ -134,7 +134,7 @@ class HeadObjective(Objective):
         return cls(head, start.outer, start.loss, start.dtype, recompute=start.recompute, target_name=start.target_name)
 
     def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, AcceptanceMetrics]:
-        teacher = Teacher(features.last, self.outer.head, batch.ahead(1), self.draft_ids)
+        teacher = Teacher(features.last, self.outer.head, batch.ahead(1), self.draft_ids, self.outer.config.logits_cap)
         with computing_in(self.dtype, self.outer.head.device):
             return self.minimised(batch, features, teacher, weights)
 

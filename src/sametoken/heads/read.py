@@ -15,7 +15,8 @@ from sametoken.heads.files import HEAD_FILES, Files
 from sametoken.heads.kind import Described, Head
 from sametoken.heads.modules import pack as pack_linears
 from sametoken.heads.registry import head_kind, recognise
-from sametoken.model.config import FAMILIES, ModelConfig
+from sametoken.model.config import ModelConfig
+from sametoken.model.families import FAMILIES
 from sametoken.model.formats.base import WeightFormat
 
 

@@ -27,19 +27,22 @@ class UnrolledAttention:
 
     Args:
         lengths: slots of each document; they lie side by side and do not see each other.
+        scale: what products of queries and keys are multiplied by, None for 1 / sqrt(D).
 
     Attributes:
         step: which step is running, set by the caller; an earlier one may be run again.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.step = 0
+    def __init__(self, lengths: Sequence[int], scale: float | None = None) -> None:
+        self.step, self._scale = 0, scale
         self._lengths = tuple(lengths)
         self._tiles: dict[int | None, list[Tile]] = {}  # by window
         self._stored: dict[int, list[Tensor]] = defaultdict(list)  # per layer: keys and values of each step in turn
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
         """[T, Hq * D] from q [T, Hq, D] and k, v [T, Hk, D]; `window` tokens are seen, the query's own included."""
+        if self._scale is not None:
+            q = q * (self._scale * math.sqrt(q.shape[2]))
         stored = self._stored[layer]
         stored[2 * self.step :] = [k, v]
         # The query has moved `step` tokens past its slot, and so has the window over the first step's keys.

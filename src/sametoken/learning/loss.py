@@ -28,12 +28,14 @@ class Teacher(NamedTuple):
         head: [V, Ht] its output layer.
         following: int64 [N] the token after each place, as the data have it.
         draft_ids: int64 [Vd] ids that the head can guess, ascending.
+        cap: its scores become cap tanh(score / cap), None for no cap.
     """
 
     last: Tensor
     head: Tensor
     following: Tensor
     draft_ids: Tensor
+    cap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,7 @@ class _Work:
         """p [C, Vd], the index of the target's best token in it [C], and whether that is in the vocabulary [C]."""
         teacher = self.teacher
         full = F.linear(teacher.last[places].to(teacher.head.dtype), teacher.head).to(self.weights.dtype)
+        full = full if teacher.cap is None else torch.tanh(full / teacher.cap) * teacher.cap
         scores = full if self.all_ids else full[:, teacher.draft_ids]
         if self.rule.kind == "hard":
             wanted = teacher.following[places]

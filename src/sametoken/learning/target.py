@@ -29,9 +29,15 @@ class OuterLayers(NamedTuple):
 
     Attributes:
         config: the target's architecture.
-        vectors: [V, H] of its tokens. `head`: [V, H] its output layer.
+        vectors: [V, H] of its tokens, as they are stored.
+        head: [V, H] its output layer, times what its scores are multiplied by.
     """
 
     config: ModelConfig
     vectors: Tensor
     head: Tensor
+
+    @classmethod
+    def of(cls, config: ModelConfig, vectors: Tensor, head: Tensor) -> OuterLayers:
+        """The same of an output layer as it is stored."""
+        return cls(config, vectors, head if config.logits_scale == 1 else head * config.logits_scale)

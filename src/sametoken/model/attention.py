@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sametoken.kernels.devices import fused
+from sametoken.model.layers import capped
 from sametoken.runtime.cache import KVCache, Segment, View
 
 TILE = 16
 # From 64 folded rows on the bfloat16 kernel may repack the keys, which changes its arithmetic.
 PACKED_ROWS = 64
 SINK_KEYS = 16  # places before the keys of a layer with sinks, so that the keys stay aligned
+SCORE_KEYS = 64  # keys of one product of scores that are capped
 BOUND = 1e9  # of keys and values in the cache
 
 
@@ -32,6 +34,8 @@ def attend(
     layer: int,
     window: int | None,
     sinks: Tensor | None = None,
+    scale: float | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """Stores the new keys and values, then attends.
 
@@ -39,6 +43,8 @@ def attend(
         q: [T, Hq, D] rotated queries; k, v: [T, Hk, D] rotated keys, and values.
         window: sliding window in positions (a token sees itself and window - 1 before it), or None.
         sinks: [Hq] scores without a key, one in the softmax of each query of a head, or None.
+        scale: what the products are multiplied by, None for 1 / sqrt(D).
+        cap: scores become cap tanh(score / cap), None for no cap.
 
     Returns:
         [T, Hq * D].
@@ -47,7 +53,7 @@ def attend(
         k, v = _bounded(k), _bounded(v)
     cache.write(layer, view.slots, k, v)
     pieces = torch.split(q, [segment.tokens for segment in view.segments]) if len(view.segments) > 1 else (q,)
-    outs = [_segment(x, cache, s, layer, window, sinks) for x, s in zip(pieces, view.segments, strict=True)]
+    outs = [_segment(x, cache, s, layer, window, sinks, scale, cap) for x, s in zip(pieces, view.segments, strict=True)]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -58,10 +64,11 @@ def _bounded(x: Tensor) -> Tensor:
 
 
 def _segment(
-    q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None, sinks: Tensor | None
-) -> Tensor:
+    q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None, sinks: Tensor | None,
+    scale: float | None, cap: float | None,
+) -> Tensor:  # fmt: skip
     if fused(q):
-        return _paged(q, cache, segment, layer, window)
+        return _paged(q, cache, segment, layer, window, scale, cap)
     keys, values = cache.read(layer, segment)
     batch, nodes, key_heads = segment.batch, segment.nodes, keys.shape[1]
     groups, size = q.shape[1] // key_heads, q.shape[2]
@@ -78,13 +85,24 @@ def _segment(
     if tiles > 1:
         keys, values = (_repeat(x, tiles) for x in (keys, values))
     mask = segment.mask(window, groups, tile)
+    if cap is not None:  # the scores as a mask, beside products of zeros
+        mask, q = mask + _capped_scores(q, keys, scale, cap), torch.zeros_like(q)
     if sinks is not None:
         keys, values = (F.pad(x, (0, 0, SINK_KEYS, 0)) for x in (keys, values))
         mask = _with_sinks(mask, sinks.view(key_heads, groups), tile)
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
     out = out.view(batch * tiles, key_heads, groups, tile, size).permute(0, 3, 1, 2, 4)
     out = out.reshape(batch, tiles * tile, -1)[:, :nodes].reshape(batch * nodes, -1)
     return out if segment.chains is None else out[segment.chains.place]
+
+
+def _capped_scores(q: Tensor, keys: Tensor, scale: float | None, cap: float) -> Tensor:
+    """[B, Hk, N', L] from queries [B, Hk, N', D] and keys [B, Hk, L, D], in products of one shape."""
+    rows, heads, length, size = keys.shape
+    parts = keys.reshape(rows * heads, length // SCORE_KEYS, SCORE_KEYS, size).transpose(2, 3)
+    scores = torch.matmul(q.reshape(rows * heads, 1, -1, size), parts) * (size**-0.5 if scale is None else scale)
+    flat = capped(scores.transpose(1, 2).reshape(-1, length), cap)
+    return flat.view(rows, heads, -1, length)
 
 
 def _with_sinks(mask: Tensor, sinks: Tensor, tile: int) -> Tensor:
@@ -95,7 +113,9 @@ def _with_sinks(mask: Tensor, sinks: Tensor, tile: int) -> Tensor:
     return torch.cat([before, mask.expand(-1, sinks.shape[0], -1, -1)], -1)
 
 
-def _paged(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None) -> Tensor:
+def _paged(
+    q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None, scale: float | None, cap: float | None
+) -> Tensor:
     """On CUDA the kernel walks the page table itself and gives a tree's nodes the bits of plain decoding."""
     from sametoken.kernels.triton.attention import TreeTiles, paged_attention
 
@@ -108,7 +128,8 @@ def _paged(q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int 
     scales = None
     if cache.key_scales is not None and cache.value_scales is not None:
         scales = cache.key_scales[layer], cache.value_scales[layer]
-    return paged_attention(q, cache.keys[layer], cache.values[layer], segment.trees[group], window, scales)
+    stored = cache.keys[layer], cache.values[layer]
+    return paged_attention(q, *stored, segment.trees[group], window, scales, scale, cap)
 
 
 def _repeat(x: Tensor, tiles: int) -> Tensor:

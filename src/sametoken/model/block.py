@@ -19,15 +19,17 @@ from sametoken.model.rotary import apply_rope
 
 # q [T, Hq, D] and k [T, Hk, D], rotated, v [T, Hk, D], layer, window -> [T, Hq * D]; the caller knows where keys lie.
 Attend = Callable[[Tensor, Tensor, Tensor, int, int | None], Tensor]
+Rotation = tuple[Tensor, Tensor]  # cos and sin [T, 1, rotated size]
 
 
 class Block(nn.Module):
-    """Pre-norm attention and gated MLP with residuals.
+    """Attention and gated MLP with residuals, and with norms before them, after them or both.
 
     Args:
         reads: width of what attention reads, the hidden size unless given.
 
     Attributes:
+        rope: of this layer, None where it rotates nothing.
         sinks: [query heads] a score that takes part in each softmax, None for none; the caller of `attend` has it.
         experts: in the place of `gate_up` and `down`, which such a block does not have; None where it has those.
     """
@@ -42,14 +44,19 @@ class Block(nn.Module):
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, intermediate = config.hidden_size, config.intermediate_size
         self.layer, self.heads, self.kv_heads, self.size = layer, heads, kv_heads, size
-        self.window = config.sliding_windows[layer]
-        self.activation = ACTIVATIONS[config.activation]
-        self.attention_norm: RMSNorm | None = RMSNorm(hidden, config.norm_eps, dtype)
+        self.window, self.rope = config.sliding_windows[layer], config.ropes[layer]
+        self.activation, self.scale = ACTIVATIONS[config.activation], config.residual_scale
+
+        def norm(present: bool, size: int = hidden) -> RMSNorm | None:
+            return RMSNorm(size, config.norm_eps, dtype, config.norm_shift) if present else None
+
+        before, after = "before" in config.norms, "after" in config.norms
+        self.attention_norm, self.attention_out_norm = norm(before), norm(after)
         self.qkv = Linear(reads or hidden, (heads + 2 * kv_heads) * size, config.qkv_bias, dtype, format)
-        self.q_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
-        self.k_norm = RMSNorm(size, config.norm_eps, dtype) if config.qk_norm else None
+        self.q_norm = norm(config.qk_norm, config.q_size if config.whole_qk_norm else size)
+        self.k_norm = norm(config.qk_norm, config.kv_size if config.whole_qk_norm else size)
         self.out = Linear(heads * size, hidden, config.out_bias, dtype, format)
-        self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype)
+        self.mlp_norm, self.mlp_out_norm = norm(before), norm(after)
         self.sinks = nn.Parameter(torch.empty(heads, dtype=dtype), requires_grad=False) if config.sinks else None
         sparse = config.experts is not None and config.experts.layers[layer]
         self.experts = Experts(config, config.experts, dtype, format) if config.experts is not None and sparse else None
@@ -58,24 +65,38 @@ class Block(nn.Module):
         self.gate_up = Linear(hidden, 2 * intermediate, config.mlp_bias, dtype, format)
         self.down = Linear(intermediate, hidden, config.mlp_bias, dtype, format)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:  # [T, H] -> [T, H]
+    def forward(self, x: Tensor, rope: Rotation | None, attend: Attend) -> Tensor:  # [T, H] -> [T, H]
+        """The hidden states after the block; `rope` is None if and only if the block's own is."""
         x = x + self.attention(x if self.attention_norm is None else self.attention_norm(x), rope, attend)
         return x + self.feed_forward(x)
 
-    def attention(self, read: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:  # [T, reads] -> [T, H]
+    def attention(self, read: Tensor, rope: Rotation | None, attend: Attend) -> Tensor:  # [T, reads] -> [T, H]
         """What attention adds to the hidden state, from its normed input."""
         qkv = self.qkv(read).view(read.shape[0], -1, self.size)
         qk, v = torch.split_with_sizes(qkv, [self.heads + self.kv_heads, self.kv_heads], 1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = torch.split_with_sizes(qk, [self.heads, self.kv_heads], 1)
-            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
-        q, k = torch.split_with_sizes(apply_rope(qk, *rope), [self.heads, self.kv_heads], 1)
-        mixed: Tensor = self.out(attend(q, k, v, self.layer, self.window))
-        return mixed
+            qk = torch.cat([_normed(self.q_norm, q), _normed(self.k_norm, k)], dim=1)
+        if rope is not None:
+            qk = apply_rope(qk, *rope, interleaved=self.rope is not None and self.rope.interleaved)
+        q, k = torch.split_with_sizes(qk, [self.heads, self.kv_heads], 1)
+        return self._added(self.out(attend(q, k, v, self.layer, self.window)), self.attention_out_norm)
 
     def feed_forward(self, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
         """What the gated MLP or the experts add."""
-        read = self.mlp_norm(x)
+        read = x if self.mlp_norm is None else self.mlp_norm(x)
         fed: Tensor
         fed = self.experts(read) if self.experts is not None else self.down(gated(self.activation, self.gate_up(read)))
-        return fed
+        return self._added(fed, self.mlp_out_norm)
+
+    def _added(self, result: Tensor, norm: RMSNorm | None) -> Tensor:  # [T, H] -> [T, H]
+        """What a result adds to the hidden state."""
+        if norm is not None:
+            result = norm(result)
+        return result if self.scale == 1 else result * self.scale
+
+
+def _normed(norm: RMSNorm, heads: Tensor) -> Tensor:  # [T, heads, D] -> [T, heads, D]
+    """Heads normed one by one or together, as wide as the norm is."""
+    normed: Tensor = norm(heads.reshape(len(heads), -1, norm.weight.shape[0]))
+    return normed.view(heads.shape)

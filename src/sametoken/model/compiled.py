@@ -43,6 +43,24 @@ KV_FORMS = {INT8: 1, FP8: 2}  # of kv_codes.h; bfloat16 is 0
 LANES = 16  # numbers of a vector: rows and heads are whole vectors
 
 
+def not_compiled(config: ModelConfig) -> str | None:
+    """What the kernels lack for blocks of these facts, so that torch runs them layer by layer; None for nothing."""
+    lacking = {
+        "experts": config.experts is not None,
+        "sinks": config.sinks,
+        "norms other than before attention and MLP": config.norms != ("before",),
+        "shifted norms": config.norm_shift != 0,
+        "one norm over all heads": config.qk_norm and config.whole_qk_norm,
+        "scaled token vectors, results or scores": (
+            (config.embed_scale, config.residual_scale, config.logits_scale, config.attention_scale) != (1, 1, 1, None)
+        ),
+        "capped scores": config.attention_cap is not None or config.logits_cap is not None,
+        "rotations that differ between layers": bool(config.layer_ropes),
+        "interleaved rotation": config.rope.interleaved,
+    }
+    return ", ".join(what for what, present in lacking.items() if present) or None
+
+
 class Parts(NamedTuple):
     """What a compiled model consists of.
 
@@ -66,7 +84,7 @@ class Parts(NamedTuple):
 
     def fit(self, *others: Linear) -> bool:
         """Whether the kernels can compute them, and `others` that belong to them."""
-        if any(block.experts is not None for block in self.blocks):
+        if not_compiled(self.config) is not None:
             return False
         config, linears = self.config, [*chain.from_iterable(map(_linears, self.blocks)), self.head, *others]
         whole = all(linear.native is not None for linear in linears) and self.embed.weight.dtype == torch.bfloat16

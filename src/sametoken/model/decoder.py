@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from sametoken.model.attention import attend
-from sametoken.model.block import Attend, Block
+from sametoken.model.block import Attend, Block, Rotation
 from sametoken.model.compiled import CompiledDecoder, Parts, blocks_of
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.base import WeightFormat
-from sametoken.model.layers import RMSNorm
+from sametoken.model.layers import RMSNorm, capped
 from sametoken.model.linear import Embedding, Linear
+from sametoken.model.rope_config import RopeConfig
 from sametoken.model.rotary import rope_at, rope_tables
 from sametoken.runtime.cache import KVCache, Span, View
 from sametoken.speculation.draft import PADDING
@@ -37,16 +38,23 @@ class Hidden(NamedTuple):
     taps: tuple[Tensor, ...]
 
 
-def attend_in(cache: KVCache, view: View, sinks: Sequence[Tensor | None] = ()) -> Attend:
+def attend_in(
+    cache: KVCache,
+    view: View,
+    sinks: Sequence[Tensor | None] = (),
+    scale: float | None = None,
+    cap: float | None = None,
+) -> Attend:
     """Attention over a view of a cache, which takes the new keys and values.
 
     Args:
         sinks: of each layer, none where no layer has them.
+        scale, cap: of the scores, see `ModelConfig`.
     """
 
     def attend_here(q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
         own = sinks[layer] if sinks else None
-        return attend(q, k, v, cache=cache, view=view, layer=layer, window=window, sinks=own)
+        return attend(q, k, v, cache=cache, view=view, layer=layer, window=window, sinks=own, scale=scale, cap=cap)
 
     return attend_here
 
@@ -66,9 +74,9 @@ class Decoder(nn.Module):
         tied, hidden = config.tie_word_embeddings, config.hidden_size
         self.embed = Embedding(config.vocab_size, hidden, dtype, tied=tied, format=format)
         self.blocks = nn.ModuleList(Block(config, i, dtype, format) for i in range(config.num_layers))
-        self.norm = RMSNorm(hidden, config.norm_eps, dtype)
+        self.norm = RMSNorm(hidden, config.norm_eps, dtype, config.norm_shift)
         self.head = None if tied else Linear(hidden, config.vocab_size, False, dtype, format)
-        self._rope: tuple[Tensor, Tensor] | None = None
+        self._tables: dict[RopeConfig, Rotation] = {}
 
     @cached_property
     def native(self) -> CompiledDecoder | None:
@@ -100,25 +108,33 @@ class Decoder(nn.Module):
             if isinstance(module, Linear | Embedding):
                 module.deterministic = deterministic
 
-    def rope_tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """cos and sin [positions, 1, rotated size] in the activations' dtype."""
-        if self._rope is None:  # not in __init__, which may run on the meta device
-            cos, sin = rope_tables(self.config.rope, self.config.max_position, device, self.dtype)
-            self._rope = cos.unsqueeze(1), sin.unsqueeze(1)
-        return self._rope
+    def rope_tables(self, device: torch.device, rope: RopeConfig | None = None) -> Rotation:
+        """cos and sin [positions, 1, rotated size] in the activations' dtype, of the main rotation unless given."""
+        rope = rope or self.config.rope
+        if rope not in self._tables:  # not in __init__, which may run on the meta device
+            cos, sin = rope_tables(rope, self.config.max_position, device, self.dtype)
+            self._tables[rope] = cos.unsqueeze(1), sin.unsqueeze(1)
+        return self._tables[rope]
 
-    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, 1, rotated size] at `positions` [T]."""
-        return rope_at(self.rope_tables(positions.device), positions)
+    def rotations(self, positions: Tensor) -> list[Rotation | None]:
+        """cos and sin [T, 1, rotated size] at `positions` [T] of each layer, None for a layer without rotation."""
+        ropes = {rope for rope in self.config.ropes if rope is not None}
+        found = {rope: rope_at(self.rope_tables(positions.device, rope), positions) for rope in ropes}
+        return [None if rope is None else found[rope] for rope in self.config.ropes]
+
+    def scaled(self, vectors: Tensor) -> Tensor:  # [T, H] -> [T, H]
+        """Token vectors as they enter the first block."""
+        scale = self.config.embed_scale  # rounded to the vectors' dtype, as Gemma's code does
+        return vectors if scale == 1 else vectors * torch.tensor(scale, dtype=vectors.dtype, device="cpu").item()
 
     def forward(self, tokens: Tensor, cache: KVCache, view: View, taps: tuple[int, ...] = ()) -> Hidden:
         """Runs `tokens` [T] (padding is -1) at the places that `view` names; T >= `least_rows`."""
         if self.native is not None:
             return Hidden(*self.native(tokens, cache, view, taps))
-        x = self.embed(tokens.clamp(min=0))
-        rope, attend = self.rope(view.positions), attend_in(cache, view, self._sinks)
+        config, x = self.config, self.scaled(self.embed(tokens.clamp(min=0)))
+        attend = attend_in(cache, view, self._sinks, config.attention_scale, config.attention_cap)
         outputs = {}
-        for i, block in enumerate(self.blocks):
+        for i, (block, rope) in enumerate(zip(self.blocks, self.rotations(view.positions), strict=True)):
             x = block(x, rope, attend)
             if i in taps:
                 outputs[i] = x
@@ -136,10 +152,11 @@ class Decoder(nn.Module):
         """[R, V] from the rows `last` [R, H] of `Hidden.last`."""
         if self.native is not None:
             return self.native.logits(last)
-        count = last.shape[0]
-        return self.project(self.norm(last if count >= self.least_rows else last.expand(self.least_rows, -1)))[:count]
+        count, cap = last.shape[0], self.config.logits_cap
+        scores = self.project(self.norm(last if count >= self.least_rows else last.expand(self.least_rows, -1)))[:count]
+        return scores if cap is None else capped(scores, cap)
 
     def project(self, normed: Tensor) -> Tensor:  # [R, H] -> [R, V]
-        """The output layer alone, for hidden states after the final norm."""
+        """The output layer alone, for hidden states after the final norm; its scores are not capped."""
         projected: Tensor = self.embed.project(normed) if self.head is None else self.head(normed)
-        return projected
+        return projected if self.config.logits_scale == 1 else projected * self.config.logits_scale

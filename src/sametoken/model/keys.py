@@ -5,8 +5,9 @@ Knows no architecture; `config.py` says which keys there are and what an absent 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeGuard
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping
+from typing import Any, TypeGuard, cast
 
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 
@@ -30,6 +31,11 @@ class Keys:
         got = shown(self.values[key]) if key in self.values else "nothing"
         return CheckpointError(f"{self.where} has {got} for {key!r}, expected {expected}: is this file complete?")
 
+    def over(self, values: Mapping[str, Any], absent: Mapping[str, Any] | None = None) -> Keys:
+        """The same file with these values in place of its own, and others where it has none."""
+        layers = [cast("MutableMapping[str, Any]", each) for each in (values, self.values, absent or {})]
+        return Keys(ChainMap(*layers), self.where)
+
     def architecture(self) -> str:
         names = self.values.get("architectures")
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
@@ -43,8 +49,9 @@ class Keys:
             raise self._bad(key, "a positive number")
         return float(value)
 
-    def optional_number(self, key: str) -> float | None:
-        return None if self.values.get(key) is None else self.number(key)
+    def optional_number(self, key: str, absent: float | None = None) -> float | None:
+        """A number, or None where the value is `null`; an absent key means `absent`."""
+        return None if self.values.get(key, absent) is None else self.number(key, absent)
 
     def integer(self, key: str, default: int | None = None, most: int = MOST_WIDE) -> int:
         value = self.values.get(key)

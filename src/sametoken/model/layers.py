@@ -26,14 +26,20 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension."""
+    """Root-mean-square norm over the last dimension.
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+    Args:
+        shift: what is added to the weights.
+    """
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, shift: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-        self.eps = eps
+        self.eps, self.shift = eps, shift
 
     def forward(self, x: Tensor) -> Tensor:  # [..., size] -> [..., size]
+        if self.shift:  # in float32, as the sum has more digits than a narrow weight
+            return F.rms_norm(x.float(), self.weight.shape, self.weight.float() + self.shift, self.eps).to(x.dtype)
         # Trained weights are float32 under narrower activations; torch has no fused norm of two dtypes.
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
@@ -47,10 +53,21 @@ def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:  #
     gate, up = gate_up.chunk(2, dim=-1)
     if gate_up.requires_grad:
         return activation(gate) * up
-    rows = max(1, WHOLE_ROWS // gate.shape[-1])
-    if gate.device.type != "cpu" or len(gate) <= rows:
-        return activation(gate).mul_(up)
-    return torch.cat([activation(part) for part in torch.split(gate, rows)]).mul_(up)
+    return in_parts(activation, gate).mul_(up)
+
+
+def in_parts(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # [T, I] -> [T, I]
+    """A function of single elements whose results do not depend on how many rows there are."""
+    rows = max(1, WHOLE_ROWS // x.shape[-1])
+    if x.device.type != "cpu" or len(x) <= rows:
+        return function(x)
+    return torch.cat([function(part) for part in torch.split(x, rows)])
+
+
+def capped(scores: Tensor, cap: float) -> Tensor:  # [T, K] -> [T, K]
+    """cap tanh(score / cap): scores that never pass the cap."""
+    parts = torch.split(scores / cap, WHOLE_ROWS, dim=-1)  # wider rows would be shared among threads
+    return torch.cat([in_parts(torch.tanh, part) for part in parts], -1).mul_(cap)
 
 
 def clamped(gate_up: Tensor, gain: float, limit: float) -> Tensor:  # [T, 2 I] -> [T, I]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 from sametoken.model.keys import MOST_POSITIONS, Keys
@@ -24,6 +25,7 @@ class RopeConfig:
         factor: context stretch; for yarn and longrope, `max_position / original_max_position` where none is given.
         attention_factor: multiplies cos and sin (yarn, longrope); None means the kind's own formula.
         short_factor, long_factor: [dim / 2] divisors of the frequencies (longrope).
+        interleaved: a pair of rotated dimensions stands side by side (GLM), not half of them apart.
     """
 
     kind: str
@@ -42,14 +44,22 @@ class RopeConfig:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)
 class Defaults:
     """What a family's transformers code has where files leave a choice.
 
-    Most are the values of absent keys, where None means "as many as query heads" and so on. `rope_names` are the rotary
-    kinds by their names in files; `partial_rotation` says whether the code reads `partial_rotary_factor`.
+    Most are the values of absent keys, where None means "as many as query heads" and so on.
+
+    Attributes:
+        rope_names: the rotary kinds by their names in files.
+        absent_rope: the rotation of a file that states none.
+        partial_rotation: an absent `partial_rotary_factor`, None where the code does not read it.
+        local_theta: the key, if there is one, and the default of the base for layers with a window, where their
+            rotation is another than that of the others; None where it is the same.
+        tied: an absent `tie_word_embeddings`. `activation`: its key and what an absent one means.
     """
 
     family: str
@@ -62,10 +72,39 @@ class Defaults:
     bos_token_ids: tuple[int, ...] = ()
     theta: float = 10000.0
     rope_names: Mapping[str, str] = field(default_factory=lambda: {kind: kind for kind in ROPE_KINDS})
-    partial_rotation: bool = False
+    absent_rope: Mapping[str, Any] | None = None
+    partial_rotation: float | None = None
+    local_theta: tuple[str | None, float] | None = None
+    tied: bool = False
+    activation: tuple[str, str] = ("hidden_act", "silu")
 
 
 def read_rope(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
+    """The rotation of all layers, or of those with full attention where the others have one of their own."""
+    scaling, stated = keys.mapping("rope_scaling"), keys.mapping("rope_parameters")
+    if defaults.local_theta is not None:
+        full = Keys(stated, "'rope_parameters' of config.json").mapping("full_attention")
+        if scaling and stated and not full:
+            raise CheckpointError(
+                "config.json has 'rope_scaling', and 'rope_parameters' without 'full_attention', expected one of them: "
+                "is this file complete?"
+            )
+        keys = keys.over({"rope_parameters": {**full, **scaling}, "rope_scaling": None})
+    elif defaults.absent_rope is not None and not scaling and not stated:
+        keys = keys.over({"rope_parameters": defaults.absent_rope})
+    return _read(keys, head_dim, defaults)
+
+
+def read_local_rope(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
+    """The rotation of layers with a window, of a family in which it is another than that of the others."""
+    assert defaults.local_theta is not None
+    key, absent = defaults.local_theta
+    theta = absent if key is None else keys.number(key, absent)
+    stated = Keys(keys.mapping("rope_parameters"), "'rope_parameters' of config.json").mapping("sliding_attention")
+    return _read(keys.over({"rope_parameters": stated, "rope_scaling": None, "rope_theta": theta}), head_dim, defaults)
+
+
+def _read(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
     # transformers 5 writes `rope_parameters` and lets a `rope_scaling` that is also present win.
     name = "rope_scaling" if keys.mapping("rope_scaling") else "rope_parameters"
     values = keys.mapping(name)
@@ -99,11 +138,13 @@ def read_rope(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
 def _rotated(keys: Keys, rope: Keys, head_dim: int, kind: str, defaults: Defaults) -> int:
     """How many dimensions of a head are rotated.
 
-    Only Phi-3's code reads `partial_rotary_factor`. The other families' plain rotation ignores it, and with a scaled
-    one transformers itself cannot run such a file.
+    Only the code of Phi 3 and GLM reads `partial_rotary_factor`. The other families' plain rotation ignores it, and
+    with a scaled one transformers itself cannot run such a file.
     """
-    partial = rope.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
-    if not defaults.partial_rotation:
+    absent = defaults.partial_rotation
+    key = "partial_rotary_factor"
+    partial = rope.number(key, keys.number(key, 1.0 if absent is None else absent))
+    if absent is None:
         if kind != "default" and partial != 1:
             raise UnsupportedModelError(
                 f"config.json has 'partial_rotary_factor' {partial} with rotary kind {kind!r}, which models of family "

@@ -123,30 +123,36 @@ def rope_tables(
         dtype: the activations' dtype; computed in float32 and rounded once, as transformers does.
 
     Returns:
-        cos and sin, each [max_seq_len, dim]. The first half of sin is negated: the sign of rotate-half lives in the
-        table, where it costs nothing per layer.
+        cos and sin, each [max_seq_len, dim]. The sine of a pair's first member is negated: the sign of the rotation
+        lives in the table, where it costs nothing per layer.
     """
     positions = torch.arange(max_seq_len, device=device).float().unsqueeze(1)
     angles = positions * frequencies(rope, max_seq_len, device)
     scaling = attention_scaling(rope)
     cos, sin = (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
+    if rope.interleaved:
+        return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first `dim` dimensions of every head (rotate-half convention) and pass the others through.
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """Rotate the first `dim` dimensions of every head and pass the others through.
 
     Args:
         x: [T, heads, head_dim]; queries and keys side by side need one call.
         cos, sin: [T, 1, dim] rows of `rope_tables`, in x's dtype.
+        interleaved: pairs stand side by side, otherwise `dim / 2` apart (rotate-half); as the tables were made.
     """
     if fused(x):
         from sametoken.kernels.triton.pointwise import rotate
 
-        return rotate(x, cos, sin)
+        return rotate(x, cos, sin, interleaved)
     dim = cos.shape[-1]
     rotated = x[..., :dim]
-    swapped = torch.cat((x[..., dim // 2 : dim], x[..., : dim // 2]), -1)
+    if interleaved:
+        swapped = rotated.reshape(*x.shape[:-1], dim // 2, 2).flip(-1).flatten(-2)
+    else:
+        swapped = torch.cat((x[..., dim // 2 : dim], x[..., : dim // 2]), -1)
     # Two products rounded apart, then their sum, not addcmul's single rounding: the bits of transformers in bf16.
     turned = (rotated * cos).add_(swapped.mul_(sin))
     return turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), -1)

@@ -23,10 +23,7 @@ EXPERTS = ModelGroup("a mixture of experts with other parts than those supported
 LATENT = ModelGroup("a mixture of experts with latent attention (MLA), which is not supported yet", DENSE)
 SEES = "a model that reads images or sound beside text, which is not supported"
 TEXT_ONLY = "use a text-only model of the supported families"
-GEMMA = ModelGroup(
-    "a Gemma decoder (norms around each layer, scaled token vectors), which is not supported yet",
-    "use a model of the supported families, for example Qwen/Qwen3-4B",
-)
+GEMMA = ModelGroup("a Gemma decoder of the first kind, which is not supported", "use Gemma 2 or 3")
 RECURRENT = ModelGroup("a model with recurrent (state space or linear attention) layers, which is not supported", DENSE)
 CAUSAL = "use a causal language model (a name that ends in ForCausalLM)"
 ENCODER = ModelGroup("an encoder, which writes no text", CAUSAL)
@@ -45,10 +42,9 @@ ARCHITECTURES: dict[str, ModelGroup] = {
         "Llama 4, a mixture of experts that also reads images, which is not supported yet",
         "use Llama 3.1 to 3.3, for example meta-llama/Llama-3.3-70B-Instruct",
     ),
-    **dict.fromkeys(("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"), GEMMA),
-    **dict.fromkeys(
-        ("Gemma3ForConditionalGeneration", "Gemma3nForConditionalGeneration"),
-        ModelGroup("Gemma 3, a model that reads images beside text, which is not supported", GEMMA.instead)),
+    "GemmaForCausalLM": GEMMA,
+    "Gemma3nForConditionalGeneration": ModelGroup(
+        "Gemma 3n, a model that reads images and sound beside text, which is not supported", GEMMA.instead),
     "Mistral3ForConditionalGeneration": ModelGroup(
         "Mistral Small 3.1 or later, a Mistral decoder inside a model that reads images, which is not supported yet",
         "use a text-only Mistral (MistralForCausalLM), for example mistralai/Mistral-Small-24B-Instruct-2501",
@@ -57,8 +53,8 @@ ARCHITECTURES: dict[str, ModelGroup] = {
     "Phi3VForCausalLM": ModelGroup(SEES, "use the text-only Phi-3 or Phi-4-mini"),
     "Phi4MMForCausalLM": ModelGroup(SEES, "use the text-only microsoft/Phi-4-mini-instruct"),
     **dict.fromkeys(
-        ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"),
-        ModelGroup(SEES, "use the text-only Qwen2.5 or Qwen3 of that size")),
+        ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+        ModelGroup(SEES, "use the text-only Qwen2.5 of that size, or Qwen3-VL")),
     "MllamaForConditionalGeneration": ModelGroup(SEES, "use the text-only Llama 3.1 to 3.3"),
     **dict.fromkeys(
         ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "BambaForCausalLM",
@@ -108,7 +104,7 @@ def refused_architecture(config: Mapping[str, Any], supported: Iterable[str]) ->
         supported: the names that can be loaded.
     """
     names = config["architectures"]
-    if names[0] in supported:
+    if names[0] in supported and config.get("is_encoder_decoder") is not True:
         return None
     kind = _kind(names[0], config)
     listed = ", ".join(supported)
@@ -116,10 +112,10 @@ def refused_architecture(config: Mapping[str, Any], supported: Iterable[str]) ->
 
 
 def _kind(name: str, config: Mapping[str, Any]) -> ModelGroup:
-    if name in ARCHITECTURES:
-        return ARCHITECTURES[name]
     if config.get("is_encoder_decoder") is True:
         return BOTH
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name]
     if any(config.get(key) for key in EXPERT_KEYS):
         return EXPERTS
     if isinstance(config.get("vision_config"), Mapping) or isinstance(config.get("audio_config"), Mapping):

@@ -68,13 +68,16 @@ class RoundingCost(NamedTuple):
 class _Stream:
     """Documents on their way: batches and their hidden states [S, H]."""
 
-    def __init__(self, documents: Sequence[Tensor], vectors: Tensor) -> None:
+    def __init__(self, documents: Sequence[Tensor], vectors: Tensor, shapes: Decoder) -> None:
+        self._shapes = shapes
         self.batches = [Batch.of([(ids, ids >= 0) for ids in group]) for group in _groups(documents)]
-        self.states = [F.embedding(batch.tokens, vectors) for batch in self.batches]
+        self.states = [shapes.scaled(F.embedding(batch.tokens, vectors)) for batch in self.batches]
 
-    def go(self, block: Block, rope: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+    def go(self, block: Block) -> None:
         for i, batch in enumerate(self.batches):
-            self.states[i] = block(self.states[i], rope(batch.positions), UnrolledAttention(batch.lengths))
+            rope = self._shapes.rotations(batch.positions)[block.layer]
+            attend = UnrolledAttention(batch.lengths, self._shapes.config.attention_scale)
+            self.states[i] = block(self.states[i], rope, attend)
 
     def loss(self, norm: Callable[[Tensor], Tensor], head: Tensor) -> float:
         """Mean negative log-likelihood of each token after the first of its document."""
@@ -83,7 +86,7 @@ class _Stream:
             documents = batch.documents
             places = (documents[1:] == documents[:-1]).nonzero()[:, 0]
             for part in torch.split(places, LOGITS):
-                logits = F.linear(norm(states[part]), head).to(torch.float32)
+                logits = F.linear(norm(states[part]), head).to(torch.float32) * self._shapes.config.logits_scale
                 total += float(F.cross_entropy(logits, batch.tokens[part + 1], reduction="sum"))
             count += len(places)
         return total / count
@@ -119,12 +122,11 @@ def quantise(
     """
     with torch.device("meta"):
         shapes = Decoder(source.config, source.dtype)
-    rope = shapes.rope
     vectors = source.outer("embed.weight")
     rounded = _rounded_outer(vectors) if sink.rounds_outer else None
-    calibrated = _Stream(documents.calibration, vectors)
-    before = _Stream(documents.held_out, vectors)
-    after = _Stream(documents.held_out, vectors if rounded is None else _plain(rounded, source.dtype))
+    calibrated = _Stream(documents.calibration, vectors, shapes)
+    before = _Stream(documents.held_out, vectors, shapes)
+    after = _Stream(documents.held_out, vectors if rounded is None else _plain(rounded, source.dtype), shapes)
     del vectors
     layers: list[LayerError] = []
     for number in range(source.config.num_layers):
@@ -132,13 +134,13 @@ def quantise(
         block = source.block(number, stored)
         found = linears(block)
         with watching(found) as inputs:
-            calibrated.go(block, rope)
-        before.go(block, rope)
+            calibrated.go(block)
+        before.go(block)
         codes = {}
         for name, linear in found.items():
             codes[f"blocks.{number}.{name}.weight"] = _round(rounding, linear, inputs[name], f"block {number} {name}")
         layers += _add(source, stored, codes, sink)
-        after.go(block, rope)
+        after.go(block)
         progress()
     norm = shapes.norm
     norm.weight = torch.nn.Parameter(source.outer("norm.weight"), requires_grad=False)

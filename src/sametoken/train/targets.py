@@ -115,4 +115,4 @@ def read_outer(directory: Path, dtype: torch.dtype, device: torch.device) -> Out
 
     load_parameters(outer, stored(), rules, dtype, device, pack=False)
     vectors = outer.embed.weight.detach()
-    return OuterLayers(config, vectors, vectors if outer.head is None else outer.head.weight.detach())
+    return OuterLayers.of(config, vectors, vectors if outer.head is None else outer.head.weight.detach())

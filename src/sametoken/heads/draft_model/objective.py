@@ -22,7 +22,7 @@ from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.paths import read_keys
 from sametoken.checkpoint.places import draft_directory
 from sametoken.checkpoint.write import write_model
-from sametoken.errors import ConfigError, DraftMismatchError, unknown_name
+from sametoken.errors import ConfigError, DraftMismatchError, UnsupportedModelError, unknown_name
 from sametoken.heads.draft_model.on_policy import rewrite
 from sametoken.learning.attention import UnrolledAttention
 from sametoken.learning.batch import Batch
@@ -108,6 +108,11 @@ def _started(settings: Any, target: ModelConfig, directory: Path, device: torch.
     place = draft_directory(str(settings.init_from))
     stated = read_config(place)
     config = ModelConfig.from_hf(stated)
+    if config.attention_cap is not None or config.logits_cap is not None:
+        raise UnsupportedModelError(
+            f"--init-from {place}: a {config.family} model caps its scores, which is not trained here; expected a "
+            "model without 'attn_logit_softcapping' and 'final_logit_softcapping'"
+        )
     if config.vocab_size != target.vocab_size:
         raise DraftMismatchError(
             f"--init-from {place} has {config.vocab_size} tokens, expected the target's {target.vocab_size}"
@@ -143,23 +148,23 @@ class DraftObjective(Objective):
 
     def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, AcceptanceMetrics]:
         ids = torch.arange(len(self.outer.head), device=self.outer.head.device)
-        teacher = Teacher(features.last, self.outer.head, batch.ahead(1), ids)
+        teacher = Teacher(features.last, self.outer.head, batch.ahead(1), ids, self.outer.config.logits_cap)
         decoder = self.decoder
         with computing_in(self.dtype, self.outer.head.device):
             states = self._states(batch)
             head = decoder.embed.weight if decoder.head is None else decoder.head.weight
+            scale = decoder.config.logits_scale
+            head = head if scale == 1 else head * scale
             # The loss has slot j - 1 guess about place j; a model that reads token j itself does so at place j.
             return guess_loss(states.roll(-1, 0).unsqueeze(0), [head], teacher, weights, self.rule)
 
     def _states(self, batch: Batch) -> Tensor:  # -> [N, H] after the final norm
-        attend, decoder = UnrolledAttention(batch.lengths), self.decoder
-        x = F.embedding(batch.tokens, decoder.embed.weight).to(self.dtype)
-        cos, sin = (part.to(x.dtype) for part in decoder.rope(batch.positions))
-        for block in decoder.blocks:
-            if self.recompute:
-                x = checkpoint(block, x, (cos, sin), attend, use_reentrant=False)
-            else:
-                x = block(x, (cos, sin), attend)
+        decoder = self.decoder
+        attend = UnrolledAttention(batch.lengths, decoder.config.attention_scale)
+        x = decoder.scaled(F.embedding(batch.tokens, decoder.embed.weight).to(self.dtype))
+        rotations = [each and (each[0].to(x.dtype), each[1].to(x.dtype)) for each in decoder.rotations(batch.positions)]
+        for block, rope in zip(decoder.blocks, rotations, strict=True):
+            x = checkpoint(block, x, rope, attend, use_reentrant=False) if self.recompute else block(x, rope, attend)
         normed: Tensor = decoder.norm(x)
         return normed
 

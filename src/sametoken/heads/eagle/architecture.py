@@ -6,7 +6,6 @@ A file's keys win over settings; keys that follow from the target may be repeate
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from sametoken.errors import ConfigError, unknown_name
@@ -37,6 +36,11 @@ HEAD_KEYS = {
     "norm_output": "norm_output",
     "bias": "fc_bias",
 }
+# What a head's blocks have of the target unless said otherwise.
+TAKEN = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "norm_eps", "activation",
+    "max_position", "eos_token_ids", "bos_token_id",
+)  # fmt: skip
 OTHER_KEYS = ("eagle_aux_hidden_state_layer_ids", "rope_theta", "sliding_window")
 # Follow from the target, the mode or the draft vocabulary; a file may repeat them but not change them.
 FIXED_KEYS = ("hidden_size", "vocab_size", "draft_vocab_size", "use_aux_hidden_state", "torch_dtype", "dtype")
@@ -63,10 +67,11 @@ def blocks_of(settings: Any, target: ModelConfig, given: Mapping[str, Any]) -> M
     window = given.get("sliding_window", settings.draft_window)
     head_dim, positions = values.get("head_dim", target.head_dim), values.get("max_position", target.max_position)
     rope = RopeConfig("default", float(given.get("rope_theta", THETA)), head_dim, positions, positions)
-    return replace(
-        target, architecture="LlamaForCausalLM", family="llama", tie_word_embeddings=False, qk_norm=False,
-        num_layers=layers, sliding_windows=(window,) * layers, rope=rope, dtype="bfloat16",
-        **{"qkv_bias": biased, "out_bias": biased, "mlp_bias": False, **values},
+    taken = {name: getattr(target, name) for name in TAKEN}
+    return ModelConfig(
+        architecture="LlamaForCausalLM", family="llama", tie_word_embeddings=False, num_layers=layers,
+        sliding_windows=(window,) * layers, rope=rope, dtype="bfloat16",
+        **{**taken, "qkv_bias": biased, "out_bias": biased, **values},
     )  # fmt: skip
 
 

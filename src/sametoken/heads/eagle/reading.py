@@ -18,8 +18,9 @@ from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.names import INSIDE, plain_name
 from sametoken.heads.files import Files, mapping
 from sametoken.kinds import OURS
-from sametoken.model.config import ModelConfig, check_layer_types
+from sametoken.model.config import ModelConfig
 from sametoken.model.keys import MOST_WINDOW, Keys
+from sametoken.model.window_config import check_layer_types
 
 NEWER_NAMES = ("Eagle3", "EAGLE3")
 EAGLE_1_NAMES = ("EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "EagleForCausalLM", "EagleModel")

@@ -105,9 +105,10 @@ def _numbers(codes, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator]
 def _chunk(  # type: ignore[no-untyped-def]
     q, keys, values, key_scales, value_scales, rows, starts, depths, paths, straight, table, peaks, totals, outs,
-    scale, nodes, tree, tiles, row_pages, chunks, q_stride, slots,
+    scale, cap, nodes, tree, tiles, row_pages, chunks, q_stride, slots,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, CODES: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    CODES: tl.constexpr,
 ):  # fmt: skip
     """One chunk of keys for one tile of query nodes and one key head; a program each."""
     per_tile: tl.constexpr = ROWS // GROUP
@@ -165,6 +166,8 @@ def _chunk(  # type: ignore[no-untyped-def]
         scores = tl.dot(x, k, input_precision="ieee") * scale
         if CODES > 0:
             scores *= k_scale[None, :]
+        if CAPPED:  # tanh(y) = 1 - 2 / (exp(2 y) + 1)
+            scores = cap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
         visible = (index[None, :] <= position[:, None]) & ((member == reader) | (not alone))[:, None]
         if WINDOW > 0:
             visible = visible & (position[:, None] - index[None, :] < WINDOW)
@@ -214,6 +217,8 @@ def paged_attention(
     tree: TreeTiles,
     window: int | None,
     scales: tuple[Tensor, Tensor] | None = None,
+    scale: float | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """Attends for the query nodes of B trees whose keys and values are in the cache already.
 
@@ -223,17 +228,23 @@ def paged_attention(
         tree: where everything lies.
         window: sliding window in positions, or None.
         scales: [slots, Hk] float32 of keys and of values that are codes, the slots of a head side by side.
+        scale: what the products are multiplied by, None for 1 / sqrt(D).
+        cap: scores become cap tanh(score / cap), None for no cap.
 
     Returns:
         [B * N, Hq * D].
     """
+    base = math.log2(math.e)  # scores are exponents of 2
+    scale = base / math.sqrt(q.shape[2]) if scale is None else base * scale
     stored = [keys, values, *(scales or ())]
-    out: Tensor = _operator(q, stored, [*tree[:6]], [tree.page_size, tree.keys, window or 0])
+    out: Tensor = _operator(q, stored, [*tree[:6]], [tree.page_size, tree.keys, window or 0], scale, cap or 0.0)
     return out
 
 
 @torch.library.custom_op("sametoken::paged_attention", mutates_args=())
-def _operator(q: Tensor, stored: list[Tensor], tree: list[Tensor], sizes: list[int]) -> Tensor:
+def _operator(
+    q: Tensor, stored: list[Tensor], tree: list[Tensor], sizes: list[int], scale: float, cap: float
+) -> Tensor:
     rows, starts, depths, paths, straight, table = tree
     batch, nodes = depths.shape
     group = q.shape[1] // stored[0].shape[1]
@@ -247,16 +258,20 @@ def _operator(q: Tensor, stored: list[Tensor], tree: list[Tensor], sizes: list[i
         queries = [x[:, at].contiguous() for x, at in ((depths, part), (paths, part), (straight, tiles))]
         queries.insert(0, q if slab >= nodes else q[:, part].contiguous())
         with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
-            outs.append(_slab(queries, stored, [rows, starts, table], (sizes[0], chunks, sizes[2])))
+            where = [rows, starts, table]
+            outs.append(_slab(queries, stored, where, (sizes[0], chunks, sizes[2]), scale, cap))
     return outs[0].flatten(0, 1) if len(outs) == 1 else torch.cat(outs, dim=1).flatten(0, 1)
 
 
 @_operator.register_fake
-def _(q: Tensor, stored: list[Tensor], tree: list[Tensor], sizes: list[int]) -> Tensor:
+def _(q: Tensor, stored: list[Tensor], tree: list[Tensor], sizes: list[int], scale: float, cap: float) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
 
 
-def _slab(queries: list[Tensor], stored: list[Tensor], where: list[Tensor], sizes: tuple[int, int, int]) -> Tensor:
+def _slab(
+    queries: list[Tensor], stored: list[Tensor], where: list[Tensor], sizes: tuple[int, int, int], scale: float,
+    cap: float,
+) -> Tensor:  # fmt: skip
     """[B, N, Hq * D] for some of the nodes."""
     (q, depths, paths, straight), (rows, starts, table), (page_size, chunks, window) = queries, where, sizes
     batch, nodes, heads, size = q.shape
@@ -266,11 +281,12 @@ def _slab(queries: list[Tensor], stored: list[Tensor], where: list[Tensor], size
     scales = stored[2:] or stored  # nobody reads those of numbers
     _chunk[(batch * tiles, kv_heads, chunks)](
         q, *stored[:2], *scales, rows, starts, depths, paths, straight, table, *partial,
-        math.log2(math.e) / math.sqrt(size), nodes, paths.shape[2], tiles, table.shape[1], chunks, q.stride(1),
+        2 * scale / cap if cap else scale, math.log2(math.e) * cap,
+        nodes, paths.shape[2], tiles, table.shape[1], chunks, q.stride(1),
         stored[0].shape[0],
         KV_HEADS=kv_heads, GROUP=group, SIZE=size, PADDED=padded, PAGE=page_size,
-        WINDOW=window, ROWS=_height(group), BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4, enable_fp_fusion=False,
-        CODES=CODES.get(stored[0].dtype, 0),
+        WINDOW=window, CAPPED=cap > 0, ROWS=_height(group), BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4,
+        enable_fp_fusion=False, CODES=CODES.get(stored[0].dtype, 0),
     )  # fmt: skip
     result = q.new_empty(q.shape)
     _join[(batch * nodes, heads)](

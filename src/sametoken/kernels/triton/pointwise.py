@@ -16,15 +16,17 @@ BLOCK = 1024
 
 @triton.jit(do_not_specialize=["stride"])  # type: ignore[untyped-decorator]
 def _rotate(  # type: ignore[no-untyped-def]
-    x, cos, sin, out, stride, heads, SIZE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr
-):
+    x, cos, sin, out, stride, heads,
+    SIZE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
     """One head of one token."""
     token, head = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, PADDED)
     rotated = lane < DIM
     source = x + token * stride + head * SIZE
     own = tl.load(source + lane, mask=lane < SIZE, other=0.0)
-    other = tl.load(source + tl.where(lane < DIM // 2, lane + DIM // 2, lane - DIM // 2), mask=rotated, other=0.0)
+    partner = lane ^ 1 if INTERLEAVED else tl.where(lane < DIM // 2, lane + DIM // 2, lane - DIM // 2)
+    other = tl.load(source + partner, mask=rotated, other=0.0)
     c = tl.load(cos + token * DIM + lane, mask=rotated, other=0.0)
     s = tl.load(sin + token * DIM + lane, mask=rotated, other=0.0)
     straight = (own.to(tl.float32) * c.to(tl.float32)).to(own.dtype).to(tl.float32)
@@ -45,19 +47,20 @@ def _silu_gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-un
 
 
 @torch.library.custom_op("sametoken::rotate", mutates_args=())
-def _rotate_operator(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_operator(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     tokens, heads, size = x.shape
     out, dim = x.new_empty(x.shape), cos.shape[-1]
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _rotate[(tokens, heads)](
             x, cos, sin, out, x.stride(0), heads,
-            SIZE=size, DIM=dim, PADDED=triton.next_power_of_2(size), num_warps=1, enable_fp_fusion=False,
+            SIZE=size, DIM=dim, PADDED=triton.next_power_of_2(size), INTERLEAVED=interleaved, num_warps=1,
+            enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
 
 @_rotate_operator.register_fake
-def _(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return x.new_empty(x.shape)
 
 
@@ -75,9 +78,9 @@ def _(gate_up: Tensor) -> Tensor:
     return gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """`rotary.apply_rope` for x [T, heads, D] whose tokens may lie further apart, cos and sin [T, 1, dim]."""
-    turned: Tensor = _rotate_operator(x, cos, sin)
+    turned: Tensor = _rotate_operator(x, cos, sin, interleaved)
     return turned
 
 

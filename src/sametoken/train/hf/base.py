@@ -36,7 +36,7 @@ def blocks_of(model: Any) -> nn.ModuleList:
     Raises:
         UnsupportedModelError: there is no such list.
     """
-    count = model.config.num_hidden_layers
+    count = config_of(model).num_layers
     lists = [part for part in model.get_decoder().modules() if isinstance(part, nn.ModuleList) and len(part) == count]
     if not lists:
         raise UnsupportedModelError(
@@ -48,7 +48,7 @@ def blocks_of(model: Any) -> nn.ModuleList:
 def outer_of(model: Any, config: ModelConfig) -> OuterLayers:
     """Token vectors and output layer as they are now; they move with the model, so ask again when they may have."""
     vectors, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return OuterLayers(config, vectors.detach(), head.detach())
+    return OuterLayers.of(config, vectors.detach(), head.detach())
 
 
 @contextmanager
@@ -87,10 +87,10 @@ def read(model: Any, tokens: Tensor, attention_mask: Tensor | None, taps: Sequen
 
 @torch.no_grad()
 def check_outer(model: Any) -> None:
-    """That vectors enter the blocks as they are stored and scores are one product, by running a few tokens.
+    """That vectors enter the blocks and scores are made as the model's configuration says, by running a few tokens.
 
     Raises:
-        UnsupportedModelError: the model scales or caps them, or its output layer has a bias.
+        UnsupportedModelError: the model scales or caps them otherwise, or its output layer has a bias.
     """
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
@@ -109,12 +109,15 @@ def check_outer(model: Any) -> None:
         scores: Tensor = model(input_ids=tokens, use_cache=False).logits
     finally:
         handle.remove()
-    last = read(model, tokens, None, ()).last
+    config, last = config_of(model), read(model, tokens, None, ()).last
+    product = (last.to(head.weight.dtype) @ head.weight.T).float() * config.logits_scale
+    cap = config.logits_cap
     for name, found, plain in (
-        ("token vectors", entered[0], table[tokens]), ("scores", scores, last.to(head.weight.dtype) @ head.weight.T),
-    ):  # fmt: skip
+        ("token vectors", entered[0], table[tokens] * config.embed_scale),
+        ("scores", scores, product if cap is None else cap * torch.tanh(product / cap)),
+    ):
         if not torch.allclose(found.float(), plain.float(), rtol=0.05, atol=0.02 * float(plain.float().abs().max())):
             raise UnsupportedModelError(
-                f"{type(model).__name__} scales or caps its {name}; expected a model that reads and scores tokens by "
-                "one table each, as Llama, Mistral, Phi 3, Qwen 2 and Qwen 3 do"
+                f"{type(model).__name__} scales or caps its {name} otherwise than its configuration says; expected a "
+                "model that reads and scores tokens by one table each, as Llama, Mistral, Phi 3, Qwen 2 and Qwen 3 do"
             )

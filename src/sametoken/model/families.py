@@ -1,0 +1,297 @@
+"""The families of decoders as data: what absent keys mean, and what a family's files say beyond a plain decoder.
+
+Defaults are those of transformers' config classes: a file that leaves a key out means the same here as there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+from sametoken.errors import CheckpointError, UnsupportedModelError, shown
+from sametoken.model.expert_config import read_experts, sparse_layers
+from sametoken.model.keys import Keys
+from sametoken.model.rope_config import Defaults, RopeConfig, read_local_rope
+from sametoken.model.window_config import (
+    FULL,
+    NO_WINDOW,
+    SLIDING,
+    Windows,
+    layer_types,
+    one_window,
+    qwen_windows,
+    typed_windows,
+)
+
+LOCAL_EXPERTS = ("num_local_experts", "num_experts")
+# Of gpt-oss, where a file states no rotation.
+GPT_OSS_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096,
+}  # fmt: skip
+GLM_ENDS = (151329, 151336, 151338)
+
+
+class Plain(Protocol):
+    """What is known of a decoder before its family is asked; a `ModelConfig`."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rope(self) -> RopeConfig: ...
+
+
+Facts = dict[str, Any]  # fields of `ModelConfig` in which a decoder differs from a plain one
+
+
+class Family(NamedTuple):
+    """One family.
+
+    Attributes:
+        defaults: what absent keys mean.
+        differs: from a plain decoder, by its file.
+        inner: of a model that reads images too, whose file states the decoder in its `text_config`: values of sizes
+            that such files leave out. None for other models.
+    """
+
+    defaults: Defaults
+    differs: Callable[[Keys, Plain], Facts]
+    inner: Mapping[str, int] | None = None
+
+
+def _biases(keys: Keys) -> Facts:
+    bias = keys.flag("attention_bias", False)
+    return {"qkv_bias": bias, "out_bias": bias}
+
+
+def _llama(keys: Keys, plain: Plain) -> Facts:
+    return {**_biases(keys), "mlp_bias": keys.flag("mlp_bias", False)}
+
+
+def _mistral(keys: Keys, plain: Plain) -> Facts:
+    return {"sliding_windows": one_window(keys, plain.num_layers, absent=4096)}
+
+
+def _phi3(keys: Keys, plain: Plain) -> Facts:
+    return {"sliding_windows": one_window(keys, plain.num_layers, absent=None)}
+
+
+def _qwen2(keys: Keys, plain: Plain) -> Facts:
+    return {"qkv_bias": True, "sliding_windows": qwen_windows(keys, plain.num_layers)}
+
+
+def _qwen3(keys: Keys, plain: Plain) -> Facts:
+    return {**_biases(keys), "qk_norm": True, "sliding_windows": qwen_windows(keys, plain.num_layers)}
+
+
+def _qwen3_vl(keys: Keys, plain: Plain) -> Facts:
+    # Sections of a rotation by time, height and width (`mrope_section`) are one rotation where there is only text.
+    return {**_biases(keys), "qk_norm": True}
+
+
+def _mixtral(keys: Keys, plain: Plain) -> Facts:
+    experts = read_experts(
+        keys, LOCAL_EXPERTS, 8, chosen=2, width=plain.intermediate_size, normalised=True,
+        layers=(True,) * plain.num_layers,
+    )  # fmt: skip
+    return {"sliding_windows": one_window(keys, plain.num_layers, absent=None), "experts": experts}
+
+
+def _qwen2_moe(keys: Keys, plain: Plain) -> Facts:
+    experts = read_experts(
+        keys, ("num_experts",), 60, chosen=4, layers=sparse_layers(keys),
+        width=keys.integer("moe_intermediate_size", 1408), normalised=keys.flag("norm_topk_prob", False),
+        shared=keys.integer("shared_expert_intermediate_size", 5632),
+    )  # fmt: skip
+    windows = qwen_windows(keys, plain.num_layers, alternating=True)
+    return {"qkv_bias": keys.flag("qkv_bias", True), "sliding_windows": windows, "experts": experts}
+
+
+def _qwen3_moe(keys: Keys, plain: Plain) -> Facts:
+    used = keys.flag("use_sliding_window", False)
+    windows = one_window(keys, plain.num_layers, absent=4096) if used else (None,) * plain.num_layers
+    if SLIDING in layer_types(keys, plain.num_layers, [FULL] * plain.num_layers) and not used:
+        raise CheckpointError(NO_WINDOW)
+    experts = read_experts(
+        keys, LOCAL_EXPERTS, 128, chosen=8, layers=sparse_layers(keys),
+        width=keys.integer("moe_intermediate_size", 768), normalised=keys.flag("norm_topk_prob", False),
+    )  # fmt: skip
+    return {**_biases(keys), "qk_norm": True, "sliding_windows": windows, "experts": experts}
+
+
+def _every(keys: Keys, plain: Plain, step: int, window: int) -> tuple[list[str], Windows]:
+    """Types and windows of layers of which every `step`-th one sees everything, where the file does not say which."""
+    absent = [FULL if (i + 1) % step == 0 else SLIDING for i in range(plain.num_layers)]
+    types = list(layer_types(keys, plain.num_layers, absent))
+    return types, typed_windows(types, one_window(keys, plain.num_layers, absent=window))
+
+
+def _gpt_oss(keys: Keys, plain: Plain) -> Facts:
+    bias = keys.flag("attention_bias", True)
+    experts = read_experts(
+        keys, LOCAL_EXPERTS, 128, chosen=4, width=plain.intermediate_size, normalised=True,
+        layers=(True,) * plain.num_layers,
+    )  # fmt: skip
+    clamp = keys.number("swiglu_alpha", 1.702), keys.number("swiglu_limit", 7.0)
+    windows = _every(keys, plain, 2, 128)[1]
+    return {
+        "qkv_bias": bias, "out_bias": bias, "sinks": True, "experts": replace(experts, bias=True, clamp=clamp),
+        "sliding_windows": windows,
+    }  # fmt: skip
+
+
+def _gemma(keys: Keys, plain: Plain, caps: tuple[float | None, float | None]) -> Facts:
+    """What Gemma 2 and 3 share; `caps` are those of the logits and of attention's scores in a file without them."""
+    if keys.flag("use_bidirectional_attention", False):
+        raise UnsupportedModelError(
+            "config.json has 'use_bidirectional_attention' true (an encoder, as EmbeddingGemma), which is not "
+            "supported; use a Gemma that generates text"
+        )
+    names = "final_logit_softcapping", "attn_logit_softcapping"
+    final, attention = (keys.optional_number(name, cap) for name, cap in zip(names, caps, strict=True))
+    return {
+        **_biases(keys), "norm_shift": 1.0, "norms": ("before", "after"), "embed_scale": math.sqrt(plain.hidden_size),
+        "attention_scale": keys.number("query_pre_attn_scalar", 256) ** -0.5, "attention_cap": attention,
+        "logits_cap": final,
+    }  # fmt: skip
+
+
+def _gemma2(keys: Keys, plain: Plain) -> Facts:
+    return {**_gemma(keys, plain, (30.0, 50.0)), "sliding_windows": _every(keys, plain, 2, 4096)[1]}
+
+
+def _gemma3(keys: Keys, plain: Plain) -> Facts:
+    types, windows = _every(keys, plain, keys.integer("sliding_window_pattern", 6), 4096)
+    # Its code reads a cap of attention's scores and does not apply it.
+    return {
+        **_gemma(keys, plain, (None, None)), "attention_cap": None, "qk_norm": True, "sliding_windows": windows,
+        "layer_ropes": _two_ropes(keys, plain, types, GEMMA3),
+    }  # fmt: skip
+
+
+def _gemma3_vision(keys: Keys, plain: Plain) -> Facts:
+    return {**_gemma3(keys, plain), "logits_cap": None}  # which the code around the decoder does not apply
+
+
+def _two_ropes(keys: Keys, plain: Plain, types: list[str], defaults: Defaults) -> tuple[RopeConfig, ...]:
+    """The rotation of each layer where those with windows have one of their own."""
+    local = read_local_rope(keys, plain.head_dim, defaults)
+    return tuple(local if kind == SLIDING else plain.rope for kind in types)
+
+
+def _olmo2(keys: Keys, plain: Plain) -> Facts:
+    return {**_biases(keys), "qk_norm": True, "whole_qk_norm": True, "norms": ("after",)}
+
+
+def _olmo3(keys: Keys, plain: Plain) -> Facts:
+    types, windows = _every(keys, plain, 4, 4096)
+    ropes = _two_ropes(keys, plain, types, OLMO3)
+    return {**_olmo2(keys, plain), "layer_ropes": ropes, "sliding_windows": windows}
+
+
+def _granite(keys: Keys, plain: Plain) -> Facts:
+    return {
+        **_llama(keys, plain), "embed_scale": keys.number("embedding_multiplier", 1.0),
+        "attention_scale": keys.number("attention_multiplier", 1.0),
+        "residual_scale": keys.number("residual_multiplier", 1.0),
+        "logits_scale": 1 / keys.number("logits_scaling", 1.0),
+    }  # fmt: skip
+
+
+def _smollm3(keys: Keys, plain: Plain) -> Facts:
+    layers, step = plain.num_layers, keys.integer("no_rope_layer_interval", 4)
+    rotated = keys.values.get("no_rope_layers") or [int((i + 1) % step != 0) for i in range(layers)]
+    if not isinstance(rotated, list) or len(rotated) != layers or not all(each in (0, 1) for each in rotated):
+        raise CheckpointError(
+            f"config.json has {shown(rotated)} for 'no_rope_layers', expected 1 (rotated) or 0 per layer"
+        )
+    used = keys.flag("use_sliding_window", False)
+    windows = one_window(keys, layers, absent=None)
+    absent = [SLIDING if used and window and not each else FULL for window, each in zip(windows, rotated, strict=True)]
+    ropes = tuple(plain.rope if each else None for each in rotated)
+    types = layer_types(keys, layers, absent)
+    return {**_llama(keys, plain), "layer_ropes": ropes, "sliding_windows": typed_windows(types, windows)}
+
+
+def _glm(keys: Keys, plain: Plain) -> Facts:
+    facts = {"qkv_bias": keys.flag("attention_bias", True), "rope": replace(plain.rope, interleaved=True)}
+    ends = keys.token_ids("eos_token_id", ()) or GLM_ENDS  # `null` means the default here
+    return {**facts, "eos_token_ids": ends}
+
+
+def _glm4(keys: Keys, plain: Plain) -> Facts:
+    return {**_glm(keys, plain), "norms": ("before", "after")}
+
+
+PHI3 = Defaults(
+    "phi3",
+    max_position=4096,
+    original_max_position=4096,
+    norm_eps=1e-5,
+    partial_rotation=1.0,
+    eos_token_ids=(32000,),
+    bos_token_ids=(1,),
+    # "su" and "yarn" are what early Phi-3 files called longrope.
+    rope_names={"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"},
+)
+GEMMA2 = Defaults(
+    "gemma2", max_position=8192, num_kv_heads=4, head_dim=256, eos_token_ids=(1,), bos_token_ids=(2,), tied=True,
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+)  # fmt: skip
+GEMMA3 = replace(GEMMA2, family="gemma3", max_position=131072, theta=1e6, local_theta=("rope_local_base_freq", 10000.0))
+OLMO2 = Defaults("olmo2", max_position=2048, norm_eps=1e-5, eos_token_ids=(50279,))
+OLMO3 = replace(OLMO2, family="olmo3", theta=500000.0, local_theta=(None, 500000.0))
+GLM = Defaults(
+    "glm", max_position=131072, norm_eps=1.5625e-7, num_kv_heads=2, head_dim=128, partial_rotation=0.5
+)  # fmt: skip
+LLAMA = Defaults("llama", max_position=2048, eos_token_ids=(2,), bos_token_ids=(1,))
+SMOLLM3 = Defaults(
+    "smollm3",
+    max_position=32768,
+    num_kv_heads=4,
+    eos_token_ids=(128001,),
+    bos_token_ids=(128000,),
+    tied=True,
+    theta=2e6,
+)
+MIXTRAL = Defaults(
+    "mixtral", max_position=131072, norm_eps=1e-5, num_kv_heads=8, eos_token_ids=(2,), bos_token_ids=(1,), theta=1e6
+)
+GPT_OSS = Defaults(
+    "gpt_oss", max_position=131072, norm_eps=1e-5, num_kv_heads=8, head_dim=64, theta=150000.0, absent_rope=GPT_OSS_ROPE
+)
+
+FAMILIES: Mapping[str, Family] = {
+    "Gemma2ForCausalLM": Family(GEMMA2, _gemma2),
+    "Gemma3ForCausalLM": Family(GEMMA3, _gemma3),
+    "Gemma3ForConditionalGeneration": Family(
+        GEMMA3, _gemma3_vision, inner={"num_attention_heads": 8, "vocab_size": 262208}
+    ),
+    "Glm4ForCausalLM": Family(replace(GLM, family="glm4"), _glm4),
+    "GlmForCausalLM": Family(GLM, _glm),
+    "GptOssForCausalLM": Family(GPT_OSS, _gpt_oss),
+    "GraniteForCausalLM": Family(replace(LLAMA, family="granite"), _granite),
+    "LlamaForCausalLM": Family(LLAMA, _llama),
+    "MistralForCausalLM": Family(
+        Defaults("mistral", max_position=131072, num_kv_heads=8, eos_token_ids=(2,), bos_token_ids=(1,)), _mistral
+    ),
+    "MixtralForCausalLM": Family(MIXTRAL, _mixtral),
+    "Olmo2ForCausalLM": Family(OLMO2, _olmo2),
+    "Olmo3ForCausalLM": Family(OLMO3, _olmo3),
+    "Phi3ForCausalLM": Family(PHI3, _phi3),
+    "Qwen2ForCausalLM": Family(Defaults("qwen2", max_position=32768, num_kv_heads=32), _qwen2),
+    "Qwen2MoeForCausalLM": Family(Defaults("qwen2_moe", max_position=32768, num_kv_heads=16), _qwen2_moe),
+    "Qwen3ForCausalLM": Family(Defaults("qwen3", max_position=32768, num_kv_heads=32, head_dim=128), _qwen3),
+    "Qwen3MoeForCausalLM": Family(Defaults("qwen3_moe", max_position=32768, num_kv_heads=4), _qwen3_moe),
+    "Qwen3VLForConditionalGeneration": Family(
+        Defaults("qwen3_vl", max_position=128000, num_kv_heads=32, head_dim=128, theta=500000.0), _qwen3_vl, inner={}
+    ),
+    "SmolLM3ForCausalLM": Family(SMOLLM3, _smollm3),
+}
