@@ -17,7 +17,7 @@ from head_files import HIDDEN, LAYERS, TARGET, VOCAB, eagle_1, eagle_3, layers, 
 from sametoken.errors import UnsupportedModelError
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.names import eagle_tensors
-from sametoken.heads.layouts import refusals
+from sametoken.heads.registry import head_kind
 from sametoken.heads.write import write_head
 
 NEWER: dict[str, EagleConfig] = {
@@ -54,7 +54,7 @@ CELLS = [(layout, version, name) for layout, version in READERS for name in (NEW
 
 def read(layout: str, version: int, head: Any, place: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> Read:
     if monkeypatch is not None:
-        monkeypatch.setattr("sametoken.heads.write.refusals", lambda *_: [])
+        monkeypatch.setattr("sametoken.heads.eagle.drafts.Eagle.refusals", lambda *_: [])
     write_head(head, place, TARGET, layout=layout, target_name="some/target")
     config, tensors = read_files(place)
     return READERS[layout, version](config, tensors, LAYERS)
@@ -77,7 +77,7 @@ def test_an_engine_reads_what_was_trained_or_it_is_refused(
     layout: str, version: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = random_head((NEWER if version == 3 else OLDER)[name])
-    if not refusals(head.config, layout):
+    if not head_kind(head.config).refusals(head.config, layout):
         assert same(read(layout, version, head, tmp_path / "head"), head)
         return
     with pytest.raises(UnsupportedModelError):
@@ -180,4 +180,5 @@ def test_the_table_in_the_docs_is_what_is_refused() -> None:
     for name, *words in cells:
         for layout, word in zip(("vllm", "sglang", "trtllm", "speculators"), words, strict=True):
             exception = (name, layout) == ("token vectors of its own", "trtllm")  # says when it is accepted
-            assert word.startswith("no") == bool(refusals(ROWS[name], layout)) or exception, (name, layout)
+            refused = bool(head_kind(ROWS[name]).refusals(ROWS[name], layout))
+            assert word.startswith("no") == refused or exception, (name, layout)

@@ -21,7 +21,7 @@ from cli_checks import speak
 from engine_checks import alone, check_idle, make_llm, prompts, said, sharpen
 from head_checks import shape_of
 from sametoken import Completion, SamplingParams
-from sametoken.heads.layouts import ENGINES
+from sametoken.heads.kind import ENGINES
 from sametoken.heads.medusa.config import MedusaConfig
 from sametoken.heads.read import LoadedHead, read_head
 from tiny_models import build

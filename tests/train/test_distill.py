@@ -268,4 +268,4 @@ def test_models_that_do_not_fit_and_full_places_are_refused(pair, data, tmp_path
     for _ in range(2):  # what this wrote it may replace
         write_model(decoder, tmp_path / "own", read_config(target), target, torch.bfloat16)
     assert read_config(tmp_path / "own")["dtype"] == "bfloat16"
-    assert not list(tmp_path.glob(".model-*"))
+    assert not list(tmp_path.glob(".written-*"))

@@ -16,9 +16,8 @@ import torch
 
 from sametoken.engine.llm import LLM
 from sametoken.heads.files import Files
-from sametoken.heads.kind import Head, Reading
-from sametoken.heads.layouts import ENGINES, lay_out, refusals
-from sametoken.heads.read import LoadedHead, describe, read_head, stored_dtype, with_taps
+from sametoken.heads.kind import ENGINES, Head, Reading
+from sametoken.heads.read import LoadedHead, describe, read_head, stored_dtype
 from sametoken.heads.registry import head_kind
 from sametoken.heads.write import write_head
 from sametoken.model.config import ModelConfig
@@ -93,12 +92,12 @@ def diagnose(directory: Path, target: ModelConfig) -> tuple[Diagnosis, LoadedHea
     """
     described = describe(Files.of(directory), target)
     loaded = read_head(directory, target, stored_dtype(directory), "cpu", pack=False)
-    config = described.config
-    tensors = lay_out(loaded.module, target, "hf", "").tensors
-    engines = {name: tuple(refusals(config, layout, tensors)) for layout, name in ENGINES.items() if layout != "hf"}
+    config, kind = described.config, head_kind(described.config)
+    tensors = kind.lay_out(loaded.module, target, "hf", "").tensors
+    others = {layout: name for layout, name in ENGINES.items() if layout != "hf"}
+    engines = {name: tuple(kind.refusals(config, layout, tensors)) for layout, name in others.items()}
     parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
     facts = {"weights": f"{parameters / 1e6:.1f} million, {str(loaded.module.dtype).removeprefix('torch.')}"}
-    kind = head_kind(config)
     return (
         Diagnosis(
             head=str(directory),
@@ -119,7 +118,7 @@ def measure_acceptance(diagnosis: Diagnosis, loaded: LoadedHead, trial: Trial) -
     with TemporaryDirectory(prefix="sametoken-doctor-") as place:
         for reading in diagnosis.readings:
             if reading.taps:
-                module = with_taps(module, reading.taps, trial.shape)
+                module = head_kind(module.config).with_taps(module, reading.taps, trial.shape)
             written = Path(place) / "head"
             write_head(module, written, trial.shape, target_name=trial.target)
             llm = LLM(trial.target, str(written), **trial.engine)

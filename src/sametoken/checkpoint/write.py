@@ -1,11 +1,11 @@
-"""A decoder written as the ordinary Hugging Face checkpoint that it was, or could have been, read from."""
+"""Writes checkpoint directories: a decoder as an ordinary Hugging Face checkpoint, and config.json with any weights."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from sametoken.errors import CheckpointError
 from sametoken.model.decoder import Decoder
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+PART = ".written-"  # before the name of a directory that is written and not yet in its place
 TOKENIZER = tuple(pattern for pattern in SMALL_FILES if "config.json" not in pattern)
 
 
@@ -41,37 +42,71 @@ def write_model(
     """
     files = sorted({file for pattern in TOKENIZER for file in tokenizer.glob(pattern) if file.is_file()})
     own = {CONFIG, WEIGHTS, *(file.name for file in files)}
+    if others := [name for name in names_in(directory) if name not in own]:
+        raise CheckpointError(f"{directory} holds {others[0]}, expected an empty directory; choose another place")
     name = str(dtype).removeprefix("torch.")
-    content = json.dumps({**config, "dtype": name, "torch_dtype": name}, indent=2) + "\n"
+    stored = {key: value.to(dtype) for key, value in tensors(decoder)}
+    write_directory(directory, {**config, "dtype": name, "torch_dtype": name}, WEIGHTS, stored, files)
+
+
+def names_in(directory: Path) -> list[str]:
+    """The names in a directory that is to be written, sorted; none where it is not there yet.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     try:
+        return sorted(entry.name for entry in directory.iterdir()) if directory.exists() else []
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be written ({error}); check its permissions") from error
+
+
+def write_directory(
+    directory: Path,
+    config: Mapping[str, Any],
+    file: str,
+    tensors: Mapping[str, Tensor],
+    copied: Sequence[Path] = (),
+    removed: Iterable[str] = (),
+) -> None:
+    """Writes config.json, weights and copies of files into a directory: all of it, or nothing changes.
+
+    A config.json that changes is absent while the weights beside it are not its own.
+
+    Args:
+        file: the name of the weights' file.
+        removed: names of files that are not left beside it.
+
+    Raises:
+        CheckpointError: the directory cannot be written.
+    """
+    try:
+        content = json.dumps(config, indent=2) + "\n"
         new = not directory.exists()
-        if not new and (others := sorted({entry.name for entry in directory.iterdir()} - own)):
-            raise CheckpointError(f"{directory} holds {others[0]}, expected an empty directory; choose another place")
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".model-", dir=directory.parent if new else directory) as place:
-            made = Path(place) / "model"
+        with tempfile.TemporaryDirectory(prefix=PART, dir=directory.parent if new else directory) as place:
+            made = Path(place) / "made"
             made.mkdir()
-            stored = {key: value.to(dtype).contiguous().cpu() for key, value in tensors(decoder)}
-            save_file(stored, made / WEIGHTS, metadata={"format": "pt"})
             (made / CONFIG).write_text(content, encoding="utf-8")
-            (made / WEIGHTS).chmod((made / CONFIG).stat().st_mode)  # safetensors lets only the owner read
-            for file in files:
-                shutil.copyfile(file, made / file.name)
+            whole = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+            save_file(whole, made / file, metadata={"format": "pt"})
+            (made / file).chmod((made / CONFIG).stat().st_mode)  # safetensors lets only the owner read
+            for source in copied:
+                shutil.copyfile(source, made / source.name)
             if new:
                 made.rename(directory)
-            else:
-                _move(made, directory, content)
+                return
+            old = directory / CONFIG
+            if old.exists() and old.read_bytes() != content.encode():
+                old.unlink()
+            for name in removed:
+                (directory / name).unlink(missing_ok=True)
+            for name in sorted({entry.name for entry in made.iterdir()}, key=CONFIG.__eq__):
+                (made / name).replace(directory / name)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{directory} cannot be written ({error}); check the free space") from error
-
-
-def _move(made: Path, directory: Path, content: str) -> None:
-    """Puts files in the place of others; a config.json that changes is absent while the weights are not its own."""
-    old = directory / CONFIG
-    if old.exists() and old.read_text(encoding="utf-8") != content:
-        old.unlink()
-    for name in sorted({entry.name for entry in made.iterdir()}, key=CONFIG.__eq__):
-        (made / name).replace(directory / name)
+        raise CheckpointError(
+            f"{directory} cannot be written ({error}); check the free space and the permissions"
+        ) from error
 
 
 def tensors(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:

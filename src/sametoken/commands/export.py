@@ -30,8 +30,9 @@ def command(name: str, values: Values) -> int:
 
     from sametoken.checkpoint.hub import read_config
     from sametoken.checkpoint.places import draft_directory, target_directory
-    from sametoken.heads.layouts import ENGINES
-    from sametoken.heads.read import read_head, stored_dtype, with_taps
+    from sametoken.heads.kind import ENGINES
+    from sametoken.heads.read import read_head, stored_dtype
+    from sametoken.heads.registry import head_kind
     from sametoken.heads.taps import parse_layers
     from sametoken.heads.write import write_head
     from sametoken.model.config import ModelConfig
@@ -43,7 +44,7 @@ def command(name: str, values: Values) -> int:
     directory = draft_directory(name)
     dtype = stored_dtype(directory) if values["dtype"] is None else getattr(torch, values["dtype"])
     loaded = read_head(directory, target, dtype, "cpu", pack=False)
-    head = loaded.module if taps is None else with_taps(loaded.module, taps, target)
+    head = loaded.module if taps is None else head_kind(loaded.config).with_taps(loaded.module, taps, target)
     output = user_path(values["output"])
     advice = write_head(
         head, output, target, layout=values["to"], target_name=values["target"], dtype=dtype, force=values["force"]

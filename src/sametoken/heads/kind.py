@@ -68,6 +68,15 @@ class Reading(NamedTuple):
     name: str
 
 
+# The engines that heads are written for, by their layout; `hf` is our own, which all of them read where they can. What
+# each accepts was read in vLLM 0.33, SGLang 0.5.23, TensorRT-LLM's PyTorch models (2026) and speculators 0.9.
+ENGINES = {
+    "hf": "sametoken",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "trtllm": "TensorRT-LLM",
+    "speculators": "speculators",
+}
 NO_SUCH_DRAFTS = "it has no such drafts"  # why an engine runs no head of a kind
 LAST_STATE = (Reading((), "the only one"),)  # of heads that read the last hidden state and have no layers to choose
 
@@ -166,7 +175,7 @@ class HeadKind(Weighted):
 
     @abstractmethod
     def lay_out(self, head: Any, target: ModelConfig, layout: str, target_name: str) -> Written:
-        """A head as an engine reads it, a key of `heads.layouts.ENGINES`; nothing is refused here."""
+        """A head as an engine reads it, a key of `ENGINES`; nothing is refused here."""
 
     def refusals(self, config: Any, layout: str, tensors: Mapping[str, Tensor] | None = None) -> list[str]:
         """Why an engine cannot run a head as it was trained, one reason each; none means that it can.

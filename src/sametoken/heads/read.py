@@ -110,12 +110,3 @@ def stored_dtype(directory: Path) -> torch.dtype:
     """The widest floating dtype among a head's weights, which keeps all of their bits."""
     found = {item.dtype for item in Files.of(directory).seen.values()} & {torch.bfloat16, torch.float16, torch.float32}
     return found.pop() if len(found) == 1 else torch.float32
-
-
-def with_taps(head: Head, taps: tuple[int, ...], target: ModelConfig) -> Head:
-    """The same weights reading other layers of the target; the head itself is changed.
-
-    Raises:
-        ConfigError: it has no taps to choose, another number of them, or the target has no such layer.
-    """
-    return head_kind(head.config).with_taps(head, taps, target)

@@ -13,7 +13,7 @@ from sametoken.heads.eagle.facts import facts_of
 from sametoken.heads.eagle.layouts import Table
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.eagle.reading import EagleReader
-from sametoken.heads.eagle1.layouts import lay_out, refusals
+from sametoken.heads.eagle1.layouts import config_json, refusals, stored
 from sametoken.heads.files import Files
 from sametoken.heads.kind import Described, Written
 from sametoken.model.config import ModelConfig
@@ -31,7 +31,7 @@ class Eagle1(Eagle):
         return Described(config, reader.producer, tuple(reader.notes), facts)
 
     def lay_out(self, head: EagleHead, target: ModelConfig, layout: str, target_name: str) -> Written:
-        return lay_out(head, layout)
+        return Written(config_json(head.config, layout), stored(head, layout), "model.safetensors")
 
     def table(self, config: EagleConfig, tensors: Mapping[str, Tensor] | None) -> Table:
         return refusals(config, tensors)

@@ -12,17 +12,11 @@ from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.layouts import Table, block_fields
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.eagle.names import eagle_tensors
-from sametoken.heads.kind import Written
 from sametoken.kinds import OURS
 
 
-def lay_out(head: EagleHead, layout: str) -> Written:
-    """A head as `layout` has it."""
-    tensors = _tensors(dict(eagle_tensors(head, head.config)), layout)
-    return Written(_config(head.config, layout), tensors, "model.safetensors")
-
-
-def _config(config: EagleConfig, layout: str) -> dict[str, Any]:
+def config_json(config: EagleConfig, layout: str) -> dict[str, Any]:
+    """config.json of a head as `layout` has it."""
     names = {"vllm": "EagleLlamaForCausalLM", "sglang": "LlamaForCausalLMEagle"}
     made = {
         "architectures": [names.get(layout, "LlamaForCausalLM")],
@@ -35,8 +29,12 @@ def _config(config: EagleConfig, layout: str) -> dict[str, Any]:
     return made
 
 
-def _tensors(tensors: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
-    """SGLang always reads a bias of `fc` and leaves it random if there is none; vLLM has none."""
+def stored(head: EagleHead, layout: str) -> dict[str, Tensor]:
+    """The tensors of a head as `layout` has them.
+
+    SGLang always reads a bias of `fc` and leaves it random if there is none; vLLM has none.
+    """
+    tensors = dict(eagle_tensors(head, head.config))
     if layout == "sglang" and "fc.bias" not in tensors:
         return {**tensors, "fc.bias": torch.zeros_like(tensors["fc.weight"][:, 0])}
     return {name: tensor for name, tensor in tensors.items() if layout != "vllm" or name != "fc.bias"}
