@@ -111,11 +111,11 @@ def step(decoder: Decoder, nodes: int) -> Callable[[], None]:
     table.extend(0, list(range(1, 33)))  # 1024 slots side by side
     cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, decoder.dtype, "cpu")
     width = max(nodes, decoder.least_rows)
-    reach = torch.ones(1, width, width, dtype=torch.bool).tril()
+    ancestor_mask = torch.ones(1, width, width, dtype=torch.bool).tril()
     tokens, row, start = torch.arange(width), torch.tensor([0]), torch.tensor([CONTEXT])
 
     def run() -> None:
-        hidden = decoder(tokens, cache, cache.view([Span(row, [0], start, reach, width, CONTEXT + width)])).last
+        hidden = decoder(tokens, cache, cache.view([Span(row, [0], start, ancestor_mask, width, CONTEXT + width)])).last
         decoder.logits(hidden)
 
     return run

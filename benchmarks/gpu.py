@@ -29,8 +29,8 @@ from sametoken.engine.device_step import decode_step
 from sametoken.engine.runner import Runner
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable
+from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.runtime.graphs import GraphKey, Graphs
-from sametoken.runtime.lanes import Lanes
 from sametoken.speculation.params import RequestSpeculation
 from sametoken.speculation.sampling import RowSampling, Sampling
 
@@ -82,19 +82,19 @@ def device_step(decoder: Decoder, proposer: Proposer, rounds: int) -> float:
     table = PageTable(1, 65, 64, 32, device)
     table.extend(0, list(range(1, 65)))
     cache = KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, decoder.dtype, device)
-    lanes = Lanes.empty(1, proposer.depth, proposer.nodes, device)
+    graph_slots = GraphSlots.empty(1, proposer.depth, proposer.nodes, device)
     runner, graphs = Runner(decoder, cache, ()), Graphs(device)
     greedy = RowSampling(SamplingParams(temperature=0), 0, PROMPT, shape.vocab_size, device=device)
     sampling = Sampling.of([greedy])
     key = GraphKey("bench", proposer.depth, 1, KEYS, (), decoder.dtype, decoder.embed.deterministic)
-    run = partial(decode_step, runner, proposer, lanes, sampling, KEYS)
+    run = partial(decode_step, runner, proposer, graph_slots, sampling, KEYS)
 
     def one() -> None:
-        graphs.run(key, run, lanes.state)
+        graphs.run(key, run, graph_slots.state)
 
     times = []
     for _ in range(rounds + 1):
-        lanes.load([0], [6], table.spare, [len(PROMPT)], [proposer.depth], [gpu_models.CONTEXT])
+        graph_slots.load([0], [6], table.spare, [len(PROMPT)], [proposer.depth], [gpu_models.CONTEXT])
         times.append(seconds(one, device, 20))
     return statistics.median(times[1:])
 

@@ -24,7 +24,7 @@ from sametoken.engine.captured import CapturedSteps
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.options.speculation import NO_DRAFT
-from sametoken.runtime.lanes import Lanes
+from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.speculation.draft import PADDING, Draft, chain_parents
 from sametoken.speculation.noise import noise
 from sametoken.speculation.sampling import Sampling
@@ -102,7 +102,7 @@ class Replay(Drafter):
         self._ahead = torch.arange(1, depth + 1, device=device)
         self.lengths: dict[int, int] = {}
 
-    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         self.lengths[row] = len(cached)
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
@@ -135,9 +135,9 @@ class CapturedReplay(Proposer):
         self._replay, self.depth = replay, replay.depth
         self.nodes = self.slots = 1 + replay.depth
 
-    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Draft:
-        tokens = torch.cat([lanes.pending.unsqueeze(1), self._replay.after(lanes.lengths)], dim=1)
-        return chain_of(tokens, lanes.longest).draft
+    def guess(self, graph_slots: GraphSlots, sampling: Sampling, keys: int) -> Draft:
+        tokens = torch.cat([graph_slots.pending.unsqueeze(1), self._replay.after(graph_slots.lengths)], dim=1)
+        return chain_of(tokens, graph_slots.longest).draft
 
     def committed(self, row: int, start: int, tokens: Sequence[int]) -> None:
         self._replay.lengths[row] = start + len(tokens)

@@ -31,7 +31,7 @@ class Adversary(Drafter):
         self.guess, self.nodes = guess, nodes
         self.texts: dict[int, list[int]] = {}
 
-    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         assert row not in self.texts, "a row was admitted twice"
         self.texts[row] = list(cached)
 

@@ -15,7 +15,7 @@ PAGES, SIZE = 10, 2
 Name = tuple[int, ...]  # all tokens up to the end of a page
 # Two token ids and two drafters: prefixes meet often.
 TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
-HALVES = st.sampled_from(["", "draft_target"])
+DRAFTERS = st.sampled_from(["", "draft_target"])
 
 
 def names(tokens: list[int]) -> list[Name]:
@@ -32,12 +32,14 @@ class Blocks(RuleBasedStateMachine):
         super().__init__()
         self.blocks = BlockManager(PAGES, SIZE)
         self.owners: dict[int, int] = {}
-        self.held: dict[Name, int] = {}  # what may be found, and where
-        self.halves: dict[int, int | None] = {}  # of those that hold the drafter's half, the token after them then
+        self.found: dict[Name, int] = {}  # what may be found, and where
+        self.with_draft: dict[
+            int, int | None
+        ] = {}  # of those that hold the drafter's keys and values, the token after them then
 
     def take(self, count: int, after: int | None) -> list[int] | None:
         """Allocates and holds the answer to the rules."""
-        idle = set(self.held.values()) - self.owners.keys()
+        idle = set(self.found.values()) - self.owners.keys()
         free = set(range(1, PAGES)) - self.owners.keys() - idle
         pages = self.blocks.allocate(count, after)
         if count > len(free) + len(idle):
@@ -59,49 +61,51 @@ class Blocks(RuleBasedStateMachine):
     def forget(self) -> None:
         """Drops the names of pages that the pool says it evicted."""
         known = set(self.blocks._digest)
-        assert known <= set(self.held.values())
-        self.held = {name: page for name, page in self.held.items() if page in known}
-        self.halves = {page: after for page, after in self.halves.items() if page in known}
+        assert known <= set(self.found.values())
+        self.found = {name: page for name, page in self.found.items() if page in known}
+        self.with_draft = {page: after for page, after in self.with_draft.items() if page in known}
 
-    @rule(target=sequences, tokens=TEXTS, half=HALVES, whole=st.booleans())
-    def begin(self, tokens: list[int], half: str, whole: bool) -> Any:
-        pages, held = self.blocks.match(tokens, half, whole=whole)
+    @rule(target=sequences, tokens=TEXTS, draft_kv=DRAFTERS, complete=st.booleans())
+    def begin(self, tokens: list[int], draft_kv: str, complete: bool) -> Any:
+        pages, draft_cached = self.blocks.match(tokens, draft_kv, complete=complete)
         expected: list[int] = []
         for name in names(tokens[:-1]):
-            if name not in self.held:
+            if name not in self.found:
                 break
-            page = self.held[name]
-            if whole and half and (page not in self.halves or self.halves[page] != tokens[len(name)]):
+            page = self.found[name]
+            if complete and draft_kv and (page not in self.with_draft or self.with_draft[page] != tokens[len(name)]):
                 break
-            expected.append(self.held[name])
+            expected.append(self.found[name])
         assert pages == expected
-        assert held == next((i for i, page in enumerate(pages) if half and page not in self.halves), len(pages))
+        assert draft_cached == next(
+            (i for i, page in enumerate(pages) if draft_kv and page not in self.with_draft), len(pages)
+        )
         for page in pages:
             self.owners[page] = self.owners.get(page, 0) + 1
         new = self.take(self.blocks.pages_for(len(tokens)) - len(pages), pages[-1] if pages else None)
         if new is None:
             self.give(pages)
             return multiple()
-        return tokens, half, [*pages, *new]
+        return tokens, draft_kv, [*pages, *new]
 
     @rule(target=sequences, sequence=consumes(sequences), more=TEXTS)
     def grow(self, sequence: tuple[list[int], str, list[int]], more: list[int]) -> Any:
-        tokens, half, pages = sequence
+        tokens, draft_kv, pages = sequence
         longer = tokens + more
         new = self.take(self.blocks.pages_for(len(longer)) - len(pages), pages[-1])
-        return sequence if new is None else (longer, half, [*pages, *new])
+        return sequence if new is None else (longer, draft_kv, [*pages, *new])
 
     @rule(sequence=consumes(sequences), lag=st.integers(0, 3))
     def end(self, sequence: tuple[list[int], str, list[int]], lag: int) -> None:
-        tokens, half, pages = sequence
-        self.blocks.publish(tokens, pages, half, len(tokens) - lag)
+        tokens, draft_kv, pages = sequence
+        self.blocks.publish(tokens, pages, draft_kv, len(tokens) - lag)
         for name, page in zip(names(tokens), pages, strict=False):
-            holds = bool(half) and len(name) <= len(tokens) - lag
-            lacks = name not in self.held or (holds and self.held[name] not in self.halves)
-            if lacks and page not in self.held.values():  # whose half is missing is replaced
-                self.held[name] = page
-            if holds and self.held[name] == page:
-                self.halves[page] = tokens[len(name)] if len(name) < len(tokens) else None
+            holds = bool(draft_kv) and len(name) <= len(tokens) - lag
+            lacks = name not in self.found or (holds and self.found[name] not in self.with_draft)
+            if lacks and page not in self.found.values():  # whose drafter's keys and values are missing is replaced
+                self.found[name] = page
+            if holds and self.found[name] == page:
+                self.with_draft[page] = tokens[len(name)] if len(name) < len(tokens) else None
         self.give(pages)
 
     @rule(sequence=consumes(sequences))
@@ -119,18 +123,18 @@ class Blocks(RuleBasedStateMachine):
     def every_page_is_somewhere(self) -> None:
         self.blocks.check()
         assert self.blocks.available == PAGES - 1 - len(self.owners)
-        assert self.blocks.idle == len(set(self.held.values()) - self.owners.keys())
+        assert self.blocks.idle == len(set(self.found.values()) - self.owners.keys())
 
 
 Blocks.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestBlocks = Blocks.TestCase
 
 
-def published(blocks: BlockManager, tokens: list[int], half: str = "", held: int = 0) -> list[int]:
+def published(blocks: BlockManager, tokens: list[int], draft_kv: str = "", draft_cached: int = 0) -> list[int]:
     """Pages of a sequence that came and went."""
     pages = blocks.allocate(blocks.pages_for(len(tokens)))
     assert pages is not None
-    blocks.publish(tokens, pages, half, held)
+    blocks.publish(tokens, pages, draft_kv, draft_cached)
     blocks.free(pages)
     return pages
 
@@ -156,8 +160,8 @@ def test_a_page_says_whose_half_it_holds() -> None:
     assert blocks.match(text) == (pages, 3)
     assert blocks.match(text, "draft") == (pages, 2)
     assert blocks.match(text, "other") == (pages, 0)
-    assert blocks.match(text, "draft", whole=True) == (pages[:2], 2)
-    assert blocks.match(text, "other", whole=True) == ([], 0)
+    assert blocks.match(text, "draft", complete=True) == (pages[:2], 2)
+    assert blocks.match(text, "other", complete=True) == ([], 0)
     blocks.publish([1, 2, 3, 4, 5, 6], pages, "draft", 6)  # whoever shared them read the rest
     assert blocks.match(text, "draft") == (pages, 3)
 

@@ -18,8 +18,8 @@ from sametoken.drafters.device import proposers
 from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.request import Request
 from sametoken.options.speculation import NO_DRAFT
+from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.runtime.graphs import GraphKey
-from sametoken.runtime.lanes import Lanes
 from sametoken.speculation.draft import Draft
 from sametoken.speculation.params import RequestSpeculation
 
@@ -83,7 +83,7 @@ def test_the_tokens_are_the_same(models: Pair, method: str | None, count: int, t
 
 
 def test_the_tokens_are_the_same_in_bfloat16(models: Pair) -> None:
-    """Bit for bit, by whatever kernels compute it here; three rows in four lanes."""
+    """Bit for bit, by whatever kernels compute it here; three rows in four graph slots."""
     params = [SamplingParams(temperature=0.9, seed=i, max_tokens=n, ignore_eos=True) for i, n in enumerate((30, 24, 9))]
     assert compare(models, lambda llm: llm.generate(prompts(3, VOCAB), params), dtype="bfloat16")
 
@@ -116,7 +116,7 @@ HISTORY: dict[str, list[dict[str, Any]]] = {
 def test_rules_that_look_back_are_kept_on_the_device(
     models: Pair, rules: str, method: str | None, temperature: float
 ) -> None:
-    """Every token counts at once, also those that the host has not read yet; padding lanes change nothing."""
+    """Every token counts at once, also those that the host has not read yet; padding slots change nothing."""
     params = [
         SamplingParams(temperature=temperature, seed=i, max_tokens=30 - 9 * i, ignore_eos=True, **rule)
         for i, rule in enumerate(HISTORY[rules])
@@ -158,16 +158,16 @@ def noted_on_host(llm: LLM) -> Seen:
 
 
 def noted_in_steps(llm: LLM) -> Seen:
-    """What captured steps propose from now on, for lanes that are no padding."""
+    """What captured steps propose from now on, for graph slots that are no padding."""
     assert llm.engine.captured is not None
     proposer, seen = llm.engine.captured.proposers[llm.method], {}
     guess = proposer.guess
 
-    def noted(lanes: Lanes, *rest: Any) -> Draft:
-        places = zip(lanes.rows.tolist(), lanes.lengths.tolist(), lanes.active.tolist(), strict=True)
-        where = [(row, length, lane) for lane, (row, length, active) in enumerate(places) if active]
-        draft = guess(lanes, *rest)
-        seen.update({(row, length): set(tree_paths(draft, lane)) for row, length, lane in where})
+    def noted(graph_slots: GraphSlots, *rest: Any) -> Draft:
+        places = zip(graph_slots.rows.tolist(), graph_slots.lengths.tolist(), graph_slots.active.tolist(), strict=True)
+        where = [(row, length, slot) for slot, (row, length, active) in enumerate(places) if active]
+        draft = guess(graph_slots, *rest)
+        seen.update({(row, length): set(tree_paths(draft, slot)) for row, length, slot in where})
         return draft
 
     proposer.guess = noted  # type: ignore[method-assign]
@@ -290,7 +290,7 @@ def test_some_join_later_and_one_leaves(models: Pair, method: str | None) -> Non
 
 
 def test_a_conversation_goes_on_over_pages_that_were_written_ahead(models: Pair) -> None:
-    """What a session leaves in the cache, the draft's half too, is what the engine's own step would have left."""
+    """What a session leaves in the cache, the draft's part too, is what the engine's own step would have left."""
 
     def work(llm: LLM) -> list[Completion]:
         params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

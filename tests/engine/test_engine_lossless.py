@@ -194,7 +194,7 @@ def test_a_draft_equal_to_the_target_is_always_right(pair: tuple[str, str], temp
     params = sampling(temperature)
     plans = watch(llm)
     if setting == "reused":
-        # The first ends with its first token: its pages must hold the draft's half all the same.
+        # The first ends with its first token: its pages must hold the draft's keys and values all the same.
         llm.generate(prompts(3)[2], SamplingParams(max_tokens=1))
         again = llm.generate(prompts(3)[2], replace(params, max_tokens=36))
         assert again[0].cached_tokens > 0

@@ -36,13 +36,13 @@ class Mute:
         return ""
 
 
-def request(prompt: Sequence[int], max_tokens: int, *, drafts: int = 0, whole: bool = False) -> Request:
+def request(prompt: Sequence[int], max_tokens: int, *, drafts: int = 0, complete: bool = False) -> Request:
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=0)
     return Request(
         id=next(NUMBERS), index=0, choice=0, prompt=None, prompt_ids=list(prompt), params=params,
         sampling=RowSampling(params, 0, prompt, VOCAB), detokenizer=Detokenizer(Mute(), prompt, params),
         stop_ids=frozenset(), eos_ids=frozenset(), method="draft" if drafts else "none",
-        methods=("draft",) if drafts else (), adaptive=False, half="draft" if drafts else "", whole=whole,
+        methods=("draft",) if drafts else (), adaptive=False, draft_kv="draft" if drafts else "", complete=complete,
         max_draft_len=drafts, max_seq_len=CONTEXT,
     )  # fmt: skip
 
@@ -59,7 +59,7 @@ class Drafts:
     def slots(self, methods: Sequence[str], limit: int) -> int:
         return min(NODES, self.per_token * limit) if methods else 0
 
-    def held(self, request: Request) -> int:
+    def draft_cached(self, request: Request) -> int:
         return max(0, request.committed - LAG)
 
 
@@ -96,14 +96,14 @@ class Serving(RuleBasedStateMachine):
         self.pages: dict[int, list[int]] = {}
         self.seniority: dict[int, int] = {}  # when a row was last admitted
         self.content: dict[int, list[int]] = {}  # what lies in a full page
-        self.halves: dict[int, str] = {}  # pages that hold a drafter's half of that
+        self.with_draft: dict[int, str] = {}  # pages that hold a drafter's keys and values of that
 
     @rule(
         beginning=st.integers(1, 3), length=st.integers(1, 36), count=st.integers(1, 30),
-        drafts=st.sampled_from([0, 3]), whole=st.booleans(),
+        drafts=st.sampled_from([0, 3]), complete=st.booleans(),
     )  # fmt: skip
-    def add(self, beginning: int, length: int, count: int, drafts: int, whole: bool) -> None:
-        new = request([beginning] * length, count, drafts=drafts, whole=whole and drafts > 0)
+    def add(self, beginning: int, length: int, count: int, drafts: int, complete: bool) -> None:
+        new = request([beginning] * length, count, drafts=drafts, complete=complete and drafts > 0)
         self.alive[new.id] = new
         self.scheduler.add(new)
 
@@ -131,8 +131,8 @@ class Serving(RuleBasedStateMachine):
             for end in range(PAGE, each.committed + 1, PAGE):
                 page = self.pages[row][end // PAGE - 1]
                 self.content[page] = each.tokens[:end]
-                if each.half and end <= each.committed - LAG:
-                    self.halves[page] = each.half
+                if each.draft_kv and end <= each.committed - LAG:
+                    self.with_draft[page] = each.draft_kv
         for ended in finished:
             self.leave(ended)
 
@@ -141,26 +141,26 @@ class Serving(RuleBasedStateMachine):
             assert self.seniority[row] == max(self.seniority.values()), "an older row had to go first"
             del self.rows[row], self.pages[row], self.seniority[row]
         assert [admission.id for admission in plan.admitted] == waiting[: len(plan.admitted)]
-        for row, number, cached, held in plan.admitted:
-            assert 0 <= held <= cached
-            assert held == cached or not self.alive[number].whole
+        for row, number, cached, draft_cached in plan.admitted:
+            assert 0 <= draft_cached <= cached
+            assert draft_cached == cached or not self.alive[number].complete
             assert row not in self.rows
             assert cached % PAGE == 0
             assert cached < len(self.alive[number].tokens)
             self.rows[row], self.pages[row] = self.alive[number], []
             self.seniority[row] = max(self.seniority.values(), default=0) + 1
         reused = {row: cached // PAGE for row, _, cached, _ in plan.admitted}
-        halves = {row: held // PAGE for row, _, _, held in plan.admitted if self.rows[row].half}
+        with_draft = {row: draft_cached // PAGE for row, _, _, draft_cached in plan.admitted if self.rows[row].draft_kv}
         for row, new in plan.pages:
             for page in new[reused.get(row, 0) :]:
                 self.content.pop(page, None)
-                self.halves.pop(page, None)
+                self.with_draft.pop(page, None)
             self.pages[row].extend(new)
         for row, count in reused.items():
             for i, page in enumerate(self.pages[row][:count]):
                 expected = self.rows[row].tokens[: (i + 1) * PAGE]
                 assert self.content.get(page) == expected, "a page was reused that does not hold this prefix"
-                assert i >= halves.get(row, 0) or self.halves.get(page) == self.rows[row].half
+                assert i >= with_draft.get(row, 0) or self.with_draft.get(page) == self.rows[row].draft_kv
 
     def judge(self, plan: Plan) -> None:
         used = [item.row for item in plan.decode] + [chunk.row for chunk in plan.prefill]
@@ -292,12 +292,12 @@ def test_a_drafter_that_must_have_its_half_reuses_only_pages_with_it() -> None:
     first = request([1] * 20, 2, drafts=3)
     planner.add(first)
     execute(planner, planner.plan(), {0: first})
-    planner.finish(first)  # 20 tokens committed, 17 of them with the drafter's half
+    planner.finish(first)  # 20 tokens committed, 17 of them with the drafter's keys and values
     found = {}
-    for name, options in (("plain", {}), ("any", {"drafts": 3}), ("whole", {"drafts": 3, "whole": True})):
+    for name, options in (("plain", {}), ("any", {"drafts": 3}), ("whole", {"drafts": 3, "complete": True})):
         planner.add(request([1] * 21, 2, **options))  # type: ignore[arg-type]
         found[name] = planner.plan().admitted[0]
-    assert {name: (seen.cached, seen.held) for name, seen in found.items()} == {
+    assert {name: (seen.cached, seen.draft_cached) for name, seen in found.items()} == {
         "plain": (20, 20), "any": (20, 16), "whole": (16, 16),
     }  # fmt: skip
 

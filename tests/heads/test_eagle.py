@@ -86,9 +86,9 @@ class Recorder(Drafter):
         self.texts: dict[int, list[int]] = {}
         self.seen: list[Seen] = []
 
-    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         self.texts[row] = list(cached)
-        self._drafter.admit(row, cached, held)
+        self._drafter.admit(row, cached, draft_cached)
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         for row, certain in zip(rows, tokens, strict=True):
@@ -116,8 +116,8 @@ class Recorder(Drafter):
     def slots(self, limit: int) -> int:
         return self._drafter.slots(limit)
 
-    def held(self, row: int) -> int:
-        return self._drafter.held(row)
+    def cached_tokens(self, row: int) -> int:
+        return self._drafter.cached_tokens(row)
 
     def catch_up(self, rows: Sequence[int]) -> None:
         self._drafter.catch_up(rows)
@@ -258,7 +258,7 @@ def test_pages_are_reused_as_far_as_the_head_has_been_there(target: Target) -> N
 
 
 def test_plain_requests_and_the_head_share_pages(target: Target) -> None:
-    """A plain request's pages lack the head's half; the first request that has it replaces them."""
+    """A plain request's pages lack the head's keys and values; the first request that has it replaces them."""
     head, _ = fresh(target)
     llm = llm_with(target.directory, head)
     text = prompts(3)[2]
@@ -284,7 +284,7 @@ def test_long_backlogs_are_read_unasked(target: Target, version: int, monkeypatc
     for at in range(0, len(text), 3):
         drafter.observe([0], [text[at : at + 3]], raw[at : at + 3])
         assert len(drafter._rows[0].tokens) <= 20 + 3
-    assert drafter.held(0) > len(text) - 24
+    assert drafter.cached_tokens(0) > len(text) - 24
     greedy = llm.engine.rows.sampling(llm.make_requests(text, GREEDY))
     draft = drafter.propose([0], [50], [DEPTH], greedy)
     drafter.release(0)

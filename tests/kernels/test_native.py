@@ -20,7 +20,7 @@ from sametoken.kernels.cpu import library as native
 from sametoken.kernels.cpu.library import Library
 from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module
-from sametoken.model.compiled import Certain
+from sametoken.model.compiled import Committed
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16, pairs, unpaired
@@ -216,5 +216,5 @@ def test_a_greedy_chain_is_step_by_step_argmax(kernels: Library, directory: Path
             drawn.append(stepped.chain(row, len(text) + level, drawn[-1].view(1))[-1].argmax())
         expected.append(torch.stack(drawn))
     greedy = Sampling.of([RowSampling(SamplingParams(temperature=0), 0, [], VOCAB)] * len(rows))
-    certain = Certain(rows, [0, 0, 0], [text.tolist() for text in texts])
+    certain = Committed(rows, [0, 0, 0], [text.tolist() for text in texts])
     assert torch.equal(decoder.native.guess(certain, Text(decoder, form).cache, levels, greedy), torch.stack(expected))

@@ -15,7 +15,7 @@ from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.modules import pack
 from sametoken.kernels.cpu.library import Library
-from sametoken.model.compiled import Certain
+from sametoken.model.compiled import Committed
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder, attend_in
 from sametoken.model.formats.names import FORMATS
@@ -219,7 +219,7 @@ def test_a_chain_is_step_by_step_drawing(kernels: Library, config: EagleConfig, 
     rows, lengths, levels = [3, 0, 1], [40, 1, 66], 5
     texts = [tokens(length, seed=row) for row, length in zip(rows, lengths, strict=True)]
     features = [randn(length, head_width(config), seed=row) for row, length in zip(rows, lengths, strict=True)]
-    certain = Certain(rows, [0, 0, 0], [text.tolist() for text in texts], torch.cat(features))
+    certain = Committed(rows, [0, 0, 0], [text.tolist() for text in texts], torch.cat(features))
     found = model.guess(certain, cache_of(config.layers), levels, sampling)
     cache, ids = cache_of(config.layers), head.draft_ids if config.own_head else torch.arange(VOCAB)
     output = torch.cat([
@@ -252,7 +252,7 @@ def first_draws(decoder: Decoder, sampling: Sampling, starts: list[int]) -> tupl
     rows, text, native = [*range(len(starts))], tokens(len(starts), seed=4), decoder.native
     assert native is not None
     caches = [cache_of(TARGET, rows=len(starts)) for _ in range(2)]
-    certain = Certain(rows, starts, text.unsqueeze(1).tolist())
+    certain = Committed(rows, starts, text.unsqueeze(1).tolist())
     found = native.guess(certain, caches[0], 1, sampling)
     view = caches[1].view([span_of(rows, starts, chain(1).expand(len(rows), -1))])
     scores = decoder.logits(decoder(text, caches[1], view).last)

@@ -35,7 +35,7 @@ from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.coded import Code, Coded
 from sametoken.runtime.cache import KVCache, PageTable
-from sametoken.runtime.lanes import Lanes
+from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.speculation.draft import Draft, chain_parents
 from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling, Sampling
@@ -146,14 +146,14 @@ def proposer_of(method: str, target: Decoder, config: ModelConfig, table: PageTa
     return found
 
 
-def parts(batch: int, method: str) -> tuple[Runner, Proposer, Lanes]:
+def parts(batch: int, method: str) -> tuple[Runner, Proposer, GraphSlots]:
     table = PageTable(batch, 64, 16, 16, CUDA)
     config = ModelConfig.from_hf(LLAMA)
     cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, torch.bfloat16, CUDA)
     runner = Runner(made(lambda: Decoder(config, torch.bfloat16)), cache, ())
     proposer = proposer_of(method, runner.decoder, config, table)
     width = len(proposer.taps) * config.hidden_size
-    return runner, proposer, Lanes.empty(batch, proposer.depth, proposer.nodes, CUDA, width, torch.bfloat16)
+    return runner, proposer, GraphSlots.empty(batch, proposer.depth, proposer.nodes, CUDA, width, torch.bfloat16)
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -170,13 +170,13 @@ RULES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_looks_at_no_value(method: str, batch: int, rule: str) -> None:
-    runner, proposer, lanes = parts(batch, method)
+    runner, proposer, graph_slots = parts(batch, method)
     params = SamplingParams(**RULES[rule], seed=1)
     sampling = Sampling.of([RowSampling(params, 1, [1], 96, (2,), device=CUDA)] * batch)
     with Watch() as watch:
-        decode_step(runner, proposer, lanes, sampling, 512)
+        decode_step(runner, proposer, graph_slots, sampling, 512)
     assert watch.count > 100
-    assert lanes.emitted.shape == (batch, 1 + proposer.depth + proposer.nodes)
+    assert graph_slots.emitted.shape == (batch, 1 + proposer.depth + proposer.nodes)
 
 
 def test_a_look_would_be_noticed() -> None:

@@ -92,9 +92,9 @@ class Rows:
         self.cache = KVCache(layers, heads, size, self.table, dtype, "cpu")
 
     def span(self, rows: Sequence[int], starts: Sequence[int], parents: Sequence[int]) -> Span:
-        reach = ancestors(torch.tensor([parents] * len(rows)))
+        ancestor_mask = ancestors(torch.tensor([parents] * len(rows)))
         index = torch.tensor(rows), rows, torch.tensor(starts)
-        return Span(*index, reach, len(parents), max(starts) + len(parents))
+        return Span(*index, ancestor_mask, len(parents), max(starts) + len(parents))
 
 
 def chain(nodes: int) -> list[int]:

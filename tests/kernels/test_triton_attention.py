@@ -82,13 +82,13 @@ class Stored:
         nodes: int | None = None, spare: int = 0,
     ) -> Tensor:  # fmt: skip
         """[B, N, Hq * D]; a node at depth d of a tree has the query of the text's token start + d."""
-        reach = ancestors(torch.tensor([parents] * len(rows), device=DEVICE))
+        ancestor_mask = ancestors(torch.tensor([parents] * len(rows), device=DEVICE))
         at = torch.tensor(starts, device=DEVICE)
         count = nodes or len(parents)
-        span = Span(torch.tensor(rows, device=DEVICE), rows, at, reach, count, max(starts) + len(parents))
+        span = Span(torch.tensor(rows, device=DEVICE), rows, at, ancestor_mask, count, max(starts) + len(parents))
         group = self.heads // self.kv_heads
-        tree = TreeTiles.of(span.rows, at, reach, count, self.table.table, PAGE, span.longest + spare, group)
-        tokens = (at.unsqueeze(1) + depth(reach))[:, -count:].flatten()
+        tree = TreeTiles.of(span.rows, at, ancestor_mask, count, self.table.table, PAGE, span.longest + spare, group)
+        tokens = (at.unsqueeze(1) + depth(ancestor_mask))[:, -count:].flatten()
         cache, scales = self.cache, None
         if cache.key_scales is not None and cache.value_scales is not None:
             scales = cache.key_scales[0], cache.value_scales[0]

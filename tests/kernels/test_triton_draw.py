@@ -47,8 +47,8 @@ def drawn(scores: Tensor, positions: Tensor, sampling: Sampling) -> tuple[Tensor
     kernel = draw(scores, at, sampling.seed, sampling.temperature, sampling.noise_scale)
     columns = {name: getattr(sampling, name) for name in ("seed", "temperature", "noise_scale")}
     sampling = replace(sampling, **{name: x.cpu() if x is not None else None for name, x in columns.items()})
-    draft, reach = Draft(draft.tokens.cpu(), draft.parents.cpu()), ancestors(parents.cpu())
-    return kernel.cpu(), sample(scores.cpu(), draft, reach, positions.cpu(), sampling)
+    draft, ancestor_mask = Draft(draft.tokens.cpu(), draft.parents.cpu()), ancestors(parents.cpu())
+    return kernel.cpu(), sample(scores.cpu(), draft, ancestor_mask, positions.cpu(), sampling)
 
 
 @pytest.mark.parametrize("temperatures", [(0.0, 0.0), (1.0, 1.0), (0.7, 1.3), (0.0, 0.8)])

@@ -43,9 +43,9 @@ class Sequence:
         """Logits [N, V] after each node of a tree that follows the committed tokens; commits nothing."""
         # A decoder on CPU wants two rows or more: a padding node follows the last one.
         tokens, parents = [*tokens, -1], [*parents, len(tokens) - 1]
-        reach = ancestors(torch.tensor([parents], device=DEVICE))
+        ancestor_mask = ancestors(torch.tensor([parents], device=DEVICE))
         starts = torch.tensor([self.length], device=DEVICE)
-        span = Span(torch.zeros_like(starts), (0,), starts, reach, len(tokens), self.length + len(tokens))
+        span = Span(torch.zeros_like(starts), (0,), starts, ancestor_mask, len(tokens), self.length + len(tokens))
         hidden = self.decoder(torch.tensor(tokens, device=DEVICE), self.cache, self.cache.view([span]))
         return self.decoder.logits(hidden.last)[:-1]
 

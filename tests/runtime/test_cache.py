@@ -27,9 +27,9 @@ def table_of(*owned: list[int]) -> PageTable:
 
 
 def span_of(rows: list[int], starts: list[int], parents: list[list[int]], nodes: int | None = None) -> Span:
-    reach = ancestors(torch.tensor(parents))
-    count = reach.shape[1]
-    return Span(torch.tensor(rows), rows, torch.tensor(starts), reach, nodes or count, max(starts) + count)
+    ancestor_mask = ancestors(torch.tensor(parents))
+    count = ancestor_mask.shape[1]
+    return Span(torch.tensor(rows), rows, torch.tensor(starts), ancestor_mask, nodes or count, max(starts) + count)
 
 
 def path_to(parents: list[int], node: int) -> list[int]:

@@ -42,9 +42,9 @@ def test_a_row_does_not_depend_on_its_neighbours(data: st.DataObject) -> None:
     ]
     tokens = torch.randint(-1, V, (rows, nodes), generator=generator)
     parents = torch.tensor([[-1] + [data.draw(st.integers(0, n - 1)) for n in range(1, nodes)] for _ in range(rows)])
-    reach, position = ancestors(parents), torch.randint(2, 12, (rows,), generator=generator)
+    ancestor_mask, position = ancestors(parents), torch.randint(2, 12, (rows,), generator=generator)
     k = data.draw(st.integers(1, V))
-    drawn = sample(logits, Draft(tokens, parents), reach, position, Sampling.of(states))
+    drawn = sample(logits, Draft(tokens, parents), ancestor_mask, position, Sampling.of(states))
     ranked = rank(logits[:, 0], position, Sampling.of(states), k)
     frontier = rank(logits, position, Sampling.of(states), k)
     assert torch.equal(frontier[0][:, 0], ranked[0])
@@ -52,7 +52,7 @@ def test_a_row_does_not_depend_on_its_neighbours(data: st.DataObject) -> None:
     for b in range(rows):
         one = slice(b, b + 1)
         alone = sample(
-            logits[one], Draft(tokens[one], parents[one]), reach[one], position[one], Sampling.of(states[one])
+            logits[one], Draft(tokens[one], parents[one]), ancestor_mask[one], position[one], Sampling.of(states[one])
         )
         assert torch.equal(alone, drawn[one])
         for together, single in zip(
@@ -75,12 +75,12 @@ def test_candidates_alone_give_the_draw_of_the_whole_vocabulary(dtype: torch.dty
         ]
         alone, both = Sampling.of(states[:1]), Sampling.of(states)
         assert (alone.candidates, both.candidates) == (k, 0)
-        draft, reach = Draft(torch.zeros_like(parents), parents), ancestors(parents)
+        draft, ancestor_mask = Draft(torch.zeros_like(parents), parents), ancestors(parents)
         twice = Draft(*(part.expand(2, nodes) for part in draft))
         for position in range(10, 1000, 300):
             at = torch.tensor([position])
-            wide = sample(logits.expand(2, -1, -1), twice, reach.expand(2, -1, -1), at.expand(2), both)
-            assert torch.equal(sample(logits, draft, reach, at, alone)[0], wide[0])
+            wide = sample(logits.expand(2, -1, -1), twice, ancestor_mask.expand(2, -1, -1), at.expand(2), both)
+            assert torch.equal(sample(logits, draft, ancestor_mask, at, alone)[0], wide[0])
 
 
 def test_a_neighbour_with_top_p_costs_no_row_its_tail() -> None:
@@ -229,16 +229,16 @@ def decode_with_trees(
         contexts = [prompts[b] + outputs[b] for b in rows]
         trees = [random_tree(rng, contexts[b], expected[b][len(outputs[b]) :]) for b in rows]
         draft = Draft(torch.tensor([t for t, _ in trees]), torch.tensor([p for _, p in trees]))
-        reach = ancestors(draft.parents)
+        ancestor_mask = ancestors(draft.parents)
         nodes = draft.tokens.shape[1]
 
-        def path(b: int, n: int, draft: Draft = draft, reach: Tensor = reach) -> list[int]:
-            return [int(draft.tokens[b, m]) for m in range(1, n + 1) if reach[b, n, m]]
+        def path(b: int, n: int, draft: Draft = draft, ancestor_mask: Tensor = ancestor_mask) -> list[int]:
+            return [int(draft.tokens[b, m]) for m in range(1, n + 1) if ancestor_mask[b, n, m]]
 
         logits = torch.stack([models[b](contexts[b] + path(b, n)) for b in rows for n in range(nodes)])
         position = torch.tensor([len(context) - 1 for context in contexts])
-        drawn = sample(logits.view(len(rows), nodes, V), draft, reach, position, Sampling.of(states))
-        verdict = verify(draft, reach, drawn)
+        drawn = sample(logits.view(len(rows), nodes, V), draft, ancestor_mask, position, Sampling.of(states))
+        verdict = verify(draft, ancestor_mask, drawn)
         for b in rows:
             emitted = [*path(b, int(verdict.path[b, -1])), int(verdict.bonus[b])]
             states[b].extend(emitted)

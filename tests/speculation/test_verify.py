@@ -44,12 +44,12 @@ def reference(tokens: list[int], parents: list[int], drawn: list[int]) -> tuple[
 @given(batches())
 def test_ancestors_and_depth_are_the_walk_to_the_root(batch: tuple[list[list[int]], ...]) -> None:
     _, parents, _ = batch
-    reach = ancestors(torch.tensor(parents))
-    levels = depth(reach)
+    ancestor_mask = ancestors(torch.tensor(parents))
+    levels = depth(ancestor_mask)
     for b, row in enumerate(parents):
         for n in range(len(row)):
             path = walk(row, n)
-            assert reach[b, n].nonzero().flatten().tolist() == path
+            assert ancestor_mask[b, n].nonzero().flatten().tolist() == path
             assert levels[b, n] == len(path) - 1
 
 

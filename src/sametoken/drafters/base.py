@@ -1,4 +1,4 @@
-"""The protocol of whoever guesses. A drafter learns what became certain and proposes what may come next.
+"""The protocol of whoever guesses. A drafter learns what was committed and proposes what may come next.
 
 It can only cost time, never a token: the target's draws do not depend on it (`speculation.verify`).
 """
@@ -23,9 +23,9 @@ class Drafter(Protocol):
 
     Attributes:
         taps: target layers (output of block i, 0-based) whose hidden states it wants, in its order; () for none. With
-            taps and a half of the pages it cannot make up for tokens that it was not told of, so only prefix pages
-            that hold its half are reused, made with the token after them that follows now.
-        namespace: names its half of the shared cache pages, "" if it keeps nothing there.
+            taps and keys and values in the pages it cannot make up for tokens that it did not observe, so only prefix
+            pages that hold its keys and values are reused, made with the token after them that follows now.
+        namespace: names its keys and values in the shared cache pages, "" if it keeps nothing there.
         runs_model: guessing takes forwards of a model, which cost time.
         nodes: most draft tokens of one proposal, which sizes the lookahead of the cache.
     """
@@ -35,11 +35,11 @@ class Drafter(Protocol):
     runs_model: bool = False
     nodes: int
 
-    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         """A sequence starts in `row`; the tokens `cached` lie in reused prefix pages and are not observed.
 
         Args:
-            held: how many of the first of them have this drafter's half in those pages.
+            draft_cached: of how many of the first of them those pages hold this drafter's keys and values.
         """
 
     def expect(self, row: int, known: SuffixAutomaton) -> None:
@@ -47,7 +47,7 @@ class Drafter(Protocol):
         return
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
-        """Told what became certain, in order: a prompt chunk, or the accepted path from the pending token on.
+        """Told what was committed, in order: a prompt chunk, or the accepted path from the pending token on.
 
         Told while the row decodes plainly too, so that it can draft again at any time; what it costs to keep up is
         best paid by `propose` and `catch_up`.
@@ -81,8 +81,12 @@ class Drafter(Protocol):
         """
         return self.nodes if limit else 0
 
+    def cached_tokens(self, row: int) -> int:
+        """Of how many of the row's leading tokens the pages hold this drafter's keys and values."""
+        return self.held(row)
+
     def held(self, row: int) -> int:
-        """How many of the row's leading tokens have this drafter's half in the pages."""
+        """`cached_tokens` by the name that it had before."""
         return 0
 
     def catch_up(self, rows: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """What a captured step asks of whoever guesses in it: tensors of fixed shape, no value ever seen by the host.
 
-Legend: B lanes, K tokens of the longest path, N nodes of a draft, W width of the taps together.
+Legend: B graph slots, K tokens of the longest path, N nodes of a draft, W width of the taps together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from sametoken.runtime.lanes import Lanes
+from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.speculation.draft import Draft, chain_parents
 from sametoken.speculation.sampling import Sampling
 
@@ -40,8 +40,8 @@ class Proposer(Protocol):
         """
         return None
 
-    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Draft:
-        """[B, N] what may follow the pending tokens, padded past `lanes.longest`; the same kernels at every call.
+    def guess(self, graph_slots: GraphSlots, sampling: Sampling, keys: int) -> Draft:
+        """[B, N] what may follow the pending tokens, padded past `graph_slots.longest`; the same kernels at every call.
 
         Args:
             keys: bound of what lies in any row, this step's `slots` included.
@@ -66,8 +66,8 @@ class Plain(Proposer):
 
     depth, nodes, slots = 0, 1, 1
 
-    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Draft:
-        return Draft(lanes.pending.unsqueeze(1), chain_parents(lanes.batch, 1, lanes.pending.device))
+    def guess(self, graph_slots: GraphSlots, sampling: Sampling, keys: int) -> Draft:
+        return Draft(graph_slots.pending.unsqueeze(1), chain_parents(graph_slots.batch, 1, graph_slots.pending.device))
 
 
 class Capturable(Protocol):

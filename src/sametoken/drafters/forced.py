@@ -26,7 +26,7 @@ class ForcedDrafter(Drafter):
     def __init__(self, max_draft_len: int) -> None:
         self.nodes = max_draft_len
 
-    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         """Nothing to remember: the state is the grammar's."""
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:

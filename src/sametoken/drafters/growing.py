@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sametoken.drafters.tree import Chain, Grown, Tree
-from sametoken.model.compiled import Certain
+from sametoken.model.compiled import Committed
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.runtime.draw import draw
 from sametoken.speculation.draft import PADDING, Draft
@@ -37,7 +37,7 @@ class Guesser(Protocol):
     ids: Tensor | None
     vocabulary: int
 
-    def guess(self, read: Certain, levels: int, sampling: Sampling) -> Tensor | None:
+    def guess(self, read: Committed, levels: int, sampling: Sampling) -> Tensor | None:
         """Reads and grows whole chains [B, 1 + levels] in one call of the compiled kernels; None where they cannot."""
         ...
 
@@ -71,9 +71,9 @@ class Place(NamedTuple):
     starts: Tensor
     longest: int
 
-    def span(self, reach: Tensor, nodes: int) -> Span:
-        """The last `nodes` nodes of the trees `reach` [B, M, M] past the rows' slots."""
-        return Span(self.rows, self.host_rows, self.starts, reach, nodes, self.longest + reach.shape[1])
+    def span(self, ancestor_mask: Tensor, nodes: int) -> Span:
+        """The last `nodes` nodes of the trees `ancestor_mask` [B, M, M] past the rows' slots."""
+        return Span(self.rows, self.host_rows, self.starts, ancestor_mask, nodes, self.longest + ancestor_mask.shape[1])
 
 
 def grow(guesser: Guesser, place: Place, output: Tensor, tree: Chain | Tree, levels: int, sampling: Sampling) -> Grown:
@@ -86,9 +86,9 @@ def grow(guesser: Guesser, place: Place, output: Tensor, tree: Chain | Tree, lev
     output, pending = output.unsqueeze(1), place.starts + (guesser.lag - 1)
     for level in range(levels):
         if level > 0:
-            tokens, reach = tree.enter_frontier()
+            tokens, ancestor_mask = tree.enter_frontier()
             hidden = guesser.recycle(tree.above(output).flatten(0, 1))
-            output = guesser.run(tokens, hidden, place.span(reach, tokens.shape[1]))
+            output = guesser.run(tokens, hidden, place.span(ancestor_mask, tokens.shape[1]))
         tree.grow(*_guesses(guesser, output, pending + level, sampling, tree.branches))
     return tree.grown()
 

@@ -52,7 +52,7 @@ class PredictionDrafter(Drafter):
         self.nodes = max_draft_len
         self._rows: dict[int, _PredictedRow] = {}
 
-    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         """Start `row` anew, without a prediction so far; what lies in reused pages is prompt."""
         self._rows.pop(row, None)
 
@@ -61,13 +61,13 @@ class PredictionDrafter(Drafter):
         self._rows[row] = _PredictedRow(known, deque(maxlen=MAX_CONTEXT))
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
-        for row, certain in zip(rows, tokens, strict=True):
+        for row, committed in zip(rows, tokens, strict=True):
             state = self._rows.get(row)
             if state is None:
                 continue
-            state.recent.extend(certain)
+            state.recent.extend(committed)
             if state.match is not None:
-                for token in certain:
+                for token in committed:
                     state.match = state.known.advance(state.match, token)
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object) -> Draft:

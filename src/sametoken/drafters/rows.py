@@ -16,9 +16,9 @@ from sametoken.drafters.base import Drafter
 from sametoken.drafters.device import Proposer
 from sametoken.drafters.growing import Guesser, Place, grow
 from sametoken.drafters.tree import Chain, Grown, Tree, chain_of
-from sametoken.model.compiled import Certain
-from sametoken.runtime.lanes import Lanes
-from sametoken.speculation.draft import PADDING, Draft, chain_reach
+from sametoken.model.compiled import Committed
+from sametoken.runtime.graph_slots import GraphSlots
+from sametoken.speculation.draft import PADDING, Draft, chain_mask
 from sametoken.speculation.sampling import Sampling
 
 FEED_ROWS = 512  # most slots that one forward reads
@@ -79,14 +79,16 @@ class GrowingDrafter(Drafter):
         self._rows: dict[int, Row] = {}
         self._device = guesser.cache.keys.device
 
-    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
-        assert not self.taps or held == len(cached), "features of reused tokens are gone, so their slots must be there"
-        self._rows[row] = Row(held, list(cached[held:]))
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
+        assert not self.taps or draft_cached == len(cached), (
+            "features of reused tokens are gone, so their slots must be there"
+        )
+        self._rows[row] = Row(draft_cached, list(cached[draft_cached:]))
 
     def release(self, row: int) -> None:
         self._rows.pop(row, None)
 
-    def held(self, row: int) -> int:
+    def cached_tokens(self, row: int) -> int:
         return self._rows[row].length
 
     def slots(self, limit: int) -> int:
@@ -139,7 +141,7 @@ class GrowingDrafter(Drafter):
             if min(widths) < width:
                 place = torch.arange(width, device=self._device).minimum(ends.unsqueeze(1) - 1)
                 hidden = hidden[(place + (ends.cumsum(0) - ends).unsqueeze(1)).flatten()]
-        span = self._place(rows).span(chain_reach(len(rows), width, self._device), width)
+        span = self._place(rows).span(chain_mask(len(rows), width, self._device), width)
         output = self.guesser.run(tokens, hidden, span)
         for row, count in zip(rows, widths, strict=True):
             self._rows[row].length += count
@@ -181,7 +183,7 @@ class GrowingDrafter(Drafter):
     def _compiled(self, rows: Sequence[int], slots: Slots, limits: Sequence[int], sampling: Sampling) -> Grown | None:
         """Reads and grows chains in one call; None where the compiled kernels cannot."""
         states, tokens = [self._rows[row] for row in rows], [each for each, _ in slots]
-        read = Certain(rows, [state.length for state in states], tokens, _joined(slots))
+        read = Committed(rows, [state.length for state in states], tokens, _joined(slots))
         drawn = self.guesser.guess(read, max(limits), sampling)
         if drawn is None:
             return None
@@ -270,24 +272,24 @@ class CapturedGrowing(Proposer):
         if self.taps:
             self._drafter.give(row, features)
 
-    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Draft:
-        guesser, newest = self._guesser, lanes.latest(self._width)
+    def guess(self, graph_slots: GraphSlots, sampling: Sampling, keys: int) -> Draft:
+        guesser, newest = self._guesser, graph_slots.latest(self._width)
         hidden = guesser.fuse(newest.features.flatten(0, 1)) if self.taps else None
-        after = lanes.lengths + (1 - guesser.lag)  # slots that are there once the pending token is read
-        place = Place(lanes.rows, (), after - newest.counts, keys - self.slots)
-        reach = chain_reach(lanes.batch, self._width, after.device)
-        output = guesser.run(newest.tokens, hidden, place.span(reach, self._width))
+        after = graph_slots.lengths + (1 - guesser.lag)  # slots that are there once the pending token is read
+        place = Place(graph_slots.rows, (), after - newest.counts, keys - self.slots)
+        ancestor_mask = chain_mask(graph_slots.batch, self._width, after.device)
+        output = guesser.run(newest.tokens, hidden, place.span(ancestor_mask, self._width))
         last = (newest.counts - 1).view(-1, 1, 1).expand(-1, 1, output.shape[2])
         output = output.gather(1, last).squeeze(1)
-        tree, place = self._tree(lanes), place._replace(starts=after, longest=place.longest + 1)
+        tree, place = self._tree(graph_slots), place._replace(starts=after, longest=place.longest + 1)
         return grow(guesser, place, output, tree, self.depth, sampling).draft
 
-    def _tree(self, lanes: Lanes) -> Chain | Tree:
-        limits = lanes.longest
+    def _tree(self, graph_slots: GraphSlots) -> Chain | Tree:
+        limits = graph_slots.longest
         if self.chain:
-            return Chain(lanes.pending, limits)
+            return Chain(graph_slots.pending, limits)
         share = (self._drafter.budget * limits + (self.depth - 1)) // self.depth
-        return Tree(lanes.pending, limits, self.branches, torch.maximum(limits, share), self.nodes - 1)
+        return Tree(graph_slots.pending, limits, self.branches, torch.maximum(limits, share), self.nodes - 1)
 
 
 def _joined(slots: Slots) -> Tensor | None:

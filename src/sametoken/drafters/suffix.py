@@ -141,15 +141,15 @@ class SuffixDrafter(Drafter):
         self._cache = OutputCache(max_tree_depth, max_cached_requests, MAX_CACHED_TOKENS)
         self._rows: dict[int, _IndexedRow] = {}
 
-    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         """Start `row` anew; `cached` is the beginning of its prompt that is never observed, possibly empty."""
         self._rows[row] = _IndexedRow(SuffixAutomaton(self._max_tree_depth), deque(maxlen=self._max_tree_depth - 2))
         self._extend(row, cached)
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
-        """Append what became certain to each row; there are no features to read."""
-        for row, certain in zip(rows, tokens, strict=True):
-            self._extend(row, certain)
+        """Append what was committed to each row; there are no features to read."""
+        for row, committed in zip(rows, tokens, strict=True):
+            self._extend(row, committed)
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object) -> Draft:
         """[B, N] trees of at most `nodes` draft tokens, `limits[i]` of them on a path.

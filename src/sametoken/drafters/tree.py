@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.speculation.draft import PADDING, Draft, chain_parents, chain_reach
+from sametoken.speculation.draft import PADDING, Draft, chain_mask, chain_parents
 
 
 class Grown(NamedTuple):
@@ -57,7 +57,7 @@ class Chain:
     def enter_frontier(self) -> tuple[Tensor, Tensor]:
         """The last node takes its place in the cache: its token [B, 1] and the ancestors of all nodes that ever ran."""
         last = self._tokens[-1]
-        return last, chain_reach(last.shape[0], len(self._tokens) - 1, last.device)
+        return last, chain_mask(last.shape[0], len(self._tokens) - 1, last.device)
 
     def above(self, output: Tensor) -> Tensor:
         """What the last node follows."""

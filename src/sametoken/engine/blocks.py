@@ -1,7 +1,7 @@
 """Who owns which page of the cache: allocation, sharing of equal prefixes, eviction. Knows neither tensors nor models.
 
 Only full pages of committed tokens are shared; a page is named by the digest of everything up to and including it.
-Beside the target's half a page may hold halves of drafters, each noted by its name.
+Beside the target's keys and values a page may hold those of drafters, each noted by its name.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 
 class PrefixMatch(NamedTuple):
-    """Shared pages that hold a prefix; the first `held` of them hold the drafter's half too."""
+    """Shared pages that hold a prefix; the first `draft_cached` of them hold the drafter's keys and values too."""
 
     pages: list[int]
-    held: int
+    draft_cached: int
 
 
 class BlockManager:
@@ -33,8 +33,8 @@ class BlockManager:
         self._count: dict[int, int] = {}
         self._digest: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
-        # Of shared pages: whose half is there beside the target's, and which token followed when it was made.
-        self._halves: dict[int, dict[str, int | None]] = {}
+        # Of shared pages: which drafters' keys and values they hold, and which token followed when those were made.
+        self._draft_kv: dict[int, dict[str, int | None]] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     @property
@@ -96,51 +96,51 @@ class BlockManager:
             else:
                 insort(self._free, page)
 
-    def match(self, tokens: Sequence[int], half: str = "", *, whole: bool = False) -> PrefixMatch:
+    def match(self, tokens: Sequence[int], draft_kv: str = "", *, complete: bool = False) -> PrefixMatch:
         """Takes ownership of the longest run of shared pages that hold a proper prefix of `tokens`.
 
         Args:
-            half: whose half is looked for; "" is the target's own, which every page holds.
-            whole: take only pages that hold that half, made with the token after the page that follows it here.
+            draft_kv: whose keys and values are looked for; "" is the target's own, which every page holds.
+            complete: take only pages that hold them, made with the token after the page that follows it here.
         """
         found: list[int] = []
-        held = 0
+        draft_cached = 0
         if not self.reuse:
-            return PrefixMatch(found, held)
+            return PrefixMatch(found, draft_cached)
         # At least one token stays to be computed: its logits are the first draw.
         for i, digest in enumerate(self._digests(tokens[: len(tokens) - 1]), start=1):
             page = self._page_of.get(digest)
             if page is None:
                 break
-            holds = not half or half in self._halves[page]
-            if whole and half and self._halves[page].get(half) != tokens[i * self.page_size]:
+            holds = not draft_kv or draft_kv in self._draft_kv[page]
+            if complete and draft_kv and self._draft_kv[page].get(draft_kv) != tokens[i * self.page_size]:
                 break
-            held += holds and held == len(found)
+            draft_cached += holds and draft_cached == len(found)
             self._idle.pop(page, None)
             self._count[page] = self._count.get(page, 0) + 1
             found.append(page)
-        return PrefixMatch(found, held)
+        return PrefixMatch(found, draft_cached)
 
-    def publish(self, tokens: Sequence[int], pages: Sequence[int], half: str = "", held: int = 0) -> None:
+    def publish(self, tokens: Sequence[int], pages: Sequence[int], draft_kv: str = "", draft_cached: int = 0) -> None:
         """Offers the full pages among `pages`, which hold the committed `tokens`, to other rows.
 
         Args:
-            half: the drafter whose half the pages hold of the first `held` tokens.
+            draft_kv: the drafter whose keys and values the pages hold of the first `draft_cached` tokens.
         """
         if not self.reuse:
             return
         for i, (page, digest) in enumerate(zip(pages, self._digests(tokens), strict=False), start=1):
-            holds = bool(half) and i * self.page_size <= held
+            holds = bool(draft_kv) and i * self.page_size <= draft_cached
             if page not in self._digest:
                 known = self._page_of.get(digest)
-                if known is not None and holds and half not in self._halves[known]:
+                if known is not None and holds and draft_kv not in self._draft_kv[known]:
                     self._drop(known)  # this one is of more use
                 if digest not in self._page_of:
                     self._page_of[digest] = page
                     self._digest[page] = digest
-                    self._halves[page] = {}
+                    self._draft_kv[page] = {}
             if holds and self._page_of[digest] == page:
-                self._halves[page][half] = next(iter(tokens[i * self.page_size :][:1]), None)
+                self._draft_kv[page][draft_kv] = next(iter(tokens[i * self.page_size :][:1]), None)
 
     def _digests(self, tokens: Sequence[int]) -> Iterator[bytes]:
         digest = b""
@@ -157,7 +157,7 @@ class BlockManager:
             insort(self._free, page)
 
     def _forget(self, page: int) -> None:
-        del self._page_of[self._digest.pop(page)], self._halves[page]
+        del self._page_of[self._digest.pop(page)], self._draft_kv[page]
 
     def check(self) -> None:
         """Raises AssertionError unless every page is free, owned or idle, exactly once (for tests)."""
@@ -165,4 +165,4 @@ class BlockManager:
         assert sum(map(len, states)) == self.pages - 1
         assert set.union(*states) == set(range(1, self.pages))
         assert all(self._page_of[d] == p for p, d in self._digest.items())
-        assert set(self._idle) <= set(self._digest) == set(self._halves)
+        assert set(self._idle) <= set(self._digest) == set(self._draft_kv)

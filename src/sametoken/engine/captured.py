@@ -1,7 +1,7 @@
 """Decoding one step ahead of the host: step i + 1 runs while the host reads what step i emitted.
 
 The host learns late that a request has ended; what was computed for it beyond is discarded. Every change of the batch
-ends the session of its lanes, and the next step builds another or leaves the work to the engine's own step.
+ends the session of its graph slots, and the next step builds another or leaves the work to the engine's own step.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sametoken.engine.report import Done, Proposal, RowResult
 from sametoken.engine.request import Emission, Request
 from sametoken.engine.scheduler import Scheduler
 from sametoken.errors import not_finite
+from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.runtime.graphs import GraphKey, Graphs
-from sametoken.runtime.lanes import Lanes
 from sametoken.runtime.transfer import Readback
 from sametoken.speculation.draft import PADDING
 from sametoken.speculation.sampling import Sampling
@@ -37,7 +37,7 @@ class _Session:
     """A batch that stays the same, and what its steps work on.
 
     Attributes:
-        requests: in the order of their lanes.
+        requests: in the order of their graph slots.
         slots: cache slots that each row may have filled after the step that was planned last.
         flying: what is under way, oldest first; as many results are in `readback`.
     """
@@ -45,7 +45,7 @@ class _Session:
     requests: tuple[Request, ...]
     method: str
     proposer: Proposer
-    lanes: Lanes
+    graph_slots: GraphSlots
     sampling: Sampling
     kind: tuple[object, ...]
     readback: Readback
@@ -75,7 +75,7 @@ class CapturedSteps:
         self.graphs = Graphs(runner.device)
         self._session: _Session | None = None
         # Graphs know addresses: equal kinds of batch are given the same tensors again.
-        self._lanes: dict[tuple[str, int], tuple[Lanes, Readback]] = {}
+        self._graph_slots: dict[tuple[str, int], tuple[GraphSlots, Readback]] = {}
         self._sampling: dict[tuple[object, ...], Sampling] = {}
 
     def plan(self, scheduler: Scheduler) -> Plan | None:
@@ -129,10 +129,10 @@ class CapturedSteps:
             return None
         if batch * proposer.nodes > self.max_num_tokens:
             return None
-        fresh = Sampling.of([requests[lane % len(requests)].sampling for lane in range(batch)])
+        fresh = Sampling.of([requests[slot % len(requests)].sampling for slot in range(batch)])
         kind, sampling = self._filled(fresh)
-        lanes, readback = self._seats(method, proposer, batch)
-        lanes.load(
+        graph_slots, readback = self._seats(method, proposer, batch)
+        graph_slots.load(
             [_row(request) for request in requests],
             [request.tokens[-1] for request in requests],
             self.runner.cache.table.spare,
@@ -141,15 +141,17 @@ class CapturedSteps:
             [request.room for request in requests],
             [proposer.enter(_row(request)) for request in requests],
         )
-        return _Session(requests, method, proposer, lanes, sampling, kind, readback)
+        return _Session(requests, method, proposer, graph_slots, sampling, kind, readback)
 
-    def _seats(self, method: str, proposer: Proposer, batch: int) -> tuple[Lanes, Readback]:
-        if (method, batch) not in self._lanes:
+    def _seats(self, method: str, proposer: Proposer, batch: int) -> tuple[GraphSlots, Readback]:
+        if (method, batch) not in self._graph_slots:
             decoder = self.runner.decoder
             width = len(proposer.taps) * decoder.config.hidden_size
-            lanes = Lanes.empty(batch, proposer.depth, proposer.nodes, self.runner.device, width, decoder.dtype)
-            self._lanes[method, batch] = lanes, Readback(lanes.emitted, AHEAD)
-        return self._lanes[method, batch]
+            graph_slots = GraphSlots.empty(
+                batch, proposer.depth, proposer.nodes, self.runner.device, width, decoder.dtype
+            )
+            self._graph_slots[method, batch] = graph_slots, Readback(graph_slots.emitted, AHEAD)
+        return self._graph_slots[method, batch]
 
     def _filled(self, fresh: Sampling) -> tuple[tuple[object, ...], Sampling]:
         """What kind of sampling this is, and the tensors of that kind, filled."""
@@ -181,7 +183,7 @@ class CapturedSteps:
         )
 
     def _decode(self, request: Request, session: _Session) -> Decode:
-        """A lane's part of a step. What the steps under way emit is not known yet: `start` is where the host is."""
+        """A request's part of a step. What the steps under way emit is not known yet: `start` is where the host is."""
         limit = min(request.draft_limit, session.proposer.depth)
         methods, reason = ((session.method,), "") if limit else ((), "end")
         return Decode(_row(request), limit, methods, reason, request.committed)
@@ -191,12 +193,12 @@ class CapturedSteps:
         keys = max(LEAST_KEYS, 1 << (max(session.slots) - 1).bit_length())
         decoder = self.runner.decoder
         key = GraphKey(
-            session.method, session.proposer.depth, session.lanes.batch, keys, session.kind,
+            session.method, session.proposer.depth, session.graph_slots.batch, keys, session.kind,
             decoder.dtype, decoder.embed.deterministic,
         )  # fmt: skip
-        work = partial(decode_step, self.runner, session.proposer, session.lanes, session.sampling, keys)
-        self.graphs.run(key, work, (*session.lanes.state, *session.sampling.history))
-        session.readback.push(session.lanes.emitted)
+        work = partial(decode_step, self.runner, session.proposer, session.graph_slots, session.sampling, keys)
+        self.graphs.run(key, work, (*session.graph_slots.state, *session.sampling.history))
+        session.readback.push(session.graph_slots.emitted)
 
     def _results(self, session: _Session, emitted: Sequence[Sequence[int]]) -> list[RowResult | None]:
         """What each request got; None for one that ended before, whose surplus is thrown away."""
@@ -221,7 +223,7 @@ class CapturedSteps:
 
 def _leave(session: _Session) -> None:
     """Hands the rows of requests that go on back to the host."""
-    for request, features in zip(session.requests, session.lanes.held(), strict=False):
+    for request, features in zip(session.requests, session.graph_slots.committed_features(), strict=False):
         if request.row is not None and request.finish_reason is None:
             session.proposer.leave(request.row, features)
 

@@ -1,6 +1,6 @@
 """One decoding step as a function of tensors that stay on the device: propose, forward, draw, verify, commit, advance.
 
-Nothing here waits for a value, so the whole of it can be captured. Legend: B lanes, N nodes, K tokens of a path.
+Nothing here waits for a value, so the whole of it can be captured. Legend: B graph slots, N nodes, K tokens of a path.
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ from sametoken.drafters.device import Proposer
 from sametoken.engine.runner import Runner
 from sametoken.runtime.cache import Span
 from sametoken.runtime.draw import draw
-from sametoken.runtime.lanes import Lanes
-from sametoken.speculation.draft import PADDING, ancestors, chain_reach, depth
+from sametoken.runtime.graph_slots import GraphSlots
+from sametoken.speculation.draft import PADDING, ancestors, chain_mask, depth
 from sametoken.speculation.sampling import Sampling
 from sametoken.speculation.verify import verify
 
 
-def decode_step(runner: Runner, proposer: Proposer, lanes: Lanes, sampling: Sampling, keys: int) -> None:
-    """Advances every active lane by the tokens that one forward of the target grants it.
+def decode_step(runner: Runner, proposer: Proposer, graph_slots: GraphSlots, sampling: Sampling, keys: int) -> None:
+    """Advances every active graph slot by the tokens that one forward of the target grants it.
 
     Args:
-        sampling: of the lanes, without grammars; its history is brought up to date.
+        sampling: of the graph slots, without grammars; its history is brought up to date.
         keys: bound of what lies in any row, this step's slots included.
     """
-    draft = proposer.guess(lanes, sampling, keys)
+    draft = proposer.guess(graph_slots, sampling, keys)
     batch, nodes = draft.tokens.shape
-    reach = chain_reach(batch, nodes, draft.tokens.device) if proposer.chain else ancestors(draft.parents)
-    span = Span(lanes.rows, (), lanes.lengths, reach, nodes, keys)
+    ancestor_mask = chain_mask(batch, nodes, draft.tokens.device) if proposer.chain else ancestors(draft.parents)
+    span = Span(graph_slots.rows, (), graph_slots.lengths, ancestor_mask, nodes, keys)
     hidden = runner.decoder.run(draft.tokens.flatten(), runner.cache, [span], proposer.taps)
     logits = runner.decoder.logits(hidden.last).view(batch, nodes, -1)
-    drawn = draw(logits, draft, reach, lanes.lengths, sampling)
-    verdict = verify(draft, reach, drawn)
+    drawn = draw(logits, draft, ancestor_mask, graph_slots.lengths, sampling)
+    verdict = verify(draft, ancestor_mask, drawn)
     path = verdict.path[:, : proposer.depth + 1]
     if not proposer.chain:
-        runner.cache.move(lanes.rows, lanes.lengths, path)
-    depths = depth(reach) * (draft.tokens != PADDING)
+        runner.cache.move(graph_slots.rows, graph_slots.lengths, path)
+    depths = depth(ancestor_mask) * (draft.tokens != PADDING)
     if proposer.taps:
         features = torch.cat(hidden.taps, dim=1).view(batch, nodes, -1)
-        lanes.features.copy_(features.gather(1, path.unsqueeze(2).expand(-1, -1, features.shape[2])))
+        graph_slots.features.copy_(features.gather(1, path.unsqueeze(2).expand(-1, -1, features.shape[2])))
     tokens, counts = drawn.gather(1, path), verdict.length + 1
-    sampling.remember(tokens, counts * lanes.active)
-    _advance(lanes, tokens, counts, depths[:, 1:])
+    sampling.remember(tokens, counts * graph_slots.active)
+    _advance(graph_slots, tokens, counts, depths[:, 1:])
 
 
-def _advance(lanes: Lanes, tokens: Tensor, counts: Tensor, depths: Tensor) -> None:
-    """Hands every active lane the first `counts` of its tokens [B, K + 1]."""
-    granted, active = counts * lanes.active, lanes.active > 0
-    lanes.emitted.copy_(torch.cat([granted.unsqueeze(1), tokens, depths], dim=1))
-    lanes.tokens.copy_(torch.where(active.unsqueeze(1), tokens, lanes.tokens))
-    lanes.counts.copy_(torch.where(active, counts, lanes.counts))
-    lanes.lengths.add_(granted)
-    lanes.room.sub_(granted)
+def _advance(graph_slots: GraphSlots, tokens: Tensor, counts: Tensor, depths: Tensor) -> None:
+    """Hands every active graph slot the first `counts` of its tokens [B, K + 1]."""
+    granted, active = counts * graph_slots.active, graph_slots.active > 0
+    graph_slots.emitted.copy_(torch.cat([granted.unsqueeze(1), tokens, depths], dim=1))
+    graph_slots.tokens.copy_(torch.where(active.unsqueeze(1), tokens, graph_slots.tokens))
+    graph_slots.counts.copy_(torch.where(active, counts, graph_slots.counts))
+    graph_slots.lengths.add_(granted)
+    graph_slots.room.sub_(granted)

@@ -67,8 +67,8 @@ class Drafting:
     def _row(self, request: Request) -> DecodingRow:
         row, context, room = request.row, len(request.tokens) - 1, request.room
         backlog = 0
-        if request.adaptive and row is not None and request.half:
-            backlog = context - self._held(row, request)
+        if request.adaptive and row is not None and request.draft_kv:
+            backlog = context - self._draft_cached(row, request)
         limit = request.draft_limit
         return DecodingRow(request.id, request.methods, limit, request.adaptive, context, backlog, room)
 
@@ -76,22 +76,22 @@ class Drafting:
         """Cache slots past the pending token for a draft by any of these methods."""
         return max((self.drafters[method].slots(limit) for method in methods), default=0) if limit else 0
 
-    def held(self, request: Request) -> int:
-        """Leading tokens of a running request for which its pages hold the drafter's half."""
+    def draft_cached(self, request: Request) -> int:
+        """Leading tokens of a running request for which its pages hold the drafter's keys and values."""
         assert request.row is not None
-        return self._held(request.row, request)
+        return self._draft_cached(request.row, request)
 
-    def _held(self, row: int, request: Request) -> int:
-        return next((self.drafters[m].held(row) for m in request.methods if self.drafters[m].namespace), 0)
+    def _draft_cached(self, row: int, request: Request) -> int:
+        return next((self.drafters[m].cached_tokens(row) for m in request.methods if self.drafters[m].namespace), 0)
 
     # What the step does.
 
     def _of(self, request: Request) -> list[Drafter]:
         return [self.drafters[method] for method in request.methods]
 
-    def admit(self, row: int, request: Request, cached: int, held: int) -> None:
+    def admit(self, row: int, request: Request, cached: int, draft_cached: int) -> None:
         for drafter in self._of(request):
-            drafter.admit(row, request.tokens[:cached], held)
+            drafter.admit(row, request.tokens[:cached], draft_cached)
             if request.prediction is not None:
                 drafter.expect(row, request.prediction)
 

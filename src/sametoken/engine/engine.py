@@ -124,11 +124,11 @@ class Engine:
             plan = self.scheduler.plan()
         for row in plan.preempted:
             self._leave(row)
-        for row, request_id, cached, held in plan.admitted:
+        for row, request_id, cached, draft_cached in plan.admitted:
             request = self.rows[row] = self._requests[request_id]
             if not request.started:  # a preempted one finds its own pages, which nobody saved it
                 request.cached_tokens, request.started, request.seated = cached, True, time.perf_counter()
-            self.drafting.admit(row, request, cached, held)
+            self.drafting.admit(row, request, cached, draft_cached)
         for row, pages in plan.pages:
             self.table.extend(row, pages)
         return plan

@@ -33,12 +33,12 @@ class PromptPiece(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """Request `id` takes `row`: `cached` leading tokens lie in reused pages, `held` of them with the draft's KV."""
+    """Request `id` takes `row`; reused pages hold `cached` leading tokens, `draft_cached` of them for the draft too."""
 
     row: int
     id: int
     cached: int
-    held: int
+    draft_cached: int
 
 
 class Plan(NamedTuple):

@@ -195,7 +195,8 @@ class Request:
         prediction: the output that the caller expects, if it said so.
         origins: for every output token, whether it was drafted; `rejected`: guesses for its place that the target did
             not draw there, none for a drafted token or where nobody guessed.
-        half: the drafter's half of the cache pages, "" for none; `whole` when only pages with that half are reused.
+        draft_kv: the drafter whose keys and values the cache pages hold too, "" for none; `complete` when only such
+            pages are reused.
     """
 
     id: int
@@ -211,8 +212,8 @@ class Request:
     method: str
     methods: tuple[str, ...]
     adaptive: bool
-    half: str
-    whole: bool
+    draft_kv: str
+    complete: bool
     max_draft_len: int
     max_seq_len: int
     prediction: SuffixAutomaton | None = None

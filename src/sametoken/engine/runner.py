@@ -15,7 +15,7 @@ from sametoken.engine.plan import Plan, PromptPiece
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.runtime.draw import draw
-from sametoken.speculation.draft import PADDING, Draft, ancestors, chain_parents, chain_reach
+from sametoken.speculation.draft import PADDING, Draft, ancestors, chain_mask, chain_parents
 from sametoken.speculation.sampling import Sampling
 from sametoken.speculation.verify import Verdict, verify
 
@@ -63,12 +63,12 @@ class Runner:
         """
         decode, pieces, nodes = plan.decode, plan.prefill, draft.tokens.shape[1]
         draft = Draft(draft.tokens.to(self.device), draft.parents.to(self.device))
-        reach, host_rows = ancestors(draft.parents), [item.row for item in decode]
+        ancestor_mask, host_rows = ancestors(draft.parents), [item.row for item in decode]
         starts, rows = self._ints([item.start for item in decode]), self._ints(host_rows)
         spans, tokens = [self._span(piece) for piece in pieces], [self._ints(piece.tokens) for piece in pieces]
         if decode:
             longest = max(item.start for item in decode) + nodes
-            spans.insert(0, Span(rows, host_rows, starts, reach, nodes, longest))
+            spans.insert(0, Span(rows, host_rows, starts, ancestor_mask, nodes, longest))
             tokens.insert(0, draft.tokens.flatten())
         hidden = self.decoder.run(torch.cat(tokens), self.cache, spans, self.taps)
         lengths = [len(piece.tokens) for piece in pieces]
@@ -76,9 +76,9 @@ class Runner:
         features = torch.cat(hidden.taps, dim=1) if self.taps else None
         verdict, logits = None, None
         if sampling is not None:
-            draft, reach, starts, last = self._sampled(plan, draft, reach, starts, hidden.last)
+            draft, ancestor_mask, starts, last = self._sampled(plan, draft, ancestor_mask, starts, hidden.last)
             logits = self.decoder.logits(last).view(starts.shape[0], nodes, -1)
-            verdict = verify(draft, reach, draw(logits, draft, reach, starts, sampling))
+            verdict = verify(draft, ancestor_mask, draw(logits, draft, ancestor_mask, starts, sampling))
             if decode:
                 self.cache.commit(rows, starts[: len(decode)], verdict.path[: len(decode)])
         paths = [] if verdict is None else _paths(verdict)
@@ -90,10 +90,10 @@ class Runner:
     def _span(self, piece: PromptPiece) -> Span:
         width = len(piece.tokens)
         row, start = self._ints([piece.row]), self._ints([piece.start])
-        return Span(row, [piece.row], start, chain_reach(1, width, self.device), width, piece.start + width)
+        return Span(row, [piece.row], start, chain_mask(1, width, self.device), width, piece.start + width)
 
     def _sampled(
-        self, plan: Plan, draft: Draft, reach: Tensor, starts: Tensor, last: Tensor
+        self, plan: Plan, draft: Draft, ancestor_mask: Tensor, starts: Tensor, last: Tensor
     ) -> tuple[Draft, Tensor, Tensor, Tensor]:
         """Draft, ancestors, root positions and hidden states [B * N, H] of the sampled rows.
 
@@ -106,7 +106,7 @@ class Runner:
             ends.append((piece, end - 1))
         lasts = [(piece, place) for piece, place in ends if piece.last]
         if not lasts:
-            return draft, reach, starts, last[: draft.tokens.numel()]
+            return draft, ancestor_mask, starts, last[: draft.tokens.numel()]
         at = self._ints([place for _, place in lasts]).unsqueeze(1).expand(-1, nodes).flatten()
         states = torch.cat([last[: draft.tokens.numel()], last[at]])
         ended = roots([piece.tokens[-1] for piece, _ in lasts], nodes)

@@ -29,8 +29,8 @@ class Drafts(Protocol):
         """Cache slots past the pending token that a draft takes, which are also its tokens at most."""
         ...
 
-    def held(self, request: Request) -> int:
-        """Leading tokens of a running request for which its pages hold the drafter's half."""
+    def draft_cached(self, request: Request) -> int:
+        """Leading tokens of a running request for which its pages hold the drafter's keys and values."""
         ...
 
 
@@ -105,8 +105,8 @@ class Scheduler:
         assert row is not None
         pages = self._owned.pop(row)
         if request.shares_prefix and request.error is None:
-            held = min(request.committed, self._drafts.held(request)) if request.half else 0
-            self.blocks.publish(request.tokens[: request.committed], pages, request.half, held)
+            draft_cached = min(request.committed, self._drafts.draft_cached(request)) if request.draft_kv else 0
+            self.blocks.publish(request.tokens[: request.committed], pages, request.draft_kv, draft_cached)
         self.blocks.free(pages)
         self.running.remove(request)
         self._free_rows.append(row)
@@ -217,7 +217,7 @@ class Scheduler:
     ) -> int:
         while self.waiting and self._free_rows and budget > 0:
             request = self.waiting[0]
-            pages, held = self._reused(request)
+            pages, draft_cached = self._reused(request)
             # The whole sequence and its lookahead must fit, or it would be preempted before it says a word.
             slots = len(request.tokens) + 1 + max(1, self._drafts.slots(request.methods, request.draft_limit))
             if self.blocks.pages_for(slots) - len(pages) > self.blocks.available:
@@ -229,7 +229,7 @@ class Scheduler:
             self._owned[row] = list(pages)
             grown[row] = list(pages)
             self.running.append(request)
-            admitted.append(Admission(row, request.id, request.committed, held * self.blocks.page_size))
+            admitted.append(Admission(row, request.id, request.committed, draft_cached * self.blocks.page_size))
             self._grow(row, len(request.tokens) + 1, grown)
             budget -= self._chunk(request, budget, prefill, grown)
         return budget
@@ -238,4 +238,4 @@ class Scheduler:
         """The shared pages that the request begins with."""
         if not request.shares_prefix:
             return PrefixMatch([], 0)
-        return self.blocks.match(request.tokens, request.half, whole=request.whole)
+        return self.blocks.match(request.tokens, request.draft_kv, complete=request.complete)

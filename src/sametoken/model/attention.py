@@ -123,7 +123,7 @@ def _paged(
     if group not in segment.trees:
         span, table = segment.span, cache.table
         segment.trees[group] = TreeTiles.of(
-            span.rows, span.starts, span.reach, span.nodes, table.table, table.page_size, segment.length, group
+            span.rows, span.starts, span.ancestor_mask, span.nodes, table.table, table.page_size, segment.length, group
         )
     scales = None
     if cache.key_scales is not None and cache.value_scales is not None:

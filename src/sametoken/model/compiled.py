@@ -92,7 +92,7 @@ class Parts(NamedTuple):
         return library() is not None and whole and not any(width % LANES for width in widths)
 
 
-class Certain(NamedTuple):
+class Committed(NamedTuple):
     """What rows of a cache read before they guess.
 
     Attributes:
@@ -145,24 +145,24 @@ class Compiled:
         self._nbytes = sum(packed(linear).nbytes for block in parts.blocks for linear in _linears(block))
 
     def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
-        kept = [(span, span.reach.contiguous()) for span in view.spans]
-        spans = [_span(span, reach) for span, reach in kept]
+        kept = [(span, span.ancestor_mask.contiguous()) for span in view.spans]
+        spans = [_span(span, ancestor_mask) for span, ancestor_mask in kept]
         self._kernels.forward(self._model, self._pages(cache), spans, tokens.contiguous(), x, taps, self._nbytes)
         return x
 
-    def guess(self, certain: Certain, cache: KVCache, levels: int, sampling: Sampling) -> Tensor:
-        """Reads what is certain and guesses on: each row's last token and its continuation, [B, 1 + levels] int64.
+    def guess(self, committed: Committed, cache: KVCache, levels: int, sampling: Sampling) -> Tensor:
+        """Reads what was committed and guesses on: each row's last token and its continuation, [B, 1 + levels] int64.
 
         Args:
             levels: tokens of a continuation, each drawn as the target would draw; the last one is not read.
             sampling: of the same rows, not `edited`.
         """
-        batch, lengths = len(certain.rows), [len(tokens) for tokens in certain.tokens]
+        batch, lengths = len(committed.rows), [len(tokens) for tokens in committed.tokens]
         width = max(lengths)
-        tokens = _longs([*chain.from_iterable([*row, *[0] * (width - len(row))] for row in certain.tokens)])
-        rows, starts, counts = _longs(certain.rows), _longs(certain.starts), (c_int32 * batch)(*lengths)
-        positions = _longs([start + n + self.ahead for start, n in zip(certain.starts, lengths, strict=True)])
-        features = certain.padded(width)
+        tokens = _longs([*chain.from_iterable([*row, *[0] * (width - len(row))] for row in committed.tokens)])
+        rows, starts, counts = _longs(committed.rows), _longs(committed.starts), (c_int32 * batch)(*lengths)
+        positions = _longs([start + n + self.ahead for start, n in zip(committed.starts, lengths, strict=True)])
+        features = committed.padded(width)
         features = None if features is None else features.contiguous()
         span = CSpan(batch, width, width, addressof(rows), addressof(starts))
         feed = Feed(span, addressof(tokens), addressof(counts), address(features))
@@ -212,10 +212,10 @@ class CompiledDecoder(Compiled):
         return last, tuple(found[tap] for tap in taps)
 
 
-def _span(span: Span, reach: Tensor) -> CSpan:
-    batch, total = reach.shape[:2]
+def _span(span: Span, ancestor_mask: Tensor) -> CSpan:
+    batch, total = ancestor_mask.shape[:2]
     found: CSpan = struct_of(
-        CSpan, batch=batch, nodes=span.nodes, total=total, rows=span.rows, starts=span.starts, reach=reach
+        CSpan, batch=batch, nodes=span.nodes, total=total, rows=span.rows, starts=span.starts, reach=ancestor_mask
     )
     return found
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from sametoken.runtime.chains import Chains, chains, is_chain
 from sametoken.runtime.kv_format import OWN, KVFormat
 from sametoken.runtime.transfer import upload
-from sametoken.speculation.draft import chain_reach, depth
+from sametoken.speculation.draft import chain_mask, depth
 
 # Where torch attends, key lengths are padded to whole blocks, or the sum over keys would be split differently as a row
 # grows. 512 is the length at which its kernel cuts them itself; shorter blocks change bits on some processors.
@@ -76,7 +76,7 @@ class Span(NamedTuple):
     Attributes:
         rows: [B] rows of the page table; `host_rows` the same as Python ints, or () where the host must not know.
         starts: [B] committed length of each row, where node 0 of its tree lies.
-        reach: [B, M, M] `ancestors` of each tree, earlier forwards' nodes included.
+        ancestor_mask: [B, M, M] `ancestors` of each tree, earlier forwards' nodes included.
         nodes: N, how many of the tree's last nodes this forward computes.
         longest: upper bound of `starts + M`, known to the host, that sizes the keys.
     """
@@ -84,22 +84,22 @@ class Span(NamedTuple):
     rows: Tensor
     host_rows: Sequence[int]
     starts: Tensor
-    reach: Tensor
+    ancestor_mask: Tensor
     nodes: int
     longest: int
 
     def with_child(self) -> Span:
         """The span of one more node in each tree, a child of its last node: padding that changes no other node."""
-        rows, nodes, _ = self.reach.shape
-        reach = torch.cat([self.reach, self.reach[:, -1:]], dim=1)
-        itself = (torch.arange(nodes + 1, device=reach.device) == nodes).view(1, -1, 1).expand(rows, -1, 1)
-        reach = torch.cat([reach, itself], dim=2)
-        return self._replace(reach=reach, nodes=self.nodes + 1, longest=self.longest + 1)
+        rows, nodes, _ = self.ancestor_mask.shape
+        ancestor_mask = torch.cat([self.ancestor_mask, self.ancestor_mask[:, -1:]], dim=1)
+        itself = (torch.arange(nodes + 1, device=ancestor_mask.device) == nodes).view(1, -1, 1).expand(rows, -1, 1)
+        ancestor_mask = torch.cat([ancestor_mask, itself], dim=2)
+        return self._replace(ancestor_mask=ancestor_mask, nodes=self.nodes + 1, longest=self.longest + 1)
 
 
 def _index(span: Span) -> Tensor:
     """[B, M] where the nodes of a span's trees lie in their rows."""
-    return span.starts.unsqueeze(1) + torch.arange(span.reach.shape[1], device=span.starts.device)
+    return span.starts.unsqueeze(1) + torch.arange(span.ancestor_mask.shape[1], device=span.starts.device)
 
 
 class Segment:
@@ -117,19 +117,23 @@ class Segment:
     """
 
     def __init__(self, span: Span, table: PageTable, dtype: torch.dtype) -> None:
-        self.tokens = span.reach.shape[0] * span.nodes
+        self.tokens = span.ancestor_mask.shape[0] * span.nodes
         self.length = -(-span.longest // KEY_BLOCK) * KEY_BLOCK
         self.dtype = dtype
         index = _index(span)
-        self.positions = (span.starts.unsqueeze(1) + depth(span.reach))[:, -span.nodes :]
+        self.positions = (span.starts.unsqueeze(1) + depth(span.ancestor_mask))[:, -span.nodes :]
         self.slots = table.slots(span.rows, index[:, -span.nodes :]).flatten()
         self._masks: dict[tuple[int | None, int, int], Tensor] = {}
         self.chains = None
         self.key_slots: Tensor | None = None
-        if span.starts.device.type == "cpu" and span.nodes == span.reach.shape[1] and not is_chain(span.reach):
-            self.chains = chains(span.reach)
+        if (
+            span.starts.device.type == "cpu"
+            and span.nodes == span.ancestor_mask.shape[1]
+            and not is_chain(span.ancestor_mask)
+        ):
+            self.chains = chains(span.ancestor_mask)
             span = self._straightened(span, table, self.chains)
-        self.batch, self.nodes = span.reach.shape[0], span.nodes
+        self.batch, self.nodes = span.ancestor_mask.shape[0], span.nodes
         self.first_slot = None
         if self.batch == 1 and self.chains is None and span.host_rows:
             self.first_slot = table.first_slot(span.host_rows[0], self.length)
@@ -143,8 +147,8 @@ class Segment:
         count, nodes = parts.path.shape
         self.key_slots = table.slots(rows, torch.arange(self.length).expand(count, -1))
         self.key_slots.scatter_(1, starts + torch.arange(nodes), table.slots(rows, starts + parts.path))
-        reach = chain_reach(count, nodes)
-        return Span(rows, (), starts.squeeze(1), reach, nodes, span.longest)
+        ancestor_mask = chain_mask(count, nodes)
+        return Span(rows, (), starts.squeeze(1), ancestor_mask, nodes, span.longest)
 
     def mask(self, window: int | None, groups: int, tile: int) -> Tensor:
         """[B * tiles, 1, groups * tile, L] additive mask, the nodes padded to whole tiles, groups outermost."""
@@ -158,9 +162,9 @@ class Segment:
         index = torch.arange(self.length, device=span.starts.device)
         visible = (index < span.starts.view(-1, 1, 1)).expand(-1, self.nodes, -1).contiguous()
         columns = _index(span)
-        visible.scatter_(2, columns.unsqueeze(1).expand(-1, self.nodes, -1), span.reach[:, -self.nodes :])
+        visible.scatter_(2, columns.unsqueeze(1).expand(-1, self.nodes, -1), span.ancestor_mask[:, -self.nodes :])
         if window is not None:
-            positions = span.starts.unsqueeze(1) + depth(span.reach)
+            positions = span.starts.unsqueeze(1) + depth(span.ancestor_mask)
             at = index.expand(self.batch, -1).scatter(1, columns, positions)
             visible &= positions[:, -self.nodes :].unsqueeze(2) - at.unsqueeze(1) < window
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=index.device)

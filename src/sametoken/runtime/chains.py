@@ -30,25 +30,25 @@ class Chains(NamedTuple):
     place: Tensor
 
 
-def is_chain(reach: Tensor) -> bool:
-    """Whether all trees of `reach` [B, N, N] are single chains."""
-    return torch.equal(depth(reach), torch.arange(reach.shape[1]).expand(reach.shape[:2]))
+def is_chain(ancestor_mask: Tensor) -> bool:
+    """Whether all trees of `ancestor_mask` [B, N, N] are single chains."""
+    return torch.equal(depth(ancestor_mask), torch.arange(ancestor_mask.shape[1]).expand(ancestor_mask.shape[:2]))
 
 
-def chains(reach: Tensor) -> Chains:
+def chains(ancestor_mask: Tensor) -> Chains:
     """Takes trees apart.
 
     Args:
-        reach: [B, N, N] `ancestors` of the trees, on the host.
+        ancestor_mask: [B, N, N] `ancestors` of the trees, on the host.
     """
-    nodes = reach.shape[1]
-    rows, leaves = (reach.sum(1) == 1).nonzero(as_tuple=True)  # a leaf reaches nobody's path but its own
-    on_path = reach[rows, leaves]
+    nodes = ancestor_mask.shape[1]
+    rows, leaves = (ancestor_mask.sum(1) == 1).nonzero(as_tuple=True)  # a leaf reaches nobody's path but its own
+    on_path = ancestor_mask[rows, leaves]
     lengths = on_path.sum(1, keepdim=True)
     longest = int(lengths.max())
     path = torch.where(on_path, torch.arange(nodes), nodes).sort(dim=1).values[:, :longest].minimum(leaves.unsqueeze(1))
     source = rows.unsqueeze(1) * nodes + path
     real = torch.arange(longest) < lengths
-    place = torch.empty(reach.shape[0] * nodes, dtype=torch.int64)
+    place = torch.empty(ancestor_mask.shape[0] * nodes, dtype=torch.int64)
     place[source[real]] = real.flatten().nonzero().squeeze(1)
     return Chains(rows, path, source.flatten(), place)

@@ -38,7 +38,7 @@ def _triangle(nodes: int, device: torch.device | str) -> Tensor:
 _kept_triangle = lru_cache(maxsize=64)(_triangle)
 
 
-def chain_reach(rows: int, nodes: int, device: torch.device | str = "cpu") -> Tensor:
+def chain_mask(rows: int, nodes: int, device: torch.device | str = "cpu") -> Tensor:
     """[rows, nodes, nodes] `ancestors` of chains; on the CPU kept for the next call, which a captured step must not."""
     made = _kept_triangle if torch.device(device).type == "cpu" else _triangle
     return made(nodes, device).expand(rows, -1, -1)
@@ -51,17 +51,17 @@ def ancestors(parents: Tensor) -> Tensor:
     """
     rows, nodes = parents.shape
     if parents.device.type == "cpu" and torch.equal(parents, chain_parents(rows, nodes)):  # found out at no cost there
-        return chain_reach(rows, nodes)
+        return chain_mask(rows, nodes)
     index = torch.arange(nodes, device=parents.device)
-    reach = (parents.unsqueeze(2) == index) | (index.unsqueeze(1) == index)
+    ancestor_mask = (parents.unsqueeze(2) == index) | (index.unsqueeze(1) == index)
     span = 1
     while span < nodes - 1:
-        step = reach.to(torch.float32)
-        reach = torch.matmul(step, step) > 0
+        step = ancestor_mask.to(torch.float32)
+        ancestor_mask = torch.matmul(step, step) > 0
         span *= 2
-    return reach
+    return ancestor_mask
 
 
-def depth(reach: Tensor) -> Tensor:
+def depth(ancestor_mask: Tensor) -> Tensor:
     """[B, N] edges between each node and the root, from `ancestors`."""
-    return reach.sum(-1) - 1
+    return ancestor_mask.sum(-1) - 1

@@ -120,7 +120,7 @@ def _recent(tokens: Tensor, parents: Tensor, history: Tensor) -> Tensor:
     return recent
 
 
-def penalise(scores: Tensor, tokens: Tensor, reach: Tensor, penalties: Penalties) -> None:
+def penalise(scores: Tensor, tokens: Tensor, ancestor_mask: Tensor, penalties: Penalties) -> None:
     """Repetition, frequency and presence penalties in place; each node counts the tokens of its own path."""
     repetition, presence, frequency = penalties.factors
     own, guessed = scores[penalties.rows], tokens[penalties.rows]
@@ -128,7 +128,7 @@ def penalise(scores: Tensor, tokens: Tensor, reach: Tensor, penalties: Penalties
     # Node 0 is counted in the history already; padding and tokens unknown to the target are on nobody's path.
     known = (guessed >= 0) & (guessed < vocabulary)
     known[:, 0] = False
-    on_path = (reach[penalties.rows] & known.unsqueeze(1)).to(torch.float32)
+    on_path = (ancestor_mask[penalties.rows] & known.unsqueeze(1)).to(torch.float32)
     index = guessed.clamp(0, vocabulary - 1).unsqueeze(1).expand_as(on_path)
     counts = penalties.counts.unsqueeze(1).repeat(1, guessed.shape[1], 1).scatter_add_(2, index, on_path)
     emitted = counts > 0

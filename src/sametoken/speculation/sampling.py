@@ -46,13 +46,13 @@ class TokenLogprobs(NamedTuple):
     top_tokens: Tensor
 
 
-def sample(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
+def sample(logits: Tensor, draft: Draft, ancestor_mask: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
     """The target's draw after every node.
 
     Args:
         logits: [B, N, V], any floating type.
         draft: the tree; what is drawn after padding nodes means nothing.
-        reach: [B, N, N] `ancestors(draft.parents)`.
+        ancestor_mask: [B, N, N] `ancestors(draft.parents)`.
         position: [B] int64, absolute position of node 0.
         sampling: of the same B rows, their histories ending with node 0.
 
@@ -63,8 +63,8 @@ def sample(logits: Tensor, draft: Draft, reach: Tensor, position: Tensor, sampli
         # max names the first of equals, like every other path here; float32 because bfloat16 reductions are slow.
         best, token = logits.to(torch.float32).max(-1)
         return _unless_absurd(token, best)
-    at = position.unsqueeze(1) + depth(reach) + 1
-    total, ids = _race(confined_scores(logits, draft, reach, at, sampling), at, sampling, sampling.candidates)
+    at = position.unsqueeze(1) + depth(ancestor_mask) + 1
+    total, ids = _race(confined_scores(logits, draft, ancestor_mask, at, sampling), at, sampling, sampling.candidates)
     # NaN and infinite scores make every cost NaN or infinite.
     if sampling.candidates == 0:
         least, token = total.min(-1)
@@ -120,16 +120,16 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> TokenLogprobs:
     return TokenLogprobs((-own - total).squeeze(1), ahead.sum(-1) + 1, -values - total, best)
 
 
-def confined_scores(logits: Tensor, draft: Draft, reach: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
+def confined_scores(logits: Tensor, draft: Draft, ancestor_mask: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
     """Edited scores, confined to the rows' grammars; not for drafters, whose trees are not made when they rank."""
-    scores = _edit(logits, draft, reach, at, sampling)
+    scores = _edit(logits, draft, ancestor_mask, at, sampling)
     if sampling.grammars is not None:
         scores = scores.clone()  # it may be the logits themselves, which log-probabilities are read from
         confine(scores, draft.tokens, draft.parents, sampling.grammars)
     return scores
 
 
-def _edit(logits: Tensor, draft: Draft, reach: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
+def _edit(logits: Tensor, draft: Draft, ancestor_mask: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
     """[B, N, V] float32 scores after bias, bans and penalties; `at` [B, N] is the position of each draw.
 
     A draft and positions of one node stand for all N: scores that share their history.
@@ -142,7 +142,7 @@ def _edit(logits: Tensor, draft: Draft, reach: Tensor, at: Tensor, sampling: Sam
     if sampling.ends is not None:
         ban_ends(scores, at, sampling.ends)
     if sampling.penalties is not None:
-        penalise(scores, draft.tokens, reach, sampling.penalties)
+        penalise(scores, draft.tokens, ancestor_mask, sampling.penalties)
     return scores
 
 

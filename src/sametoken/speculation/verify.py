@@ -30,17 +30,17 @@ class Verdict(NamedTuple):
     bonus: Tensor
 
 
-def verify(draft: Draft, reach: Tensor, drawn: Tensor) -> Verdict:
+def verify(draft: Draft, ancestor_mask: Tensor, drawn: Tensor) -> Verdict:
     """The longest path on which every node equals the target's draw at its parent.
 
     Args:
         draft: the tree; padding nodes carry token -1.
-        reach: [B, N, N] `ancestors(draft.parents)`.
+        ancestor_mask: [B, N, N] `ancestors(draft.parents)`.
         drawn: [B, N] the target's draw after each node, -1 for none.
     """
     if drawn.device.type == "cpu":
         return _walk(draft, drawn)
-    return _search(draft, reach, drawn)
+    return _search(draft, ancestor_mask, drawn)
 
 
 def _walk(draft: Draft, drawn: Tensor) -> Verdict:
@@ -59,16 +59,16 @@ def _walk(draft: Draft, drawn: Tensor) -> Verdict:
     return Verdict(torch.tensor(paths), torch.tensor(lengths), torch.tensor(bonuses))
 
 
-def _search(draft: Draft, reach: Tensor, drawn: Tensor) -> Verdict:
+def _search(draft: Draft, ancestor_mask: Tensor, drawn: Tensor) -> Verdict:
     """The same for all nodes at once, without a look at any value: inside a captured step."""
     nodes = draft.tokens.shape[1]
     index = torch.arange(nodes, device=drawn.device)
     wrong = draft.tokens != drawn.gather(1, draft.parents.clamp(min=0))
     wrong |= torch.minimum(draft.tokens, drawn) < 0
     wrong[:, 0] = False
-    accepted = ~(reach & wrong.unsqueeze(1)).any(-1)
+    accepted = ~(ancestor_mask & wrong.unsqueeze(1)).any(-1)
     # Accepted nodes form one path unless siblings repeat a token; argmax takes the first of equals, so they agree.
-    length, last = torch.where(accepted, reach.sum(-1) - 1, -1).max(dim=1)
-    on_path = reach.gather(1, last.view(-1, 1, 1).expand(-1, 1, nodes)).squeeze(1)
+    length, last = torch.where(accepted, ancestor_mask.sum(-1) - 1, -1).max(dim=1)
+    on_path = ancestor_mask.gather(1, last.view(-1, 1, 1).expand(-1, 1, nodes)).squeeze(1)
     path = torch.where(on_path, index, nodes).sort(dim=1).values.minimum(last.unsqueeze(1))
     return Verdict(path, length, drawn.gather(1, last.unsqueeze(1)).squeeze(1))

@@ -42,7 +42,7 @@ class NextFeatureDrafter(Drafter):
         self.taps = (target.config.num_layers - 1,)  # the last block's output; the target's norm makes it the state
         self._rows: dict[int, _Row] = {}
 
-    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         self._rows[row] = _Row(len(cached))
 
     def release(self, row: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from sametoken.learning.batch import Batch
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable, Span
-from sametoken.speculation.draft import chain_reach
+from sametoken.speculation.draft import chain_mask
 from sametoken.speculation.noise import noise, uniform
 
 PAGE = 32
@@ -71,13 +71,13 @@ def sample(
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     rows, host_rows = torch.arange(len(prompts), device=device), tuple(range(len(prompts)))
     spans = [
-        Span(rows[i : i + 1], (i,), torch.zeros(1, dtype=torch.int64, device=device), chain_reach(1, n, device), n, n)
+        Span(rows[i : i + 1], (i,), torch.zeros(1, dtype=torch.int64, device=device), chain_mask(1, n, device), n, n)
         for i, n in enumerate(lengths.tolist())
     ]
     hidden = decoder(torch.cat(list(prompts)), cache, cache.view(spans)).last
     last = hidden[lengths.cumsum(0) - 1]
     written: list[Tensor] = []
-    alone = chain_reach(len(prompts), 1, device)
+    alone = chain_mask(len(prompts), 1, device)
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     wanted = torch.tensor(counts, device=device)
     ends = torch.tensor(list(stops), dtype=torch.int64, device=device)

@@ -19,7 +19,7 @@ from sametoken.drafters.device import Proposer
 from sametoken.drafters.tree import assembled, trimmed
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.model.decoder import Decoder
-from sametoken.runtime.lanes import Lanes
+from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.speculation.draft import PADDING, Draft
 from sametoken.speculation.sampling import Sampling, rank
 
@@ -32,14 +32,14 @@ class Shape(NamedTuple):
     Attributes:
         ranks: how many tokens each level takes of its head.
         place: [N - 1] which of all levels' tokens each node but the root is.
-        depth: [N - 1] of these nodes. `parents`: [N]. `reach`: [N - 1, N - 1] `ancestors`, the root left out.
+        depth: [N - 1] of these nodes. `parents`: [N]. `ancestor_mask`: [N - 1, N - 1] `ancestors`, the root left out.
     """
 
     ranks: Sequence[int]
     place: Tensor
     depth: Tensor
     parents: Tensor
-    reach: Tensor
+    ancestor_mask: Tensor
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class MedusaDrafter(Drafter):
         self.shapes = [_shape(self._tree, count, device) for count in range(1, levels + 1)]
         self.states: dict[int, LastFeature] = {}
 
-    def admit(self, row: int, cached: Sequence[int], held: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         self.states[row] = LastFeature(len(cached))
 
     def release(self, row: int) -> None:
@@ -127,7 +127,7 @@ class MedusaDrafter(Drafter):
         ]
         tokens = torch.cat(found, dim=1)[:, shape.place]
         wrong = (tokens == PADDING) | (shape.depth > limits.unsqueeze(1))
-        tokens = tokens.masked_fill((wrong.unsqueeze(1) & shape.reach).any(2), PADDING)
+        tokens = tokens.masked_fill((wrong.unsqueeze(1) & shape.ancestor_mask).any(2), PADDING)
         return Draft(torch.cat([pending.unsqueeze(1), tokens], dim=1), shape.parents.expand(len(tokens), -1))
 
 
@@ -144,9 +144,11 @@ class CapturedMedusa(Proposer):
     def enter(self, row: int) -> Tensor | None:
         return self._drafter.states[row].feature
 
-    def guess(self, lanes: Lanes, sampling: Sampling, keys: int) -> Draft:
-        feature = lanes.latest(1).features.squeeze(1)
-        return self._drafter.draft(feature, lanes.pending, lanes.lengths, lanes.longest, sampling, self._shape)
+    def guess(self, graph_slots: GraphSlots, sampling: Sampling, keys: int) -> Draft:
+        feature = graph_slots.latest(1).features.squeeze(1)
+        return self._drafter.draft(
+            feature, graph_slots.pending, graph_slots.lengths, graph_slots.longest, sampling, self._shape
+        )
 
     def committed(self, row: int, start: int, tokens: Sequence[int]) -> None:
         self._drafter.states[row].length = start + len(tokens)
@@ -162,9 +164,9 @@ def _shape(tree: Sequence[Path], levels: int, device: torch.device) -> Shape:
     first, number = [0, *accumulate(ranks)], {path: node for node, path in enumerate([(), *paths])}
     place = [first[len(path) - 1] + path[-1] for path in paths]
     parents = [-1, *(number[path[:-1]] for path in paths)]
-    reach = [[path[: len(other)] == other for other in paths] for path in paths]
+    ancestor_mask = [[path[: len(other)] == other for other in paths] for path in paths]
     depth = [len(path) for path in paths]
-    at, deep, above, on = (torch.tensor(values, device=device) for values in (place, depth, parents, reach))
+    at, deep, above, on = (torch.tensor(values, device=device) for values in (place, depth, parents, ancestor_mask))
     return Shape(ranks, at, deep, above, on)
 
 

@@ -204,7 +204,7 @@ class Library:
     def guess(
         self, model: Model, pages: Pages, feed: Feed, output: Output, draw: Draw, levels: int, nbytes: tuple[int, int]
     ) -> Tensor:
-        """Each row's last certain token and its continuation, [B, 1 + levels] int64.
+        """Each row's last committed token and its continuation, [B, 1 + levels] int64.
 
         Args:
             feed: what rows read first.

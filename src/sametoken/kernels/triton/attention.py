@@ -54,21 +54,21 @@ class TreeTiles(NamedTuple):
         cls,
         rows: Tensor,
         starts: Tensor,
-        reach: Tensor,
+        ancestor_mask: Tensor,
         nodes: int,
         table: Tensor,
         page_size: int,
         keys: int,
         group: int,
     ) -> TreeTiles:
-        """Of a span's rows, starts and reach [B, M, M], whose last `nodes` nodes query.
+        """Of a span's rows, starts and ancestor_mask [B, M, M], whose last `nodes` nodes query.
 
         Args:
             group: G, which decides how many nodes share a tile.
         """
-        own = reach[:, -nodes:]
-        count = reach.shape[1]
-        index = torch.arange(count, device=reach.device)
+        own = ancestor_mask[:, -nodes:]
+        count = ancestor_mask.shape[1]
+        index = torch.arange(count, device=ancestor_mask.device)
         itself = index[-nodes:].unsqueeze(1)
         paths = torch.where(own, index, count).sort(dim=-1).values.minimum(itself)
         depths = depth(own)

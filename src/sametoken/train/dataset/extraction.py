@@ -21,7 +21,7 @@ from sametoken.learning.modes import TRAINED
 from sametoken.learning.target import Features
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable, Span
-from sametoken.speculation.draft import chain_reach
+from sametoken.speculation.draft import chain_mask
 from sametoken.train.dataset.hidden_states import (
     DIRECTORY,
     DTYPES,
@@ -68,8 +68,8 @@ class FeatureReader:
         """The same for the tokens from `start`, at most `PIECE_TOKENS`, whose predecessors were read before."""
         tokens = tokens[start : start + PIECE_TOKENS]
         count, place = len(tokens), torch.tensor([start], device=self.device)
-        reach = chain_reach(1, count, self.device)
-        span = Span(torch.zeros_like(place), (0,), place, reach, count, start + count)
+        ancestor_mask = chain_mask(1, count, self.device)
+        span = Span(torch.zeros_like(place), (0,), place, ancestor_mask, count, start + count)
         hidden = self._decoder.run(tokens.to(self.device, torch.int64), self._cache, [span], self._taps)
         return torch.stack([*hidden.taps, self._decoder.norm(hidden.last)], dim=1)
 

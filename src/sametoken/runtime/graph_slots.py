@@ -1,7 +1,7 @@
 """Where decoding rows stand, in tensors that a captured step reads and writes in place.
 
-A lane is a row of the page table in a batch of fixed size; lanes beyond the batch's rows pad it and do not move.
-Legend: B lanes, N nodes of a lane's draft, K tokens of its longest path, W width of the features.
+A graph slot is a place in a batch of fixed size, for one row of the page table. Slots without a row pad the batch and
+do not move. Legend: B graph slots, N nodes of a slot's draft, K tokens of its longest path, W width of the features.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sametoken.runtime.transfer import upload
 
 
 class Latest(NamedTuple):
-    """The last tokens that every lane emitted, at most `width` of them.
+    """The last tokens that every graph slot emitted, at most `width` of them.
 
     Attributes:
         tokens: [B, width], the pending token at `counts - 1`; what follows it means nothing.
@@ -31,7 +31,7 @@ class Latest(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class GraphSlots:
     """All fields but the features are int64.
 
     Attributes:
@@ -59,8 +59,8 @@ class Lanes:
     @classmethod
     def empty(
         cls, batch: int, depth: int, nodes: int, device: torch.device, width: int = 0, dtype: torch.dtype | None = None
-    ) -> Lanes:
-        """Lanes for drafts of `nodes` nodes, K = `depth`, and for features of `dtype`, W = `width`."""
+    ) -> GraphSlots:
+        """GraphSlots for drafts of `nodes` nodes, K = `depth`, and for features of `dtype`, W = `width`."""
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int64, device=device)
@@ -106,10 +106,10 @@ class Lanes:
         self, rows: Sequence[int], pending: Sequence[int], spare: int, lengths: Sequence[int], limits: Sequence[int],
         room: Sequence[int], features: Sequence[Tensor | None] = (),
     ) -> None:  # fmt: skip
-        """Seats rows in the first lanes.
+        """Seats rows in the first graph slots.
 
         Args:
-            rows: of the page table; padding lanes write to the row `spare`.
+            rows: of the page table; padding slots write to the row `spare`.
             pending, lengths, limits, room: of each row.
             features: [1, W] of each row's last committed token.
         """
@@ -124,10 +124,10 @@ class Lanes:
             (self.counts, [1] * len(rows), 1),
         ):
             field.copy_(upload([*values, *[padding] * pads], field.device))
-        for lane, feature in enumerate(features):
+        for slot, feature in enumerate(features):
             if feature is not None:
-                self.features[lane, :1] = feature
+                self.features[slot, :1] = feature
 
-    def held(self) -> list[Tensor]:
-        """[count, W] features of what every lane's latest step committed, copied; the host waits for the device."""
+    def committed_features(self) -> list[Tensor]:
+        """[count, W] features of what the latest step committed, copied, by slot; the host waits for the device."""
         return [features[:count].clone() for features, count in zip(self.features, self.counts.tolist(), strict=True)]
