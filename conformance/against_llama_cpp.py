@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conformance import peer, results, vocabularies
+from conformance import peer, results, templates, vocabularies
 from conformance.against_vllm import APART, DRAFT_LEN, MAX_TOKENS, Run, ours, prompt_ids
 from conformance.results import Result
 from conformance.trained import slug, trained_heads
@@ -30,7 +30,9 @@ def compare(python: Path, work: Path, llama_cpp: Path) -> tuple[list[Result], di
     gguf.mkdir(exist_ok=True)
     target = gguf / "target.gguf"
     convert(python, llama_cpp, [TARGET, target], work / "logs" / "gguf-target.log")
-    found, versions = vocabularies.compare(PEER, llama_cpp / "models"), {}
+    models = llama_cpp / "models"
+    found = vocabularies.compare(PEER, models) + templates.compare(PEER, models / "templates")
+    versions: dict[str, str] = {}
     for name in (*SERVED, *LACKING):
         draft = gguf / f"{slug(name)}.gguf"
         try:

@@ -146,15 +146,42 @@ def render(templates: Templates, messages: Sequence[Message], variables: Mapping
         raise RequestError("the conversation is empty; give at least one message with role and content")
     if wrong := [message for message in messages if not isinstance(message, Mapping) or "role" not in message]:
         raise RequestError(f"a message is {shown(wrong[0])}, expected an object with role and content")
-    template = _compile(_choose(templates, with_tools=variables.get("tools") is not None))
-    # Clients send `"content": null`, which templates would print as None.
-    present = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    chosen = _choose(templates, with_tools=variables.get("tools") is not None)
+    template, present = _compile(chosen), [_present(message, chosen) for message in messages]
     try:
         return template.render({"tools": None, "documents": None, **variables, "messages": present})
     except TemplateError as error:
         raise RequestError(f"the chat template refuses this conversation: {error}") from error
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise RequestError(f"the chat template cannot read this conversation ({error}); check its messages") from error
+
+
+def _present(message: Message, template: str) -> dict[str, Any]:
+    """A message without keys that hold nothing, which templates would print as None.
+
+    Clients send calls of functions with `"content": null`, an empty one or none; templates expect a text or null there.
+    """
+    present = {key: value for key, value in message.items() if value is not None}
+    if present.get("tool_calls") and not present.get("content"):
+        present["content"] = _content_of_calls(template)
+    return present
+
+
+@lru_cache(maxsize=16)
+def _content_of_calls(template: str) -> str | None:
+    """What a template expects as the content of a message that only calls functions.
+
+    An empty text, unless the template then leaves the calls out (DeepSeek-R1's shows them where the content is null).
+    """
+    call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {}}}
+    empty = {"role": "assistant", "content": ""}
+    texts = []
+    for said in ({**empty, "tool_calls": [call]}, empty):
+        try:
+            texts.append(_compile(template).render(messages=[{"role": "user", "content": "u"}, said], tools=None))
+        except Exception:  # templates raise whatever they like: then nothing is known
+            return ""
+    return None if texts[0] == texts[1] else ""
 
 
 def is_list(value: object) -> bool:
