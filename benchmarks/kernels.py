@@ -43,8 +43,11 @@ def coded(code: Code, group: int, scale: torch.dtype, *, zeros: bool = False) ->
     """A weight of another tool's format with random codes."""
     groups = INPUTS // group
     size = INPUTS if code in (Code.FP8, Code.INT8) else INPUTS // 2
-    codes = torch.randint(0, 120, (OUTPUTS, size), dtype=torch.uint8)
-    codes = codes.view({Code.FP8: torch.float8_e4m3fn, Code.INT8: torch.int8}.get(code, torch.uint8))
+    if code is Code.FP8:  # as weights are distributed: few numbers are tiny
+        codes = (torch.randn(OUTPUTS, size) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
+    else:
+        codes = torch.randint(0, 120, (OUTPUTS, size), dtype=torch.uint8)
+        codes = codes.view(torch.int8) if code is Code.INT8 else codes
     scales = torch.randint(100, 120, (OUTPUTS, groups), dtype=torch.uint8)
     scales = scales.view(scale) if scale.itemsize == 1 else (scales / 1e5).to(scale)
     zero = torch.full((OUTPUTS, groups), 7, dtype=torch.int8) if zeros else None

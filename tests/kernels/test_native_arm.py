@@ -1,6 +1,6 @@
 """The kernels of arm64, in qemu on the least processor that each is for: integers, AVX2's bits, and the engine.
 
-`make test-arm` runs all of test_native.py and test_native_heads.py with them too.
+`make test-arm` runs all of test_native.py, test_native_codes.py and test_native_heads.py with them too.
 """
 
 from __future__ import annotations

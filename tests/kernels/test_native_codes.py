@@ -18,7 +18,7 @@ ALL = 1 << 20  # a group of all inputs
 
 
 class Case(NamedTuple):
-    """A weight's format; `zero` is the range of its zero points."""
+    """A weight's format; `zero` is the range of its zero points, `offset` the dtype of what is subtracted (GGUF)."""
 
     code: Code
     scale: torch.dtype
@@ -26,6 +26,7 @@ class Case(NamedTuple):
     factor: bool = False
     zero: tuple[int, int] | None = None
     ordered: bool = False
+    offset: torch.dtype | None = None
 
 
 CASES = [
@@ -39,6 +40,10 @@ CASES = [
     Case(Code.INT4, torch.float16, ALL),
     Case(Code.INT8, torch.bfloat16, 32, zero=(-128, 128)),
     Case(Code.INT8, torch.float16, ALL, ordered=True),
+    Case(Code.INT8, torch.float16, 32),
+    Case(Code.INT8, torch.int8, 16),
+    Case(Code.INT8, torch.int8, 32, offset=torch.float32),
+    Case(Code.INT4, torch.int8, 32, offset=torch.int8),
 ]
 
 
@@ -54,15 +59,22 @@ def weight_of(case: Case, outputs: int, inputs: int) -> Coded:
         codes = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
     else:
         codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8)
-    if case.scale.itemsize == 1:
+    if case.scale == torch.int8:
+        scale = torch.randint(-128, 128, (outputs, groups), dtype=torch.int8)
+    elif case.scale.itemsize == 1:
         low, high = (0, 127) if case.scale == torch.float8_e4m3fn else (100, 150)
         scale = torch.randint(low, high, (outputs, groups), dtype=torch.uint8).view(case.scale)
     else:
         scale = (torch.rand(outputs, groups) * 10.0 ** torch.randint(-6, 1, (outputs, groups))).to(case.scale)
     zero = None if case.zero is None else torch.randint(*case.zero, (outputs, groups)).to(torch.int8)
+    factor = torch.rand(outputs) if case.factor else None
+    order = torch.randperm(inputs).to(torch.int32) if case.ordered else None
+    steps = torch.rand(2, outputs, groups // 2 if groups % 2 == 0 else groups).to(torch.float16)
+    offset = None if case.offset is None else torch.randint(0, 64, (outputs, groups)).to(case.offset)
     return Coded(
-        case.code, codes, scale, inputs, group, torch.rand(outputs) if case.factor else None, zero,
-        torch.randperm(inputs).to(torch.int32) if case.ordered else None,
+        case.code, codes, scale, inputs, group, factor, zero, order,
+        step=steps[0] if case.scale == torch.int8 else None,
+        offset=offset, offset_step=steps[1] if case.offset == torch.int8 else None,
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ class Linear(nn.Module):
         self._parts.clear()
         on_cpu = whole.codes.device.type == "cpu" and self.weight.dtype == torch.bfloat16
         self._library = library() if on_cpu else None
-        if self._library is None or not (self._library.reads_codes and (whole.is_flat or self._library.reads_steps)):
+        if self._library is None or not self._library.reads_codes:
             self.coded = whole
         else:
             self.native = whole.pack(None if self.bias is None else self.bias.detach())

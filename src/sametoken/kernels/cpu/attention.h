@@ -217,8 +217,8 @@ class Attention {
       turn(keys.at, words_ / 2, turned + words_ / 2 * LANES);
       for (int word = 0; word < words_ / 2; word++) {  // a word's bytes 0 and 2, then 1 and 3, as the query has them
         Pairs bytes = load_pairs(turned + (words_ / 2 + word) * LANES);
-        store_pairs(turned + 2 * word * LANES, fp8_of_int16(low_bytes(bytes)));
-        store_pairs(turned + (2 * word + 1) * LANES, fp8_of_int16(right_int16<8>(bytes)));
+        store_pairs(turned + 2 * word * LANES, any_fp8<0>(bytes));
+        store_pairs(turned + (2 * word + 1) * LANES, any_fp8<1>(bytes));
       }
     } else {
       turn(keys.at, words_, turned);

@@ -24,14 +24,14 @@ from sametoken.kernels.cpu.processor import VARIANTS, processor_features, rebuil
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 6  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 7  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
 ALONE_BYTES = 2**19
 
 
 class Weight(Structure):
-    """See linear.h."""
+    """See rows.h."""
 
     _fields_ = [
         ("format", c_int32), ("inputs", c_int32), ("outputs", c_int32), ("group", c_int32),
@@ -132,11 +132,10 @@ class Library:
         self.name = name
         library = ctypes.CDLL(str(file))
         found = getattr(library, "sametoken_interface", lambda: 0)()
-        if not INTERFACE - 3 <= found <= INTERFACE:
+        if not INTERFACE - 4 <= found <= INTERFACE:
             raise OSError(f"{file} was built from other sources; install the package again")
-        self.reads_codes = found >= INTERFACE - 2  # versions before lack the kernels of other tools' formats
-        self.reads_steps = found >= INTERFACE - 1  # the version before lacks scales of scales, and offsets
-        self.reads_kv_codes = found >= INTERFACE  # the version before takes a cache for bfloat16
+        self.reads_codes = found >= INTERFACE  # versions before lack them, or have other layouts
+        self.reads_kv_codes = found >= INTERFACE - 1  # versions before take a cache for bfloat16
         self._linear, self._forward = library.sametoken_linear, library.sametoken_forward
         self._fuse, self._guess = library.sametoken_fuse, library.sametoken_guess
         self._linear.argtypes = [POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_int32, c_int32]

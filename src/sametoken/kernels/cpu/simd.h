@@ -29,6 +29,7 @@ inline void relax() {
 #endif
 }
 
+#if !defined(__AVX512F__)
 // 16 numbers float16, none of them infinite or NaN.
 inline Floats load_fp16(const uint16_t* p) {
   Ints bits = bits_of(load_bf16(p));  // in the upper half of a lane
@@ -36,14 +37,18 @@ inline Floats load_fp16(const uint16_t* p) {
   return floats_of(exclusive_or(bits_of(size), left<31>(right<31>(bits))));
 }
 
-// 16 numbers float8_e4m3fn, none of them NaN.
+// 16 numbers float8_e4m3fn, none of them negative or NaN.
 inline Floats load_fp8(const uint8_t* p) {
-  Ints x = load_bytes(p), magnitude = right<25>(left<25>(x));
-  Floats normal = floats_of(add_ints(left<20>(magnitude), spread_int(120 << 23)));
-  Floats tiny = mul(as_floats(magnitude), spread(1.0f / 512));
-  Floats value = where_zero(right<3>(magnitude), tiny, normal);
-  return floats_of(exclusive_or(bits_of(value), left<31>(right<7>(x))));
+  Ints x = load_bytes(p);
+  Floats normal = floats_of(add_ints(left<20>(x), spread_int(120 << 23)));
+  return where_zero(right<3>(x), mul(as_floats(x), spread(1.0f / 512)), normal);
 }
+
+// 16 signed bytes.
+inline Floats load_signed(const int8_t* p) {
+  return as_floats(signed_right<24>(left<24>(load_bytes(reinterpret_cast<const uint8_t*>(p)))));
+}
+#endif
 
 // Sums and maxima over lanes, in one fixed order.
 inline float lane_sum(Floats x) {

@@ -101,60 +101,78 @@ inline __m256i widen_half(const void* p) {  // 16 signed bytes as bfloat16; eigh
 }
 inline Pairs widen_bytes(const void* p) { return {widen_half(p), widen_half((const char*)p + 16)}; }
 
-// Codes of other tools. Pairs hold them as 32 numbers of 16 bits on the way.
+// Codes of other tools. Pairs hold them as 32 numbers of 16 bits, or 64 bytes, on the way.
+#define SAMETOKEN_HALVES(NAME, OP) \
+  inline Pairs NAME(Pairs x, Pairs y) { return {OP(x.a, y.a), OP(x.b, y.b)}; }
+SAMETOKEN_HALVES(sub_int16, _mm256_sub_epi16)
+SAMETOKEN_HALVES(sub_bytes, _mm256_sub_epi8)
+#undef SAMETOKEN_HALVES
 inline Pairs int16_of_bytes(const void* p) {
   const __m128i* at = (const __m128i*)p;
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128(at)), _mm256_cvtepi8_epi16(_mm_loadu_si128(at + 1))};
 }
-inline Pairs sub_int16(Pairs x, Pairs y) { return {_mm256_sub_epi16(x.a, y.a), _mm256_sub_epi16(x.b, y.b)}; }
-inline Pairs low_int16(Pairs x) {
-  __m256i mask = _mm256_set1_epi16(15);
-  return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
-}
+inline __m256i nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+inline Pairs low_nibble_bytes(Pairs x) { return {nibbles(x.a), nibbles(x.b)}; }
 template <int N> inline Pairs right_int16(Pairs x) { return {_mm256_srli_epi16(x.a, N), _mm256_srli_epi16(x.b, N)}; }
 inline __m256i twice(__m256i x) { return _mm256_blend_epi16(x, _mm256_slli_epi32(x, 16), 0xaa); }
 inline Pairs twice_int16(const int8_t* p) {  // 16 signed bytes, each in both halves of its lane
   __m128i x = _mm_loadu_si128((const __m128i*)p);
   return {twice(_mm256_cvtepi8_epi32(x)), twice(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
 }
+inline Pairs four_times(const int8_t* p) {  // 16 bytes, each in all four bytes of its lane
+  __m128i x = _mm_loadu_si128((const __m128i*)p);
+  __m256i times = _mm256_set1_epi32(0x01010101);
+  return {_mm256_mullo_epi32(_mm256_cvtepu8_epi32(x), times), _mm256_mullo_epi32(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)), times)};
+}
 inline __m256i joined(__m256 low, __m256 high) {  // the upper halves of two vectors of floats
   return _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(low), 16), _mm256_castps_si256(high), 0xaa);
+}
+template <int N> inline __m256 part(__m256i x) {  // as a float, the signed byte that ends below bit N of each lane
+  return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 32 - N), 24));
 }
 inline __m256i of_int16(__m256i x) {
   __m256 low = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 16), 16));
   return joined(low, _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 16)));
 }
 inline Pairs pairs_of_int16(Pairs x) { return {of_int16(x.a), of_int16(x.b)}; }  // of at most 8 significant bits
-inline Pairs pairs_of_small(Pairs x) { return pairs_of_int16(x); }
-inline __m256i of_fp4(__m256i x) {  // the upper bytes differ for all but four values, the lower ones are 0, 80, c0 or 40
-  const __m256i upper = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-      0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64));
-  const __m256i lower = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-      0, 0, -128, -64, 0, 0x40, -128, -64, 0, 0, -128, -64, 0, 0x40, -128, -64));
-  x = _mm256_and_si256(x, _mm256_set1_epi16(15));
-  return _mm256_or_si256(_mm256_slli_epi16(_mm256_shuffle_epi8(upper, x), 8), _mm256_shuffle_epi8(lower, x));
+template <int BYTE> inline Pairs small_bytes(Pairs x) {  // from one signed byte of each 16 bits
+  return {joined(part<8 * BYTE + 8>(x.a), part<8 * BYTE + 24>(x.a)), joined(part<8 * BYTE + 8>(x.b), part<8 * BYTE + 24>(x.b))};
 }
-inline Pairs pairs_of_fp4(Pairs x) { return {of_fp4(x.a), of_fp4(x.b)}; }  // of each low four bits
-inline __m256 of_fp8(__m256i x) {  // of 8 lanes
-  __m256i size = _mm256_and_si256(x, _mm256_set1_epi32(127));
-  __m256i normal = _mm256_add_epi32(_mm256_slli_epi32(size, 20), _mm256_set1_epi32(120 << 23));
-  __m256 tiny = _mm256_mul_ps(_mm256_cvtepi32_ps(size), _mm256_set1_ps(1.0f / 512));
-  __m256 found = _mm256_blendv_ps(_mm256_castsi256_ps(normal), tiny, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(8), size)));
-  return _mm256_or_ps(found, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(x, 7), 31)));
+struct Table { __m256i upper, lower; };  // bytes of 16 numbers, twice
+inline Table table_of(const uint16_t (&values)[16]) {
+  __m128i first = _mm_loadu_si128((const __m128i*)values), last = _mm_loadu_si128((const __m128i*)values + 1);
+  __m128i mask = _mm_set1_epi16(255);
+  __m128i upper = _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(last, 8));
+  __m128i lower = _mm_packus_epi16(_mm_and_si128(first, mask), _mm_and_si128(last, mask));
+  return {_mm256_broadcastsi128_si256(upper), _mm256_broadcastsi128_si256(lower)};
+}
+inline __m256i looked_up(const Table& table, __m256i x) {
+  x = _mm256_and_si256(x, _mm256_set1_epi16(15));
+  return _mm256_or_si256(_mm256_slli_epi16(_mm256_shuffle_epi8(table.upper, x), 8), _mm256_shuffle_epi8(table.lower, x));
+}
+inline Pairs looked_up(const Table& table, Pairs x) { return {looked_up(table, x.a), looked_up(table, x.b)}; }  // by each low four bits
+inline bool has_tiny_fp8(Pairs x) {  // exponents of 0
+  __m256i mask = _mm256_set1_epi8(0x78), zero = _mm256_setzero_si256();
+  __m256i a = _mm256_cmpeq_epi8(_mm256_and_si256(x.a, mask), zero), b = _mm256_cmpeq_epi8(_mm256_and_si256(x.b, mask), zero);
+  return _mm256_movemask_epi8(_mm256_or_si256(a, b)) != 0;
 }
 inline void store_pairs(void* p, Pairs x) { _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)p + 1, x.b); }
-inline Pairs low_bytes(Pairs x) {
-  __m256i mask = _mm256_set1_epi16(255);
-  return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+inline __m256i normal_fp8(__m256i x) {  // the upper byte of each 16 bits
+  __m256i bits = _mm256_and_si256(_mm256_srai_epi16(x, 4), _mm256_set1_epi16(short(0x87f0)));
+  return _mm256_add_epi16(bits, _mm256_set1_epi16(120 << 7));
 }
-inline __m256i fp8_of_int16(__m256i x) {
-  return joined(of_fp8(_mm256_and_si256(x, _mm256_set1_epi32(255))), of_fp8(_mm256_srli_epi32(x, 16)));
+template <int BYTE> inline __m256i upper_byte(__m256i x) { return BYTE == 0 ? _mm256_slli_epi16(x, 8) : x; }
+template <int BYTE> inline Pairs normal_fp8(Pairs x) {  // one byte of each 16 bits
+  return {normal_fp8(upper_byte<BYTE>(x.a)), normal_fp8(upper_byte<BYTE>(x.b))};
 }
-inline Pairs fp8_of_int16(Pairs x) { return {fp8_of_int16(x.a), fp8_of_int16(x.b)}; }  // codes of 8 bits
-inline Pairs pairs_of_fp8(const void* p) {
-  const __m128i* at = (const __m128i*)p;
-  return fp8_of_int16({_mm256_cvtepu8_epi16(_mm_loadu_si128(at)), _mm256_cvtepu8_epi16(_mm_loadu_si128(at + 1))});
+inline __m256i any_fp8(__m256i x) {  // tiny numbers are 0 .. 7 times 2^-9
+  const __m256i upper = _mm256_set1_epi64x(0x3c3c3c3c3b3b3b00), lower = _mm256_set1_epi64x(0x60402000c0800000);
+  __m256i size = _mm256_and_si256(_mm256_srli_epi16(x, 8), _mm256_set1_epi16(127));
+  __m256i tiny = _mm256_or_si256(_mm256_slli_epi16(_mm256_shuffle_epi8(upper, size), 8), _mm256_shuffle_epi8(lower, size));
+  tiny = _mm256_or_si256(tiny, _mm256_and_si256(x, _mm256_set1_epi16(short(0x8000))));
+  return _mm256_blendv_epi8(normal_fp8(x), tiny, _mm256_cmpgt_epi16(_mm256_set1_epi16(8), size));
 }
+template <int BYTE> inline Pairs any_fp8(Pairs x) { return {any_fp8(upper_byte<BYTE>(x.a)), any_fp8(upper_byte<BYTE>(x.b))}; }
 inline Ints load_bytes(const uint8_t* p) {
   __m128i x = _mm_loadu_si128((const __m128i*)p);
   return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
@@ -171,7 +189,6 @@ inline __m256i dot4(__m256i sum, __m256i u, __m256i s) {  // not maddubs, whose 
   return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
 }
 inline Ints dot4(Ints sum, Quads u, Quads s) { return {dot4(sum.a, u.a, s.a), dot4(sum.b, u.b, s.b)}; }
-inline __m256i nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 inline Quads low_nibbles(Quads x) { return {nibbles(x.a), nibbles(x.b)}; }
 inline Quads high_nibbles(Quads x) { return {nibbles(_mm256_srli_epi16(x.a, 4)), nibbles(_mm256_srli_epi16(x.b, 4))}; }
 

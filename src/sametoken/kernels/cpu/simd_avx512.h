@@ -70,36 +70,53 @@ inline Pairs widen_bytes(const void* p) {  // 32 signed bytes as bfloat16
   return {(__m512i)_mm512_cvtne2ps_pbh(high, low)};
 }
 
-// Codes of other tools. Pairs hold them as 32 numbers of 16 bits on the way.
+// Codes of other tools. Pairs hold them as 32 numbers of 16 bits, or 64 bytes, on the way.
 inline Pairs int16_of_bytes(const void* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
 inline Pairs sub_int16(Pairs a, Pairs b) { return {_mm512_sub_epi16(a.v, b.v)}; }
-inline Pairs low_int16(Pairs a) { return {_mm512_and_si512(a.v, _mm512_set1_epi16(15))}; }
-template <int N> inline Pairs right_int16(Pairs a) { return {_mm512_srli_epi16(a.v, N)}; }
+inline Pairs sub_bytes(Pairs a, Pairs b) { return {_mm512_sub_epi8(a.v, b.v)}; }
+inline Pairs low_nibble_bytes(Pairs a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
+template <int N> inline Pairs right_int16(Pairs a) { return {N == 0 ? a.v : _mm512_srli_epi16(a.v, N)}; }
 inline Pairs twice_int16(const int8_t* p) {  // 16 signed bytes, each in both halves of its lane
   __m512i x = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
   return {_mm512_mask_blend_epi16(0xaaaaaaaa, x, _mm512_slli_epi32(x, 16))};
+}
+inline Pairs four_times(const int8_t* p) {  // 16 bytes, each in all four bytes of its lane
+  __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  return {_mm512_shuffle_epi8(x, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0))};
 }
 inline Pairs pairs_of_int16(Pairs a) {  // of at most 8 significant bits
   __m512i low = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(a.v, 16), 16)));
   __m512i high = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(a.v, 16)));
   return {_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(low, 16), high)};
 }
-inline Pairs looked_up(const uint16_t (&table)[32], Pairs a) {  // by the low five bits
-  return {_mm512_permutexvar_epi16(a.v, _mm512_loadu_si512(table))};
+struct Table { __m512i v; };
+inline Table table_of(const uint16_t (&values)[16]) { return {_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)values))}; }
+inline Pairs looked_up(Table table, Pairs a) { return {_mm512_permutexvar_epi16(a.v, table.v)}; }  // by each low four bits
+template <int BYTE> inline Pairs small_bytes(Pairs a) {  // -16 .. 15, from one byte of each 16 bits
+  return {_mm512_permutexvar_epi16(right_int16<8 * BYTE>(a).v, _mm512_loadu_si512(SIGNED_INTS))};
 }
-inline Pairs pairs_of_small(Pairs a) { return looked_up(SMALL_INTS, a); }  // -16 .. 15
-inline Pairs pairs_of_fp4(Pairs a) { return looked_up(FP4_VALUES, a); }    // of each low four bits
 inline void store_pairs(void* p, Pairs a) { _mm512_storeu_si512(p, a.v); }
-inline Pairs low_bytes(Pairs a) { return {_mm512_and_si512(a.v, _mm512_set1_epi16(255))}; }
-inline Pairs fp8_of_int16(Pairs a) {  // codes of 8 bits
-  __m512i x = a.v;
-  __m512i bits = _mm512_add_epi16(_mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(127)), 4), _mm512_set1_epi16(120 << 7));
-  __mmask32 tiny = _mm512_testn_epi16_mask(x, _mm512_set1_epi16(0x78));
-  bits = _mm512_mask_permutexvar_epi16(bits, tiny, x, _mm512_loadu_si512(FP8_TINY));
-  return {_mm512_ternarylogic_epi32(bits, _mm512_slli_epi16(x, 8), _mm512_set1_epi16(-32768), 0xf8)};  // a | (b & c)
+inline bool has_tiny_fp8(Pairs a) { return _mm512_testn_epi8_mask(a.v, _mm512_set1_epi8(0x78)) != 0; }  // exponents of 0
+template <int BYTE> inline Pairs normal_fp8(Pairs a) {  // one byte of each 16 bits
+  __m512i bits = _mm512_srai_epi16(BYTE == 0 ? _mm512_slli_epi16(a.v, 8) : a.v, 4);
+  return {_mm512_add_epi16(_mm512_and_si512(bits, _mm512_set1_epi16(short(0x87f0))), _mm512_set1_epi16(120 << 7))};
 }
-inline Pairs pairs_of_fp8(const void* p) { return fp8_of_int16({_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p))}); }
+template <int BYTE> inline Pairs any_fp8(Pairs a) {
+  alignas(64) static constexpr uint16_t TINY[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+  __m512i bits = normal_fp8<BYTE>(a).v, sign = _mm512_and_si512(bits, _mm512_set1_epi16(short(0x8000)));
+  __mmask32 tiny = _mm512_testn_epi16_mask(a.v, _mm512_set1_epi16(short(0x78 << 8 * BYTE)));
+  __m512i value = _mm512_permutexvar_epi16(right_int16<8 * BYTE>(a).v, _mm512_load_si512(TINY));
+  return {_mm512_or_si512(_mm512_mask_mov_epi16(bits, tiny, value), sign)};
+}
 inline Ints load_bytes(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+inline Floats load_signed(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+inline Floats load_fp16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline Floats load_fp8(const uint8_t* p) {  // none of them negative or NaN
+  __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
+  return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_slli_epi16(x, 7)), _mm512_set1_ps(256));
+}
 
 inline Quads load_quads(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline Quads load_int8(const void* p) { return load_quads(p); }

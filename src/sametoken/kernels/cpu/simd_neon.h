@@ -123,63 +123,90 @@ inline uint32x4_t widen_part(const void* p, int i) {  // 8 signed bytes as bfloa
 }
 inline Pairs widen_bytes(const void* p) { return {widen_part(p, 0), widen_part(p, 1), widen_part(p, 2), widen_part(p, 3)}; }
 
-// Codes of other tools. Pairs hold them as 32 numbers of 16 bits on the way.
+// Codes of other tools. Pairs hold them as 32 numbers of 16 bits, or 64 bytes, on the way.
 inline uint32x4_t of_int16s(int16x8_t x) { return vreinterpretq_u32_s16(x); }
 inline int16x8_t int16s(uint32x4_t x) { return vreinterpretq_s16_u32(x); }
+inline uint32x4_t of_bytes(uint8x16_t x) { return vreinterpretq_u32_u8(x); }
+inline uint8x16_t bytes(uint32x4_t x) { return vreinterpretq_u8_u32(x); }
 inline uint32x4_t bytes_part(const void* p, int i) { return of_int16s(vmovl_s8(vld1_s8(static_cast<const int8_t*>(p) + 8 * i))); }
 inline Pairs int16_of_bytes(const void* p) { return {bytes_part(p, 0), bytes_part(p, 1), bytes_part(p, 2), bytes_part(p, 3)}; }
 inline Pairs sub_int16(const Pairs& x, const Pairs& y) {
   return each([](auto p, auto q) { return of_int16s(vsubq_s16(int16s(p), int16s(q))); }, x, y);
 }
-inline Pairs low_int16(const Pairs& x) { return each([](auto p) { return vandq_u32(p, vdupq_n_u32(0x000f000f)); }, x); }
+inline Pairs sub_bytes(const Pairs& x, const Pairs& y) {
+  return each([](auto p, auto q) { return of_bytes(vsubq_u8(bytes(p), bytes(q))); }, x, y);
+}
+inline Pairs low_nibble_bytes(const Pairs& x) { return each([](auto p) { return vandq_u32(p, vdupq_n_u32(0x0f0f0f0f)); }, x); }
 template <int N>
 inline Pairs right_int16(const Pairs& x) {
-  return each([](auto p) { return vreinterpretq_u32_u16(vshrq_n_u16(vreinterpretq_u16_u32(p), N)); }, x);
+  if constexpr (N == 0) return x;
+  else return each([](auto p) { return vreinterpretq_u32_u16(vshrq_n_u16(vreinterpretq_u16_u32(p), N)); }, x);
 }
 inline uint32x4_t twice(int16x4_t x) { return of_int16s(vcombine_s16(vzip1_s16(x, x), vzip2_s16(x, x))); }
 inline Pairs twice_int16(const int8_t* p) {  // 16 signed bytes, each in both halves of its lane
   int16x8_t low = vmovl_s8(vld1_s8(p)), high = vmovl_s8(vld1_s8(p + 8));
   return {twice(vget_low_s16(low)), twice(vget_high_s16(low)), twice(vget_low_s16(high)), twice(vget_high_s16(high))};
 }
+inline Pairs four_times(const int8_t* p) {  // 16 bytes, each in all four bytes of its lane
+  int8x16_t x = vld1q_s8(p);
+  int16x8_t low = vreinterpretq_s16_s8(vzip1q_s8(x, x)), high = vreinterpretq_s16_s8(vzip2q_s8(x, x));
+  return {twice(vget_low_s16(low)), twice(vget_high_s16(low)), twice(vget_low_s16(high)), twice(vget_high_s16(high))};
+}
 inline uint32x4_t joined(float32x4_t low, float32x4_t high) {  // the upper halves of two vectors of floats
   uint32x4_t upper = vandq_u32(vreinterpretq_u32_f32(high), vdupq_n_u32(0xffff0000));
   return vorrq_u32(vshrq_n_u32(vreinterpretq_u32_f32(low), 16), upper);
 }
-inline Pairs pairs_of_int16(const Pairs& x) {  // of at most 8 significant bits
-  return each([](auto p) {
-    int32x4_t y = vreinterpretq_s32_u32(p);
-    return joined(vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(y, 16), 16)), vcvtq_f32_s32(vshrq_n_s32(y, 16)));
-  }, x);
+inline uint32x4_t of_int16(uint32x4_t x) {  // of at most 8 significant bits
+  int32x4_t y = vreinterpretq_s32_u32(x);
+  return joined(vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(y, 16), 16)), vcvtq_f32_s32(vshrq_n_s32(y, 16)));
 }
-inline Pairs pairs_of_small(const Pairs& x) { return pairs_of_int16(x); }
-inline Pairs pairs_of_fp4(const Pairs& x) {  // of each low four bits
-  alignas(16) static constexpr uint8_t UPPER[16] = {0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
-  alignas(16) static constexpr uint8_t LOWER[16] = {0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0, 0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0};
-  uint8x16_t upper = vld1q_u8(UPPER), lower = vld1q_u8(LOWER);
+inline Pairs pairs_of_int16(const Pairs& x) { return each([](auto p) { return of_int16(p); }, x); }
+template <int BYTE>
+inline int16x8_t upper_byte(uint32x4_t x) { return BYTE == 0 ? vshlq_n_s16(int16s(x), 8) : int16s(x); }
+template <int BYTE>
+inline Pairs small_bytes(const Pairs& x) {  // from one signed byte of each 16 bits
+  return each([](auto p) { return of_int16(of_int16s(vshrq_n_s16(upper_byte<BYTE>(p), 8))); }, x);
+}
+struct Table { uint8x16_t upper, lower; };  // bytes of 16 numbers
+inline Table table_of(const uint16_t (&values)[16]) {
+  uint8x16_t first = vreinterpretq_u8_u16(vld1q_u16(values)), last = vreinterpretq_u8_u16(vld1q_u16(values + 8));
+  return {vuzp2q_u8(first, last), vuzp1q_u8(first, last)};
+}
+inline uint32x4_t numbers_of(const Table& table, uint32x4_t at) {  // by the lower byte of each 16 bits
+  uint16x8_t high = vshlq_n_u16(vreinterpretq_u16_u8(vqtbl1q_u8(table.upper, bytes(at))), 8);
+  return vorrq_u32(vreinterpretq_u32_u16(high), of_bytes(vqtbl1q_u8(table.lower, bytes(at))));
+}
+inline Pairs looked_up(const Table& table, const Pairs& x) {  // by each low four bits
+  return each([&](auto p) { return numbers_of(table, vandq_u32(p, vdupq_n_u32(0x000f000f))); }, x);
+}
+inline bool has_tiny_fp8(const Pairs& x) {  // exponents of 0
+  auto exponents = [](auto p) { return vandq_u8(bytes(p), vdupq_n_u8(0x78)); };
+  uint8x16_t least = vminq_u8(vminq_u8(exponents(x.a), exponents(x.b)), vminq_u8(exponents(x.c), exponents(x.d)));
+  return vminvq_u8(least) == 0;
+}
+inline uint32x4_t normal_fp8(int16x8_t x) {  // the upper byte of each 16 bits
+  return of_int16s(vaddq_s16(int16s(vandq_u32(of_int16s(vshrq_n_s16(x, 4)), vdupq_n_u32(0x87f087f0))), vdupq_n_s16(120 << 7)));
+}
+template <int BYTE>
+inline Pairs normal_fp8(const Pairs& x) {  // one byte of each 16 bits
+  return each([](auto p) { return normal_fp8(upper_byte<BYTE>(p)); }, x);
+}
+template <int BYTE>
+inline Pairs any_fp8(const Pairs& x) {  // tiny numbers are 0 .. 7 times 2^-9
+  static constexpr uint16_t TINY[16] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+  Table table = table_of(TINY);
   return each([=](auto p) {
-    uint8x16_t at = vreinterpretq_u8_u32(vandq_u32(p, vdupq_n_u32(0x000f000f)));
-    uint16x8_t high = vshlq_n_u16(vreinterpretq_u16_u8(vqtbl1q_u8(upper, at)), 8);
-    return vreinterpretq_u32_u16(vorrq_u16(high, vreinterpretq_u16_u8(vqtbl1q_u8(lower, at))));
+    int16x8_t upper = upper_byte<BYTE>(p);
+    uint16x8_t size = vandq_u16(vshrq_n_u16(vreinterpretq_u16_s16(upper), 8), vdupq_n_u16(127));
+    uint32x4_t sign = vandq_u32(of_int16s(upper), vdupq_n_u32(0x80008000));
+    uint16x8_t tiny = vreinterpretq_u16_u32(vorrq_u32(numbers_of(table, vreinterpretq_u32_u16(size)), sign));
+    return vreinterpretq_u32_u16(vbslq_u16(vcltq_u16(size, vdupq_n_u16(8)), tiny, vreinterpretq_u16_u32(normal_fp8(upper))));
   }, x);
-}
-inline float32x4_t of_fp8(uint32x4_t x) {  // of 4 lanes
-  uint32x4_t size = vandq_u32(x, vdupq_n_u32(127)), normal = vaddq_u32(vshlq_n_u32(size, 20), vdupq_n_u32(120 << 23));
-  float32x4_t tiny = vmulq_f32(vcvtq_f32_u32(size), vdupq_n_f32(1.0f / 512));
-  uint32x4_t found = vbslq_u32(vcltq_u32(size, vdupq_n_u32(8)), vreinterpretq_u32_f32(tiny), normal);
-  return vreinterpretq_f32_u32(vorrq_u32(found, vshlq_n_u32(vshrq_n_u32(x, 7), 31)));
 }
 inline void store_pairs(void* p, const Pairs& x) {
   uint32_t* to = static_cast<uint32_t*>(p);
   vst1q_u32(to, x.a), vst1q_u32(to + 4, x.b), vst1q_u32(to + 8, x.c), vst1q_u32(to + 12, x.d);
 }
-inline Pairs low_bytes(const Pairs& x) { return each([](auto p) { return vandq_u32(p, vdupq_n_u32(0x00ff00ff)); }, x); }
-inline Pairs fp8_of_int16(const Pairs& x) {  // codes of 8 bits
-  return each([](auto p) { return joined(of_fp8(vandq_u32(p, vdupq_n_u32(255))), of_fp8(vshrq_n_u32(p, 16))); }, x);
-}
-inline uint32x4_t bytes_at(const void* p, int i) {
-  return vreinterpretq_u32_u16(vmovl_u8(vld1_u8(static_cast<const uint8_t*>(p) + 8 * i)));
-}
-inline Pairs pairs_of_fp8(const void* p) { return fp8_of_int16({bytes_at(p, 0), bytes_at(p, 1), bytes_at(p, 2), bytes_at(p, 3)}); }
 inline Ints load_bytes(const uint8_t* p) {
   uint16x8_t low = vmovl_u8(vld1_u8(p)), high = vmovl_u8(vld1_u8(p + 8));
   auto wider = [](uint16x4_t x) { return vreinterpretq_s32_u32(vmovl_u16(x)); };

@@ -77,11 +77,6 @@ class Coded:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._tensors().values())
 
-    @property
-    def is_flat(self) -> bool:
-        """Whether scales are numbers of their own and nothing is subtracted."""
-        return self.step is None and self.offset is None
-
     def _tensors(self) -> dict[str, Tensor]:
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}

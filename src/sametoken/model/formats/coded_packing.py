@@ -1,4 +1,4 @@
-"""Codes of other tools in the compiled kernels' layout: tiles of 16 outputs, see linear.h."""
+"""Codes of other tools in the compiled kernels' layout: tiles of 16 outputs, see codes.h."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.kernels.cpu.library import FP4, GROUPED_INT4, PackedWeight, address
+from sametoken.kernels.cpu.library import FP8, GROUPED_INT8, PackedWeight, address
 from sametoken.kernels.cpu.memory import settled
-from sametoken.model.formats.packing import TILE, WIDTH, packed_weight, padded_outputs, pairs
+from sametoken.model.formats.packing import TILE, WIDTH, packed_weight, padded, padded_outputs, pairs
 
 SCALES = {dtype: i for i, dtype in enumerate(
     (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.int8)
@@ -37,7 +37,7 @@ def pack_codes(
         shape: [out, in].
         bias: [out] bfloat16.
     """  # fmt: skip
-    data = words(codes) if kind in (FP4, GROUPED_INT4) else pairs(codes.view(torch.int8))
+    data = quads(codes) if kind == FP8 else pairs(codes) if kind == GROUPED_INT8 else words(codes)
     parts = (
         by_group(scale),
         None if factor is None else padded_outputs(factor),
@@ -62,11 +62,17 @@ def words(codes: Tensor) -> Tensor:
     return settled(found.view(-1, TILE, found.shape[1], 4).transpose(1, 2))
 
 
+def quads(codes: Tensor) -> Tensor:
+    """[tiles, in / 4, 16, 4] bytes of codes [out, in] of a byte: of four inputs the even ones come first."""
+    whole = padded(codes.view(torch.int8))
+    return settled(whole.view(-1, TILE, whole.shape[1] // 4, 2, 2).permute(0, 2, 1, 4, 3))
+
+
 def by_group(x: Tensor) -> Tensor:
-    """[groups, out padded] of [out, groups]."""
+    """[tiles, groups, 16] of [out, groups]."""
     narrow = x.dtype.itemsize == 1  # torch cannot pad eight-bit floats
-    whole = padded_outputs(x.view(torch.int8) if narrow else x).t().contiguous()
-    return whole.view(x.dtype) if narrow else whole
+    whole = padded_outputs(x.view(torch.int8) if narrow else x)
+    return settled(whole.view(-1, TILE, whole.shape[1]).transpose(1, 2)).view(x.dtype)
 
 
 def padded_order(order: Tensor) -> Tensor:

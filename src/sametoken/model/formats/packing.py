@@ -1,6 +1,6 @@
 """Layouts that the compiled kernels read: tiles of 16 outputs, within a tile step by step of the inputs.
 
-See native/linear.h. Outputs are padded to whole tiles, inputs to 128, with weights of zero.
+See linear.h. Outputs are padded to whole tiles, inputs to 128, with weights of zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TILE, WIDTH = 16, 128
 
 def pairs(weight: Tensor) -> Tensor:
     """[tiles, in / 2, 16, 2] of a weight [out, in] in bfloat16 or int8."""
-    whole = _whole(weight)
+    whole = padded(weight)
     return settled(whole.view(-1, TILE, whole.shape[1] // 2, 2).transpose(1, 2))
 
 
@@ -28,13 +28,13 @@ def unpaired(packed: Tensor, rows: Tensor, size: int) -> Tensor:
 
 def quads(values: Tensor) -> Tensor:
     """[tiles, in / 4, 16, 4] bytes, each value + 128, of int8 values [out, in]."""
-    whole = (_whole(values).to(torch.int16) + 128).to(torch.uint8)
+    whole = (padded(values).to(torch.int16) + 128).to(torch.uint8)
     return settled(whole.view(-1, TILE, whole.shape[1] // 4, 4).transpose(1, 2))
 
 
 def nibbles(values: Tensor) -> Tensor:
     """[tiles, in / 8, 16, 4] bytes of values -8 .. 7 [out, in]: byte b holds value b in its low half, 4 + b above."""
-    whole = (_whole(values).to(torch.int16) + 8).to(torch.uint8)
+    whole = (padded(values).to(torch.int16) + 8).to(torch.uint8)
     low, high = whole.view(-1, TILE, whole.shape[1] // 8, 2, 4).unbind(3)
     return settled((low | (high << 4)).transpose(1, 2))
 
@@ -65,6 +65,7 @@ def pack_bfloat16(weight: Tensor, bias: Tensor | None) -> PackedWeight:
     return packed_weight(BF16, (weight.shape[0], weight.shape[1]), pairs(weight), bias=bias)
 
 
-def _whole(weight: Tensor) -> Tensor:
+def padded(weight: Tensor) -> Tensor:
+    """A weight [out, in] with zeros up to whole tiles and steps."""
     missing = -weight.shape[0] % TILE, -weight.shape[1] % WIDTH
     return F.pad(weight, (0, missing[1], 0, missing[0])) if any(missing) else weight
