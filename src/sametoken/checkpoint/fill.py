@@ -126,7 +126,7 @@ class _Filling:
         target = self._parameter(name)[rows.start : rows.stop]
         target.copy_(dense)
         # aminmax carries NaN and Inf through, without the mask as large as the tensor that isfinite would need.
-        if not torch.stack(torch.aminmax(target)).isfinite().all():
+        if not target.is_meta and not torch.stack(torch.aminmax(target)).isfinite().all():
             raise CheckpointError(
                 f"{item.name} holds NaN or Inf as {self.dtype}; the file is damaged, the training diverged, or the "
                 "values need a wider dtype",
@@ -200,4 +200,5 @@ def _listed(kind: str, names: list[str]) -> list[str]:
 
 def _is_empty_bias(item: Stored | Item) -> bool:
     """GPTQ's tools write biases of zeros for layers that have none."""
-    return item.name.endswith(".bias") and isinstance(item.tensor, Tensor) and not item.tensor.any()
+    bias = item.tensor if item.name.endswith(".bias") else None
+    return isinstance(bias, Tensor) and (bias.is_meta or not bias.any())

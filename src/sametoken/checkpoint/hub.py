@@ -65,6 +65,7 @@ def resolve(
     *,
     check: Callable[[Path], object] = lambda directory: None,
     weights: bool = True,
+    index: bool = False,
     token: str | None = None,
     offline: bool = False,
     quiet: bool = False,
@@ -82,7 +83,7 @@ def resolve(
         revision: branch, tag or commit of the Hub repository; by default its main branch.
         check: called with the directory of configuration and tokenizer before weights are downloaded, if any are to be;
             what it raises ends the download.
-        weights: False leaves them out.
+        weights: False leaves them out; `index` adds what names their tensors.
         token: access token; by default HF_TOKEN or the stored login.
         offline: use the cache only; HF_HUB_OFFLINE=1 has the same effect.
         quiet: show no progress.
@@ -122,7 +123,7 @@ def resolve(
         file = chosen_file(model, kind, sizes)
         _check_space(model, sizes[file])
         return _opened(fetch((file,)) / file)
-    directory = fetch(SMALL_FILES)
+    directory = fetch(SMALL_FILES + (SAFETENSORS[1:] if index else ()))
     if not weights:
         return directory
     listed = None if offline else _listed(model, directory.name, token)

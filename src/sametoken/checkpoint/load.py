@@ -18,6 +18,7 @@ from sametoken.checkpoint.quantised.collect import Item, collected
 from sametoken.checkpoint.tensors import Stored as Stored  # the same
 from sametoken.checkpoint.tensors import read_tensors, tensor_names, weight_files
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
+from sametoken.kernels.cpu.memory import release
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS
@@ -62,6 +63,7 @@ def load_decoder(
         if rules.images:
             LOG.warning(f"{directory} also reads images; only its text part is loaded")
         load_parameters(decoder, decoder_weights(directory, config), rules, dtype, device)
+        release()
     except CheckpointError as error:
         if error.field:
             raise

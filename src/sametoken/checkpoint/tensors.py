@@ -21,12 +21,14 @@ from sametoken.checkpoint.contents import SHOWN, of_directory
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.container import AGAIN
 from sametoken.checkpoint.gguf.directory import read_gguf
+from sametoken.checkpoint.headers import safetensors_header
 from sametoken.errors import CheckpointError, shown
 from sametoken.files import json_object
 from sametoken.model.formats.coded import Coded
 
+INDEX = "model.safetensors.index.json"
 WEIGHT_FILES = (
-    "model.safetensors.index.json",
+    INDEX,
     "model.safetensors",
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
@@ -50,24 +52,40 @@ class Seen(NamedTuple):
     dtype: torch.dtype
 
 
-def read_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> Iterator[Stored]:
+def read_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: bool = True) -> Iterator[Stored]:
     """Every tensor of a checkpoint directory, file by file in the order of the data.
 
     Reads `model.safetensors` or `pytorch_model.bin`, whole or sharded with an index.
 
     Args:
         names: the weight files that it may have, the first that is there counts.
+        data: False gives tensors on the meta device, from the files' headers alone.
 
     Raises:
         CheckpointError: there are no weights, an index names an absent file, or a file is damaged.
     """
     for file in weight_files(directory, names):
-        yield from READERS[file.suffix](file)
+        if data:
+            yield from READERS[file.suffix](file)
+        elif file.suffix == ".safetensors":
+            yield from (Stored(name, tensor, file) for name, tensor in safetensors_header(file))
+        else:
+            yield from (item._replace(tensor=item.tensor.to("meta")) for item in READERS[file.suffix](file))
 
 
 def seen_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> dict[str, Seen]:
     """Shape and dtype of every tensor of a checkpoint directory, without reading their data; raises as above."""
-    return {item.name: Seen(tuple(item.tensor.shape), item.tensor.dtype) for item in read_tensors(directory, names)}
+    stored = read_tensors(directory, names, data=False)
+    return {item.name: Seen(tuple(item.tensor.shape), item.tensor.dtype) for item in stored}
+
+
+def absent_tensors(directory: Path) -> list[str]:
+    """The tensors of an index whose files are not all there; none where the weights are whole or without an index."""
+    index = directory / next((name for name in WEIGHT_FILES if (directory / name).exists()), "")
+    if index.name != INDEX:
+        return []
+    stated = _weight_map(index)
+    return [] if all((directory / file).exists() for file in set(stated.values())) else list(stated)
 
 
 def weight_files(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> list[Path]:
@@ -79,8 +97,8 @@ def weight_files(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> list[P
     raise CheckpointError(words, field=str(directory))
 
 
-def _shards(index: Path) -> list[Path]:
-    """The files that an index names, in order, all of them present."""
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor that an index names."""
     try:
         stated = json_object(index).get("weight_map")
     except OSError as error:
@@ -95,7 +113,12 @@ def _shards(index: Path) -> list[Path]:
     if foreign := [name for name in stated.values() if not isinstance(name, str) or not FILE_NAME.fullmatch(name)]:
         words = f"names {shown(foreign[0])}, expected plain file names beside the index"
         raise CheckpointError(words, field=str(index))
-    names = sorted(set(stated.values()))
+    return stated
+
+
+def _shards(index: Path) -> list[Path]:
+    """The files that an index names, in order, all of them present."""
+    names = sorted(set(_weight_map(index).values()))
     if absent := [name for name in names if not (index.parent / name).exists()]:
         raise CheckpointError(
             f"{len(absent)} of {len(names)} files are not there: {', '.join(absent[:SHOWN])}; "

@@ -1,4 +1,7 @@
-"""`sametoken doctor`: what this machine computes with; of a head what it is, who runs it, and what a target accepts."""
+"""`sametoken doctor`: what this machine computes with; of a head what it is, who runs it, and what a target accepts.
+
+Of a model it says the memory that it will take, see `doctor_memory`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sametoken import embedded
+from sametoken.commands import doctor_memory
 from sametoken.commands.options import Argument, Option, Values, refuse_given
 from sametoken.commands.terminal import open_console
 from sametoken.errors import ConfigError
@@ -18,9 +22,12 @@ if TYPE_CHECKING:
     from sametoken.check.diagnosis import Diagnosis, ReadingResult
 
 ARGUMENT = Argument(
-    str, "directory, training run or Hub id of a head, from whichever trainer; left out: this machine.", "[HEAD]", True
+    str,
+    "directory, training run or Hub id of a head, from whichever trainer, or a model; left out: this machine.",
+    "[HEAD]",
+    True,
 )
-OPTIONS = (
+OF_A_HEAD = (
     Option("target", str, None, "the model that the head drafts for: directory, Hub id or 'embedded'.", "MODEL"),
     Option("measure", bool, True, "run built-in prompts through the engine, for every reading of the layer ids."),
     Option("num_prompts", Positive, 20, "prompts to run."),
@@ -31,17 +38,25 @@ OPTIONS = (
     Option("device", str, "auto", "where to measure: auto, cpu or cuda[:N]."),
     Option("json", bool, False, "one JSON object instead of tables."),
 )
+OPTIONS = (*OF_A_HEAD, *doctor_memory.OPTIONS)
 
+HEAD_ALONE = ("measure", "num_prompts", "max_tokens", "temperature")
+FOR_A_HEAD = "a head: give one as HEAD, and --target"
 TABLE_WIDTH = 110
 
 
 def command(name: str | None, values: Values) -> int:
-    """Explain this machine: processor, compiled kernels, torch, memory, versions. Or, with HEAD, a head.
+    """Explain this machine: processor, compiled kernels, torch, memory, versions. Or, with HEAD, a head or a model.
 
-    Of a head: kind, layer convention, norms, rotation, vocabulary, engines, and its acceptance.
+    Of a head: kind, layer convention, norms, rotation, vocabulary, engines, and its acceptance. Of a model: the memory
+    that weights, cache and activations will take, from the headers of its files, and what fits.
     """
     if name is None:
         return _machine(values)
+    if values["target"] is None and _is_model(name):
+        refuse_given([option for option in OF_A_HEAD if option.name in HEAD_ALONE], values, FOR_A_HEAD)
+        return doctor_memory.tell_memory(name, values)
+    refuse_given(doctor_memory.OPTIONS, values, "a model: leave out --target")
     if values["target"] is None:
         raise ConfigError("--target is missing; expected the model that the head drafts for")
     params = SamplingParams(max_tokens=values["max_tokens"], temperature=values["temperature"], seed=0)
@@ -69,10 +84,24 @@ def command(name: str | None, values: Values) -> int:
     return 0
 
 
+def _is_model(name: str) -> bool:
+    """Whether a name is that of a whole model."""
+    from sametoken.checkpoint.contents import architectures, trained_part
+    from sametoken.checkpoint.hub import read_json, resolve
+    from sametoken.heads.read import is_head
+    from sametoken.model.config import FAMILIES
+
+    place = resolve(embedded.target(name) if name == embedded.NAME else embedded.draft(name), weights=False)
+    if trained_part(place) is not None or is_head(place):
+        return False
+    return any(each in FAMILIES for each in architectures(read_json(place / "config.json") or {}))
+
+
 def _machine(values: Values) -> int:
     from sametoken.check.machine import describe_machine
 
-    refuse_given([option for option in OPTIONS if option.name != "json"], values, "a head: give HEAD too")
+    refuse_given([option for option in OF_A_HEAD if option.name != "json"], values, "a head: give HEAD too")
+    refuse_given(doctor_memory.OPTIONS, values, "a model: give MODEL too")
     machine = describe_machine()
     if values["json"]:
         print(json.dumps(machine.to_json()))

@@ -28,6 +28,7 @@ from sametoken.engine.drafting import Drafting
 from sametoken.engine.engine import Engine
 from sametoken.engine.host import HostRunner
 from sametoken.engine.meter import Meter
+from sametoken.engine.pages import Cached, cached_by, lookahead_of, pool_bytes, pool_pages, row_pages
 from sametoken.engine.rows import Rows
 from sametoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
 from sametoken.heads.read import is_head
@@ -39,7 +40,7 @@ from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import least_bytes
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import MODEL_METHODS, NO_DRAFT, SpeculativeConfig
-from sametoken.runtime.cache import KEY_BLOCK, KVCache, PageTable
+from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.kv_format import FORMATS
 from sametoken.runtime.memory import available_bytes
 
@@ -132,7 +133,7 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
     device = _device(config.device)
     if device.type == "cpu":
         note_missing_kernels()
-    dtype = _dtype(config.dtype, stated, device)
+    dtype = dtype_for(config.dtype, stated, device)
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     if deterministic and device.type == "cpu" and dtype == torch.float16:
         raise ConfigError(
@@ -221,7 +222,8 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, stated: ModelConfig, device: torch.device) -> torch.dtype:
+def dtype_for(name: str, stated: ModelConfig, device: torch.device) -> torch.dtype:
+    """Of weights, activations and cache: the one that is named, or that of the checkpoint."""
     dtype = DTYPES[stated.dtype if name == "auto" else name]
     # float16 GEMMs of more than one row are five times slower than bfloat16 on CPU.
     return torch.bfloat16 if name == "auto" and device.type == "cpu" and dtype == torch.float16 else dtype
@@ -238,11 +240,9 @@ def build_engine(
     target, draft = loaded.target, loaded.draft
     device = target.embed.weight.device
     page = cache.tokens_per_block
-    # What a draft may need past a row's last token, whichever drafter the request chooses.
-    lookahead = 2 + (speculative.most_nodes if draft is None else draft.most_nodes(speculative))
+    lookahead = lookahead_of(speculative, draft)
     pages, context = _plan_pages(loaded, config, cache, lookahead)
-    per_row = -(-(context.length + lookahead + KEY_BLOCK) // page)
-    table = PageTable(config.max_batch_size, pages, per_row, page, device)
+    table = PageTable(config.max_batch_size, pages, row_pages(context.length, lookahead, page), page, device)
 
     form = FORMATS[cache.dtype]
 
@@ -305,16 +305,11 @@ def default_method(speculative: SpeculativeConfig, draft: LoadedDraft | None) ->
 def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int) -> tuple[int, Context]:
     """Pages of the pool, sink included, and the longest sequence they hold with its lookahead."""
     page, context, asked = cache.tokens_per_block, loaded.max_seq_len, config.max_seq_len is not None
-    cached = [(loaded.target.config, loaded.target.dtype)]
-    if loaded.draft is not None and (layers := loaded.draft.cached_layers) is not None:
-        cached.append((layers, loaded.draft.module.dtype))
-    per_page = sum(
-        KVCache.bytes_per_page(shape.num_layers, shape.num_kv_heads, shape.head_dim, page, dtype, FORMATS[cache.dtype])
-        for shape, dtype in cached
-    )
-    wanted = cache.max_tokens or config.max_batch_size * (context + lookahead)
+    cached = cached_by(Cached(loaded.target.config, loaded.target.dtype, cache.dtype), loaded.draft)
+    per_page = pool_bytes(cached, page, 1)
     fits = int(available_bytes(loaded.target.embed.weight.device) * cache.free_memory_fraction) // per_page
-    pages = min(-(-wanted // page), fits)
+    wanted = -(-cache.max_tokens // page) if cache.max_tokens else None
+    pages = min(wanted or pool_pages(config.max_batch_size, context, lookahead, page), fits)
     if cache.max_tokens is not None and pages * page < cache.max_tokens:
         raise MemoryPlanError(
             f"max_tokens {cache.max_tokens} needs {cache.max_tokens // page * per_page / 2**30:.2f} GiB, free is room "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +88,7 @@ def read_head(
     Args:
         target: facts of the model it drafts for; its `max_position` bounds the rotary tables.
         dtype: of all parameters, whatever the files hold.
+        device: where they live; with "meta" no weight is read, see `checkpoint.load.load_decoder`.
         pack: pack the linears, for serving; a head that will be trained or written again stays plain.
         format: what the linears are quantised to when they are packed, None for nothing.
 
@@ -100,9 +102,11 @@ def read_head(
     kind = head_kind(described.config)
     with torch.device("meta"):
         head = kind.empty(described.config, dtype, format)
-    kind.fill(head, read_tensors(directory, HEAD_FILES), files, device, pack=pack)
-    if pack:
-        pack_linears(head)
+    data = torch.device(device).type != "meta"
+    with nullcontext() if data else torch.device("meta"):
+        kind.fill(head, read_tensors(directory, HEAD_FILES, data=data), files, device, pack=pack)
+        if pack:
+            pack_linears(head)
     return LoadedHead(described.config, head, described.notes)
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sametoken.kernels.cpu.library import Library, PackedWeight, library
+from sametoken.kernels.devices import device_type
 from sametoken.model.formats.base import UnpackedWeight, WeightFormat
 from sametoken.model.formats.coded import Coded, alike, differs, joined
 from sametoken.model.formats.packing import pack_bfloat16, unpaired
@@ -19,7 +20,7 @@ from sametoken.model.product import can_pack, linear
 
 def kernels_for(weight: Tensor) -> Library | None:
     """The compiled kernels, if they can hold this weight."""
-    return library() if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 else None
+    return library() if device_type(weight) == "cpu" and weight.dtype == torch.bfloat16 else None
 
 
 class Linear(nn.Module):
@@ -65,7 +66,7 @@ class Linear(nn.Module):
     def _pack_parts(self) -> None:
         whole = joined([self._parts[row] for row in sorted(self._parts)])
         self._parts.clear()
-        on_cpu = whole.codes.device.type == "cpu" and self.weight.dtype == torch.bfloat16
+        on_cpu = device_type(whole.codes) == "cpu" and self.weight.dtype == torch.bfloat16
         self._library = library() if on_cpu else None
         if self._library is None or not self._library.reads_codes:
             self.coded = whole
@@ -92,7 +93,8 @@ class Linear(nn.Module):
             self.native = pack_bfloat16(weight, bias)
         elif can_pack(weight):
             del self.weight
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+            meta = weight.is_meta
+            self.weight = torch.empty_like(weight) if meta else torch.ops.mkldnn._reorder_linear_weight(weight)
             self.packed = True
             return
         else:

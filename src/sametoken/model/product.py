@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sametoken.kernels.devices import device_type
+
 ROW_BLOCK = {torch.bfloat16: 32, torch.float16: 32, torch.float32: 1024}
 CUDA_ROWS = 64
 PACKABLE = (torch.bfloat16, torch.float32)
@@ -19,7 +21,7 @@ PACKABLE = (torch.bfloat16, torch.float32)
 def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN takes this weight prepacked on this machine."""
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if weight.device.type != "cpu" or weight.dtype not in PACKABLE or not available:
+    if device_type(weight) != "cpu" or weight.dtype not in PACKABLE or not available:
         return False
     return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

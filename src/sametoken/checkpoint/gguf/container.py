@@ -87,21 +87,25 @@ class Container:
         file: where it lies.
         metadata: values by key.
         entries: tensors by name, in the order of the file.
+        data: whether `read` reads; otherwise it gives tensors on the meta device.
     """
 
     file: Path
     metadata: Mapping[str, Any]
     entries: Mapping[str, Entry]
+    data: bool = True
 
     def read(self, name: str) -> Tensor:
         """The bytes of a tensor, uint8 [rows, bytes of a row]."""
         entry = self.entries[name]
+        row = entry.shape[-1] // entry.type.numbers * entry.type.bytes
+        if not self.data:
+            return torch.empty(entry.nbytes // row, row, dtype=torch.uint8, device="meta")
         data = bytearray(entry.nbytes)
         with self.file.open("rb") as opened:
             opened.seek(entry.start)
             if opened.readinto(data) != entry.nbytes:
                 raise CheckpointError(f"{self.file}: ends within {name}; {AGAIN}")
-        row = entry.shape[-1] // entry.type.numbers * entry.type.bytes
         return torch.frombuffer(data, dtype=torch.uint8).view(-1, row)
 
 

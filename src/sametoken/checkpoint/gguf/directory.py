@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -66,9 +67,13 @@ def directory_of(file: Path, cache: Path) -> Path:
     return place
 
 
-def read_gguf(file: Path) -> Iterator[tuple[str, Tensor | Coded]]:
-    """Every weight of a GGUF file under its name in a Hugging Face checkpoint; raises as `directory_of`."""
-    container = read_container(file)
+def read_gguf(file: Path, *, data: bool = True) -> Iterator[tuple[str, Tensor | Coded]]:
+    """Every weight of a GGUF file under its name in a Hugging Face checkpoint; raises as `directory_of`.
+
+    Args:
+        data: False gives them on the meta device, which must be torch's default device then.
+    """
+    container = replace(read_container(file), data=data)
     for name in container.entries:
         ours = tensor_name(container, name)
         if ours is not None:

@@ -51,7 +51,7 @@ def collected(stored: Iterable[Item], names: Iterable[str], scheme: Scheme) -> I
         CheckpointError: a layer's tensors do not fit each other or the scheme.
         UnsupportedModelError: they need arithmetic that is not here.
     """
-    wanted = _modules(names)
+    wanted = modules(names)
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for item in stored:
         module, _, kind = item.name.rpartition(".")
@@ -70,7 +70,7 @@ def collected(stored: Iterable[Item], names: Iterable[str], scheme: Scheme) -> I
 ANOTHER = "use the unquantised checkpoint, or one that another tool quantised"
 
 
-def _modules(names: Iterable[str]) -> dict[str, set[str]]:
+def modules(names: Iterable[str]) -> dict[str, set[str]]:
     """The quantised modules, and the last parts of the names of their weight's tensors."""
     found: dict[str, set[str]] = defaultdict(set)
     plain = set()

@@ -1,6 +1,7 @@
 """Stored tensors of one linear layer into its `Coded` weight: a function for each layout that a tool writes.
 
-Shapes are [out, in] unless said. AWQ and GPTQ store [in, out], with 32 / bits codes in an int32, the first one lowest.
+Tensors on the meta device have no values: what only values say is taken to be as it most often is. Shapes are [out,
+in] unless said. AWQ and GPTQ store [in, out], with 32 / bits codes in an int32, the first one lowest.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _fp8(parts: Parts, layer: WeightScheme) -> Coded:
     """A scale for the weight, for each row, or for blocks; all multiply."""
     codes, scale = parts["weight"], _part(parts, "weight_scale", "weight_scale_inv").to(torch.float32)
     outputs, inputs = _matrix("weight", codes)
-    if ((codes.view(torch.uint8) & 127) == 127).any():
+    if not codes.is_meta and ((codes.view(torch.uint8) & 127) == 127).any():
         raise CheckpointError(f"its weight holds NaN; {DAMAGED}")
     if layer.block is None or scale.numel() == 1:
         return Coded(Code.FP8, codes, _rows("weight_scale", scale, outputs), inputs, inputs)
@@ -131,7 +132,11 @@ def _int8(parts: Parts, layer: WeightScheme) -> Coded:
     groups = scale.shape[1] if scale.dim() == 2 and scale.numel() > 1 else 1
     scale = _rows("weight_scale", scale, outputs) if groups == 1 else _shaped("weight_scale", scale, outputs, groups)
     zero = parts.get("weight_zero_point")
-    zero = None if zero is None or not zero.any() else zero.to(torch.int8).reshape(-1, groups).expand(outputs, groups)
+    zero = (
+        None
+        if zero is None or (not zero.is_meta and not zero.any())
+        else zero.to(torch.int8).reshape(-1, groups).expand(outputs, groups)
+    )
     dynamic = layer.integer_rows and groups == 1 and zero is None
     return Coded(Code.INT8, codes, scale, inputs, -(-inputs // groups), zero=zero, dynamic=dynamic)
 
@@ -139,7 +144,10 @@ def _int8(parts: Parts, layer: WeightScheme) -> Coded:
 def _packed(parts: Parts, layer: WeightScheme) -> Coded:
     """compressed-tensors' pack-quantized: rows of codes, an int32 holding 32 / bits of them."""
     words, scale, shape = parts["weight_packed"], _part(parts, "weight_scale"), _part(parts, "weight_shape")
-    outputs, inputs = (int(n) for n in shape.tolist())
+    if shape.is_meta:  # inputs are a multiple of 8: no word is partly filled
+        outputs, inputs = words.shape[0], words.shape[1] * 32 // layer.bits
+    else:
+        outputs, inputs = (int(n) for n in shape.tolist())
     _shaped("weight_packed", words, outputs, -(-inputs * layer.bits // 32))
     groups = 1 if scale.numel() == 1 else _matrix("weight_scale", scale)[1]
     scale = (
@@ -179,7 +187,7 @@ def _gptq(parts: Parts, layer: WeightScheme) -> Coded:
     zeros = _shaped("qzeros", _part(parts, "qzeros"), groups, -(-outputs // each))
     zero = _bytes_of(zeros, layer.bits)[:, :outputs].t().to(torch.int16) + layer.zero_offset
     zero = zero - (128 if layer.bits == 8 else 0)
-    if int(zero.max()) > 127:
+    if not zero.is_meta and int(zero.max()) > 127:
         raise CheckpointError(f"its qzeros hold a zero point past the last code; {DAMAGED}")
     codes = words.contiguous().view(torch.uint8).view(rows, outputs, 4).transpose(0, 1).flatten(1)
     codes = codes if layer.bits == 4 else _centred(codes, 8)
@@ -228,7 +236,7 @@ def _ordered(weight: Coded, index: Tensor | None) -> Coded:
     """A weight whose inputs belong to the groups that `index` [in] names: sorted, so that a group's inputs adjoin."""
     inputs, group = weight.inputs, weight.group
     plain = torch.arange(inputs, dtype=torch.int32) // group
-    if index is None or index.numel() == 0 or (index.to(torch.int32) == plain).all():
+    if index is None or index.numel() == 0 or index.is_meta or (index.to(torch.int32) == plain).all():
         return weight
     _shaped("g_idx", index, inputs)
     order = torch.argsort(index.to(torch.int64), stable=True)
@@ -255,6 +263,8 @@ def _check_stated(weight: Coded, layer: WeightScheme) -> None:
 
 def _check_scales(weight: Coded) -> None:
     """Scales are positive finite numbers; only a group of four-bit floats may be all zero."""
+    if weight.scale.is_meta:
+        return
     for name, each in (("scale", weight.scale.to(torch.float32)), ("global scale", weight.factors())):
         low, high = (float(limit) for limit in torch.aminmax(each))
         zero = low == 0 and name == "scale" and weight.scale.dtype == torch.float8_e4m3fn

@@ -40,6 +40,8 @@ def offsets(maps: Mapping[str, Tensor], config: EagleConfig, directory: Path) ->
     d2t = maps["d2t"].long() if "d2t" in maps else torch.zeros(size, dtype=torch.int64)
     if len(d2t) != size:
         raise CheckpointError(f"{directory}: d2t has {len(d2t)} entries, expected {size}, one per draft token")
+    if d2t.is_meta:
+        return d2t
     ids = torch.arange(size) + d2t
     hint = "; d2t must hold offsets (target id - draft id), these may be ids" if d2t.max() >= vocabulary - size else ""
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:

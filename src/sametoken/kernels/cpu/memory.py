@@ -19,9 +19,16 @@ def settled(source: Tensor) -> Tensor:
     """A contiguous copy of `source`, which may be any view."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     target = torch.empty(source.shape, dtype=source.dtype)
-    if advice is not None and target.nbytes >= LEAST_BYTES:
+    if advice is not None and not target.is_meta and target.nbytes >= LEAST_BYTES:
         begin = -(-target.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         length = target.data_ptr() + target.nbytes - begin
         # A refusal (no such feature, or switched off) leaves ordinary pages, which are as good but for speed.
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), advice)
     return target.copy_(source)
+
+
+def release() -> None:
+    """Gives the system the pages back that freed tensors left in the heap, where the C library can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

@@ -1,0 +1,325 @@
+"""How much memory a model will take, said beforehand: weights, cache, activations, and what fits a machine.
+
+Nothing is guessed twice: weights come from `checkpoint.planned`, which fills modules as the loader does, and pages from
+`engine.pages`, which the engine plans with. Activations alone are estimated, from the shapes of one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from sametoken.checkpoint.hub import read_config, stored_scheme
+from sametoken.checkpoint.planned import planned_model
+from sametoken.engine.build import dtype_for
+from sametoken.engine.pages import Cached, lookahead_of, pool_bytes, pool_pages, row_pages
+from sametoken.errors import ConfigError
+from sametoken.heads.files import Files
+from sametoken.heads.read import is_head, read_head
+from sametoken.heads.registry import head_kind
+from sametoken.heads.serve import LoadedDraft
+from sametoken.kernels.devices import planned_for
+from sametoken.model.config import ModelConfig
+from sametoken.model.formats.names import FORMATS
+from sametoken.model.held import Share, held, summed
+from sametoken.options.engine import EngineConfig, KVCacheConfig
+from sametoken.options.speculation import SpeculativeConfig
+from sametoken.runtime.memory import available_bytes
+
+MOST_ROWS = 4096  # largest batch that is looked for
+DEVICES = (2, 4, 8, 16)  # numbers of devices that are tried
+QUANTIZATIONS, KV_DTYPES = ("int8", "int4"), ("int8", "fp8")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The target or its draft.
+
+    Attributes:
+        role: "target", "draft model" or "head".
+        path: its directory.
+        stored: bytes and tensors of its files by format.
+        held: bytes and weights in memory by format, rotary tables among them.
+        kv_bytes: of a token in the cache.
+    """
+
+    role: str
+    path: str
+    stored: dict[str, Share]
+    held: dict[str, Share]
+    kv_bytes: int
+
+    @property
+    def weights(self) -> int:
+        """Bytes in memory."""
+        return sum(share.bytes for share in self.held.values())
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change with which everything fits, or the least memory that any gets to.
+
+    Attributes:
+        change: in words.
+        total: bytes with it, of each device where there are several.
+    """
+
+    change: str
+    total: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a model, its draft and a batch take; bytes unless said.
+
+    Attributes:
+        device: type of device. `memory`: what new tensors may take there, or the limit that was given.
+        dtype: of activations and cache.
+        batch: sequences. `context`: tokens of each, prompt and output.
+        page: tokens of a page. `lookahead`: tokens past each sequence's last one that a draft may need.
+        lookahead_pages: pages for them, of all sequences.
+        pool: all pages and the page table.
+        activations: the peak of one step, estimated.
+        total: everything. `fits`: whether that is at most `memory`.
+        largest_batch: at this context, 0 if not even one fits. `largest_context`: of this batch, 0 likewise.
+        remedies: what would make it fit, none where it fits.
+        notes: what was assumed.
+    """
+
+    parts: tuple[Part, ...]
+    device: str
+    memory: int
+    dtype: str
+    batch: int
+    context: int
+    page: int
+    lookahead: int
+    lookahead_pages: int
+    pool: int
+    activations: int
+    total: int
+    fits: bool
+    largest_batch: int
+    largest_context: int
+    remedies: tuple[Remedy, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented object of `sametoken doctor MODEL --json`."""
+        found = asdict(self)
+        for part in found["parts"]:
+            for side in ("stored", "held"):
+                part[side] = {name: share._asdict() for name, share in part[side].items()}
+        return found
+
+
+class Settings(NamedTuple):
+    """How an engine is to be built."""
+
+    engine: EngineConfig
+    cache: KVCacheConfig
+    speculative: SpeculativeConfig
+
+
+class _Plan(NamedTuple):
+    """All that does not depend on batch and context."""
+
+    parts: tuple[Part, ...]
+    cached: tuple[Cached, ...]
+    config: ModelConfig
+    divided: int  # bytes that devices can share out: linears of blocks and output head
+    lookahead: int
+    itemsize: int
+    taps: int
+
+
+def forecast(target: Path, draft: Path | None, settings: Settings, memory: int | None = None) -> Forecast:
+    """What serving a model will take; reads headers alone.
+
+    Args:
+        target, draft: directories; the draft may be a head.
+        memory: bytes that may be taken; None is what this machine has free.
+
+    Raises:
+        SametokenError: files are damaged or not supported, or the device is not there and no memory was given.
+    """
+    engine = settings.engine
+    device = _device(engine.device, memory)
+    memory = available_bytes(torch.device(device)) if memory is None else memory
+    with planned_for(device):
+        plan, notes = _plan(target, draft, settings, device)
+        batch = engine.max_batch_size
+        context = engine.max_seq_len or plan.config.max_position
+        step = _activations(plan, settings, batch)
+        total = _total(plan, settings, batch, context)
+        found = Forecast(
+            parts=plan.parts, device=device, memory=memory, dtype=str(plan.cached[0].dtype).removeprefix("torch."),
+            batch=batch, context=context, page=settings.cache.tokens_per_block, lookahead=plan.lookahead,
+            lookahead_pages=-(-batch * plan.lookahead // settings.cache.tokens_per_block),
+            pool=_pool(plan, settings, batch, context), activations=step, total=total, fits=total <= memory,
+            largest_batch=_largest(MOST_ROWS, lambda rows: _total(plan, settings, rows, context) <= memory),
+            largest_context=_largest(
+                plan.config.max_position, lambda length: _total(plan, settings, batch, length) <= memory
+            ),
+            remedies=(), notes=notes,
+        )  # fmt: skip
+        if found.fits:
+            return found
+        tried = list(_remedies(target, draft, settings, device, plan, found))
+    fitting = [each for each in tried if each.total <= memory]
+    return replace(found, remedies=tuple(fitting or sorted(tried, key=lambda each: each.total)[:1]))
+
+
+def _device(name: str, memory: int | None) -> str:
+    kind = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name).type
+    if kind == "cuda" and memory is None and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': this machine has none; give --memory, the bytes of the one that is meant")
+    return kind
+
+
+def _plan(target: Path, draft: Path | None, settings: Settings, device: str) -> tuple[_Plan, tuple[str, ...]]:
+    engine, notes = settings.engine, []
+    stated = ModelConfig.from_hf(read_config(target))
+    dtype = dtype_for(engine.dtype, stated, torch.device(device))
+    limit = engine.max_seq_len or stated.max_position
+    planned = planned_model(target, dtype, limit, engine.quantization)
+    sizes = sum(share.bytes for share in planned.stored.values())
+    if planned.stated_bytes is not None and abs(planned.stated_bytes - sizes) > 0.01 * sizes:
+        notes.append(
+            f"the index states {planned.stated_bytes} bytes and config.json amounts to {sizes}: the files hold more or "
+            "less than the model needs"
+        )
+    cached = [Cached(planned.config, dtype, settings.cache.dtype)]
+    parts = [Part("target", str(target), planned.stored, planned.held, _token_bytes(cached[0], settings))]
+    lookahead, taps = lookahead_of(settings.speculative, None), 0
+    if draft is not None and is_head(draft):
+        head = read_head(draft, planned.config, dtype, "meta", pack=True, format=FORMATS.get(engine.draft_quantization))
+        if (tables := getattr(head.module, "rope_tables", None)) is not None:
+            tables(torch.device("meta"))
+        loaded = LoadedDraft(head_kind(head.config), head.module)
+        lookahead, taps = lookahead_of(settings.speculative, loaded), 3
+        layers = loaded.cached_layers
+        if layers is not None:
+            cached.append(Cached(layers, dtype, settings.cache.dtype))
+        files = Files.of(draft).seen.values()
+        stored = summed(
+            {str(seen.dtype).removeprefix("torch."): Share(torch.Size(seen.shape).numel() * seen.dtype.itemsize, 1)}
+            for seen in files
+        )
+        kv = 0 if layers is None else _token_bytes(cached[-1], settings)
+        parts.append(Part("head", str(draft), stored, held(head.module), kv))
+    elif draft is not None:
+        own = planned_model(draft, dtype, planned.config.max_position, engine.draft_quantization)
+        cached.append(Cached(own.config, dtype, settings.cache.dtype))
+        parts.append(Part("draft model", str(draft), own.stored, own.held, _token_bytes(cached[-1], settings)))
+    whole = sum(share.bytes for share in planned.held.values())
+    plan = _Plan(tuple(parts), tuple(cached), planned.config, whole - planned.outside, lookahead, dtype.itemsize, taps)
+    return plan, tuple(notes)
+
+
+def _token_bytes(cached: Cached, settings: Settings) -> int:
+    page = settings.cache.tokens_per_block
+    return cached.page_bytes(page) // page
+
+
+def _pool(plan: _Plan, settings: Settings, batch: int, context: int) -> int:
+    page = settings.cache.tokens_per_block
+    pages = pool_pages(batch, context, plan.lookahead, page) + 1
+    return pool_bytes(plan.cached, page, pages) + 8 * (batch + 1) * row_pages(context, plan.lookahead, page)
+
+
+def _activations(plan: _Plan, settings: Settings, batch: int) -> int:
+    """The larger of a step that reads prompts and the logits of one that verifies drafts."""
+    config, nodes = plan.config, 1 + settings.speculative.most_nodes
+    tokens = max(settings.engine.max_num_tokens, batch * nodes)
+    width = config.intermediate_size
+    if config.experts is not None:
+        width = config.experts.width * config.experts.chosen + config.experts.shared + config.hidden_size
+    row = (4 + plan.taps) * config.hidden_size + 2 * config.q_size + 2 * config.kv_size + 4 * width
+    return tokens * row * plan.itemsize + 2 * batch * nodes * config.vocab_size * 4
+
+
+def _total(plan: _Plan, settings: Settings, batch: int, context: int) -> int:
+    weights = sum(part.weights for part in plan.parts)
+    return weights + _pool(plan, settings, batch, context) + _activations(plan, settings, batch)
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from 0 to `most` that fits, where each one below a fitting one fits."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _remedies(
+    target: Path, draft: Path | None, settings: Settings, device: str, plan: _Plan, found: Forecast
+) -> Iterator[Remedy]:
+    """Other formats of the weights and the cache, and several devices, each with the total that it leads to."""
+    engine = settings.engine
+    if found.largest_batch:
+        rows = found.largest_batch
+        yield Remedy(f"--max-batch-size {rows}", _total(plan, settings, rows, found.context))
+    if found.largest_context >= 2:
+        length = found.largest_context
+        yield Remedy(f"--max-seq-len {length}", _total(plan, settings, found.batch, length))
+    if settings.cache.dtype == "auto" and device == "cpu":
+        for name in KV_DTYPES:
+            other = settings._replace(cache=settings.cache.model_copy(update={"dtype": name}))
+            cached = tuple(each._replace(form=name) for each in plan.cached)
+            yield Remedy(f"--kv-cache-dtype {name}", _total(plan._replace(cached=cached), other, found.batch, found.context))
+    for name in QUANTIZATIONS:
+        if device != "cpu" or engine.quantization != "none" or stored_scheme(target) is not None:
+            break
+        other = settings._replace(engine=engine.model_copy(update={"quantization": name}))
+        smaller, _ = _plan(target, draft, other, device)
+        yield Remedy(f"--quantization {name}", _total(smaller, other, found.batch, found.context))
+    for count in DEVICES:
+        if plan.config.num_kv_heads % count == 0 or count % plan.config.num_kv_heads == 0:
+            total = found.total - (plan.divided + found.pool) * (count - 1) // count
+            yield Remedy(f"{count} devices with tensor parallelism, which is not implemented here", total)
+            if total <= found.memory:
+                break
+
+
+def report(found: Forecast) -> str:
+    """The forecast for people, one fact a line."""
+    rows: list[tuple[str, str]] = []
+    for part in found.parts:
+        files = sum(share.bytes for share in part.stored.values())
+        rows += [
+            (part.role, part.path),
+            ("  files", f"{_size(files)}: {_listed(part.stored, 'tensors')}"),
+            ("  in memory", f"{_size(part.weights)}: {_listed(part.held, 'weights')}"),
+            ("  cache", f"{part.kv_bytes:,} bytes a token"),
+        ]
+    fits = "fits" if found.fits else "does not fit"
+    rows += [
+        ("batch", f"{found.batch} sequences of {found.context:,} tokens"),
+        ("lookahead", f"{found.lookahead} tokens a sequence, {found.lookahead_pages} pages of {found.page} tokens"),
+        ("page pool", f"{_size(found.pool)} in {found.dtype}"),
+        ("activations", f"{_size(found.activations)} at the peak of a step, estimated"),
+        ("total", f"{_size(found.total)} of {_size(found.memory)} ({found.device}): {fits}"),
+        ("largest batch", f"{found.largest_batch or 'none'} at this context"),
+        ("largest context", f"{found.largest_context:,} tokens for this batch"),
+    ]
+    for each in found.remedies:
+        name = "would fit with" if each.total <= found.memory else "least memory"
+        rows.append((name, f"{each.change}: {_size(each.total)}"))
+    rows += [("note", note) for note in found.notes]
+    return "\n".join(f"{name:<16} {words}" for name, words in rows)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def _listed(shares: dict[str, Share], what: str) -> str:
+    """The formats and their bytes, without scalars."""
+    kept = {name: share for name, share in shares.items() if share.bytes >= 2**20} or shares
+    return ", ".join(f"{name} {_size(share.bytes)} ({share.tensors:,} {what})" for name, share in kept.items())

@@ -1,0 +1,52 @@
+"""What a safetensors file's header says of its tensors, as tensors on the meta device: no data is read."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sametoken.errors import CheckpointError, UnsupportedModelError, shown
+
+# As safetensors names them.
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64,
+}  # fmt: skip
+MOST_HEADER = 100_000_000  # bytes, safetensors' own limit
+
+
+def safetensors_header(file: Path) -> list[tuple[str, Tensor]]:
+    """The tensors of a safetensors file in the order of their data, which need not be there.
+
+    Raises:
+        CheckpointError: the header is truncated or damaged.
+        UnsupportedModelError: a tensor has a dtype that torch does not have.
+    """
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(length)) if length <= MOST_HEADER else None
+    except (OSError, ValueError, struct.error) as error:
+        raise CheckpointError(f"has no header that can be read ({error})", field=str(file)) from error
+    if not isinstance(header, dict):
+        raise CheckpointError("has no header of a safetensors file", field=str(file))
+    stated = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
+    try:
+        stated.sort(key=lambda item: item[1]["data_offsets"])
+        return [(name, _stated_tensor(name, entry, file)) for name, entry in stated]
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"has a damaged header ({error})", field=str(file)) from error
+
+
+def _stated_tensor(name: str, entry: Mapping[str, Any], file: Path) -> Tensor:
+    if entry["dtype"] not in DTYPES:
+        raise UnsupportedModelError(f"{name} holds {shown(entry['dtype'])}, which is not supported", field=str(file))
+    return torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")

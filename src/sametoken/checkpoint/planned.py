@@ -1,0 +1,241 @@
+"""What a model will hold in memory, from headers alone: a decoder on the meta device, filled as `load` fills one.
+
+Blocks that are stored alike are planned once. Where weight files are not there, the index says which tensors there are
+and config.json says their shapes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.checkpoint.experts import FUSED, PACKED, single_experts
+from sametoken.checkpoint.gguf import LINK
+from sametoken.checkpoint.gguf.container import read_container
+from sametoken.checkpoint.gguf.directory import read_gguf
+from sametoken.checkpoint.hub import read_config, stored_scheme
+from sametoken.checkpoint.fill import load_parameters
+from sametoken.checkpoint.mapping import DecoderRules, rules_for
+from sametoken.checkpoint.quantised.collect import Item, collected, modules
+from sametoken.checkpoint.quantised.scheme import Scheme
+from sametoken.checkpoint.quantised.shapes import part_shape
+from sametoken.checkpoint.tensors import INDEX, absent_tensors, read_tensors
+from sametoken.model.compiled import blocks_of
+from sametoken.model.config import ModelConfig
+from sametoken.model.decoder import Decoder
+from sametoken.model.formats.coded import Coded
+from sametoken.model.formats.names import FORMATS
+from sametoken.model.held import Share, held, summed
+
+LAYER = re.compile(r"(.*?\blayers\.)(\d+)(\..*)")
+EXPERT = re.compile(r"(\.experts\.)\d+(\.)")
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model as it will be.
+
+    Attributes:
+        config: of the whole model, with the engine's context limit.
+        stored: bytes and tensors of its files, by format. Of files that are not there they follow from config.json.
+        stated_bytes: what the index says about all files, None without one.
+        held: bytes and weights in memory, by format.
+        outside: bytes of `held` that no block has: token vectors, output head, norm, rotary tables.
+    """
+
+    config: ModelConfig
+    stored: dict[str, Share]
+    stated_bytes: int | None
+    held: dict[str, Share]
+    outside: int
+
+
+class _Blocks(NamedTuple):
+    """Blocks that are stored alike, by their number in the files; the first one stands for all."""
+
+    layers: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        return self.layers[0]
+
+
+def planned_model(
+    directory: Path, dtype: torch.dtype, max_seq_len: int | None = None, quantization: str = "none"
+) -> PlannedModel:
+    """What `load.load_decoder` would hold with the same arguments, on the device that `planned_for` names.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: as `load_decoder`, as far as headers show it.
+    """
+    config, scheme = ModelConfig.from_hf(read_config(directory), max_seq_len), stored_scheme(directory)
+    file = directory / LINK if (directory / LINK).exists() else directory
+    with torch.device("meta"):
+        found = _stated(directory)
+        groups = _alike(found)
+        ours = {group.first: place for place, group in enumerate(groups)}
+        decoder = Decoder(_shortened(config, [group.first for group in groups]), dtype, FORMATS.get(quantization))
+        names = [name for name in found if (layer := _layer(name)) is None or layer in ours]
+        if None in found.values():
+            stored = _indexed(names, decoder, config, scheme, ours)
+        else:
+            stored = {name: tensor for name in names if (tensor := found[name]) is not None}
+        items: Iterator[Item] = (Item(name, tensor, file) for name, tensor in stored.items())
+        if scheme is not None and file.name != LINK:
+            items = collected(items, names, scheme)
+        items = (item._replace(name=_moved(item.name, ours)) for item in single_experts(items, config, scheme))
+        load_parameters(decoder, items, rules_for(config), dtype, "meta")
+        decoder.rope_tables(torch.device("meta"))
+    blocks = blocks_of(decoder)
+    shares = [held(decoder, without=blocks)]
+    outside = sum(share.bytes for share in shares[0].values())
+    shares += [_times(held(block), len(group.layers)) for block, group in zip(blocks, groups, strict=True)]
+    times = {group.first: len(group.layers) for group in groups}
+    return PlannedModel(config, _sizes(directory, stored, scheme, times), _total(directory), summed(shares), outside)
+
+
+def _stated(directory: Path) -> dict[str, Tensor | Coded | None]:
+    """Every tensor by its name; None where only an index names it."""
+    if (directory / LINK).exists():
+        return dict(read_gguf(directory / LINK, data=False))
+    if absent := absent_tensors(directory):
+        return dict.fromkeys(absent)
+    return {item.name: item.tensor for item in read_tensors(directory, data=False)}
+
+
+def _layer(name: str) -> int | None:
+    match = LAYER.fullmatch(name)
+    return None if match is None else int(match[2])
+
+
+def _alike(found: Mapping[str, Tensor | Coded | None]) -> list[_Blocks]:
+    """The groups of blocks whose tensors have the same names, shapes and dtypes."""
+    facts: dict[int, set[object]] = defaultdict(set)
+    for name, tensor in found.items():
+        match = LAYER.fullmatch(name)
+        if match is not None:
+            facts[int(match[2])].add((match[3], None if tensor is None else _facts(tensor)))
+    groups: dict[frozenset[object], list[int]] = defaultdict(list)
+    for layer in sorted(facts):
+        groups[frozenset(facts[layer])].append(layer)
+    return [_Blocks(tuple(layers)) for layers in groups.values()]
+
+
+def _facts(tensor: Tensor | Coded) -> object:
+    if isinstance(tensor, Coded):
+        return tensor.code, tensor.group, tensor.shape, tensor.step is None, tensor.offset is None
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _shortened(config: ModelConfig, layers: list[int]) -> ModelConfig:
+    """The facts of a model of these blocks alone."""
+    experts, windows, last = config.experts, config.sliding_windows, config.num_layers - 1
+    kept = [min(layer, last) for layer in layers]
+    if experts is not None:
+        experts = replace(experts, layers=tuple(experts.layers[layer] for layer in kept))
+    return replace(
+        config, num_layers=len(layers), sliding_windows=tuple(windows[layer] for layer in kept), experts=experts
+    )
+
+
+def _moved(name: str, ours: Mapping[int, int]) -> str:
+    """The name of a tensor with the place of its block among those that are planned."""
+    match = LAYER.fullmatch(name)
+    return name if match is None else f"{match[1]}{ours[int(match[2])]}{match[3]}"
+
+
+def _indexed(
+    names: Iterable[str], decoder: Decoder, config: ModelConfig, scheme: Scheme | None, ours: Mapping[int, int]
+) -> dict[str, Tensor | Coded]:
+    """The tensors of an index in the shapes that the decoder's parameters have."""
+    names = list(names)
+    shapes = {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+    index = _Index(shapes, rules_for(config), config, scheme, modules(names))
+    known: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    found: dict[str, Tensor | Coded] = {}
+    for name in names:
+        own = EXPERT.sub(r"\g<1>0\2", name)  # all experts of a block are alike
+        if own not in known:
+            known[own] = index.shape(own, _moved(own, ours))
+        found[name] = torch.empty(known[own][0], dtype=known[own][1])
+    return found
+
+
+class _Index(NamedTuple):
+    """What gives a tensor that is only named its shape."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    rules: DecoderRules
+    config: ModelConfig
+    scheme: Scheme | None
+    quantised: Mapping[str, set[str]]
+
+    def shape(self, name: str, moved: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """Of the tensor `name`, which is `moved` in the decoder; a single float32 for what is no weight."""
+        dtype: torch.dtype = getattr(torch, self.config.dtype)
+        if self.config.experts is not None and (packed := PACKED.fullmatch(moved)):
+            count, rows, inputs = self._fused(packed[2], packed[3], "weight")
+            return (count, rows, inputs // 32, *([16] if packed[4] == "blocks" else [])), torch.uint8
+        if self.config.experts is not None and (fused := FUSED.fullmatch(moved)):
+            count, *own = self._fused(fused[1], fused[2], "bias" if fused[3] else "weight")
+            return (count, *(own[::-1] if self.config.family == "gpt_oss" else own)), dtype
+        module, _, kind = name.rpartition(".")
+        if kind in self.quantised.get(module, ()) and self.scheme is not None and (layer := self.scheme.layer(module)):
+            weight = self._placed(f"{moved.rpartition('.')[0]}.weight")
+            if weight is not None and len(weight) == 2:
+                return part_shape(kind, (weight[0], weight[1]), layer, self.scheme.tool)
+        own_shape = None if self.rules.ignores(moved) else self._placed(moved)
+        return ((1,), torch.float32) if own_shape is None else (own_shape, dtype)
+
+    def _fused(self, prefix: str, part: str, kind: str) -> tuple[int, ...]:
+        assert self.config.experts is not None
+        return self.config.experts.count, *(self._placed(f"{prefix}.0.{part}.{kind}") or (1, 1))
+
+    def _placed(self, name: str) -> tuple[int, ...] | None:
+        """The shape that a tensor must have for its place in the decoder, None if it has none."""
+        place = self.rules.place(name)
+        if place is None or place.parameter not in self.shapes:
+            return None
+        whole = self.shapes[place.parameter]
+        return whole if place.rows is None else (len(place.rows), *whole[1:])
+
+
+def _times(shares: Mapping[str, Share], times: int) -> dict[str, Share]:
+    return {name: Share(share.bytes * times, share.tensors * times) for name, share in shares.items()}
+
+
+def _sizes(
+    directory: Path, stored: Mapping[str, Tensor | Coded], scheme: Scheme | None, times: Mapping[int, int]
+) -> dict[str, Share]:
+    """Bytes and tensors of the files by format; the tensors of a quantised weight count as its format."""
+    if (directory / LINK).exists():
+        entries = read_container(directory / LINK).entries.values()
+        return summed({entry.type.name: Share(entry.nbytes, 1)} for entry in entries)
+    quantised = modules(stored)
+
+    def shares() -> Iterator[dict[str, Share]]:
+        for name, tensor in stored.items():
+            module, _, kind = name.rpartition(".")
+            coded = scheme is not None and (kind in quantised.get(module, ()) or PACKED.fullmatch(name))
+            form = scheme.name if coded and scheme else str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+            layer = _layer(name)
+            yield _times({form: Share(tensor.nbytes, 1)}, 1 if layer is None else times[layer])
+
+    return summed(shares())
+
+
+def _total(directory: Path) -> int | None:
+    """Bytes of all weight files as their index states them."""
+    try:
+        stated = json.loads((directory / INDEX).read_text(encoding="utf-8"))["metadata"]["total_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return int(stated) if isinstance(stated, int | float) else None

@@ -1,0 +1,97 @@
+"""`sametoken doctor MODEL`: the memory that a model, its draft and a batch will take, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from sametoken import embedded
+from sametoken.commands.options import Option, Values, settings_options
+from sametoken.errors import ConfigError, SametokenError
+from sametoken.options.engine import EngineConfig, KVCacheConfig
+from sametoken.options.serving import CACHE
+from sametoken.options.speculation import SpeculativeConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sametoken.check.memory import Settings
+
+ALIASES = {"max_batch_size": ("--max-num-seqs",), "max_seq_len": ("--max-model-len",)}
+ENGINE = ("max_batch_size", "max_num_tokens", "max_seq_len", "quantization", "draft_quantization")
+SPECULATIVE = ("max_total_draft_tokens", "tree_top_k")
+SHARED = {"device": EngineConfig, "dtype": EngineConfig, "max_draft_len": SpeculativeConfig}  # options of a head too
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
+}  # fmt: skip
+
+
+def _options() -> tuple[Option, ...]:
+    named = {option.name: option for owner in (EngineConfig, SpeculativeConfig) for option in settings_options(owner)}
+    chosen = [named[name] for name in (*ENGINE, *SPECULATIVE)]
+    return (
+        Option("draft", str, None, "of a model: its draft, a head or a smaller model.", "DRAFT"),
+        Option("memory", str, None, "of a model: what it may take, as 24GiB; None is what is free here.", "BYTES"),
+        *(option._replace(aliases=(*option.aliases, *ALIASES.get(option.name, ()))) for option in chosen),
+        *settings_options(KVCacheConfig, CACHE),
+    )
+
+
+OPTIONS = _options()
+
+
+def tell_memory(model: str, values: Values) -> int:
+    """Prints what a model will take."""
+    from sametoken.check.memory import forecast, report
+    from sametoken.checkpoint.hub import resolve
+
+    memory = None if values["memory"] is None else bytes_of(values["memory"])
+    target = resolve(embedded.target(model), weights=False, index=True)
+    draft = None if values["draft"] is None else _draft(values["draft"])
+    found = forecast(target, draft, _settings(values), memory)
+    print(json.dumps(found.to_json()) if values["json"] else report(found))
+    return 0
+
+
+def _draft(name: str) -> Path:
+    """The directory of a draft: its index is enough for a draft model, a head needs its small file."""
+    from sametoken.checkpoint.hub import read_json, resolve
+    from sametoken.checkpoint.places import draft_directory
+    from sametoken.kinds import states_head
+
+    try:
+        place = resolve(embedded.draft(name), weights=False, index=True)
+        head = states_head(read_json(place / "config.json") or {})
+    except SametokenError:
+        return draft_directory(name)
+    return draft_directory(name) if head else place
+
+
+def _settings(values: Values) -> Settings:
+    from sametoken.check.memory import Settings
+
+    given: frozenset[str] = getattr(values, "given", frozenset())
+
+    def of(owner: type[Any], *names: str, prefix: str = "") -> dict[str, Any]:
+        shared = [name for name, its in SHARED.items() if its is owner and name in given]
+        return {name: values[f"{prefix}{name}"] for name in (*names, *shared)}
+
+    cache = [option.name.removeprefix(CACHE) for option in settings_options(KVCacheConfig, CACHE)]
+    return Settings(
+        EngineConfig(**of(EngineConfig, *ENGINE)),
+        KVCacheConfig(**of(KVCacheConfig, *cache, prefix=CACHE)),
+        SpeculativeConfig(**of(SpeculativeConfig, *SPECULATIVE)),
+    )
+
+
+def bytes_of(text: str) -> int:
+    """Bytes of words such as "24GiB", "80GB" or "1000000"; a letter alone is a power of 1024.
+
+    Raises:
+        ConfigError: it says no number of bytes above 0.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].lower() not in UNITS or float(match[1]) <= 0:
+        raise ConfigError(f"--memory is {text!r}, expected a number of bytes such as 24GiB or 80GB")
+    return int(float(match[1]) * UNITS[match[2].lower()])

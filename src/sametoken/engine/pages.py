@@ -1,0 +1,57 @@
+"""How many pages a pool needs, and how large they are: numbers alone, for whoever builds it and whoever predicts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from sametoken.heads.serve import LoadedDraft
+from sametoken.model.config import ModelConfig
+from sametoken.options.speculation import SpeculativeConfig
+from sametoken.runtime.cache import KEY_BLOCK, KVCache
+from sametoken.runtime.kv_format import FORMATS
+
+
+class Cached(NamedTuple):
+    """Blocks whose keys and values lie in the pages.
+
+    Attributes:
+        dtype: of the vectors. `form`: a name in `runtime.kv_format`, what is stored of them.
+    """
+
+    shape: ModelConfig
+    dtype: torch.dtype
+    form: str
+
+    def page_bytes(self, page: int) -> int:
+        """Bytes of a page of `page` tokens."""
+        shape, form = self.shape, FORMATS[self.form]
+        return KVCache.bytes_per_page(shape.num_layers, shape.num_kv_heads, shape.head_dim, page, self.dtype, form)
+
+
+def cached_by(target: Cached, draft: LoadedDraft | None) -> list[Cached]:
+    """What a page has room for: the target's keys and values, and those of the draft if it keeps any."""
+    layers = None if draft is None else draft.cached_layers
+    return [target] if draft is None or layers is None else [target, Cached(layers, draft.module.dtype, target.form)]
+
+
+def lookahead_of(speculative: SpeculativeConfig, draft: LoadedDraft | None) -> int:
+    """Slots that a draft may need past a row's last token, whichever drafter the request chooses."""
+    return 2 + (speculative.most_nodes if draft is None else draft.most_nodes(speculative))
+
+
+def pool_pages(rows: int, context: int, lookahead: int, page: int) -> int:
+    """Pages for so many rows at full context, without the sink."""
+    return -(-rows * (context + lookahead) // page)
+
+
+def row_pages(context: int, lookahead: int, page: int) -> int:
+    """Entries of a row of the page table."""
+    return -(-(context + lookahead + KEY_BLOCK) // page)
+
+
+def pool_bytes(cached: Sequence[Cached], page: int, pages: int) -> int:
+    """Bytes of `pages` pages."""
+    return pages * sum(each.page_bytes(page) for each in cached)

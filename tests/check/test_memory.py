@@ -1,0 +1,304 @@
+"""What `sametoken doctor MODEL` says beforehand about memory, against what loading takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen3MoeConfig
+
+import big_models
+from cli_checks import speak
+from quantised_makers import MADE, quantised
+from sametoken import LLM, embedded
+from sametoken.check.memory import Settings, forecast
+from sametoken.checkpoint.load import load_decoder
+from sametoken.checkpoint.planned import planned_model
+from sametoken.errors import ConfigError
+from sametoken.model.held import held
+from sametoken.options.engine import EngineConfig, KVCacheConfig
+from sametoken.options.speculation import SpeculativeConfig
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 256, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 256, "pad_token_id": None,
+    "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 2}
+FORMATS = ("fp8", "fp8-blocks", "nvfp4", "nvfp4-compressed", "mxfp4", "awq", "gptq", "gptq-64-order", "w4a16", "w8a8",
+           "w8a16-zeros")  # fmt: skip
+EXACT = 0.03  # what the prediction may be off
+
+
+def saved(config: Any, directory: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = saved(LlamaConfig(**SIZES), tmp_path_factory.mktemp("plain") / "model")
+    speak(folder)
+    return folder
+
+
+def total(shares: Any) -> int:
+    return sum(share.bytes for share in shares.values())
+
+
+def check(directory: Path, dtype: torch.dtype = torch.bfloat16, quantization: str = "none") -> None:
+    """The plan of a model's memory is what the loaded model holds, format by format."""
+    decoder = load_decoder(directory, dtype, "cpu", quantization=quantization)
+    decoder.rope_tables(torch.device("cpu"))
+    real, planned = held(decoder), planned_model(directory, dtype, quantization=quantization)
+    assert planned.held.keys() == real.keys()
+    for name, share in real.items():
+        assert planned.held[name].tensors == share.tensors
+        assert planned.held[name].bytes == pytest.approx(share.bytes, rel=EXACT)
+    files = sum(file.stat().st_size for file in directory.iterdir() if file.suffix in (".safetensors", ".gguf"))
+    assert total(planned.stored) == pytest.approx(files, rel=EXACT)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_plain_weights(plain: Path, quantization: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr("sametoken.model.linear.library", lambda: None)
+    check(plain, quantization=quantization)
+
+
+def test_float32_with_tied_token_vectors(tmp_path: Path) -> None:
+    check(saved(LlamaConfig(**SIZES, tie_word_embeddings=True), tmp_path / "tied"), torch.float32)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_of_other_tools(plain: Path, name: str, tmp_path: Path) -> None:
+    check(quantised(plain, name, tmp_path / name))
+
+
+def test_experts(tmp_path: Path) -> None:
+    """Blocks with and without experts, plain and in a format of another tool."""
+    directory = saved(Qwen3MoeConfig(**SIZES, **EXPERTS), tmp_path / "moe")
+    check(directory)
+    check(directory, quantization="int4")
+    check(quantised(directory, "nvfp4", tmp_path / "nvfp4"))
+
+
+def packed_experts(source: Path, target: Path) -> Path:
+    """A copy of a gpt-oss with its experts in MXFP4."""
+    stored = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            made = [MADE["mxfp4"].make(each.t().float().contiguous())[0] for each in tensor]
+            stored[f"{name}_blocks"] = torch.stack([parts["weight_packed"].unflatten(1, (-1, 16)) for parts in made])
+            stored[f"{name}_scales"] = torch.stack([parts["weight_scale"] for parts in made])
+        else:
+            stored[name] = tensor
+    shutil.copytree(source, target)
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, target / "model.safetensors")
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    return target
+
+
+def test_experts_of_gpt_oss(tmp_path: Path) -> None:
+    config = GptOssConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
+    check(packed_experts(saved(config, tmp_path / "plain"), tmp_path / "packed"))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q5_K"])
+def test_gguf(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q5_K is held in eight bits; the bytes of the file's tensors are not read."""
+    gguf = pytest.importorskip("gguf")
+    from gguf_makers import write_gguf
+    from sametoken.checkpoint.gguf.container import Container
+    from sametoken.checkpoint.hub import resolve
+
+    monkeypatch.setattr("sametoken.checkpoint.hub.opened_directory", lambda: tmp_path / "opened")
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES), dtype=torch.float32)
+        types = gguf.GGMLQuantizationType
+        write_gguf(tmp_path / "m.gguf", model, lambda name: types.Q8_0 if "embd" in name else getattr(types, kind))
+    directory = resolve(tmp_path / "m.gguf")
+    decoder = load_decoder(directory, torch.bfloat16, "cpu")
+    real = held(decoder)
+    monkeypatch.setattr(Container, "__init__", refuse_data(Container))
+    planned = planned_model(directory, torch.bfloat16)
+    assert total(planned.held) - 2 * 256 * 64 * 2 == pytest.approx(total(real), rel=EXACT)  # less the rotary tables
+    assert ("int8" in real) == (kind != "Q4_K")
+    assert planned.stored[kind].tensors == 3 * 7 + 1 + (kind == "Q8_0")  # token vectors are Q8_0
+
+
+def refuse_data(kind: type) -> Any:
+    """`__init__` of a GGUF container whose data must not be read."""
+    made = kind.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        object.__setattr__(self, "data", False)
+
+    return init
+
+
+def test_weights_need_not_be_there(plain: Path, tmp_path: Path) -> None:
+    """A file cut off after its header, and an index without its files, say the same as the whole file."""
+    whole = planned_model(plain, torch.bfloat16)
+    cut = tmp_path / "cut"
+    shutil.copytree(plain, cut)
+    data = (cut / "model.safetensors").read_bytes()
+    (cut / "model.safetensors").write_bytes(data[: 8 + int.from_bytes(data[:8], "little")])
+    assert planned_model(cut, torch.bfloat16) == whole
+    (cut / "model.safetensors").unlink()
+    names = dict.fromkeys(load_file(plain / "model.safetensors"), "model-00001-of-00001.safetensors")
+    index = {"metadata": {"total_size": total(whole.stored)}, "weight_map": names}
+    (cut / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = planned_model(cut, torch.bfloat16)
+    assert (found.held, found.stored) == (whole.held, whole.stored)
+    assert found.stated_bytes == total(whole.stored)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_index_of_quantised_weights(plain: Path, name: str, tmp_path: Path) -> None:
+    directory = quantised(plain, name, tmp_path / name)
+    whole = planned_model(directory, torch.bfloat16)
+    weights = directory / "model.safetensors"
+    index = {"weight_map": dict.fromkeys(load_file(weights), "model-00001-of-00001.safetensors")}
+    weights.unlink()
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = planned_model(directory, torch.bfloat16)
+    assert total(found.held) == pytest.approx(total(whole.held), rel=EXACT)
+    assert total(found.stored) == pytest.approx(total(whole.stored), rel=EXACT)
+
+
+def test_sizes_of_published_models(tmp_path: Path) -> None:
+    """openai/gpt-oss-120b's own index states 65,248,815,744 bytes."""
+    directory = big_models.write_model("openai/gpt-oss-120b", tmp_path)
+    found = planned_model(directory, torch.bfloat16)
+    assert total(found.stored) == found.stated_bytes == 65_248_815_744
+
+
+def settings(batch: int, context: int, **speculative: Any) -> Settings:
+    engine = EngineConfig(max_batch_size=batch, max_seq_len=context, device="cpu", max_num_tokens=64)
+    return Settings(engine, KVCacheConfig(), SpeculativeConfig(**speculative))
+
+
+@pytest.mark.parametrize("draft", [None, embedded.NAME, embedded.HEAD_NAME])
+def test_weights_and_pool_are_the_engines(draft: str | None) -> None:
+    llm = LLM("embedded", draft, max_batch_size=3, max_seq_len=200, speculative={"tree_top_k": 2})
+    place = None if draft is None else Path(embedded.draft(draft))
+    found = forecast(Path(embedded.target("embedded")), place, settings(3, 200, tree_top_k=2), memory=2**33)
+    modules: list[Any] = [llm.engine.runner.decoder]
+    caches = [llm.engine.runner.cache]
+    if draft is not None:
+        guesser = llm.engine.drafting.drafters[llm.method].guesser
+        caches.append(guesser.cache)
+        modules.append(guesser.decoder if draft == embedded.NAME else guesser.head)
+    real = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches) + caches[0].table.table.nbytes
+    assert found.pool == real
+    for module in modules:
+        module.rope_tables(torch.device("cpu"))
+    assert [part.weights for part in found.parts] == pytest.approx([total(held(m)) for m in modules], rel=EXACT)
+    assert found.fits
+    assert not found.remedies
+
+
+RESIDENT = """
+import gc, sys, torch
+from pathlib import Path
+from sametoken.checkpoint.load import load_decoder
+from sametoken.kernels.cpu.memory import release
+
+def anonymous():
+    gc.collect()
+    release()
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+load_decoder(Path(sys.argv[2]), torch.bfloat16, "cpu").rope_tables(torch.device("cpu"))  # what stays of any load
+before = anonymous()
+decoder = load_decoder(Path(sys.argv[1]), torch.bfloat16, "cpu", quantization=sys.argv[3])
+decoder.rope_tables(torch.device("cpu"))
+print(anonymous() - before)
+"""
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_resident_memory(quantization: str, tmp_path: Path) -> None:
+    """A process of its own grows by what was said, of a model of 160 MB."""
+    sizes = {**SIZES, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 5, "vocab_size": 4096}
+    directory = saved(LlamaConfig(**sizes), tmp_path / "model")
+    small = str(embedded.target("embedded"))
+    call = [sys.executable, "-c", RESIDENT, str(directory), small, quantization]
+    grown = int(subprocess.run(call, capture_output=True, text=True, check=True).stdout)
+    planned = planned_model(directory, torch.bfloat16, quantization=quantization)
+    assert grown == pytest.approx(total(planned.held), rel=EXACT)
+
+
+def test_what_would_make_it_fit(plain: Path) -> None:
+    """Every remedy is computed: with it the forecast says that it fits."""
+    asked = settings(8, 256)
+    whole = forecast(plain, None, asked, memory=2**40)
+    assert whole.largest_context == 256
+    tight = forecast(plain, None, asked, memory=whole.total - whole.pool // 2)
+    assert not tight.fits
+    assert 0 < tight.largest_batch < 8
+    assert 0 < tight.largest_context < 256
+    changes = {remedy.change.split()[0]: remedy for remedy in tight.remedies}
+    assert {"--max-batch-size", "--max-seq-len", "--quantization", "2"} <= changes.keys()
+    for option, field in (("--max-batch-size", "max_batch_size"), ("--max-seq-len", "max_seq_len")):
+        value = int(changes[option].change.split()[1])
+        changed = asked._replace(engine=asked.engine.model_copy(update={field: value}))
+        assert forecast(plain, None, changed, memory=tight.memory).fits
+        changed = asked._replace(engine=asked.engine.model_copy(update={field: value + 16}))
+        assert not forecast(plain, None, changed, memory=tight.memory).fits
+    int8 = asked._replace(engine=asked.engine.model_copy(update={"quantization": "int8"}))
+    found = next(each for each in tight.remedies if each.change == "--quantization int8")
+    assert forecast(plain, None, int8, memory=2**40).total == found.total
+    hopeless = forecast(plain, None, asked, memory=2**20)
+    assert len(hopeless.remedies) == 1
+    assert hopeless.remedies[0].total > 2**20
+
+
+def test_command(plain: Path, run: Any) -> None:
+    options = ["--memory", "1GiB", "--max-num-seqs", "2", "--max-model-len", "128", "--device", "cpu"]
+    found = json.loads(run("doctor", str(plain), *options, "--json").out)
+    assert (found["batch"], found["context"], found["memory"]) == (2, 128, 2**30)
+    assert found["total"] == found["pool"] + found["activations"] + sum(
+        share["bytes"] for part in found["parts"] for share in part["held"].values()
+    )
+    shown = run("doctor", str(plain), *options).out
+    assert f"cache          {found['parts'][0]['kv_bytes']:,} bytes a token" in shown
+    assert "1.00 GiB (cpu): fits" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("MODEL", "--memory", "much"), "--memory is 'much', expected a number of bytes such as 24GiB"),
+        (("MODEL", "--num-prompts", "3"), "--num-prompts is for a head"),
+        (("--memory", "3GiB"), "--memory is for a model: give MODEL too"),
+        (("HEAD", "--target", "embedded", "--memory", "3GiB"), "--memory is for a model"),
+        (("HEAD",), "--target is missing"),
+    ],
+)
+def test_wrong_options(arguments: tuple[str, ...], words: str, plain: Path, run: Any) -> None:
+    named = {"MODEL": str(plain), "HEAD": embedded.HEAD_NAME}
+    assert words in run("doctor", *(named.get(each, each) for each in arguments)).err
+
+
+def test_cuda_needs_a_device_or_its_memory(plain: Path) -> None:
+    engine = EngineConfig(device="cuda", max_seq_len=256)
+    asked = Settings(engine, KVCacheConfig(), SpeculativeConfig())
+    assert forecast(plain, None, asked, memory=2**33).device == "cuda"
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="give --memory"):
+            forecast(plain, None, asked)
