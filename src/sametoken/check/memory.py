@@ -272,7 +272,9 @@ def _remedies(
         for name in KV_DTYPES:
             other = settings._replace(cache=settings.cache.model_copy(update={"dtype": name}))
             cached = tuple(each._replace(form=name) for each in plan.cached)
-            yield Remedy(f"--kv-cache-dtype {name}", _total(plan._replace(cached=cached), other, found.batch, found.context))
+            yield Remedy(
+                f"--kv-cache-dtype {name}", _total(plan._replace(cached=cached), other, found.batch, found.context)
+            )
     for name in QUANTIZATIONS:
         if device != "cpu" or engine.quantization != "none" or stored_scheme(target) is not None:
             break

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from sametoken.checkpoint.experts import FUSED, PACKED, single_experts
+from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.container import read_container
 from sametoken.checkpoint.gguf.directory import read_gguf
 from sametoken.checkpoint.hub import read_config, stored_scheme
-from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.mapping import DecoderRules, rules_for
 from sametoken.checkpoint.quantised.collect import Item, collected, modules
 from sametoken.checkpoint.quantised.scheme import Scheme
