@@ -18,7 +18,7 @@ import big_models
 from cli_checks import speak
 from quantised_makers import MADE, quantised
 from sametoken import LLM, embedded
-from sametoken.check.memory import Settings, forecast
+from sametoken.check.memory import EngineSettings, forecast
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.planned import planned_model
 from sametoken.errors import ConfigError
@@ -186,9 +186,9 @@ def test_sizes_of_published_models(tmp_path: Path) -> None:
     assert total(found.stored) == found.stated_bytes == 65_248_815_744
 
 
-def settings(batch: int, context: int, **speculative: Any) -> Settings:
+def settings(batch: int, context: int, **speculative: Any) -> EngineSettings:
     engine = EngineConfig(max_batch_size=batch, max_seq_len=context, device="cpu", max_num_tokens=64)
-    return Settings(engine, KVCacheConfig(), SpeculativeConfig(**speculative))
+    return EngineSettings(engine, KVCacheConfig(), SpeculativeConfig(**speculative))
 
 
 @pytest.mark.parametrize("draft", [None, embedded.NAME, embedded.HEAD_NAME])
@@ -297,7 +297,7 @@ def test_wrong_options(arguments: tuple[str, ...], words: str, plain: Path, run:
 
 def test_cuda_needs_a_device_or_its_memory(plain: Path) -> None:
     engine = EngineConfig(device="cuda", max_seq_len=256)
-    asked = Settings(engine, KVCacheConfig(), SpeculativeConfig())
+    asked = EngineSettings(engine, KVCacheConfig(), SpeculativeConfig())
     assert forecast(plain, None, asked, memory=2**33).device == "cuda"
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="give --memory"):

@@ -73,7 +73,7 @@ class Remedy:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class MemoryForecast:
     """What a model, its draft and a batch take; bytes unless said.
 
     Attributes:
@@ -117,7 +117,7 @@ class Forecast:
         return found
 
 
-class Settings(NamedTuple):
+class EngineSettings(NamedTuple):
     """How an engine is to be built."""
 
     engine: EngineConfig
@@ -137,7 +137,7 @@ class _Plan(NamedTuple):
     taps: int
 
 
-def forecast(target: Path, draft: Path | None, settings: Settings, memory: int | None = None) -> Forecast:
+def forecast(target: Path, draft: Path | None, settings: EngineSettings, memory: int | None = None) -> MemoryForecast:
     """What serving a model will take; reads headers alone.
 
     Args:
@@ -156,7 +156,7 @@ def forecast(target: Path, draft: Path | None, settings: Settings, memory: int |
         context = engine.max_seq_len or plan.config.max_position
         step = _activations(plan, settings, batch)
         total = _total(plan, settings, batch, context)
-        found = Forecast(
+        found = MemoryForecast(
             parts=plan.parts, device=device, memory=memory, dtype=str(plan.cached[0].dtype).removeprefix("torch."),
             batch=batch, context=context, page=settings.cache.tokens_per_block, lookahead=plan.lookahead,
             lookahead_pages=-(-batch * plan.lookahead // settings.cache.tokens_per_block),
@@ -181,7 +181,7 @@ def _device(name: str, memory: int | None) -> str:
     return kind
 
 
-def _plan(target: Path, draft: Path | None, settings: Settings, device: str) -> tuple[_Plan, tuple[str, ...]]:
+def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: str) -> tuple[_Plan, tuple[str, ...]]:
     engine, notes = settings.engine, []
     stated = ModelConfig.from_hf(read_config(target))
     dtype = dtype_for(engine.dtype, stated, torch.device(device))
@@ -221,18 +221,18 @@ def _plan(target: Path, draft: Path | None, settings: Settings, device: str) -> 
     return plan, tuple(notes)
 
 
-def _token_bytes(cached: Cached, settings: Settings) -> int:
+def _token_bytes(cached: Cached, settings: EngineSettings) -> int:
     page = settings.cache.tokens_per_block
     return cached.page_bytes(page) // page
 
 
-def _pool(plan: _Plan, settings: Settings, batch: int, context: int) -> int:
+def _pool(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
     page = settings.cache.tokens_per_block
     pages = pool_pages(batch, context, plan.lookahead, page) + 1
     return pool_bytes(plan.cached, page, pages) + 8 * (batch + 1) * row_pages(context, plan.lookahead, page)
 
 
-def _activations(plan: _Plan, settings: Settings, batch: int) -> int:
+def _activations(plan: _Plan, settings: EngineSettings, batch: int) -> int:
     """The larger of a step that reads prompts and the logits of one that verifies drafts."""
     config, nodes = plan.config, 1 + settings.speculative.most_nodes
     tokens = max(settings.engine.max_num_tokens, batch * nodes)
@@ -243,7 +243,7 @@ def _activations(plan: _Plan, settings: Settings, batch: int) -> int:
     return tokens * row * plan.itemsize + 2 * batch * nodes * config.vocab_size * 4
 
 
-def _total(plan: _Plan, settings: Settings, batch: int, context: int) -> int:
+def _total(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
     weights = sum(part.weights for part in plan.parts)
     return weights + _pool(plan, settings, batch, context) + _activations(plan, settings, batch)
 
@@ -258,7 +258,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _remedies(
-    target: Path, draft: Path | None, settings: Settings, device: str, plan: _Plan, found: Forecast
+    target: Path, draft: Path | None, settings: EngineSettings, device: str, plan: _Plan, found: MemoryForecast
 ) -> Iterator[Remedy]:
     """Other formats of the weights and the cache, and several devices, each with the total that it leads to."""
     engine = settings.engine
@@ -289,7 +289,7 @@ def _remedies(
                 break
 
 
-def report(found: Forecast) -> str:
+def report(found: MemoryForecast) -> str:
     """The forecast for people, one fact a line."""
     rows: list[tuple[str, str]] = []
     for part in found.parts:

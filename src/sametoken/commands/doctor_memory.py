@@ -16,7 +16,7 @@ from sametoken.options.speculation import SpeculativeConfig
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sametoken.check.memory import Settings
+    from sametoken.check.memory import EngineSettings
 
 ALIASES = {"max_batch_size": ("--max-num-seqs",), "max_seq_len": ("--max-model-len",)}
 ENGINE = ("max_batch_size", "max_num_tokens", "max_seq_len", "quantization", "draft_quantization")
@@ -68,8 +68,8 @@ def _draft(name: str) -> Path:
     return draft_directory(name) if head else place
 
 
-def _settings(values: Values) -> Settings:
-    from sametoken.check.memory import Settings
+def _settings(values: Values) -> EngineSettings:
+    from sametoken.check.memory import EngineSettings
 
     given: frozenset[str] = getattr(values, "given", frozenset())
 
@@ -78,7 +78,7 @@ def _settings(values: Values) -> Settings:
         return {name: values[f"{prefix}{name}"] for name in (*names, *shared)}
 
     cache = [option.name.removeprefix(CACHE) for option in settings_options(KVCacheConfig, CACHE)]
-    return Settings(
+    return EngineSettings(
         EngineConfig(**of(EngineConfig, *ENGINE)),
         KVCacheConfig(**of(KVCacheConfig, *cache, prefix=CACHE)),
         SpeculativeConfig(**of(SpeculativeConfig, *SPECULATIVE)),
