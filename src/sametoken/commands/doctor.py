@@ -89,7 +89,7 @@ def _is_model(name: str) -> bool:
     from sametoken.checkpoint.contents import architectures, trained_part
     from sametoken.checkpoint.hub import read_json, resolve
     from sametoken.heads.read import is_head
-    from sametoken.model.config import FAMILIES
+    from sametoken.model.families import FAMILIES
 
     place = resolve(embedded.target(name) if name == embedded.NAME else embedded.draft(name), weights=False)
     if trained_part(place) is not None or is_head(place):
