@@ -30,6 +30,7 @@ class Machine:
         threads: that compute.
         memory, memory_free: bytes; free counts what the system would give back from its file cache.
         cache: where models of the Hub are kept. `cache_free`: bytes free there.
+        quantised: where weights are kept that `quantization` rounded, None if they are not. `quantised_bytes`: of all.
         drafters: kinds of drafters, each with the distribution that provides it.
         versions: of Python, this package and the packages that matter, those that are installed.
     """
@@ -48,6 +49,8 @@ class Machine:
     memory_free: int
     cache: str
     cache_free: int
+    quantised: str | None
+    quantised_bytes: int
     drafters: dict[str, str]
     versions: dict[str, str]
 
@@ -66,6 +69,7 @@ class Machine:
             "CUDA devices": ", ".join(self.devices) or "none",
             "memory": f"{self.memory_free / GIB:.1f} GiB free of {self.memory / GIB:.1f} GiB",
             "Hub cache": f"{self.cache}, {self.cache_free / GIB:.1f} GiB free",
+            "quantised weights": f"{self.quantised_bytes / GIB:.1f} GiB in {self.quantised}" if self.quantised else "",
             "drafters": ", ".join(
                 name if source == OURS else f"{name} ({source})" for name, source in self.drafters.items()
             ),
@@ -82,10 +86,11 @@ def describe_machine() -> Machine:
     """
     import torch
 
+    from sametoken.checkpoint.rounded import rounded_directory
     from sametoken.kernels.cpu.library import status
     from sametoken.runtime.memory import available_bytes, total_bytes
 
-    kernels, cache = status(), cache_directory()
+    kernels, cache, quantised = status(), cache_directory(), rounded_directory()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return Machine(
         platform=platform.platform(),
@@ -102,6 +107,8 @@ def describe_machine() -> Machine:
         memory_free=available_bytes(torch.device("cpu")),
         cache=str(cache),
         cache_free=shutil.disk_usage(_existing(cache)).free,
+        quantised=None if quantised is None else str(quantised),
+        quantised_bytes=_bytes_in(quantised) if quantised else 0,
         drafters={kind.name: kind.source for kind in kinds()},
         versions={"sametoken": sametoken.__version__, "python": platform.python_version(), **package_versions()},
     )
@@ -130,3 +137,8 @@ def processor_name() -> str:
 def _existing(path: Path) -> Path:
     """The path, or the nearest folder above it that is there."""
     return next(place for place in (path, *path.parents) if place.exists())
+
+
+def _bytes_in(directory: Path) -> int:
+    """Of all files below a directory, 0 where it is not there."""
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())

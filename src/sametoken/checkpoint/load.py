@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from sametoken.checkpoint import rounded
 from sametoken.checkpoint.experts import single_experts
 from sametoken.checkpoint.fill import load_parameters as load_parameters  # drafters of other packages import it here
 from sametoken.checkpoint.gguf import LINK, given_path
@@ -16,7 +18,7 @@ from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.quantised.collect import Item, collected
 from sametoken.checkpoint.tensors import Stored as Stored  # the same
-from sametoken.checkpoint.tensors import read_tensors, tensor_names, weight_files
+from sametoken.checkpoint.tensors import Wanted, read_tensors, tensor_names, weight_files
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.kernels.cpu.memory import release
 from sametoken.model.config import ModelConfig
@@ -53,17 +55,31 @@ def load_decoder(
             f"quantization {quantization!r}: the weights of {given_path(directory)} are quantised already "
             f"({scheme.name}); leave it out, or give the unquantised checkpoint"
         )
+    device = torch.device(device)
     try:
         config = ModelConfig.from_hf(stated, max_seq_len)
-        if config.sinks and torch.device(device).type == "cuda":
+        if config.sinks and device.type == "cuda":
             raise UnsupportedModelError("attention with sinks (gpt-oss) is not supported on CUDA; use --device cpu")
-        with torch.device("meta"):
-            decoder = Decoder(config, dtype, FORMATS.get(quantization))
         rules = rules_for(config)
         if rules.images:
             LOG.warning(f"{directory} also reads images; only its text part is loaded")
+        entry = None
+        if quantization != "none":
+            entry = rounded.entry_of(directory, config.parameters, quantization, dtype, device)
+        if entry is not None and entry.exists():
+            try:
+                return _kept_decoder(directory, config, dtype, quantization, entry)
+            except CheckpointError as error:
+                if error.field != str(entry):
+                    raise
+                LOG.warning(f"{error}; the weights are quantised again")
+                shutil.rmtree(entry, ignore_errors=True)
+        with torch.device("meta"):
+            decoder = Decoder(config, dtype, FORMATS.get(quantization))
         load_parameters(decoder, decoder_weights(directory, config), rules, dtype, device)
         release()
+        if entry is not None:
+            rounded.keep(decoder, entry)
     except CheckpointError as error:
         if error.field:
             raise
@@ -71,8 +87,27 @@ def load_decoder(
     return decoder
 
 
-def read_weights(directory: Path) -> Iterator[Stored | Item]:
+def _kept_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, quantization: str, entry: Path) -> Decoder:
+    """The same on the CPU, with rounded weights as an earlier start kept them, and the others from the files."""
+    with torch.device("meta"):
+        decoder = Decoder(config, dtype, FORMATS[quantization])
+    taken, rules = rounded.take_weights(decoder), rules_for(config)
+
+    def wanted(name: str) -> bool:
+        place = rules.place(name)
+        return place is None or place.parameter not in taken
+
+    stored = (item for item in decoder_weights(directory, config, wanted) if wanted(item.name))
+    load_parameters(decoder, stored, rules, dtype, "cpu", pack=False)
+    rounded.restore(decoder, entry)
+    return decoder
+
+
+def read_weights(directory: Path, wanted: Wanted = lambda name: True) -> Iterator[Stored | Item]:
     """The tensors of a model, with those of each layer that another tool quantised as one weight.
+
+    Args:
+        wanted: whether to read the tensor of a name, where no other tool quantised them.
 
     Raises:
         CheckpointError: as `read_tensors`; also for quantised layers whose tensors do not fit each other or
@@ -81,7 +116,7 @@ def read_weights(directory: Path) -> Iterator[Stored | Item]:
     """
     scheme = stored_scheme(directory)
     if scheme is None:
-        return read_tensors(directory)
+        return read_tensors(directory, wanted=wanted)
     if scheme.tool == "gguf":
         file = directory / LINK
         return (Item(name, tensor, file) for name, tensor in read_gguf(file))
@@ -94,7 +129,7 @@ def read_weights(directory: Path) -> Iterator[Stored | Item]:
     return collected((Item(*item) for item in read_tensors(directory)), names, scheme)
 
 
-def decoder_weights(directory: Path, config: ModelConfig) -> Iterator[Item]:
+def decoder_weights(directory: Path, config: ModelConfig, wanted: Wanted = lambda name: True) -> Iterator[Item]:
     """The same, with each expert's weights under their own names; raises as above."""
-    stored = (Item(*item) for item in read_weights(directory))
+    stored = (Item(*item) for item in read_weights(directory, wanted))
     return single_experts(stored, config, stored_scheme(directory))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     LINK,
 )
+Wanted = Callable[[str], bool]  # whether to read the tensor of a name
 FILE_NAME = re.compile(r"(?!\.)[^/\\\x00]{1,255}")
 
 
@@ -52,7 +53,9 @@ class Seen(NamedTuple):
     dtype: torch.dtype
 
 
-def read_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: bool = True) -> Iterator[Stored]:
+def read_tensors(
+    directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: bool = True, wanted: Wanted = lambda name: True
+) -> Iterator[Stored]:
     """Every tensor of a checkpoint directory, file by file in the order of the data.
 
     Reads `model.safetensors` or `pytorch_model.bin`, whole or sharded with an index.
@@ -60,17 +63,18 @@ def read_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: 
     Args:
         names: the weight files that it may have, the first that is there counts.
         data: False gives tensors on the meta device, from the files' headers alone.
+        wanted: whether to read the tensor of a name, where data are read.
 
     Raises:
         CheckpointError: there are no weights, an index names an absent file, or a file is damaged.
     """
     for file in weight_files(directory, names):
         if data:
-            yield from READERS[file.suffix](file)
+            yield from READERS[file.suffix](file, wanted)
         elif file.suffix == ".safetensors":
             yield from (Stored(name, tensor, file) for name, tensor in safetensors_header(file))
         else:
-            yield from (item._replace(tensor=item.tensor.to("meta")) for item in READERS[file.suffix](file))
+            yield from (item._replace(tensor=item.tensor.to("meta")) for item in READERS[file.suffix](file, wanted))
 
 
 def seen_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> dict[str, Seen]:
@@ -137,9 +141,9 @@ def tensor_names(file: Path) -> list[str]:
         raise CheckpointError(_damaged(file, error), field=str(file)) from error
 
 
-def _read_safetensors(file: Path) -> Iterator[Stored]:
+def _read_safetensors(file: Path, wanted: Wanted) -> Iterator[Stored]:
     try:
-        for name in tensor_names(file):
+        for name in filter(wanted, tensor_names(file)):
             # Opened anew for each tensor: one mapping for all would keep every page that was read resident.
             with safe_open(file, framework="pt") as opened:
                 tensor = opened.get_tensor(name)
@@ -148,7 +152,7 @@ def _read_safetensors(file: Path) -> Iterator[Stored]:
         raise CheckpointError(_damaged(file, error), field=str(file)) from error
 
 
-def _read_bin(file: Path) -> Iterator[Stored]:
+def _read_bin(file: Path, wanted: Wanted) -> Iterator[Stored]:
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
@@ -160,13 +164,14 @@ def _read_bin(file: Path) -> Iterator[Stored]:
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         words = "holds something else than a dictionary of tensors; convert it to safetensors"
         raise CheckpointError(words, field=str(file))
-    for name, tensor in tensors.items():
-        yield Stored(name, tensor, file)
+    for name in filter(wanted, tensors):
+        yield Stored(name, tensors[name], file)
 
 
-def _read_gguf(file: Path) -> Iterator[Stored]:
+def _read_gguf(file: Path, wanted: Wanted) -> Iterator[Stored]:
     for name, tensor in read_gguf(file):
-        yield Stored(name, tensor.dequantize() if isinstance(tensor, Coded) else tensor, file)
+        if wanted(name):
+            yield Stored(name, tensor.dequantize() if isinstance(tensor, Coded) else tensor, file)
 
 
 READERS = {".safetensors": _read_safetensors, ".bin": _read_bin, ".pt": _read_bin, ".gguf": _read_gguf}

@@ -14,7 +14,7 @@ from sametoken.kernels.cpu.library import Library, PackedWeight, library
 from sametoken.kernels.devices import device_type
 from sametoken.model.formats.base import UnpackedWeight, WeightFormat
 from sametoken.model.formats.coded import Coded, alike, differs, joined
-from sametoken.model.formats.packing import pack_bfloat16, unpaired
+from sametoken.model.formats.packing import TILE, pack_bfloat16, unpaired
 from sametoken.model.product import can_pack, linear
 
 
@@ -101,6 +101,18 @@ class Linear(nn.Module):
             return
         del self.weight
 
+    def restore(self, data: Tensor, scale: Tensor) -> None:
+        """Takes a weight that lies in the layout of its format for the compiled kernels, beside the bias that is there.
+
+        Raises:
+            ValueError: it is of another size.
+        """
+        if self.format is None or scale.numel() % (-(-self.out_features // TILE) * TILE):
+            raise ValueError(f"scales of shape {list(scale.shape)} for {self.out_features} outputs")
+        bias = None if self.bias is None else self.bias.detach()
+        self.native = self.format.packed((self.out_features, self.in_features), data, scale, bias)
+        self._library = library()
+
     def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out]
         if self.native is not None and self._library is not None:
             return self._library.linear(self.native, x, x.dtype)
@@ -143,13 +155,22 @@ class Embedding(nn.Module):
         copied = weight.nbytes <= self.COPY_BYTES and can_pack(weight)
         if not self.tied or self.head is not None or not (self.format or kernels_for(weight) or copied):
             return
-        head = Linear(self.size, self.count, False, weight.dtype, self.format)
+        head = self._new_head()
         head.weight = nn.Parameter(weight, requires_grad=False)
         head.pack()
         if self.format is None and head.native is not None:
             del self.weight
             self.weight, self.paired = head.native.kept[0], True
         self.head = head
+
+    def restore(self, data: Tensor, scale: Tensor) -> None:
+        """Takes the quantised head, see `Linear.restore`."""
+        self.head = self._new_head()
+        del self.head.weight
+        self.head.restore(data, scale)
+
+    def _new_head(self) -> Linear:
+        return Linear(self.size, self.count, False, self.weight.dtype, self.format)
 
     def forward(self, tokens: Tensor) -> Tensor:  # [T] -> [T, size]
         return unpaired(self.weight, tokens, self.size) if self.paired else F.embedding(tokens, self.weight)

@@ -50,8 +50,10 @@ class Int4:
 
     def pack(self, stored: UnpackedWeight, inputs: int, bias: Tensor | None) -> PackedWeight:
         shape = stored.values.shape[0], inputs
-        scale = padded_outputs(stored.scale).t().contiguous()
-        return packed_weight(INT4, shape, nibbles(stored.values), scale=scale, bias=bias, group=self.group)
+        return self.packed(shape, nibbles(stored.values), padded_outputs(stored.scale).t().contiguous(), bias)
+
+    def packed(self, shape: tuple[int, int], data: Tensor, scale: Tensor, bias: Tensor | None) -> PackedWeight:
+        return packed_weight(INT4, shape, data, scale=scale, bias=bias, group=self.group)
 
 
 def searched_int4(grouped: Tensor, dtype: torch.dtype, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:

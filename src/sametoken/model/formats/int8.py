@@ -39,7 +39,8 @@ class Int8:
         return integer_product(rows, stored.values) * scale * stored.scale
 
     def pack(self, stored: UnpackedWeight, inputs: int, bias: Tensor | None) -> PackedWeight:
-        kind, data = (INT8, quads(stored.values)) if self.dynamic else (INT8_WEIGHT_ONLY, pairs(stored.values))
-        return packed_weight(
-            kind, (stored.values.shape[0], inputs), data, scale=padded_outputs(stored.scale), bias=bias
-        )
+        data = quads(stored.values) if self.dynamic else pairs(stored.values)
+        return self.packed((stored.values.shape[0], inputs), data, padded_outputs(stored.scale), bias)
+
+    def packed(self, shape: tuple[int, int], data: Tensor, scale: Tensor, bias: Tensor | None) -> PackedWeight:
+        return packed_weight(INT8 if self.dynamic else INT8_WEIGHT_ONLY, shape, data, scale=scale, bias=bias)

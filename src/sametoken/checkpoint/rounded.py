@@ -1,0 +1,132 @@
+"""Weights that `quantization` rounded, kept beside the Hub's cache: the second start reads them instead of searching.
+
+An entry is a directory named by the content of the model's files, the format and the layout of the compiled kernels. It
+appears when it is whole; several processes may write it at once, and the first one stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sametoken.checkpoint.hub import cache_directory
+from sametoken.checkpoint.identity import model_digest
+from sametoken.checkpoint.shards import Shards
+from sametoken.checkpoint.tensors import tensor_names, weight_files
+from sametoken.errors import CheckpointError, SametokenError
+from sametoken.files import new_directory, write_json
+from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.memory import settled
+from sametoken.model.decoder import Decoder
+from sametoken.model.linear import Embedding, Linear
+
+LOG = logging.getLogger("sametoken")
+CACHE_VARIABLE = "SAMETOKEN_QUANTIZATION_CACHE"  # "0" switches it off, another value is its directory
+VERSION = 1  # of the layouts, and of how weights are rounded
+LEAST = 1 << 25  # numbers of a model; fewer are rounded in a second
+FILE_BYTES = 256 << 20
+FREE_BYTES = 1 << 30  # that an entry leaves on the disk
+
+
+def rounded_directory() -> Path | None:
+    """Where entries are kept, whether it is there yet or not; None if nothing is kept."""
+    given = os.environ.get(CACHE_VARIABLE, "")
+    if given == "0":
+        return None
+    return Path(given) if given else cache_directory().parent / "sametoken" / "quantised"
+
+
+def entry_of(directory: Path, numbers: int, quantization: str, dtype: torch.dtype, device: torch.device) -> Path | None:
+    """Where the rounded weights of a checkpoint are or will be; None where they are not kept.
+
+    Args:
+        numbers: of the model's weights.
+
+    Raises:
+        CheckpointError: the weight files cannot be read.
+    """
+    root = rounded_directory()
+    if root is None or numbers < LEAST or dtype != torch.bfloat16 or device.type != "cpu" or library() is None:
+        return None
+    # The digest reads samples of large files: a file that was written anew has another time.
+    times = [file.stat().st_mtime_ns for file in weight_files(directory)]
+    key = f"{VERSION} {quantization} {model_digest(directory)} {times}"
+    return root / f"{directory.name}-{quantization}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def take_weights(decoder: Decoder) -> set[str]:
+    """The parameters of a decoder on the meta device that an entry has; they are taken out of it."""
+    taken = set()
+    for name, linear in _rounded(decoder):
+        del linear.weight
+        taken.add(f"{name}.weight")
+    return taken
+
+
+def restore(decoder: Decoder, entry: Path) -> None:
+    """Gives a decoder its rounded weights, and packs what else it has.
+
+    Raises:
+        CheckpointError: the entry is damaged.
+    """
+    try:
+        parts = dict(_read(entry))
+        for name, linear in _rounded(decoder):
+            linear.restore(parts[f"{name}.data"], parts[f"{name}.scale"])
+        if decoder.embed.tied:
+            decoder.embed.restore(parts["embed.head.data"], parts["embed.head.scale"])
+    except (CheckpointError, SafetensorError, OSError, KeyError, ValueError) as error:
+        raise CheckpointError(f"is damaged ({error})", field=str(entry)) from error
+    for module in decoder.modules():
+        if isinstance(module, Linear | Embedding):
+            module.pack()
+
+
+def keep(decoder: Decoder, entry: Path) -> None:
+    """Writes a decoder's rounded weights; what prevents it is logged and changes nothing else."""
+    parts = {
+        f"{name}.{part}": tensor
+        for name, linear in _rounded(decoder)
+        if linear.native is not None
+        for part, tensor in zip(("data", "scale"), linear.native.kept, strict=False)
+    }
+    size = sum(tensor.nbytes for tensor in parts.values())
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(entry.parent).free < size + FREE_BYTES:
+            LOG.warning(f"{entry.parent} has no room for {size / 1e9:.1f} GB of quantised weights; none are kept")
+            return
+        with new_directory(entry) as place:
+            shards = Shards(place, FILE_BYTES)
+            for name, tensor in parts.items():
+                shards.add(name, tensor)
+            shards.finish()
+            write_json(place / "entry.json", {"bytes": size, "version": VERSION})
+    except (SametokenError, OSError) as error:
+        if not entry.exists():  # another process was not faster either
+            LOG.warning(f"quantised weights are not kept for the next start ({error}); {CACHE_VARIABLE}=0 stops trying")
+        return
+    LOG.info(f"{entry} keeps {size / 1e9:.1f} GB of quantised weights for the next start")
+
+
+def _rounded(decoder: Decoder) -> Iterator[tuple[str, Linear]]:
+    """The linear layers that have a format, by name."""
+    for name, module in decoder.named_modules():
+        if isinstance(module, Linear) and module.format is not None:
+            yield name, module
+
+
+def _read(entry: Path) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor in memory that kernels read fast; the files are mapped one tensor at a time."""
+    for file in weight_files(entry):
+        for name in tensor_names(file):
+            with safe_open(file, framework="pt") as opened:
+                yield name, settled(opened.get_tensor(name))

@@ -1,0 +1,208 @@
+"""Weights that a start rounded are read by the next one: the same bits, whatever happens to what was kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3MoeConfig
+
+from cli_checks import call
+from sametoken.checkpoint import rounded
+from sametoken.checkpoint.load import load_decoder
+from sametoken.kernels.cpu.library import library
+from sametoken.model.decoder import Decoder
+from sametoken.model.formats.int4 import Int4
+from sametoken.model.formats.int8 import Int8
+from sametoken.model.linear import Linear
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(library() is None, reason="only what the compiled kernels read is kept"),
+]
+
+SIZES = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+MODELS = {
+    "llama": LlamaConfig(**SIZES, attention_bias=True),
+    "tied": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "moe": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+}
+QUANTISATIONS = ["int8", "int8_weight_only", "int4", "int4_g128"]
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where small models' weights are kept too."""
+    monkeypatch.setenv(rounded.CACHE_VARIABLE, str(tmp_path / "kept"))
+    monkeypatch.setattr(rounded, "LEAST", 0)
+    return tmp_path / "kept"
+
+
+def saved(name: str, place: Path) -> Path:
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(MODELS[name], dtype=torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(place)
+    return place
+
+
+def load(directory: Path, quantization: str = "int4") -> Decoder:
+    return load_decoder(directory, torch.bfloat16, "cpu", None, quantization)
+
+
+def bits(decoder: Decoder) -> dict[str, Tensor]:
+    """Every packed tensor and every parameter."""
+    found = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
+    for name, module in decoder.named_modules():
+        if isinstance(module, Linear) and module.native is not None:
+            found |= {f"{name} {place}": tensor for place, tensor in enumerate(module.native.kept)}
+    return found
+
+
+def same(one: Decoder, other: Decoder) -> bool:
+    first, second = bits(one), bits(other)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def forbid_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def quantise(self: object, weight: Tensor) -> None:
+        raise AssertionError("weights were rounded again")
+
+    monkeypatch.setattr(Int4, "quantise", quantise)
+    monkeypatch.setattr(Int8, "quantise", quantise)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("quantization", QUANTISATIONS)
+def test_the_second_start_has_the_same_bits(
+    name: str, quantization: str, tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = saved(name, tmp_path / "model")
+    first = load(directory, quantization)
+    assert len(list(kept.iterdir())) == 1
+    forbid_rounding(monkeypatch)
+    assert same(first, load(directory, quantization))
+
+
+def test_kept_weights_belong_to_one_content_and_format(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = saved("llama", tmp_path / "model")
+    first = load(directory)
+    assert not same(first, load(directory, "int8"))
+    assert len(list(kept.iterdir())) == 2
+    weights = directory / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] += 1
+    size = weights.stat().st_size
+    save_file(tensors, weights, metadata={"format": "pt"})
+    assert weights.stat().st_size == size
+    changed = load(directory)
+    assert not same(first, changed)
+    assert len(list(kept.iterdir())) == 3
+    monkeypatch.setenv(rounded.CACHE_VARIABLE, "0")
+    assert same(changed, load(directory))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "without a tensor", "empty", "without files"])
+def test_a_damaged_entry_is_made_again(
+    damage: str, tmp_path: Path, kept: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = saved("llama", tmp_path / "model")
+    first = load(directory)
+    (entry,) = kept.iterdir()
+    file = entry / "model.safetensors"
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-10])
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage == "without files":
+        file.unlink()
+    else:
+        tensors = load_file(file)
+        tensors.popitem()
+        save_file(tensors, file)
+    with caplog.at_level(logging.WARNING, "sametoken"):
+        assert same(first, load(directory))
+    assert "the weights are quantised again" in caplog.text
+    caplog.clear()
+    assert same(first, load(directory))
+    assert not caplog.text
+
+
+def test_what_cannot_be_written_is_a_warning(
+    tmp_path: Path, kept: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = saved("llama", tmp_path / "model")
+    first = load(directory)
+    shutil.rmtree(kept)
+    kept.write_text("a file where the directory would be")
+    assert same(first, load(directory))
+    assert "quantised weights are not kept for the next start" in caplog.text
+    kept.unlink()
+    caplog.clear()
+    monkeypatch.setattr(rounded, "FREE_BYTES", 1 << 60)
+    assert same(first, load(directory))
+    assert "has no room" in caplog.text
+    assert not list(kept.iterdir())
+
+
+def test_it_can_be_switched_off_and_small_models_are_left_out(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = saved("llama", tmp_path / "model")
+    monkeypatch.setenv(rounded.CACHE_VARIABLE, "0")
+    load(directory)
+    monkeypatch.setenv(rounded.CACHE_VARIABLE, str(kept))
+    monkeypatch.setattr(rounded, "LEAST", 1 << 25)
+    load(directory)
+    assert not kept.exists()
+    monkeypatch.delenv(rounded.CACHE_VARIABLE)
+    root = rounded.rounded_directory()
+    assert root is not None
+    assert root.parts[-2:] == ("sametoken", "quantised")
+
+
+def _start(directory: str, ready: object, done: object) -> None:
+    torch.set_num_threads(1)
+    rounded.LEAST = 0
+    ready.wait()  # type: ignore[attr-defined]
+    decoder = load(Path(directory))
+    done.put(sum(float(tensor.to(torch.float64).sum()) for tensor in bits(decoder).values()))  # type: ignore[attr-defined]
+
+
+def test_two_processes_at_once(tmp_path: Path, kept: Path) -> None:
+    directory = saved("llama", tmp_path / "model")
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=_start, args=(str(directory), ready, done)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    sums = [done.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join()
+    assert sums[0] == sums[1]
+    (entry,) = kept.iterdir()
+    assert sorted(file.name for file in entry.iterdir()) == ["entry.json", "model.safetensors"]
+
+
+def test_doctor_says_where_and_how_much(
+    tmp_path: Path, kept: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(saved("llama", tmp_path / "model"))
+    found = json.loads(call(capfd, "doctor", "--json").out)
+    (entry,) = kept.iterdir()
+    assert found["quantised"] == str(kept)
+    assert found["quantised_bytes"] == sum(file.stat().st_size for file in entry.iterdir())
+    monkeypatch.setenv(rounded.CACHE_VARIABLE, "0")
+    assert json.loads(call(capfd, "doctor", "--json").out)["quantised"] is None
