@@ -25,3 +25,9 @@ def test_a_call_without_text_is_shown(way: str, content: dict[str, str | None]) 
     template = "{% for message in messages %}" + user + TEMPLATES[way] + "{% endif %}{% endfor %}"
     messages = [{"role": "user", "content": "u"}, {"role": "assistant", **content, "tool_calls": [CALL]}]
     assert render({"default": template}, messages, {}).replace("|", "") == "u:weather"
+
+
+def test_templates_that_show_no_calls_show_no_null() -> None:
+    template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    assert render({"default": template}, messages, {}) == "[u][]"

@@ -174,14 +174,19 @@ def _content_of_calls(template: str) -> str | None:
     An empty text, unless the template then leaves the calls out (DeepSeek-R1's shows them where the content is null).
     """
     call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {}}}
-    empty = {"role": "assistant", "content": ""}
-    texts = []
-    for said in ({**empty, "tool_calls": [call]}, empty):
+
+    def rendered(**said: Any) -> str | None:
+        messages = [{"role": "user", "content": "u"}, {"role": "assistant", **said}]
         try:
-            texts.append(_compile(template).render(messages=[{"role": "user", "content": "u"}, said], tools=None))
-        except Exception:  # templates raise whatever they like: then nothing is known
-            return ""
-    return None if texts[0] == texts[1] else ""
+            return _compile(template).render(messages=messages, tools=None)
+        except Exception:  # templates raise whatever they like
+            return None
+
+    def shows_calls(content: str | None) -> bool:
+        text = rendered(content=content, tool_calls=[call])
+        return text is not None and text != rendered(content=content)
+
+    return None if not shows_calls("") and shows_calls(None) else ""
 
 
 def is_list(value: object) -> bool:
