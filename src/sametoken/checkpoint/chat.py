@@ -171,7 +171,8 @@ def _present(message: Message, template: str) -> dict[str, Any]:
 def _content_of_calls(template: str) -> str | None:
     """What a template expects as the content of a message that only calls functions.
 
-    An empty text, unless the template then leaves the calls out (DeepSeek-R1's shows them where the content is null).
+    An empty text or null: the one with which the template shows a call in the shorter text. (Templates that expect a
+    text print null as None; DeepSeek-R1's prints an empty text as an answer of its own.)
     """
     call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {}}}
 
@@ -182,11 +183,11 @@ def _content_of_calls(template: str) -> str | None:
         except Exception:  # templates raise whatever they like
             return None
 
-    def shows_calls(content: str | None) -> bool:
-        text = rendered(content=content, tool_calls=[call])
-        return text is not None and text != rendered(content=content)
-
-    return None if not shows_calls("") and shows_calls(None) else ""
+    shown = {content: rendered(content=content, tool_calls=[call]) for content in ("", None)}
+    lengths = {
+        content: len(text) for content, text in shown.items() if text is not None and text != rendered(content=content)
+    }
+    return min(lengths, key=lengths.__getitem__, default="")
 
 
 def is_list(value: object) -> bool:
