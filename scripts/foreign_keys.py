@@ -9,7 +9,7 @@ from sametoken.dialects.flags import FLAGS
 from sametoken.dialects.rules import Group, Table, described, spelled
 
 TITLES: tuple[tuple[str, Table], ...] = (
-    ("Options of `trtllm-serve` and `vllm serve` that are spelled otherwise here or not needed", {
+    ("Options of `trtllm-serve`, `vllm serve` and `llama-server` that are spelled otherwise here or not needed", {
         "`, `".join(map(spelled, (name, *flag.aliases))): flag.rule for name, flag in FLAGS.items()
     }),
     ("Keys of the YAML file", trtllm.TOP),

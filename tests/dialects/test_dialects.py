@@ -28,6 +28,7 @@ SPOKEN: dict[Any, tuple[Any, Any]] = {
     trtllm.decoding_type: ("Draft_Target", "draft_target"),
     flags.opposite: (True, False),
     flags.log_level: ("trace", "debug"),
+    flags.cache_type: ("f16", "auto"),
     vllm.method: ("ngram_gpu", "ngram"),
     vllm.schedule: ([[1, 4, 4], [5, 8, 2]], {4: 4, 8: 2}),
     None: (3, 3),
@@ -256,6 +257,10 @@ def test_flags_are_read_by_their_rules() -> None:
     with pytest.raises(ConfigError, match="tensor parallelism is not implemented yet"):
         read_flags({"tp_size": 2})
     assert read_flags({"tp_size": 1, "enforce_eager": True}).settings["cuda_graphs"].value is False
+    both = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
+    assert read_flags(both).settings["kv_cache_dtype"].value == "q8_0"
+    with pytest.raises(ConfigError, match="--cache-type-k and --cache-type-v both set kv_cache_dtype"):
+        read_flags({**both, "cache_type_v": "bf16"})
 
 
 def test_the_documentation_holds_the_tables() -> None:

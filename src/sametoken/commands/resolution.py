@@ -25,7 +25,7 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def foreign_options() -> tuple[Option, ...]:
-    """Options of `trtllm-serve` and `vllm serve` that are not ours too."""
+    """Options of `trtllm-serve`, `vllm serve` and `llama-server` that are not ours too."""
     return (
         Option(FILE, str, None, "YAML file of TensorRT-LLM's keys; options win over it.", "FILE", ("--config",)),
         Option(JSON, str, None, "how to draft, as in vllm serve; takes the place of the file's.", "JSON"),

@@ -33,7 +33,7 @@ PREFIXES = {"kv_cache": CACHE}  # of the names of options, by group of the resol
 def command(model: str | None, values: Chosen) -> int:
     """Serve a model over HTTP as OpenAI's API does. Drafts change the speed, never a token.
 
-    Takes the options of `trtllm-serve` and `vllm serve` too, and TensorRT-LLM's YAML file.
+    Takes the options of `trtllm-serve`, `vllm serve` and `llama-server` too, and TensorRT-LLM's YAML file.
     """
     resolution = resolve(model, values)
     server = server_config(resolution.values)

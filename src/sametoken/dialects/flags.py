@@ -1,4 +1,4 @@
-"""Options that `trtllm-serve` and `vllm serve` have and we spell otherwise or do not need, as data.
+"""Options that `trtllm-serve`, `vllm serve` and `llama-server` have and we spell otherwise or do not need, as data.
 
 Options that those servers and we spell alike (--max_batch_size, --host, --api-key, ...) are our own; other names of our
 options stand at the options.
@@ -17,7 +17,10 @@ from sametoken.options.serving import OPTIONS, elsewhere
 
 
 class Flag(NamedTuple):
-    """An option of a server, the type of its values, what becomes of them, and further names of it, without dashes."""
+    """An option of a server, the type of its values, what becomes of them, and further names of it.
+
+    Names have no dashes, but for those of one dash, which are as they are written.
+    """
 
     server: str
     kind: type
@@ -27,7 +30,8 @@ class Flag(NamedTuple):
     @property
     def spellings(self) -> tuple[str, ...]:
         """The aliases as users write them."""
-        return tuple(dict.fromkeys(text for name in self.aliases for text in (spelled(name), f"--{name}")))
+        plain = (f"--{name}" for name in self.aliases if not name.startswith("-"))
+        return tuple(dict.fromkeys([*map(spelled, self.aliases), *plain]))
 
     @property
     def help(self) -> str:
@@ -45,7 +49,12 @@ def opposite(stated: Any) -> Any:
     return not stated if isinstance(stated, bool) else stated
 
 
-TRT, VLLM = "trtllm-serve", "vllm serve"
+def cache_type(stated: Any) -> Any:
+    """Our dtype of the KV cache for llama.cpp's type, whose default is float16."""
+    return "auto" if stated == "f16" else stated
+
+
+TRT, VLLM, LLAMA = "trtllm-serve", "vllm serve", "llama-server"
 # Options of trtllm-serve that are keys of its file too, by the last name.
 KEYS = (
     "backend pp_size/pipeline_parallel_size cp_size/context_parallel_size ep_size/moe_expert_parallel_size "
@@ -106,6 +115,9 @@ def _flags() -> Iterator[tuple[str, Flag]]:
             yield key.names[0], Flag(server, key.kind, rules[key.names[0]], key.names[1:])
     yield "enforce_eager", Flag(VLLM, bool, Sets("cuda_graphs", opposite))
     yield "disable_uvicorn_access_log", Flag(VLLM, bool, Sets("access_log", opposite))
+    for plane in "kv":
+        kept = Sets("kv_cache_dtype", cache_type, "keys and values have one dtype, q8_0 is int8")
+        yield f"cache_type_{plane}", Flag(LLAMA, str, kept, (f"-ct{plane}",))
     yield "uvicorn_log_level", Flag(VLLM, str, Sets("log_level", log_level))
 
 

@@ -95,8 +95,8 @@ def table(
 
 
 def spelled(name: str) -> str:
-    """An option as users write it."""
-    return f"--{name.replace('_', '-')}"
+    """An option as users write it; a name with dashes before it is what they write."""
+    return name if name.startswith("-") else f"--{name.replace('_', '-')}"
 
 
 def described(rule: Rule, mark: str = "") -> str:

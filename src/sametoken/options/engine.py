@@ -20,7 +20,7 @@ def _kv_dtype(given: Any) -> Any:
     """Our name of a cache's dtype; raises `ValueError` for one that another tool has and we refuse."""
     if given == "fp8_e5m2":
         raise ValueError(
-            "two bits of fraction lose more than E4M3, whose range a scale per vector makes enough; use fp8"
+            "E5M2 has one bit of fraction less than E4M3, and a scale per vector gives E4M3 its range; use fp8"
         )
     return KV_ALIASES.get(given, given) if isinstance(given, str) else given
 
