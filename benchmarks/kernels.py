@@ -150,7 +150,7 @@ def makers(only: str) -> dict[str, Maker]:
         if file is not None and VARIANTS[variant] <= processor_features():
             kernels = Library(variant, file)
             names = ["bfloat16", *FORMATS] if variant == "avx512" else ["bfloat16", "int8", "int4"]
-            names += FOREIGN if kernels.reads_codes else []
+            names += FOREIGN
             named = {f"{variant} {name}": name for name in names}
             found |= {title: partial(ours, kernels, name) for title, name in named.items() if title.startswith(only)}
     rest = (name for name in ("bfloat16", "int8", "int4") if f"torch {name}".startswith(only))

@@ -7,7 +7,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import hypothesis.strategies as st
 import pytest
@@ -19,6 +19,7 @@ from sametoken.control.advice import FEW, UNUSED, WINDOW, Advice, Pauses
 from sametoken.control.allocation import MARGIN, DecodingRow, allocate
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
 from sametoken.control.policy import PROBE_MOST, Policy, RequestedDraft
+from sametoken.model.expert_config import ExpertConfig
 
 LONGEST = 8
 FLAT = {2: 1.0, 16: 1.0, 32: 1.6, 64: 3.0}  # a kernel that is flat up to 16 rows
@@ -54,11 +55,13 @@ class World:
     adaptive: bool = True
     schedule: dict[int, int] | None = None
     belief: Measured | None = None  # what the policy was told of the costs, if not the truth
+    work: Callable[[float], float] = float  # what it was told of how they grow
+    least: int = 2  # tokens of a forward
 
     def __post_init__(self) -> None:
         self.luck = random.Random(0)
         self.policy = Policy(slots, runs_model, LONGEST, self.schedule)
-        self.policy.costs = Costs(self.belief or self.costs)
+        self.policy.costs = Costs(self.belief or self.costs, self.work)
         self.truth = Costs(self.costs)
         self.seconds = self.tokens = self.plain_seconds = 0.0
         self.used: list[RequestedDraft] = []
@@ -86,16 +89,16 @@ class World:
                 if offered:
                     break
         limit = max(each.limit for each in requested)
-        seconds = self.truth.step(max(2, self.batch * (1 + longest)), self.batch, 100)
+        seconds = self.truth.step(max(self.least, self.batch * (1 + longest)), self.batch, 100)
         assert self.policy.costs is not None
-        self.policy.costs.saw_step(max(2, self.batch * (1 + longest)), self.batch, 100, seconds, 0.0)
+        self.policy.costs.saw_step(max(self.least, self.batch * (1 + longest)), self.batch, 100, seconds, 0.0)
         for method, rows in drafting.items():
             draft = self.truth.draft(method, rows, limit)
             if rows:
                 self.policy.costs.saw_draft(method, rows, limit, draft)
             seconds += draft + (self.truth.feed(method, self.backlog) * rows if rows else 0.0)
         self.seconds += seconds
-        self.plain_seconds += self.truth.step(max(2, self.batch), self.batch, 100)
+        self.plain_seconds += self.truth.step(max(self.least, self.batch), self.batch, 100)
         self.tokens += self.batch
         self.policy.saw_step(self.batch, 100, (self.tokens - before) / self.batch, seconds, longest > 0)
         self.used += requested
@@ -104,15 +107,15 @@ class World:
     @property
     def speed_up(self) -> float:
         """Tokens per second, over those of plain decoding."""
-        plain = self.truth.step(max(2, self.batch), self.batch, 100) / self.batch
+        plain = self.truth.step(max(self.least, self.batch), self.batch, 100) / self.batch
         return self.tokens / self.seconds * plain
 
     def fixed(self, length: int) -> float:
         """The speed-up of a fixed length, from the true numbers."""
         chance = self.chances["model"]
         gain = sum(chance**k for k in range(1, length + 1))
-        step = self.truth.step(max(2, self.batch * (1 + length)), self.batch, 100)
-        plain = self.truth.step(max(2, self.batch), self.batch, 100)
+        step = self.truth.step(max(self.least, self.batch * (1 + length)), self.batch, 100)
+        plain = self.truth.step(max(self.least, self.batch), self.batch, 100)
         return (1 + gain) * plain / (step + self.truth.draft("model", self.batch, length))
 
 
@@ -497,6 +500,35 @@ def test_a_wrong_first_measurement_is_mended_without_a_draft() -> None:
     for _ in range(12):
         costs.saw_step(2, 1, 10, 1.0, 0.0)
     assert costs.step(8, 1, 10) / costs.step(2, 1, 10) == pytest.approx(1.3, rel=0.15)
+
+
+EXPERTS = ExpertConfig(count=128, chosen=8, width=64, normalised=True, layers=(True,))
+SPARSE = {count: 2.0 + EXPERTS.work(count) for count in range(1, 65)}
+SPARSE_BELIEF = measured({count: SPARSE[count] for count in (1, 16, 64)})
+
+
+def test_what_experts_cost_is_known_between_the_counts_that_were_measured() -> None:
+    """A second token reads almost as many experts as the first; a straight line to 16 tokens does not know it."""
+    told, line = Costs(SPARSE_BELIEF, EXPERTS.work), Costs(SPARSE_BELIEF)
+    for count in range(1, 65):
+        assert told.step(count, 1, 10) == pytest.approx(SPARSE[count])
+    for count in (2, 3, 5):
+        assert line.step(count, 1, 10) < 0.9 * SPARSE[count]
+    every = Costs(SPARSE_BELIEF, replace(EXPERTS, chosen=128).work)  # no more to read for a second token
+    assert every.step(5, 1, 10) == pytest.approx(line.step(5, 1, 10))
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.7])
+def test_no_draft_is_made_where_its_experts_cost_more_than_it_gains(chance: float) -> None:
+    truth = measured(SPARSE, draft=0.1)
+    told = World({"model": chance}, costs=truth, belief=SPARSE_BELIEF, work=EXPERTS.work, least=1)
+    line = World({"model": chance}, costs=truth, belief=SPARSE_BELIEF, least=1)
+    assert max(told.fixed(length) for length in range(1, LONGEST + 1)) < 1
+    guesses = [sum(map(sum, world.run(30))) for world in (told, line)]
+    assert guesses[0] < guesses[1]
+    assert told.speed_up > line.speed_up
+    dense = World({"model": chance}, costs=measured({1: 10.0, 16: 11.0, 64: 16.0}, draft=0.1), least=1)
+    assert sum(map(sum, dense.run(30))) > 2 * guesses[0]
 
 
 def test_one_stolen_slice_moves_little() -> None:

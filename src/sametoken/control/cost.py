@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 STRIDE = 0.4  # most that one observation may be too slow, as a logarithm: a stolen time slice is no news
@@ -40,10 +40,14 @@ class Curve:
     """Seconds as a function of a count: linear between what was measured, never falling.
 
     Kernels are flat up to some row count and then rise, which no straight line says.
+
+    Args:
+        points: seconds by count.
+        work: what grows in proportion with seconds between two points, the count itself unless given.
     """
 
-    def __init__(self, points: Mapping[int, float]) -> None:
-        self._counts = sorted(points)
+    def __init__(self, points: Mapping[int, float], work: Callable[[float], float] = float) -> None:
+        self._counts, self._work = sorted(points), work
         self._seconds: list[float] = []
         self._seen = [0.0] * len(self._counts)  # what a knot has learned since
         for count in self._counts:
@@ -56,8 +60,13 @@ class Curve:
         if count <= counts[0] or len(counts) == 1:
             return seconds[0] * max(1.0, count / counts[0]) if len(counts) == 1 else seconds[0]
         i = min(bisect_left(counts, count), len(counts) - 1)
-        share = (count - counts[i - 1]) / (counts[i] - counts[i - 1])
+        share = self._share(count, counts[i - 1], counts[i])
         return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
+
+    def _share(self, count: float, below: int, above: int) -> float:
+        """Where `count` lies between two counts: 0 at the lower one, 1 at the upper one."""
+        begin, end = self._work(below), self._work(above)
+        return (self._work(count) - begin) / (end - begin)
 
     def known(self, count: float) -> bool:
         """Whether the knots beside `count` have been corrected often enough to be believed."""
@@ -68,8 +77,7 @@ class Curve:
         counts, seconds = self._counts, self._seconds
         above = min(bisect_left(counts, count), len(counts) - 1)
         below = max(0, above - 1)
-        gap = max(1, counts[above] - counts[below])
-        place = min(1.0, max(0.0, (count - counts[below]) / gap)) if above > below else 1.0
+        place = min(1.0, max(0.0, self._share(count, counts[below], counts[above]))) if above > below else 1.0
         return {below: (1.0 - place) * seconds[below], above: place * seconds[above]}
 
     def bend(self, count: float, error: float) -> None:
@@ -91,10 +99,15 @@ class Curve:
 
 
 class Costs:
-    """Seconds of the parts of a step."""
+    """Seconds of the parts of a step.
 
-    def __init__(self, measured: Measured) -> None:
-        self._step = Curve(measured.step)
+    Args:
+        measured: what to begin with.
+        work: of a forward of so many tokens, as in `Curve`.
+    """
+
+    def __init__(self, measured: Measured, work: Callable[[float], float] = float) -> None:
+        self._step = Curve(measured.step, work)
         self._row, self._key = measured.row, measured.key
         self._first = {method: Curve(points) for method, points in measured.first.items()}
         self._level = {method: Curve(points) for method, points in measured.level.items()}

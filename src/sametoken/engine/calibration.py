@@ -27,6 +27,7 @@ SLOW = 0.03  # seconds of a plain step from which on a first, cold run is good e
 BUDGET, STEPS = 0.25, 6  # seconds, or so many plain steps if those take longer
 ROUNDS = 4  # at most; the shortest time counts: the first run is cold, and nothing makes work faster than it is
 NEAR, FAR = 32, 480  # tokens of context that tell what context costs
+STRIDE = 7919  # from one token id to the next: a prime, so that vocabularies hold many different ones
 FED = 64  # tokens read to learn what reading costs
 
 Times = dict[tuple[object, ...], float]
@@ -45,8 +46,8 @@ class Calibration:
     def __init__(self, runner: Runner, rows: Sequence[int], most: int, context: int) -> None:
         self.runner, self.rows, self.most = runner, list(rows), most
         self.far = max(NEAR + 1, min(FAR, context - max(COUNTS)))
-        vocab = runner.decoder.config.vocab_size
-        self._sampling = RowSampling(SamplingParams(temperature=0), 0, [0], vocab, [], [], runner.device)
+        self._vocab = runner.decoder.config.vocab_size
+        self._sampling = RowSampling(SamplingParams(temperature=0), 0, [0], self._vocab, [], [], runner.device)
 
     def measure(self, drafters: Mapping[str, Drafter], longest: int) -> Measured:
         """Times forwards and drafts of up to `longest` tokens by the drafters that run a model, in turns."""
@@ -120,8 +121,8 @@ class Calibration:
         return Sampling.of([self._sampling] * rows)
 
     def _step(self, rows: int, nodes: int, context: int) -> None:
-        """A forward of `rows` trees of `nodes` nodes each."""
-        tokens = torch.zeros(rows, nodes, dtype=torch.int64)
+        """A forward of `rows` trees of `nodes` nodes each, of different tokens: equal ones choose the same experts."""
+        tokens = (torch.arange(rows * nodes) * STRIDE % self._vocab).view(rows, nodes)
         plan = Plan(decode=tuple(Decode(row, 0, start=context) for row in self.rows[:rows]))
         self.runner.forward(plan, Draft(tokens, chain_parents(rows, nodes)), self._together(rows))
 

@@ -155,7 +155,9 @@ class Engine:
             most = min(scheduler.max_num_tokens, self.table.table.shape[0] * (1 + policy.longest))
             context = self.table.table.shape[1] * self.table.page_size
             calibration = Calibration(self.runner, scheduler.free_rows, most, context)
-            policy.costs = Costs(calibration.measure(self.drafters, policy.longest))
+            experts = self.runner.decoder.config.experts
+            work = float if experts is None else experts.work
+            policy.costs = Costs(calibration.measure(self.drafters, policy.longest), work)
 
     def _leave(self, row: int) -> None:
         request = self.rows.pop(row)

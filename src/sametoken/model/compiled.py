@@ -15,17 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sametoken.errors import ConfigError
 from sametoken.kernels.cpu.library import (
     CSpan,
     Draw,
+    Experts,
     Feed,
+    Gate,
     Layer,
     Library,
     Model,
     Output,
     PackedWeight,
     Pages,
+    Weight,
     address,
     library,
     struct_of,
@@ -46,8 +48,6 @@ LANES = 16  # numbers of a vector: rows and heads are whole vectors
 def not_compiled(config: ModelConfig) -> str | None:
     """What the kernels lack for blocks of these facts, so that torch runs them layer by layer; None for nothing."""
     lacking = {
-        "experts": config.experts is not None,
-        "sinks": config.sinks,
         "norms other than before attention and MLP": config.norms != ("before",),
         "shifted norms": config.norm_shift != 0,
         "one norm over all heads": config.qk_norm and config.whole_qk_norm,
@@ -88,7 +88,8 @@ class Parts(NamedTuple):
             return False
         config, linears = self.config, [*chain.from_iterable(map(_linears, self.blocks)), self.head, *others]
         whole = all(linear.native is not None for linear in linears) and self.embed.weight.dtype == torch.bfloat16
-        widths = config.hidden_size, config.intermediate_size, config.head_dim
+        sparse = (0, 0) if config.experts is None else (config.experts.width, config.experts.shared)
+        widths = config.hidden_size, config.intermediate_size, config.head_dim, *sparse
         return library() is not None and whole and not any(width % LANES for width in widths)
 
 
@@ -129,7 +130,8 @@ class Compiled:
     def __init__(self, parts: Parts, kernels: Library, recycled: bool = False, join: Any = None) -> None:
         config, embed, self._kernels = parts.config, parts.embed, kernels
         cos, sin = (table.squeeze(1).contiguous() for table in parts.rope(torch.device("cpu")))
-        layers = (Layer * config.num_layers)(*(_layer(block) for block in parts.blocks))
+        experts = [_experts(block, config) for block in parts.blocks]
+        layers = (Layer * config.num_layers)(*map(_layer, parts.blocks, experts))
         self._head, self._norm = packed(parts.head), parts.norm
         self._model = struct_of(
             Model, layers=config.num_layers, hidden=config.hidden_size, heads=config.num_heads,
@@ -141,7 +143,7 @@ class Compiled:
         ids = F.pad(parts.ids.to(torch.int32), (0, -len(parts.ids) % LANES))
         norm = None if parts.norm is None else parts.norm.weight.detach()
         self._output = struct_of(Output, head=pointer(self._head.weight), norm=norm, ids=ids, recycled=recycled)
-        self._kept = (cos, sin, layers, ids, join, parts)  # what the structures point to
+        self._kept = (cos, sin, layers, experts, ids, join, parts)  # what the structures point to
         self._nbytes = sum(packed(linear).nbytes for block in parts.blocks for linear in _linears(block))
 
     def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
@@ -176,8 +178,6 @@ class Compiled:
 
     def _pages(self, cache: KVCache) -> Pages:
         form, table = KV_FORMS.get(cache.form, 0), cache.table.table
-        if form and not self._kernels.reads_kv_codes:
-            raise ConfigError("the compiled kernels are older than the KV cache's dtype; install the package again")
         scales = (None if each is None else each.mT for each in (cache.key_scales, cache.value_scales))
         found: Pages = struct_of(
             Pages, keys=cache.keys, values=cache.values, layer_stride=cache.keys.stride(0),
@@ -229,8 +229,12 @@ def blocks_of(module: nn.Module) -> list[Block]:
     return cast("list[Block]", list(cast("nn.ModuleList", module.blocks)))
 
 
-def _linears(block: Block) -> tuple[Linear, ...]:
-    return block.qkv, block.out, block.gate_up, block.down
+def _linears(block: Block) -> list[Linear]:
+    experts = block.experts
+    if experts is None:
+        return [block.qkv, block.out, block.gate_up, block.down]
+    each = [linear for expert in experts.every for linear in (expert.gate_up, expert.down)]
+    return [block.qkv, block.out, experts.router, *each]
 
 
 def packed(linear: Linear) -> PackedWeight:
@@ -239,9 +243,31 @@ def packed(linear: Linear) -> PackedWeight:
     return linear.native
 
 
-def _layer(block: Block) -> Layer:
-    norms = (block.attention_norm, block.q_norm, block.k_norm, block.mlp_norm)
-    names = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
-    pointers = {name: None if norm is None else address(norm.weight) for name, norm in zip(names, norms, strict=True)}
-    qkv, out, gate_up, down = (packed(each).weight for each in _linears(block))
-    return Layer(**pointers, qkv=qkv, out=out, gate_up=gate_up, down=down, window=block.window or 0)
+def _layer(block: Block, experts: Experts | None) -> Layer:
+    norms = {name: getattr(block, name) for name in ("attention_norm", "q_norm", "k_norm", "mlp_norm")}
+    weights = ("qkv", "out") if experts is not None else ("qkv", "out", "gate_up", "down")
+    found: Layer = struct_of(
+        Layer, window=block.window or 0, sinks=None if block.sinks is None else block.sinks.detach(),
+        experts=None if experts is None else pointer(experts),
+        **{name: None if norm is None else norm.weight.detach() for name, norm in norms.items()},
+        **{name: packed(getattr(block, name)).weight for name in weights},
+    )  # fmt: skip
+    return found
+
+
+def _experts(block: Block, config: ModelConfig) -> Experts | None:
+    experts = block.experts
+    if experts is None:
+        return None
+    facts, count = experts.config, len(experts.every)
+    gate_up, down = (
+        (Weight * count)(*(packed(getattr(each, name)).weight for each in experts.every))
+        for name in ("gate_up", "down")
+    )
+    gain, limit = facts.clamp or (0.0, 0.0)
+    found: Experts = struct_of(
+        Experts, count=facts.count, chosen=facts.chosen, width=facts.width, shared=facts.shared,
+        normalised=facts.normalised, gate=Gate(ACTIVATIONS[config.activation], gain, limit),
+        router=packed(experts.router).weight, gate_up=gate_up, down=down,
+    )  # fmt: skip
+    return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sametoken.errors import CheckpointError, shown
 from sametoken.model.keys import MOST_LAYERS, Keys
 
 MOST_EXPERTS = 1 << 12
+TOKEN_WORK = 0.05  # of a token's arithmetic, as a share of the time that reading the weights for it takes
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class ExpertConfig:
     shared: int = 0
     bias: bool = False
     clamp: tuple[float, float] | None = None
+
+    def work(self, tokens: float) -> float:
+        """What a forward of `tokens` tokens does, in experts that are read: those of all tokens, which choose
+        independently, and a little for each token's own arithmetic."""
+        read = self.count * (1 - math.pow(1 - self.chosen / self.count, tokens))
+        return read + TOKEN_WORK * self.chosen * tokens
 
     def parameters(self, hidden: int) -> int:
         """Numbers in the weights of a block's experts, its router included."""

@@ -7,6 +7,8 @@ H hidden size, E experts, K chosen ones.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -46,6 +48,12 @@ class Experts(nn.Module):
         self.router = Linear(config.hidden_size, experts.count + bool(experts.shared), experts.bias, dtype)
         self.each = nn.ModuleList(GatedMLP(config, experts, experts.width, dtype, format) for _ in range(experts.count))
         self.shared = GatedMLP(config, experts, experts.shared, dtype, format) if experts.shared else None
+
+    @property
+    def every(self) -> list[GatedMLP]:
+        """The experts, and the shared one last."""
+        shared = [] if self.shared is None else [self.shared]
+        return [*cast("list[GatedMLP]", list(self.each)), *shared]
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of the chosen experts in float32, and which they are, [T, K] each, from logits [T, E]."""

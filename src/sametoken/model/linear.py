@@ -68,7 +68,7 @@ class Linear(nn.Module):
         self._parts.clear()
         on_cpu = device_type(whole.codes) == "cpu" and self.weight.dtype == torch.bfloat16
         self._library = library() if on_cpu else None
-        if self._library is None or not self._library.reads_codes:
+        if self._library is None:
             self.coded = whole
         else:
             self.native = whole.pack(None if self.bias is None else self.bias.detach())

@@ -111,11 +111,12 @@ inline std::vector<Block> blocks_of(const Span* spans, int count, const Places& 
 
 class Attention {
  public:
-  // q: [tokens][q_stride] rotated queries; out: [tokens][out_stride]; window: keys a query sees, 0 for all.
+  // q: [tokens][q_stride] rotated queries; out: [tokens][out_stride]; window: keys a query sees, 0 for all; sinks: a score
+  // of each query head that takes part in its softmax without a key, or null.
   Attention(const Cache& cache, const Heads& heads, const Places& places, const bf16* q, int64_t q_stride, bf16* out,
-            int64_t out_stride, int64_t window)
+            int64_t out_stride, int64_t window, const bf16* sinks)
       : cache_(cache), heads_(heads), places_(places), q_(q), q_stride_(q_stride), out_(out), out_stride_(out_stride),
-        window_(window), words_(heads.size / 2), groups_(heads.groups()) {}
+        window_(window), sinks_(sinks), words_(heads.size / 2), groups_(heads.groups()) {}
 
   void operator()(const Block& block, int head, Scratch& memory) const {
     int queries = block.nodes * groups_;
@@ -149,7 +150,7 @@ class Attention {
         locate(block, n, key, end_of(block.token + n), head, cache_.keys, rows);
         score(block, n, 1, rows, head, turned, split, scores + (key - first), width);
       }
-    for (int q = 0; q < queries; q++) soften(block.token + q / groups_, first, scores + q * width, width);
+    for (int q = 0; q < queries; q++) soften(block.token + q / groups_, head * groups_ + q % groups_, first, scores + q * width, width);
     for (int64_t key = first; key < std::min(shared, last); key += LANES) {
       locate(block, 0, key, block.chain ? last : shared, head, cache_.values, rows);
       gather(queries, rows, scores + (key - first), width, sums);
@@ -235,7 +236,7 @@ class Attention {
   }
 
   // Scores into weights that sum to 1; those of keys that the token does not see become 0.
-  void soften(int token, int64_t first, float* scores, int64_t width) const {
+  void soften(int token, int head, int64_t first, float* scores, int64_t width) const {
     int64_t begin = begin_of(token) - first, end = end_of(token) - first;
     int64_t low = begin / LANES * LANES, high = (end + LANES - 1) / LANES * LANES;
     std::fill(scores, scores + begin, 0.0f);
@@ -243,12 +244,14 @@ class Attention {
     std::fill(scores + end, scores + high, -INFINITY);
     Floats most = spread(-INFINITY), sum = zeros();
     for (int64_t i = low; i < high; i += LANES) most = greater(most, load(scores + i));
-    Floats peak = spread(lane_max(most));
+    float sink = sinks_ == nullptr ? -INFINITY : to_float(sinks_[head]);
+    Floats peak = spread(std::max(lane_max(most), sink));
     for (int64_t i = low; i < high; i += LANES) store(scores + i, exponential(sub(load(scores + i), peak)));
     std::fill(scores + low, scores + begin, 0.0f);
     std::fill(scores + end, scores + width, 0.0f);
     for (int64_t i = low; i < high; i += LANES) sum = add(sum, load(scores + i));
-    Floats share = spread(1.0f / lane_sum(sum));
+    float rest = sinks_ == nullptr ? 0.0f : lane_max(exponential(sub(spread(sink), peak)));
+    Floats share = spread(1.0f / (lane_sum(sum) + rest));
     for (int64_t i = low; i < high; i += LANES) store(scores + i, mul(load(scores + i), share));
   }
 
@@ -280,6 +283,7 @@ class Attention {
   int64_t q_stride_;
   bf16* out_;
   int64_t out_stride_, window_;
+  const bf16* sinks_;
   int words_, groups_;
 };
 

@@ -3,18 +3,21 @@
 // Source of the architecture: `sametoken.model.decoder` and `sametoken.heads`, whose order of operations and
 // rounding this follows.
 #pragma once
-#include <type_traits>
+#include <optional>
 
 #include "attention.h"
-#include "linear.h"
+#include "experts.h"
+#include "input.h"
 #include "pointwise.h"
 
 namespace sametoken {
 
 struct Layer {
   const bf16 *attention_norm, *q_norm, *k_norm, *mlp_norm;  // all but the last null where there are none
-  Weight qkv, out, gate_up, down;
-  int64_t window;  // keys that a query sees, 0 for all
+  Weight qkv, out, gate_up, down;  // the last two empty where there are experts
+  int64_t window;                  // keys that a query sees, 0 for all
+  const bf16* sinks;               // [heads] a score of each query head without a key, or null
+  const Experts* experts;          // in place of gate_up and down, or null
 };
 
 // How a head that reads hidden states beside tokens enters its first layer. EAGLE-3 (`paired`): `fc` mixes the target's
@@ -48,64 +51,6 @@ struct Pages {
   int32_t form;  // see kv_codes.h
 };
 
-// The rows that a linear reads: plain while they are being written, then in the form that the linear wants.
-class Input {
- public:
-  static size_t bytes(int64_t count, int64_t width) {
-    int64_t wide = padded(width, 128);
-    return size_t(count * (wide * 2 + wide + wide * 2 + wide / 4 + 8)) + 6 * 64;
-  }
-
-  Input(char*& memory, int64_t count, int64_t width)
-      : rows_{Blocks(int(count)), padded(width, 128), nullptr, nullptr, nullptr, nullptr} {
-    auto take = [&](auto*& to, int64_t size) {
-      to = reinterpret_cast<std::decay_t<decltype(to)>>(memory);
-      memory += padded(size, 64);
-    };
-    take(plain_, count * rows_.width * 2);
-    take(bytes_, count * rows_.width);
-    take(rows_.words, count * rows_.width * 2);
-    take(rows_.sums, count * rows_.width / 16 * 4);
-    take(rows_.scale, count * 4);
-    take(rows_.totals, count * 4);
-    for (int64_t i = 0; i < count; i++) std::fill(row(i) + width, row(i) + rows_.width, bf16(0));
-  }
-
-  bf16* row(int64_t i) const { return plain_ + i * rows_.width; }
-  int64_t stride() const { return rows_.width; }
-  const Rows& rows() const { return rows_; }
-  void finish(int i, const Weight& reader) const { rows_.set(i, row(i), reader, bytes_ + i * rows_.width); }
-
- private:
-  Rows rows_;
-  bf16* plain_ = nullptr;
-  int8_t* bytes_ = nullptr;
-};
-
-inline void copy_cut(bf16* row, int at, Floats y, int size) {
-  bf16 lanes[LANES];
-  store_bf16(lanes, y);
-  std::copy(lanes, lanes + std::min(LANES, size - at), row + at);
-}
-
-// A sink that stores bfloat16 rows of `size` numbers.
-inline auto into(bf16* y, int64_t stride, int size) {
-  return [=](int row, int at, Floats value) {
-    if (at + LANES <= size) store_bf16(y + row * stride + at, value);
-    else copy_cut(y + row * stride, at, value, size);
-  };
-}
-
-// A sink that adds to bfloat16 rows; the product is rounded before the sum is, as separate operations would.
-inline auto onto(bf16* x, int64_t stride) {
-  return [=](int row, int at, Floats value) {
-    bf16* to = x + row * stride + at;
-    bf16 rounded[LANES];
-    store_bf16(rounded, value);
-    store_bf16(to, add(load_bf16(to), load_bf16(rounded)));
-  };
-}
-
 inline void embed(const Model& model, int64_t token, bf16* x) {
   if (!model.embed_packed) {
     std::copy(model.embed + token * model.hidden, model.embed + (token + 1) * model.hidden, x);
@@ -126,12 +71,13 @@ class Forward {
         blocks_(blocks_of(spans, span_count, places_, heads_.groups())),
         qkv_width_((model.heads + 2 * model.kv_heads) * model.head_size), memory_(workspace()),
         joined_(memory_, count, joined_width()), normed_(memory_, count, model.hidden),
-        mixed_(memory_, count, model.heads * model.head_size), gated_(memory_, count, model.intermediate) {
-    qkv_ = reinterpret_cast<bf16*>(memory_);
-    gate_up_ = qkv_ + padded(int64_t(count) * qkv_width_, 64);
+        mixed_(memory_, count, model.heads * model.head_size), gated_(memory_, count, model.intermediate),
+        mixture_(mixture(memory_, model, count)) {
+    take(memory_, qkv_, int64_t(count) * qkv_width_);
+    take(memory_, gate_up_, int64_t(count) * 2 * model.intermediate);
   }
 
-  int phases() const { return 2 + 11 * model_.layers; }
+  int phases() const { return 2 + (11 + (mixture_ ? Mixture::phases(count_) : 0)) * model_.layers; }
 
   void run(Worker& worker) const {
     int hidden = model_.hidden;
@@ -161,8 +107,22 @@ class Forward {
   char* workspace() const {
     thread_local Scratch scratch;
     int64_t wide = qkv_width_ + 2 * int64_t(model_.intermediate);
+    const Experts* sparse = shape_of(model_);
     return scratch.reserve(Input::bytes(count_, joined_width()) + Input::bytes(count_, model_.hidden) + Input::bytes(count_, model_.heads * model_.head_size) +
-                           Input::bytes(count_, model_.intermediate) + size_t(count_ * wide * 2) + 1024);
+                           Input::bytes(count_, model_.intermediate) + size_t(count_ * wide * 2) + 1024 +
+                           (sparse == nullptr ? 0 : Mixture::bytes(*sparse, model_.hidden, count_)));
+  }
+
+  // The experts of the first layer that has them, which all of them are like; null where there are none.
+  static const Experts* shape_of(const Model& model) {
+    const Layer* end = model.layer + model.layers;
+    const Layer* found = std::find_if(model.layer, end, [](const Layer& each) { return each.experts != nullptr; });
+    return found == end ? nullptr : found->experts;
+  }
+
+  static std::optional<Mixture> mixture(char*& memory, const Model& model, int count) {
+    const Experts* shape = shape_of(model);
+    return shape == nullptr ? std::nullopt : std::optional<Mixture>(std::in_place, memory, *shape, model.hidden, count);
   }
 
   // The first hidden states: of tokens, or of what is given in x and tokens.
@@ -207,7 +167,7 @@ class Forward {
     else norm(worker, layer.attention_norm, layer.qkv);
     linear(worker, layer.qkv, (paired ? joined_ : normed_).rows(), into(qkv_, qkv_width_, qkv_width_));
     worker.each(count_, [&](int t) { place(layer, cache, t); });
-    Attention attention(cache, heads_, places_, qkv_, qkv_width_, mixed_.row(0), mixed_.stride(), layer.window);
+    Attention attention(cache, heads_, places_, qkv_, qkv_width_, mixed_.row(0), mixed_.stride(), layer.window, layer.sinks);
     worker.each(int(blocks_.size()) * model_.kv_heads, [&](int task) {
       thread_local Scratch scratch;
       attention(blocks_[size_t(task / model_.kv_heads)], task % model_.kv_heads, scratch);
@@ -235,12 +195,16 @@ class Forward {
   }
 
   void feed_forward(Worker& worker, const Layer& layer) const {
+    if (layer.experts != nullptr) {
+      norm(worker, layer.mlp_norm, layer.experts->router);
+      return mixture_->run(worker, *layer.experts, normed_, tokens_, x_);
+    }
     int64_t width = 2 * int64_t(model_.intermediate);
     norm(worker, layer.mlp_norm, layer.gate_up);
     linear(worker, layer.gate_up, normed_.rows(), into(gate_up_, width, int(width)));
     worker.each(count_, [&](int t) {
       const bf16* gate = gate_up_ + t * width;
-      gate_row(gate, gate + model_.intermediate, gated_.row(t), model_.intermediate, model_.activation);
+      gate_row(gate, gate + model_.intermediate, gated_.row(t), model_.intermediate, {model_.activation, 0, 0});
       gated_.finish(t, layer.down);
     });
     linear(worker, layer.down, gated_.rows(), onto(x_, model_.hidden));
@@ -258,7 +222,8 @@ class Forward {
   int qkv_width_;
   char* memory_;
   Input joined_, normed_, mixed_, gated_;
-  bf16 *qkv_, *gate_up_;
+  std::optional<Mixture> mixture_;
+  bf16 *qkv_ = nullptr, *gate_up_ = nullptr;
 };
 
 }  // namespace sametoken

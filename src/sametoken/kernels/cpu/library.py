@@ -24,7 +24,7 @@ from sametoken.kernels.cpu.processor import VARIANTS, processor_features, rebuil
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 7  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 8  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
 ALONE_BYTES = 2**19
@@ -39,12 +39,28 @@ class Weight(Structure):
     ]  # fmt: skip
 
 
+class Gate(Structure):
+    """See pointwise.h."""
+
+    _fields_ = [("activation", c_int32), ("gain", c_float), ("limit", c_float)]
+
+
+class Experts(Structure):
+    """See experts.h."""
+
+    _fields_ = [
+        ("count", c_int32), ("chosen", c_int32), ("width", c_int32), ("shared", c_int32), ("normalised", c_int32),
+        ("gate", Gate), ("router", Weight), ("gate_up", POINTER(Weight)), ("down", POINTER(Weight)),
+    ]  # fmt: skip
+
+
 class Layer(Structure):
     """See forward.h."""
 
     _fields_ = [
         ("attention_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("mlp_norm", c_void_p),
         ("qkv", Weight), ("out", Weight), ("gate_up", Weight), ("down", Weight), ("window", c_int64),
+        ("sinks", c_void_p), ("experts", POINTER(Experts)),
     ]  # fmt: skip
 
 
@@ -132,10 +148,8 @@ class Library:
         self.name = name
         library = ctypes.CDLL(str(file))
         found = getattr(library, "sametoken_interface", lambda: 0)()
-        if not INTERFACE - 4 <= found <= INTERFACE:
+        if found != INTERFACE:
             raise OSError(f"{file} was built from other sources; install the package again")
-        self.reads_codes = found >= INTERFACE  # versions before lack them, or have other layouts
-        self.reads_kv_codes = found >= INTERFACE - 1  # versions before take a cache for bfloat16
         self._linear, self._forward = library.sametoken_linear, library.sametoken_forward
         self._fuse, self._guess = library.sametoken_fuse, library.sametoken_guess
         self._linear.argtypes = [POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_int32, c_int32]

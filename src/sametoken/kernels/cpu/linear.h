@@ -150,46 +150,68 @@ inline void ragged(const Weight& w, const Rows& rows, int row, int count, int ti
   }
 }
 
+// N tiles from `task` * N on for all rows, in blocks of M.
+template <class Kernel, int M, int N, class Sink>
+inline void tiles_of_all(const Weight& w, const Rows& rows, int task, Sink& sink) {
+  int tiles = tiles_of(w);
+  for (int row = 0; row < rows.blocks.count; row += M) {
+    int left = rows.blocks.height_at(row);
+    if (left == M && (task + 1) * N <= tiles) tile_block<Kernel, M, N>(w, rows, row, task * N, sink);
+    else ragged<Kernel, M>(w, rows, row, left, task * N, std::min(tiles, (task + 1) * N), sink);
+  }
+}
+
 // One phase of blocks of M rows.
 template <class Kernel, int M, class Sink>
 inline void linear_of(Worker& worker, const Weight& w, const Rows& rows, Sink& sink) {
   if constexpr (M > 0) {
     if (rows.blocks.height != M) return linear_of<Kernel, M - 1>(worker, w, rows, sink);
-    int tiles = tiles_of(w);
-    auto run = [&](auto together) {
-      constexpr int N = decltype(together)::value;
-      worker.each((tiles + N - 1) / N, [&](int task) {
-        for (int row = 0; row < rows.blocks.count; row += M) {
-          int left = rows.blocks.height_at(row);
-          if (left == M && (task + 1) * N <= tiles) tile_block<Kernel, M, N>(w, rows, row, task * N, sink);
-          else ragged<Kernel, M>(w, rows, row, left, task * N, std::min(tiles, (task + 1) * N), sink);
-        }
-      });
-    };
     constexpr int N = Kernel::together(M);
+    int tiles = tiles_of(w);
     // Several tiles at once make the most of a row's loads, unless that leaves a thread without a task.
-    if (tiles >= 2 * N * worker.threads()) run(std::integral_constant<int, N>{});
-    else run(std::integral_constant<int, 1>{});
+    if (tiles >= 2 * N * worker.threads())
+      worker.each((tiles + N - 1) / N, [&](int task) { tiles_of_all<Kernel, M, N>(w, rows, task, sink); });
+    else worker.each(tiles, [&](int task) { tiles_of_all<Kernel, M, 1>(w, rows, task, sink); });
+  }
+}
+
+// One of `parts` nearly equal parts of the tiles, in blocks of M rows.
+template <class Kernel, int M, class Sink>
+inline void part_of(const Weight& w, const Rows& rows, int part, int parts, Sink& sink) {
+  if constexpr (M > 0) {
+    if (rows.blocks.height != M) return part_of<Kernel, M - 1>(w, rows, part, parts, sink);
+    constexpr int N = Kernel::together(M);
+    int tasks = (tiles_of(w) + N - 1) / N;
+    for (int task = tasks * part / parts; task < tasks * (part + 1) / parts; task++)
+      tiles_of_all<Kernel, M, N>(w, rows, task, sink);
+  }
+}
+
+// Hands the kernel of a weight's format to `use`.
+template <class Use>
+inline void with_kernel(const Weight& w, Use use) {
+  switch (w.format) {
+    case BF16: return use(WideKernel<64>{});
+    case INT8_WEIGHT_ONLY: return use(WideKernel<32>{});
+    case INT8: return use(Int8Kernel{});
+    case INT4: return use(Int4Kernel{});
+    case FP8: return use(CodeKernel<Fp8Code>{});
+    case FP4: return use(CodeKernel<Fp4Code>{});
+    case GROUPED_INT4: return codes_of(w)->zero == nullptr ? use(CodeKernel<Int4Code>{}) : use(CodeKernel<ShiftedInt4Code>{});
+    default: return codes_of(w)->zero == nullptr ? use(CodeKernel<Int8Code<false>>{}) : use(CodeKernel<Int8Code<true>>{});
   }
 }
 
 // One phase: every output of x W^T + bias, handed to sink(row, first output, 16 values), which cuts what is past the end.
 template <class Sink>
 inline void linear(Worker& worker, const Weight& w, const Rows& rows, Sink sink) {
-  switch (w.format) {
-    case BF16: return linear_of<WideKernel<64>, Blocks::MOST>(worker, w, rows, sink);
-    case INT8_WEIGHT_ONLY: return linear_of<WideKernel<32>, Blocks::MOST>(worker, w, rows, sink);
-    case INT8: return linear_of<Int8Kernel, Blocks::MOST>(worker, w, rows, sink);
-    case INT4: return linear_of<Int4Kernel, Blocks::MOST>(worker, w, rows, sink);
-    case FP8: return linear_of<CodeKernel<Fp8Code>, Blocks::MOST>(worker, w, rows, sink);
-    case FP4: return linear_of<CodeKernel<Fp4Code>, Blocks::MOST>(worker, w, rows, sink);
-    case GROUPED_INT4:
-      if (codes_of(w)->zero == nullptr) return linear_of<CodeKernel<Int4Code>, Blocks::MOST>(worker, w, rows, sink);
-      return linear_of<CodeKernel<ShiftedInt4Code>, Blocks::MOST>(worker, w, rows, sink);
-    default:
-      if (codes_of(w)->zero == nullptr) return linear_of<CodeKernel<Int8Code<false>>, Blocks::MOST>(worker, w, rows, sink);
-      return linear_of<CodeKernel<Int8Code<true>>, Blocks::MOST>(worker, w, rows, sink);
-  }
+  with_kernel(w, [&](auto kernel) { linear_of<decltype(kernel), Blocks::MOST>(worker, w, rows, sink); });
+}
+
+// One of `parts` parts of such a product, by the calling thread alone.
+template <class Sink>
+inline void linear_part(const Weight& w, const Rows& rows, int part, int parts, Sink sink) {
+  with_kernel(w, [&](auto kernel) { part_of<decltype(kernel), Blocks::MOST>(w, rows, part, parts, sink); });
 }
 
 }  // namespace sametoken

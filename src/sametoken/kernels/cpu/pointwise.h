@@ -48,9 +48,39 @@ inline Floats activate(Floats x, int32_t kind) {
   return load(lanes);
 }
 
-// y = activation(gate) * up over `size` numbers, a multiple of 16.
-inline void gate_row(const bf16* gate, const bf16* up, bf16* y, int size, int32_t kind) {
-  for (int i = 0; i < size; i += LANES) store_bf16(y + i, mul(activate(load_bf16(gate + i), kind), load_bf16(up + i)));
+// How a gated MLP joins gate and up: activation(gate) * up; where there is a gain, min(gate, limit) with the activation
+// x * sigmoid(gain * x), and up within the limit, moved by 1 (gpt-oss).
+struct Gate {
+  int32_t activation;
+  float gain, limit;
+};
+
+// y = gate joined with up over `size` numbers, a multiple of 16.
+inline void gate_row(const bf16* gate, const bf16* up, bf16* y, int size, const Gate& how) {
+  for (int i = 0; i < size; i += LANES) {
+    Floats left = load_bf16(gate + i), right = load_bf16(up + i);
+    if (how.gain == 0) {
+      store_bf16(y + i, mul(activate(left, how.activation), right));
+      continue;
+    }
+    left = lesser(spread(how.limit), left);
+    right = add(greater(spread(-how.limit), lesser(spread(how.limit), right)), spread(1.0f));
+    store_bf16(y + i, mul(mul(left, sigmoid(mul(spread(how.gain), left))), right));
+  }
+}
+
+// x = e^(x - peak) over `count` numbers, of which whole vectors may be written; their sum, in order.
+inline float exponentials(float* x, int count, float peak) {
+  float sum = 0;
+  for (int i = 0; i < count; i += LANES) store(x + i, exponential(sub(load(x + i), spread(peak))));
+  for (int i = 0; i < count; i++) sum += x[i];
+  return sum;
+}
+
+inline Floats rounded(Floats x) {
+  bf16 lanes[LANES];
+  store_bf16(lanes, x);
+  return load_bf16(lanes);
 }
 
 }  // namespace sametoken
