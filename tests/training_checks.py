@@ -6,9 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sametoken.train.plan import TrainingSettings
 from sametoken.train.session import train
-from sametoken.train.settings import ALIASES, DataSettings, HeadSettings, KeepSettings, LossSettings, RunSettings
+from sametoken.train.settings import (
+    ALIASES,
+    DataSettings,
+    HeadSettings,
+    KeepSettings,
+    LossSettings,
+    RunSettings,
+    TrainingSettings,
+)
 from sametoken.train.trainer import Outcome
 
 TAPS = "0,1,2"

@@ -6,9 +6,8 @@ import pytest
 
 from sametoken.errors import DataError
 from sametoken.train.defaults import FEW_STEPS, MOST_EPOCHS, STEPS, Facts, filled
-from sametoken.train.plan import TrainingSettings
 from sametoken.train.schedule import Schedule, rows_of
-from sametoken.train.settings import HeadSettings, KeepSettings, LossSettings, RunSettings
+from sametoken.train.settings import HeadSettings, KeepSettings, LossSettings, RunSettings, TrainingSettings
 from training_checks import TAPS, log_of, write_conversations
 
 GROUPS = (HeadSettings, LossSettings, RunSettings, KeepSettings)

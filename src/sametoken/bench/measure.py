@@ -82,14 +82,7 @@ def per_token(emissions: Sequence[tuple[float, int]]) -> list[float]:
 
 def acceptance(stats: Iterable[SpeculationStats]) -> AcceptanceTable:
     """What speculation did over requests together."""
-    pooled = SpeculationStats("")
-    for each in stats:
-        pooled.target_forwards += each.target_forwards
-        pooled.emitted += each.emitted
-        pooled.drafted += each.drafted
-        pooled.accepted += each.accepted
-        for name in ("accepted_lengths", "drafted_lengths", "tried"):
-            setattr(pooled, name, _sum(getattr(pooled, name), getattr(each, name)))
+    pooled = SpeculationStats.total(stats)
     return AcceptanceTable(
         rate=pooled.acceptance_rate,
         length=pooled.acceptance_length,
@@ -102,11 +95,6 @@ def acceptance(stats: Iterable[SpeculationStats]) -> AcceptanceTable:
         drafted_lengths=pooled.drafted_lengths,
         positions=positions(pooled.accepted_lengths, pooled.drafted_lengths, pooled.tried),
     )
-
-
-def _sum(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    length = max(len(a), len(b))
-    return [sum(counts[i] for counts in (a, b) if i < len(counts)) for i in range(length)]
 
 
 def positions(accepted: Sequence[int], drafted: Sequence[int], tried: Sequence[int]) -> list[Position]:

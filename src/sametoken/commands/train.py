@@ -20,6 +20,7 @@ from sametoken.train.settings import (
     KeepSettings,
     LossSettings,
     RunSettings,
+    TrainingSettings,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +73,6 @@ def _word(name: str, given: str) -> bool:
 
 def _train(target: str, settings: dict[type, Any]) -> int:
     from sametoken.train.evaluate import Asked, judge_of
-    from sametoken.train.plan import TrainingSettings
     from sametoken.train.session import train
 
     head, keep, run = settings[HeadSettings], settings[KeepSettings], settings[RunSettings]

@@ -7,7 +7,7 @@ trimmed together, at the token where the request stops, even in the middle of an
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
@@ -104,6 +104,14 @@ class SpeculationStats:
             elif isinstance(mine, dict):
                 for key, count in list(theirs.items()):
                     mine[key] = mine.get(key, 0) + count
+
+    @classmethod
+    def total(cls, stats: Iterable[SpeculationStats]) -> SpeculationStats:
+        """What speculation did for several requests together."""
+        found = cls("")
+        for each in stats:
+            found.add(each)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The documented JSON object."""

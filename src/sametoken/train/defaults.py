@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sametoken.options.declaration import Settings
-from sametoken.train.plan import TrainingSettings
 from sametoken.train.schedule import rows_of, rows_per_step, steps_of_run
-from sametoken.train.settings import ROW, HeadSettings, LossSettings, RunSettings
+from sametoken.train.settings import ROW, HeadSettings, LossSettings, RunSettings, TrainingSettings
 
 STEPS = 600  # what epochs are added for
 MOST_EPOCHS = 20  # of few data, which a head then knows by heart

@@ -6,7 +6,7 @@ Acceptance length is tokens emitted per forward of the target, bonus included.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,8 @@ from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.places import target_directory
 from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from sametoken.data.conversations import CONVERSATION_KEYS, ID_KEYS, DataRow, parse_record, read_rows
-from sametoken.engine.completion import Completion
 from sametoken.engine.llm import LLM
+from sametoken.engine.request import SpeculationStats
 from sametoken.errors import DataError
 from sametoken.model.config import ModelConfig
 from sametoken.options.sampling import SamplingParams
@@ -158,49 +158,31 @@ def _ids(source: Source, tokenizer: Tokenizer) -> list[int]:
 def judge(llm: LLM, questions: Sequence[Question], asked: Asked) -> Judgement:
     """Answers the prompts and counts; a later turn follows the model's own answer, of at most `asked.tokens`."""
     params = SamplingParams(max_tokens=asked.tokens, temperature=asked.temperature, seed=asked.seed)
-    completions: list[Completion] = []
-    groups: dict[str, list[Completion]] = defaultdict(list)
+    every: list[SpeculationStats] = []
+    groups: dict[str, list[SpeculationStats]] = defaultdict(list)
     left_out, waiting = 0, list(questions)
     while waiting:
-        answered = llm.generate([question.ids for question in waiting], params)
-        completions += answered
-        for question, completion in zip(waiting, answered, strict=True):
-            groups[question.category].append(completion)
-        pairs = zip(waiting, answered, strict=True)
-        following = [question.next(done.text, llm.tokenizer) for question, done in pairs if question.later]
+        answered = list(zip(waiting, llm.generate([question.ids for question in waiting], params), strict=True))
+        for question, completion in answered:
+            every.append(completion.speculation)
+            groups[question.category].append(completion.speculation)
+        following = [question.next(done.text, llm.tokenizer) for question, done in answered if question.later]
         waiting = [each for each in following if len(each.ids) + asked.tokens <= llm.max_seq_len]
         left_out += sum(1 + len(each.later) for each in following) - sum(1 + len(each.later) for each in waiting)
-    tokens, forwards = _counted(completions)
-    stats = [completion.speculation for completion in completions]
-    drafts = sum(sum(each.drafted_lengths[1:]) for each in stats)
+    total = SpeculationStats.total(every)
+    by_category = {
+        name: SpeculationStats.total(group).acceptance_length for name, group in sorted(groups.items()) if name
+    }
     return Judgement(
-        len(completions), tokens, forwards, drafts, sum(each.accepted for each in stats), _by_position(completions),
-        {name: _length(group) for name, group in sorted(groups.items()) if name}, left_out,
+        len(every), total.emitted, total.target_forwards, total.drafts, total.accepted, _by_position(total),
+        by_category, left_out,
     )  # fmt: skip
 
 
-def _counted(completions: Iterable[Completion]) -> tuple[int, int]:
-    stats = [completion.speculation for completion in completions]
-    return sum(each.emitted for each in stats), sum(each.target_forwards for each in stats)
-
-
-def _length(completions: Iterable[Completion]) -> float:
-    tokens, forwards = _counted(completions)
-    return tokens / max(forwards, 1)
-
-
-def _by_position(completions: Sequence[Completion]) -> list[float]:
-    stats = [completion.speculation for completion in completions]
-    tried = [sum(each) for each in _columns([each.tried for each in stats])]
-    reached = _columns([each.accepted_lengths for each in stats])
+def _by_position(total: SpeculationStats) -> list[float]:
     # A draft of which a guesses were accepted had its first a guesses accepted.
-    accepted = [sum(sum(column) for column in reached[place + 1 :]) for place in range(len(tried))]
-    return [right / max(all_, 1) for right, all_ in zip(accepted, tried, strict=True)]
-
-
-def _columns(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    width = max((len(row) for row in rows), default=0)
-    return [[row[i] if i < len(row) else 0 for row in rows] for i in range(width)]
+    accepted = [sum(total.accepted_lengths[place + 1 :]) for place in range(len(total.tried))]
+    return [right / max(tried, 1) for right, tried in zip(accepted, total.tried, strict=True)]
 
 
 def open_llm(target: str, draft: str, asked: Asked) -> LLM:

@@ -27,8 +27,7 @@ from sametoken.train.dataset.preparation import data_digest, prepare
 from sametoken.train.dataset.prepared import MANIFEST, Origin, Prepared
 from sametoken.train.defaults import Facts, filled
 from sametoken.train.parallel import Parallel
-from sametoken.train.plan import TrainingSettings
-from sametoken.train.settings import LONGEST, DataSettings
+from sametoken.train.settings import LONGEST, DataSettings, TrainingSettings
 from sametoken.train.targets import open_source, read_outer
 from sametoken.train.trainer import Judge, Outcome, RunInputs, Trainer
 

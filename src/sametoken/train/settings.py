@@ -5,7 +5,7 @@ Nothing here needs torch, so that a wrong option is refused before anything is l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import model_validator
 
@@ -25,7 +25,7 @@ from sametoken.options.training import (
 
 __all__ = [
     "ALIASES", "GROUPS", "LONGEST", "MODES", "ROW", "DataSettings", "HeadSettings", "KeepSettings", "LossSettings",
-    "RunSettings",
+    "RunSettings", "TrainingSettings",
 ]  # fmt: skip
 
 
@@ -89,3 +89,12 @@ else:
     HeadSettings.model_fields["mode"].description = f"{'; '.join(_said)}."
 
 GROUPS: tuple[type[Settings], ...] = (HeadSettings, LossSettings, RunSettings, KeepSettings, DataSettings)
+
+
+class TrainingSettings(NamedTuple):
+    """The settings of a run by their groups."""
+
+    head: HeadSettings
+    loss: LossSettings
+    run: RunSettings
+    keep: KeepSettings

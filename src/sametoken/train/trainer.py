@@ -32,8 +32,8 @@ from sametoken.train.dataset.prepared import SAMPLES, Prepared
 from sametoken.train.journal import Journal
 from sametoken.train.optimisers import optimisers
 from sametoken.train.parallel import Parallel, restore, whole_states
-from sametoken.train.plan import TrainingSettings
 from sametoken.train.schedule import Schedule, Step
+from sametoken.train.settings import TrainingSettings
 from sametoken.train.targets import Source
 
 # Do not change what is computed, or change it only as far as sums in another order do.
