@@ -43,13 +43,13 @@ class Drafter(Protocol):
         """
 
     def expect(self, row: int, known: SuffixAutomaton) -> None:
-        """The caller of this row predicts its output; told after `admit` to those rows that have a prediction."""
+        """The caller of this row predicts its output; called after `admit` for rows that have a prediction."""
         return
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
-        """Told what was committed, in order: a prompt chunk, or the accepted path from the pending token on.
+        """Observes what was committed, in order: a prompt chunk, or the accepted path from the pending token on.
 
-        Told while the row decodes plainly too, so that it can draft again at any time; what it costs to keep up is
+        Called while the row decodes plainly too, so that it can draft again at any time; what it costs to keep up is
         best paid by `propose` and `catch_up`.
 
         Args:

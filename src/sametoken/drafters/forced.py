@@ -1,4 +1,4 @@
-"""Drafts the tokens that a request's form leaves no choice about: they cost nothing to guess and come true.
+"""Drafts the tokens that a request's grammar leaves no choice about: they cost nothing to guess and come true.
 
 Knows grammars, not texts.
 """

@@ -57,7 +57,7 @@ class PredictionDrafter(Drafter):
         self._rows.pop(row, None)
 
     def expect(self, row: int, known: SuffixAutomaton) -> None:
-        """What the caller of the row predicts; told right after `admit`."""
+        """What the caller of the row predicts; called right after `admit`."""
         self._rows[row] = _PredictedRow(known, deque(maxlen=MAX_CONTEXT))
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:

@@ -142,12 +142,10 @@ class SuffixDrafter(Drafter):
         self._rows: dict[int, _IndexedRow] = {}
 
     def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
-        """Start `row` anew; `cached` is the beginning of its prompt that is never observed, possibly empty."""
         self._rows[row] = _IndexedRow(SuffixAutomaton(self._max_tree_depth), deque(maxlen=self._max_tree_depth - 2))
         self._extend(row, cached)
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
-        """Append what was committed to each row; there are no features to read."""
         for row, committed in zip(rows, tokens, strict=True):
             self._extend(row, committed)
 

@@ -92,7 +92,7 @@ class MedusaDrafter(Drafter):
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
         states = [self.states[row] for row in rows]
         found = [state.feature for state in states if state.feature is not None]
-        assert len(found) == len(rows), "heads guess from the feature of a token that they were told of"
+        assert len(found) == len(rows), "heads guess from the feature of a token that they observed"
         root, most, lengths = (
             torch.tensor(values, device=found[0].device)
             for values in (pending, limits, [state.length for state in states])
