@@ -1,4 +1,4 @@
-"""Grammars made of others: one that begins after a mark in the output, and one that leaves certain tokens only."""
+"""Grammars made of others: one that begins after a mark in the output, and one that allows given tokens only."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class _PathState(NamedTuple):
     """Where a path of tokens is.
 
     Attributes:
-        waits: whether the form is still to begin. `said`: the last bytes of the output until then.
-        path: tokens of the form since its state; None if the path left the form.
+        waits: whether the grammar is still to begin. `said`: the last bytes of the output until then.
+        path: tokens since the grammar's state; None if the path left the grammar.
     """
 
     waits: bool
@@ -40,21 +40,21 @@ class _PathState(NamedTuple):
 
 
 class AfterMark:
-    """A form that begins after a mark in the output, as after a model's thinking; before it everything may be said.
+    """A grammar that begins after a mark in the output, as after a model's thinking; before it everything may be said.
 
-    The output cannot end before the mark, and no token reaches from the mark into the form but for space.
+    The output cannot end before the mark, and no token reaches from the mark into the grammar but for space.
 
     Args:
-        form: what follows the mark.
+        grammar: of what follows the mark.
         after: regular expression of the mark.
         opens: text that the output may begin with; only then is the mark waited for. Empty: it always is.
         spelled: the bytes of every token of the vocabulary. `ends`: tokens that end the output.
     """
 
     def __init__(
-        self, form: InitialGrammar, after: str, opens: str, spelled: Sequence[bytes], ends: Sequence[int]
+        self, grammar: InitialGrammar, after: str, opens: str, spelled: Sequence[bytes], ends: Sequence[int]
     ) -> None:
-        self._form, self._after, self._opens = form, re.compile(after.encode()), opens.encode()
+        self._grammar, self._after, self._opens = grammar, re.compile(after.encode()), opens.encode()
         self._spelled, self._ends = spelled, list(ends)
         self._place = _PathState(True, b"", ())
         self._beyond = [token for token, piece in enumerate(spelled) if GOES_ON.search(piece)]
@@ -63,12 +63,12 @@ class AfterMark:
     def copy(self) -> AfterMark:
         other = object.__new__(AfterMark)
         other.__dict__ |= self.__dict__
-        other._form = self._form.copy()
+        other._grammar = self._grammar.copy()
         return other
 
     @property
     def failure(self) -> RequestError | None:
-        return self._form.failure
+        return self._grammar.failure
 
     def accept(self, token: int) -> bool:
         self._place = self._after_token(self._place, token)
@@ -76,7 +76,7 @@ class AfterMark:
             return False
         done = False
         for taken in self._place.path or ():
-            done = self._form.accept(taken)
+            done = self._grammar.accept(taken)
         self._place = self._place._replace(path=())
         return done
 
@@ -87,7 +87,7 @@ class AfterMark:
         return torch.stack([self._mask(place) for place in places])
 
     def forced(self, limit: int) -> list[int]:
-        return [] if self._place.waits else self._form.forced(limit)
+        return [] if self._place.waits else self._grammar.forced(limit)
 
     def _after_token(self, place: _PathState, token: int) -> _PathState:
         if not place.waits:
@@ -118,9 +118,9 @@ class AfterMark:
         return mask
 
     def _inside(self, path: Sequence[int]) -> Tensor:
-        """What the form allows after a path."""
+        """What the grammar allows after a path."""
         nodes = [PADDING, *path]
-        return self._form.allowed(nodes, list(range(-1, len(path))))[-1]
+        return self._grammar.allowed(nodes, list(range(-1, len(path))))[-1]
 
     def _find_openers(self, begun: bytes) -> Tensor:
         """Tokens that go on with the opening text."""
@@ -130,29 +130,29 @@ class AfterMark:
 
 
 class AllowedTokens:
-    """A form of certain tokens only, and of another form where there is one.
+    """A grammar that allows given tokens only, within another grammar where there is one.
 
     Args:
-        mask: [V] bool. `form`: the other one.
+        mask: [V] bool, the allowed tokens. `grammar`: the other one.
     """
 
-    def __init__(self, mask: Tensor, form: InitialGrammar | None) -> None:
-        self._mask, self._form = mask, form
+    def __init__(self, mask: Tensor, grammar: InitialGrammar | None) -> None:
+        self._mask, self._grammar = mask, grammar
 
     def copy(self) -> AllowedTokens:
-        return AllowedTokens(self._mask, None if self._form is None else self._form.copy())
+        return AllowedTokens(self._mask, None if self._grammar is None else self._grammar.copy())
 
     @property
     def failure(self) -> RequestError | None:
-        return None if self._form is None else self._form.failure
+        return None if self._grammar is None else self._grammar.failure
 
     def accept(self, token: int) -> bool:
-        return self._form is not None and self._form.accept(token)
+        return self._grammar is not None and self._grammar.accept(token)
 
     def allowed(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        if self._form is None:
+        if self._grammar is None:
             return self._mask.expand(len(tokens), -1)
-        return self._form.allowed(tokens, parents) & self._mask
+        return self._grammar.allowed(tokens, parents) & self._mask
 
     def forced(self, limit: int) -> list[int]:
         return []

@@ -25,10 +25,10 @@ from sametoken.errors import ConfigError, RequestError
 from sametoken.options.sampling import StructuredOutputs
 from sametoken.speculation.draft import PADDING
 
-# JSON is written as Python's json.dumps writes it: a form without free white space leaves more tokens without a choice.
+# JSON is written as Python's json.dumps writes it: without free white space more tokens have no choice.
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 SENTINEL = "\x02"  # text before a piece, since tokenizers treat the beginning of a text differently
-MOST_CHARACTERS = 2**17  # of a form, as JSON: the work of compiling some grows with the square
+MOST_CHARACTERS = 2**17  # of a grammar, as JSON: the work of compiling some grows with the square
 # Work that one grammar may cause, in llguidance's units: the same on every machine. The lexer's expressions bound the
 # first mask to some 0.2 s and literals to 100 kB; its states, of 1 to 2 kB each, bound memory.
 LIMITS = {
@@ -79,10 +79,10 @@ class Grammars:
         self._compiling = threading.Semaphore(max(1, (os.cpu_count() or 1) // 2))
 
     def compile(self, asked: StructuredOutputs) -> TokenGrammar:
-        """The grammar of a form, at its beginning, with its first mask; not for the thread that steps the engine.
+        """The grammar at its beginning, with its first mask; not for the thread that steps the engine.
 
         Raises:
-            RequestError: the form is not valid, or too complex.
+            RequestError: the grammar is not valid, or too complex.
             ConfigError: llguidance is not installed.
         """
         library = _library()
@@ -94,7 +94,7 @@ class Grammars:
         except (ValueError, RecursionError) as error:
             raise _refusal(str(error)) from error
         if size > MOST_CHARACTERS:
-            raise _refusal(f"the form has {size} characters, expected at most {MOST_CHARACTERS}")
+            raise _refusal(f"the grammar has {size} characters, expected at most {MOST_CHARACTERS}")
         try:
             with self._compiling:
                 return _with_stack(lambda: self._compiled(library, asked))
@@ -233,13 +233,13 @@ def _with_stack(work: Callable[[], T]) -> T:
         except BaseException as error:
             done.set_exception(error)
 
-    thread = threading.Thread(target=run, name="sametoken-form", daemon=True)
+    thread = threading.Thread(target=run, name="sametoken-grammar", daemon=True)
     with STARTS:
         usual = threading.stack_size(STACK)
         try:
             thread.start()
         except RuntimeError as error:
-            words = "there is no memory to compile the form"
+            words = "there is no memory to compile the grammar"
             raise RequestError(words, field="structured_outputs", advice="try again later") from error
         finally:
             threading.stack_size(usual)
@@ -247,7 +247,7 @@ def _with_stack(work: Callable[[], T]) -> T:
 
 
 def _source(matcher: Any, asked: StructuredOutputs) -> str:
-    """The form in llguidance's own notation."""
+    """The grammar in llguidance's own notation."""
     if asked.json_object:
         made = matcher.grammar_from_json_schema({"type": "object"}, JSON_FORM)
     elif asked.json is not None:

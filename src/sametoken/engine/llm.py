@@ -40,7 +40,7 @@ MOST_PER_TOKEN = 32  # characters of a text per token, on average
 class _Brought(NamedTuple):
     """What comes with parameters and costs time to read; prompts share it."""
 
-    form: InitialGrammar | None
+    grammar: InitialGrammar | None
     prediction: SuffixAutomaton | None
 
 
@@ -199,13 +199,13 @@ class LLM:
         stop_ids = eos | frozenset(params.stop_token_ids)
         drafters = [self.engine.drafters[method] for method in speculation.methods]
         bad_words = [ids for word in params.bad_words for ids in _spellings(self.tokenizer, word)]
-        form, prediction = self._brought(params, speculation.methods, {} if known is None else known)
+        grammar, prediction = self._brought(params, speculation.methods, {} if known is None else known)
         vocab_size, device = self.config.vocab_size, self.engine.table.table.device
 
         def request(choice: int) -> Request:
-            own_form = None if form is None else form.copy()
+            own_grammar = None if grammar is None else grammar.copy()
             sampling = RowSampling(
-                params, choice_seed(seed, choice), ids, vocab_size, sorted(stop_ids), bad_words, device, own_form
+                params, choice_seed(seed, choice), ids, vocab_size, sorted(stop_ids), bad_words, device, own_grammar
             )
             return Request(
                 id=next(self._ids),
@@ -233,25 +233,25 @@ class LLM:
     def _brought(self, params: SamplingParams, methods: Sequence[str], known: dict[int, _Brought]) -> _Brought:
         """What comes with the parameters, read once for all prompts of a call."""
         if id(params) not in known:
-            form = self._form(params)
-            known[id(params)] = _Brought(form, self._prediction(params) if PREDICTION in methods else None)
+            grammar = self._grammar(params)
+            known[id(params)] = _Brought(grammar, self._prediction(params) if PREDICTION in methods else None)
         return known[id(params)]
 
-    def _form(self, params: SamplingParams) -> InitialGrammar | None:
+    def _grammar(self, params: SamplingParams) -> InitialGrammar | None:
         """What the output may be, at its beginning."""
         asked, size = params.structured_outputs, self.config.vocab_size
-        form: InitialGrammar | None = None if asked is None else self._grammars.compile(asked)
-        if form is not None and asked is not None and asked.after is not None:
+        grammar: InitialGrammar | None = None if asked is None else self._grammars.compile(asked)
+        if grammar is not None and asked is not None and asked.after is not None:
             spelled = [self.tokenizer.token_bytes(token) for token in range(size)]
             ends = {*self.tokenizer.eos_ids, *params.stop_token_ids}
-            form = AfterMark(form, asked.after, asked.opens or "", spelled, [end for end in ends if end < size])
+            grammar = AfterMark(grammar, asked.after, asked.opens or "", spelled, [end for end in ends if end < size])
         if params.allowed_token_ids is None:
-            return form
+            return grammar
         if (largest := max(params.allowed_token_ids)) >= size:
             raise RequestError(f"got {largest}, expected token ids 0 .. {size - 1}", field="allowed_token_ids")
         mask = torch.zeros(size, dtype=torch.bool)
         mask[list(params.allowed_token_ids)] = True
-        return AllowedTokens(mask, form)
+        return AllowedTokens(mask, grammar)
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if not ids:

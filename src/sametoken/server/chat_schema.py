@@ -216,7 +216,7 @@ class ChatRequest(Generation):
 
 
 def effort_options(effort: str | None) -> dict[str, Any]:
-    """What a chat template is told of the effort to think."""
+    """Variables of a chat template for the effort to think."""
     return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 

@@ -73,7 +73,7 @@ CURRENT: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
 
 class Recorder(Protocol):
-    """Who is told of every exchange that is complete."""
+    """Who records every exchange that is complete."""
 
     def record(self, exchange: Exchange) -> None: ...
 
@@ -123,7 +123,7 @@ def new_id() -> str:
 
 
 def named_client(address: tuple[str, int] | None) -> str:
-    """host:port; a proxy may have told the host, so that it can be any text."""
+    """host:port; a proxy may have named the host, so that it can be any text."""
     return "-" if address is None else f"{quote(address[0], safe=':.%')}:{address[1]}"
 
 

@@ -50,7 +50,7 @@ class BearerKeys:
     Args:
         app: what lies behind.
         keys: valid ones, at least one.
-        refused: told of every refusal.
+        refused: called with every refusal.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], refused: Callable[[ApiError], None]) -> None:

@@ -1,4 +1,4 @@
-"""What Prometheus is told: the metrics of `metric_table`, under our names and, where vLLM has the same, under vLLM's.
+"""What Prometheus reads: the metrics of `metric_table`, under our names and, where vLLM has the same, under vLLM's.
 
 Everything is counted on the event loop. Counters of speculation are sums over requests, those that still run included,
 so they move while a long answer streams.
@@ -11,12 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sametoken import __version__
@@ -140,10 +135,7 @@ class Metrics(Collector):
 
 
 def _family(
-    name: str,
-    spec: MetricSpec,
-    fixed: Mapping[str, str],
-    found: Reading | Mapping[tuple[str, ...], int],
+    name: str, spec: MetricSpec, fixed: Mapping[str, str], found: Reading | Mapping[tuple[str, ...], int]
 ) -> Metric:
     """A metric as Prometheus' client has it.
 

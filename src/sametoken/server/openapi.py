@@ -1,4 +1,4 @@
-"""The OpenAPI document: bodies and replies are read and written by hand, so the document is told what they are."""
+"""The OpenAPI document: bodies and replies are read and written by hand, so the document gets their types."""
 
 from __future__ import annotations
 

@@ -93,16 +93,16 @@ class Prompts:
             opening = partial(style.opening, text, (talk.turns[-1].content or "") if talk.continues else None)
             waits = self._waits(style, opening())
         if tools.required:
-            grammar = call_grammar(tools.required, self._tokenizer.tags_tool_calls, tools.several)
-            values["structured_outputs"] = {"grammar": grammar}
-        if (form := values.get("structured_outputs")) is not None:
-            values["structured_outputs"] = {**form, **waits}
+            calls = call_grammar(tools.required, self._tokenizer.tags_tool_calls, tools.several)
+            values["structured_outputs"] = {"grammar": calls}
+        if (grammar := values.get("structured_outputs")) is not None:
+            values["structured_outputs"] = {**grammar, **waits}
         names = {each["name"] for each in tools.offered}
         return ReplyReader(names, tools.several, opening, talk.shows_thinking)
 
     @staticmethod
     def _waits(style: Style, begun: Splitter) -> Mapping[str, str]:
-        """What a form waits for, as `StructuredOutputs` has it, where the reply begins with thinking."""
+        """What a grammar waits for, as `StructuredOutputs` has it, where the reply begins with thinking."""
         if begun.state == "content":
             return {}
         opens = begun.state == "begin" and style.opens and style.otherwise == CONTENT

@@ -1,4 +1,4 @@
-"""What a model thought and what it says, told apart by the model's own marks: an incremental state machine over text.
+"""What a model thought and what it says, separated by the model's own marks: an incremental state machine over text.
 
 Styles are data. The pieces do not depend on how the text is cut; nothing here knows tokens, requests or a clock.
 """
@@ -130,7 +130,7 @@ class Splitter:
         if self.state == BEGIN:
             return self._begin(marks, done)
         found = min(((at, mark) for mark in marks if (at := self._rest.find(mark)) >= 0), default=None)
-        end = len(self._rest) - (0 if done else held(self._rest, marks)) if found is None else found[0]
+        end = len(self._rest) - (0 if done else begun_mark(self._rest, marks)) if found is None else found[0]
         self._take(self._rest[:end], pieces)
         self._pass(end if found is None else end + len(found[1]))
         if found is not None and marks[found[1]] != SAME:
@@ -188,7 +188,7 @@ class Splitter:
             pieces.append(Piece(self.state, text, end - len(self._line) - len(text)))
 
 
-def held(text: str, marks: Sequence[str] | Mapping[str, str]) -> int:
+def begun_mark(text: str, marks: Sequence[str] | Mapping[str, str]) -> int:
     """Length of the longest end of a text that begins one of these marks."""
     sizes = (n for mark in marks for n in range(1, min(len(mark), len(text) + 1)) if text.endswith(mark[:n]))
     return max(sizes, default=0)
@@ -203,7 +203,7 @@ class Counted(NamedTuple):
 
 
 def count_tokens(splitter: Splitter, spelled: Sequence[bytes]) -> Counted:
-    """Tells the tokens of a whole reply apart.
+    """Counts the tokens of a whole reply by what they say.
 
     Args:
         splitter: at the beginning of the reply. `spelled`: the bytes of each token.

@@ -46,9 +46,9 @@ class EventStream(Response):
                 except Exception as error:
                     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                         raise  # the connection, not the engine
-                    told = worded(error, self._fields, job.worker.config.request_timeout)
-                    job.worker.count(told)
-                    last = [told.anthropic if self._anthropic else told.body]
+                    refusal = worded(error, self._fields, job.worker.config.request_timeout)
+                    job.worker.count(refusal)
+                    last = [refusal.anthropic if self._anthropic else refusal.body]
                 job.close()  # before the end is out: whoever has it may ask for what was counted
                 await send(part_of(last, b"" if self._anthropic else DONE, more=False))
         finally:

@@ -28,7 +28,7 @@ class ResponsesWords:
         self._number = 0
         self._events: list[Event] = []  # made since they were taken last
         self._items: list[dict[str, Any]] = []  # in the order of the reply; the last one may be under way
-        self._scored: list[TokenLogprob] = []  # log-probabilities that no event has told yet
+        self._scored: list[TokenLogprob] = []  # log-probabilities that no event has had yet
 
     def first(self) -> list[Event]:
         for kind in ("response.created", "response.in_progress"):
@@ -36,13 +36,13 @@ class ResponsesWords:
         return self._taken()
 
     def delta(self, chunk: Chunk) -> list[Event]:
-        told = {"speculative": report(self._tokenizer, chunk, chunk.completion)} if self._body.reports else {}
+        extra = {"speculative": report(self._tokenizer, chunk, chunk.completion)} if self._body.reports else {}
         self._scored += chunk.logprobs or []
         for piece in self._reader.feed(0, chunk.text, chunk.completion is not None):
-            self._add(piece, told)
-            told = {}
+            self._add(piece, extra)
+            extra = {}
         if chunk.completion is not None:
-            self._finish(chunk.completion, told)
+            self._finish(chunk.completion, extra)
             kind = f"response.{_status(chunk.completion)}"
             self._event(kind, response=self._ended(chunk.completion))
         return self._taken()
@@ -61,8 +61,8 @@ class ResponsesWords:
         events, self._events = self._events, []
         return events
 
-    def _add(self, piece: Piece, told: dict[str, Any]) -> None:
-        """Adds a piece to the item that it belongs to; `told` goes with its event."""
+    def _add(self, piece: Piece, extra: dict[str, Any]) -> None:
+        """Adds a piece to the item that it belongs to; `extra` goes with its event."""
         kind = TYPES[piece.kind]
         if piece.kind == CALL or not self._items or self._items[-1]["type"] != kind:
             self._close("completed")
@@ -70,15 +70,15 @@ class ResponsesWords:
         item = self._items[-1]
         if piece.kind == ARGUMENTS:
             item["arguments"] += piece.text
-            self._about("response.function_call_arguments.delta", delta=piece.text, **told)
+            self._about("response.function_call_arguments.delta", delta=piece.text, **extra)
         elif piece.kind == REASONING:
             item["content"][0]["text"] += piece.text
-            self._about("response.reasoning_text.delta", content_index=0, delta=piece.text, **told)
+            self._about("response.reasoning_text.delta", content_index=0, delta=piece.text, **extra)
         elif piece.kind == CONTENT:
             scored, self._scored = self._logprobs(self._scored), []
             item["content"][0]["text"] += piece.text
             item["content"][0]["logprobs"] += scored
-            self._about("response.output_text.delta", content_index=0, delta=piece.text, logprobs=scored, **told)
+            self._about("response.output_text.delta", content_index=0, delta=piece.text, logprobs=scored, **extra)
 
     def _begin(self, kind: str, name: str) -> None:
         self._items.append(_item(kind, name))
@@ -107,10 +107,10 @@ class ResponsesWords:
             self._about("response.content_part.done", content_index=0, part=part)
         self._event("response.output_item.done", output_index=len(self._items) - 1, item=copy.deepcopy(item))
 
-    def _finish(self, completion: Completion, told: dict[str, Any]) -> None:
+    def _finish(self, completion: Completion, extra: dict[str, Any]) -> None:
         """Ends the items; a reply that says nothing at all is an empty message."""
         if not self._items:
-            self._add(Piece(CONTENT, ""), told)
+            self._add(Piece(CONTENT, ""), extra)
         said = next((item for item in self._items if item["type"] == "message"), None)
         if said is not None:
             before = self._reader.counted(self._tokenizer, completion.token_ids).before_content

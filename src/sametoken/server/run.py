@@ -108,7 +108,7 @@ def serve(llm: LLM, bound: socket.socket, config: ServerConfig, info: Mapping[st
         info: the resolved configuration; its "model" is the served name unless `config` has others.
 
     Raises:
-        EngineError: the engine failed; requests were told.
+        EngineError: the engine failed; its requests got an error.
     """
     llm.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # what is measured or compiled once
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -169,11 +169,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        worker: Worker,
-        started: Callable[[], None],
-        traces: Traces | None = None,
+        self, config: uvicorn.Config, worker: Worker, started: Callable[[], None], traces: Traces | None = None
     ) -> None:
         super().__init__(config)
         self.worker, self._announce, self._traces = worker, started, traces

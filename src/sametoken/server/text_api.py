@@ -29,8 +29,8 @@ from sametoken.server.words import ReplyHead, Source, Words
 LOG = logging.getLogger("sametoken.server")
 
 
-class Form(NamedTuple):
-    """One of the forms in which text is asked for and replied.
+class ApiFormat(NamedTuple):
+    """One of the APIs in which text is asked for and replied.
 
     Attributes:
         name, purpose: of the endpoint, for the OpenAPI document.
@@ -47,10 +47,12 @@ class Form(NamedTuple):
     anthropic: bool = False
 
 
-COMPLETIONS = Form("completions", "Continue a prompt.", CompletionRequest, "cmpl", CompletionWords)
-CHAT = Form("chat_completions", "Continue a conversation.", ChatRequest, "chatcmpl", ChatWords)
-RESPONSES = Form("responses", "Continue a conversation, in the newer form.", ResponsesRequest, "resp", ResponsesWords)
-MESSAGES = Form(
+COMPLETIONS = ApiFormat("completions", "Continue a prompt.", CompletionRequest, "cmpl", CompletionWords)
+CHAT = ApiFormat("chat_completions", "Continue a conversation.", ChatRequest, "chatcmpl", ChatWords)
+RESPONSES = ApiFormat(
+    "responses", "Continue a conversation, in the newer form.", ResponsesRequest, "resp", ResponsesWords
+)
+MESSAGES = ApiFormat(
     "messages", "Continue a conversation, in Anthropic's form.", MessagesRequest, "msg", MessagesWords, anthropic=True
 )
 
@@ -58,11 +60,11 @@ MESSAGES = Form(
 class TextApi(Api):
     """What continues a prompt or a conversation."""
 
-    def endpoint(self, form: Form) -> Callable[[Request], Awaitable[Response]]:
-        """What answers every request of a form: body, place, prompt and parameters, engine, words."""
+    def endpoint(self, api: ApiFormat) -> Callable[[Request], Awaitable[Response]]:
+        """What answers every request of an API: body, place, prompt and parameters, engine, words."""
 
         async def answer(request: Request) -> Response:
-            worker, body = self._worker, await self._read(request, form.body)
+            worker, body = self._worker, await self._read(request, api.body)
             asked = body.request
             worker.admit(asked.sequences)
             try:
@@ -71,15 +73,15 @@ class TextApi(Api):
             except RequestError as error:
                 raise refused(error, asked.fields) from error
             job = worker.take(made.requests)
-            LOG.debug("%s: %d sequences, user %r", form.name, len(job.requests), asked.user)
+            LOG.debug("%s: %d sequences, user %r", api.name, len(job.requests), asked.user)
             try:
-                head = ReplyHead(f"{form.prefix}-{asked.id or secrets.token_hex(12)}", int(time.time()), self._names[0])
-                words = form.words(body, Source(head, self._tokenizer, job.requests, made.reader))
+                head = ReplyHead(f"{api.prefix}-{asked.id or secrets.token_hex(12)}", int(time.time()), self._names[0])
+                words = api.words(body, Source(head, self._tokenizer, job.requests, made.reader))
             except BaseException:
                 job.close()  # or its sequences would keep their places for ever
                 raise
             if body.stream:
-                return EventStream(job, words, asked.fields, form.anthropic)
+                return EventStream(job, words, asked.fields, api.anthropic)
             try:
                 done = await completions(job, request.receive)
             except Exception as error:
@@ -88,7 +90,7 @@ class TextApi(Api):
                 return Response(status_code=CLIENT_GONE)
             return JSONResponse(words.whole(done))
 
-        answer.__name__, answer.__doc__ = form.name, form.purpose
+        answer.__name__, answer.__doc__ = api.name, api.purpose
         return answer
 
     async def count_tokens(self, request: Request) -> Response:

@@ -71,7 +71,7 @@ class ToolUse(NamedTuple):
     """Which functions a reply may call.
 
     Attributes:
-        offered: functions that the model is told of. `required`: those of which one must be called.
+        offered: functions that the model may call. `required`: those of which one must be called.
         several: whether a reply may make more than one call.
     """
 

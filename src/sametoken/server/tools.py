@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, Piece, held
+from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, Piece, begun_mark
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKS = ("<|python_tag|>", "[TOOL_CALLS]")  # what may stand before a reply that is nothing but calls
@@ -72,7 +72,7 @@ class CallReader:
     def _text(self, pieces: list[Piece], done: bool) -> bool:
         """Text up to the next tag."""
         at = self._rest.find(OPEN)
-        end = at if at >= 0 else len(self._rest) - (0 if done else held(self._rest, (OPEN,)))
+        end = at if at >= 0 else len(self._rest) - (0 if done else begun_mark(self._rest, (OPEN,)))
         text = self._space + self._rest[:end]
         shown = text.rstrip()
         self._space = text[len(shown) :]

@@ -27,7 +27,7 @@ class Interval(NamedTuple):
 
 
 class Traces:
-    """Exports a trace of every exchange that it is told of.
+    """Exports a trace of every exchange that it records.
 
     Args:
         exporter: an OpenTelemetry `SpanExporter`.

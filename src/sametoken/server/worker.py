@@ -30,7 +30,7 @@ class Worker:
     Args:
         engine: serves requests.
         config: limits.
-        metrics: is told what happens.
+        metrics: count what happens.
     """
 
     def __init__(self, engine: AsyncLLM, config: ServerConfig, metrics: Metrics) -> None:
@@ -131,7 +131,7 @@ class Worker:
         return len(self._jobs)
 
     def count(self, error: ApiError) -> None:
-        """Tells the metrics of an error."""
+        """Counts an error in the metrics."""
         self.metrics.saw_error(error.status, error.body["error"]["code"])
 
 
