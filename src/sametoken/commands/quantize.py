@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sametoken.quantise.report import Report
 
-FORMATS = ("fp8", "int8", "int4", "nvfp4", "mxfp4")
+FORMATS = ("fp8", "int8", "int4", "nvfp4", "mxfp4", "gguf-q8_0", "gguf-q4_0")
 GROUPS = (32, 64, 128)
 OPTIONS = (
     Option("format", str, None, "what the linear layers are rounded to.", "|".join(FORMATS)),

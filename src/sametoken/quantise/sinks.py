@@ -10,10 +10,13 @@ from typing import Protocol
 from torch import Tensor
 
 from sametoken import __version__
+from sametoken.checkpoint.gguf.vocabulary import vocabulary
+from sametoken.checkpoint.gguf.write import GgufWriter, facts
 from sametoken.checkpoint.hub import SMALL_FILES
 from sametoken.checkpoint.quantised.write import LAYOUTS, stated
 from sametoken.checkpoint.shards import Shards
 from sametoken.model.formats.coded import Coded
+from sametoken.prompts.sources import BUILT_IN
 from sametoken.quantise.run import Sink
 from sametoken.quantise.source import PlainCheckpoint
 
@@ -78,6 +81,42 @@ def copy_small_files(source: Path, directory: Path) -> None:
                 shutil.copyfile(file, place)
 
 
+class GgufSink:
+    """One GGUF file in a directory, with token vectors and output head in Q8_0.
+
+    Raises:
+        UnsupportedModelError: the architecture or the tokenizer cannot be written as GGUF.
+    """
+
+    rounds_outer = True
+
+    def __init__(self, directory: Path, source: PlainCheckpoint, format: str) -> None:
+        self.name = f"model-{format.removeprefix('gguf-')}.gguf"
+        words = [*BUILT_IN, *TEXTS]
+        self._metadata = facts(source.config, source.directory.name, format) | vocabulary(
+            source.directory, source.config.vocab_size, words
+        )
+        self._source = source
+        self._writer = GgufWriter(directory / self.name, source.config)
+
+    def add(self, name: str, value: Tensor | Coded, peak: float = 0.0) -> None:
+        if not self._source.rules.ignores(name):
+            self._writer.add(name, value)
+
+    def finish(self) -> int:
+        return self._writer.finish(self._metadata)
+
+
+# Texts that tell apart how tokenizers split.
+TEXTS = (
+    "Numbers 1 12 123 1234 12345 and 3.14, dates 2024-05-06.", "  two spaces\n\n\ttabs\r\nlines \n ",
+    "I'M WE'll it'S don't",
+    "camelCase HTTPServer snake_case path/to/file.py#L10", "Grüße, 東京へ行く。 Привет мир! مرحبا 🙂👍🏽",
+)  # fmt: skip
+
+
 def open_writer(directory: Path, source: PlainCheckpoint, format: str, group: int | None) -> Writer:
     """What writes a format; `directory` is there and empty."""
+    if format.startswith("gguf-"):
+        return GgufSink(directory, source, format)
     return DirectorySink(directory, source, format, group)

@@ -1,0 +1,100 @@
+"""A tokenizer as the metadata of a GGUF file; the reverse of `tokenizer`, and checked by it on texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from sametoken.checkpoint.gguf.tokenizer import CONTROL, UNKNOWN, USER_DEFINED, tokenizer_files
+from sametoken.checkpoint.hub import read_json
+from sametoken.checkpoint.tokenizer import BYTE_TOKEN, load_tokenizer
+from sametoken.errors import CheckpointError, UnsupportedModelError
+
+NORMAL, UNUSED, BYTE = 1, 5, 6
+PREFIX = "tokenizer.ggml."
+# Ways to split a text that differ, the frequent ones first; a file must name one.
+KINDS = (
+    "llama-bpe", "qwen2", "gpt-2", "tekken", "smollm", "smaug-bpe", "falcon3", "gpt-4o", "deepseek-v3", "qwen35",
+    "glm4",
+)  # fmt: skip
+NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
+def vocabulary(directory: Path, size: int, texts: Sequence[str]) -> dict[str, Any]:
+    """The metadata of a checkpoint's tokenizer.
+
+    Args:
+        size: rows of the token vectors.
+        texts: on which the tokenizer that is read from the metadata must agree with the checkpoint's.
+
+    Raises:
+        UnsupportedModelError: no kind of tokenizer that GGUF files name splits these texts alike.
+        CheckpointError: tokenizer.json is damaged.
+    """
+    content = read_json(directory / "tokenizer.json")
+    model = (content or {}).get("model", {})
+    if content is None or model.get("type") != "BPE":
+        raise UnsupportedModelError(f"{directory}: GGUF files need a tokenizer.json of BPE")
+    tokenizer = load_tokenizer(directory)
+    info = tokenizer.info()
+    common = _tokens(content, size)
+    ids = {token: number for number, token in enumerate(common[f"{PREFIX}tokens"])}
+    for key, name in NAMED.items():
+        if info.get(key) in ids:
+            common[f"{PREFIX}{name}_token_id"] = ids[info[key]]
+    if isinstance(info["chat_template"], str):
+        common["tokenizer.chat_template"] = info["chat_template"]
+    merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
+    begins, ends = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
+    common[f"{PREFIX}add_bos_token"] = begins != ends and begins[0] == common.get(f"{PREFIX}bos_token_id")
+    expected = [(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    for candidate in _candidates(common, merges, bool(model.get("byte_fallback"))):
+        if _encoded(candidate, directory, texts) == expected:
+            return candidate
+    raise UnsupportedModelError(
+        f"{directory}: no tokenizer that GGUF files can name splits texts as this one does; expected one of llama's or "
+        f"of kind {', '.join(KINDS)}"
+    )
+
+
+def _tokens(content: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """Tokens and their types; rows without a token get one that no text has."""
+    tokens = {number: token for token, number in content["model"]["vocab"].items()}
+    types = {number: BYTE if BYTE_TOKEN.fullmatch(token) else NORMAL for number, token in tokens.items()}
+    for added in content.get("added_tokens", ()):
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = CONTROL if added.get("special") else USER_DEFINED
+    unknown = content["model"].get("unk_token")
+    if unknown is not None and unknown in tokens.values():
+        types[next(number for number, token in tokens.items() if token == unknown)] = UNKNOWN
+    if tokens and max(tokens) >= size:
+        raise CheckpointError(f"tokenizer.json has token {max(tokens)}, the model {size} rows of token vectors")
+    return {
+        f"{PREFIX}tokens": [tokens.get(number, f"[PAD{number}]") for number in range(size)],
+        f"{PREFIX}token_type": [types.get(number, UNUSED) for number in range(size)],
+    }
+
+
+def _candidates(common: Mapping[str, Any], merges: Sequence[str], pieces: bool) -> Iterator[dict[str, Any]]:
+    if not pieces:
+        for kind in KINDS:
+            yield {**common, f"{PREFIX}model": "gpt2", f"{PREFIX}pre": kind, f"{PREFIX}merges": list(merges)}
+        return
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault(merge.replace(" ", ""), rank)
+    last = len(merges)
+    scores = [-float(ranks.get(token, last)) for token in common[f"{PREFIX}tokens"]]
+    for prefix in (True, False):
+        spaced = {f"{PREFIX}add_space_prefix": prefix, f"{PREFIX}scores": scores}
+        yield {**common, f"{PREFIX}model": "llama", f"{PREFIX}pre": "default", **spaced}
+
+
+def _encoded(candidate: Mapping[str, Any], where: Path, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """Ids of texts with and without what stands around a text, by the tokenizer that is read from metadata."""
+    read = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_files(candidate, where)["tokenizer.json"]))
+    return [(read.encode(text).ids, read.encode(text, add_special_tokens=False).ids) for text in texts]

@@ -1,0 +1,175 @@
+"""GGUF files of llama.cpp, written: metadata, names and the order of rows; the reverse of `config` and `container`."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sametoken.checkpoint.gguf.blocks import UNQUANTISED_TYPES
+from sametoken.checkpoint.gguf.config import FAMILIES, INSIDE, OUTSIDE
+from sametoken.checkpoint.gguf.container import ARRAY, MAGIC, STRING, TYPES
+from sametoken.errors import UnsupportedModelError
+from sametoken.model.config import ModelConfig
+from sametoken.model.formats.coded import Code, Coded
+
+ALIGNMENT = 32
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
+FILE_TYPES = {"gguf-q8_0": 7, "gguf-q4_0": 2}  # of llama.cpp's general.file_type
+UINT32, FLOAT32, BOOL, INT32 = 4, 6, 7, 5
+
+
+def architecture_of(config: ModelConfig) -> str:
+    """What llama.cpp calls a model's architecture.
+
+    Raises:
+        UnsupportedModelError: it cannot be written, or the model has a rotation or bias that is not stated there.
+    """
+    found = next((name for name in ARCHITECTURES if FAMILIES[name].name == config.architecture), None)
+    if found is None or config.experts is not None:
+        raise UnsupportedModelError(
+            f"{config.architecture} cannot be written as GGUF, expected one of "
+            f"{', '.join(FAMILIES[name].name for name in ARCHITECTURES)}; use another --format"
+        )
+    if config.rope.kind not in ("default", "linear"):
+        raise UnsupportedModelError(
+            f"rotation of kind {config.rope.kind} cannot be written as GGUF; use another --format"
+        )
+    if config.activation != "silu" or any(window is not None for window in config.sliding_windows) or config.mlp_bias:
+        raise UnsupportedModelError(
+            "another activation than silu, sliding windows and biases of the MLP cannot be written as GGUF; use "
+            "another --format"
+        )
+    return found
+
+
+def facts(config: ModelConfig, name: str, format: str) -> dict[str, Any]:
+    """The metadata of a model but for its tokenizer."""
+    architecture = architecture_of(config)
+    stated: dict[str, Any] = {
+        "context_length": config.max_position, "embedding_length": config.hidden_size,
+        "block_count": config.num_layers, "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads, "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim, "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": float(config.norm_eps), "rope.dimension_count": config.head_dim,
+        "rope.freq_base": float(config.rope.theta), "vocab_size": config.vocab_size,
+    }  # fmt: skip
+    if config.rope.kind == "linear":
+        stated |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(config.rope.factor)}
+    general = {"architecture": architecture, "name": name, "file_type": FILE_TYPES[format], "quantization_version": 2}
+    return {f"general.{key}": value for key, value in general.items()} | {
+        f"{architecture}.{key}": value for key, value in stated.items()
+    }
+
+
+class GgufWriter:
+    """A GGUF file whose tensors come one after the other; their data wait in a file beside it.
+
+    Args:
+        file: to write.
+        config: facts of the model; `architecture_of` says what cannot be written.
+    """
+
+    def __init__(self, file: Path, config: ModelConfig) -> None:
+        self._file, self._config = file, config
+        self._data = file.with_suffix(".data")
+        self._paired = FAMILIES[architecture_of(config)].paired
+        self._infos: list[tuple[str, tuple[int, ...], int, int]] = []  # name, shape, type, start of the data
+        self._at = 0
+        self._data.touch()
+
+    def add(self, name: str, value: Tensor | Coded) -> None:
+        """A tensor under its name in a Hugging Face checkpoint; vectors become float32.
+
+        Raises:
+            UnsupportedModelError: llama.cpp has no name for it.
+        """
+        ours = written_name(name)
+        if (self._paired and ".attn_q." in ours) or (self._paired and ".attn_k." in ours):
+            heads = self._config.num_heads if ".attn_q." in ours else self._config.num_kv_heads
+            order = torch.arange(value.shape[0]).view(heads, 2, -1).transpose(1, 2).flatten()
+            value = value.outputs(order) if isinstance(value, Coded) else value[order]
+        if isinstance(value, Coded):
+            kind, data = ("Q8_0", _q8_0(value)) if value.code is Code.INT8 else ("Q4_0", _q4_0(value))
+        else:
+            value = value.to(torch.float32) if value.dim() == 1 else value
+            kind = next(kind for kind, dtype in UNQUANTISED_TYPES.items() if dtype == value.dtype)
+            data = value.contiguous().view(torch.uint8)
+        self._infos.append((ours, tuple(value.shape), NUMBERS[kind], self._at))
+        with self._data.open("ab") as opened:
+            size = opened.write(data.flatten().numpy().data)
+            self._at += size + opened.write(bytes(-size % ALIGNMENT))
+
+    def finish(self, metadata: Mapping[str, Any]) -> int:
+        """Writes the file; its bytes."""
+        head = [MAGIC, struct.pack("<IQQ", 3, len(self._infos), len(metadata))]
+        head += [_text(key) + _value(value) for key, value in metadata.items()]
+        for name, shape, kind, start in self._infos:
+            sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+            head.append(_text(name) + sizes + struct.pack("<IQ", kind, start))
+        whole = b"".join(head)
+        with self._file.open("wb") as target, self._data.open("rb") as data:
+            target.write(whole + bytes(-len(whole) % ALIGNMENT))
+            shutil.copyfileobj(data, target, 1 << 24)
+        self._data.unlink()
+        return self._file.stat().st_size
+
+
+def written_name(name: str) -> str:
+    """What llama.cpp calls a tensor of a Hugging Face checkpoint.
+
+    Raises:
+        UnsupportedModelError: it has no name for it.
+    """
+    module, _, kind = name.rpartition(".")
+    for ours, theirs in OUTSIDE.items():
+        if module == theirs:
+            return f"{ours}.{kind}"
+    parts = module.split(".", 3)
+    found = next((ours for ours, theirs in INSIDE.items() if parts[-1] == theirs), None)
+    if found is None or len(parts) != 4 or parts[:2] != ["model", "layers"]:
+        raise UnsupportedModelError(f"{name} has no name in GGUF files; use another --format")
+    return f"blk.{parts[2]}.{found}.{kind}"
+
+
+def _q8_0(weight: Coded) -> Tensor:
+    """[out, blocks, 34] bytes: a float16 scale, then 32 codes."""
+    scale = weight.scale.contiguous().unsqueeze(2).view(torch.uint8)
+    return torch.cat([scale, weight.codes.contiguous().view(torch.uint8).view(len(weight.codes), -1, 32)], 2)
+
+
+def _q4_0(weight: Coded) -> Tensor:
+    """[out, blocks, 18] bytes: a float16 scale, then 16 codes in the low four bits and 16 above them."""
+    nibbles = torch.stack([weight.codes & 15, weight.codes >> 4], 2).view(len(weight.codes), -1, 32)
+    scale = weight.scale.contiguous().unsqueeze(2).view(torch.uint8)
+    return torch.cat([scale, nibbles[..., :16] | nibbles[..., 16:] << 4], 2)
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def _value(value: Any) -> bytes:
+    """A value of metadata after its type; a list has one type, that of its first item."""
+    if isinstance(value, list):
+        kind, item = _kind(value[0])
+        return struct.pack("<IIQ", ARRAY, kind, len(value)) + b"".join(map(item, value))
+    kind, item = _kind(value)
+    return struct.pack("<I", kind) + item(value)
+
+
+def _kind(value: Any) -> tuple[int, Callable[[Any], bytes]]:
+    if isinstance(value, str):
+        return STRING, _text
+    if isinstance(value, bool):
+        return BOOL, struct.Struct("<?").pack
+    if isinstance(value, float):
+        return FLOAT32, struct.Struct("<f").pack
+    return (UINT32, struct.Struct("<I").pack) if value >= 0 else (INT32, struct.Struct("<i").pack)
