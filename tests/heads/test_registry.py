@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sametoken import SpeculativeConfig, kinds
+from sametoken.drafters.ngram import NgramDrafter
 from sametoken.errors import ConfigError
 from sametoken.heads.kind import HeadKind, Weighted
 from sametoken.heads.registry import build_model_free, head_kind, head_kinds, model_free_drafters, weighted
@@ -170,3 +171,12 @@ def test_records_import_no_torch() -> None:
     check = "import sys; from sametoken import kinds; kinds.kinds(); print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+def test_a_drafter_that_overrides_held_is_still_asked() -> None:
+    class Old(NgramDrafter):
+        def held(self, row: int) -> int:
+            return 7
+
+    assert Old(max_draft_len=2).cached_tokens(0) == 7
+    assert NgramDrafter(max_draft_len=2).cached_tokens(0) == 0
