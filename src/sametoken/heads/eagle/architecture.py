@@ -38,7 +38,7 @@ HEAD_KEYS = {
 }
 # What a head's blocks have of the target unless said otherwise.
 TAKEN = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "norm_eps", "activation",
+    "vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "norm_eps",
     "max_position", "eos_token_ids", "bos_token_id",
 )  # fmt: skip
 OTHER_KEYS = ("eagle_aux_hidden_state_layer_ids", "rope_theta", "sliding_window")
@@ -71,7 +71,7 @@ def blocks_of(settings: Any, target: ModelConfig, given: Mapping[str, Any]) -> M
     return ModelConfig(
         architecture="LlamaForCausalLM", family="llama", tie_word_embeddings=False, num_layers=layers,
         sliding_windows=(window,) * layers, rope=rope, dtype="bfloat16",
-        **{**taken, "qkv_bias": biased, "out_bias": biased, **values},
+        **{**taken, "activation": "silu", "qkv_bias": biased, "out_bias": biased, **values},
     )  # fmt: skip
 
 
