@@ -13,7 +13,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    Glm4Config,
+    GptOssConfig,
+    GraniteConfig,
+    LlamaConfig,
+    Olmo2Config,
+    PreTrainedConfig,
+    Qwen2MoeConfig,
+)
 
 import tiny_models
 from native_checks import BUILT
@@ -118,8 +129,9 @@ CASES = [(torch.bfloat16, *case) for case in BFLOAT16] + [(torch.float32, *case)
 
 
 @pytest.mark.parametrize("threads", [2], indirect=True)
+@pytest.mark.parametrize("cap", [None, 0.5])
 @pytest.mark.parametrize(("dtype", "size", "key_heads", "groups"), CASES)
-def test_attention(dtype: torch.dtype, size: int, key_heads: int, groups: int) -> None:
+def test_attention(dtype: torch.dtype, size: int, key_heads: int, groups: int, cap: float | None) -> None:
     """Widths, lengths across the blocks of 128 and 512 keys, company and page order."""
     length = 740
     keys, values = (
@@ -135,7 +147,7 @@ def test_attention(dtype: torch.dtype, size: int, key_heads: int, groups: int) -
     def run(company: list[int], starts: list[int], nodes: int) -> Tensor:
         at = torch.cat([torch.arange(start, start + nodes) for start in starts])
         view = rows.cache.view([rows.span(company, starts, chain(nodes))])
-        return attend(queries[at], keys[at], values[at], cache=rows.cache, view=view, layer=0, window=None)
+        return attend(queries[at], keys[at], values[at], cache=rows.cache, view=view, layer=0, window=None, cap=cap)
 
     whole = run([0], [0], length)
     for start, widths in ((3, (1, 5, 16)), (125, (1, 2, 3, 9, 33)), (508, (1, 4, 8, 15, 17, 64, 200))):
@@ -198,6 +210,28 @@ def test_logits_of_experts(
     experts = {"num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 80, "mlp_only_layers": [1]}
     shared = {"shared_expert_intermediate_size": 48, "initializer_range": 0.05}
     config = kind(**{**tiny_models.COMMON, **options, **experts, **shared})
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    check_decoder(tmp_path, dtype, "none")
+
+
+@pytest.mark.parametrize("threads", [1], indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", [*BUILT, None], ids=lambda each: "off" if each is None else each.name)
+@pytest.mark.parametrize("kind", [Gemma2Config, Gemma3TextConfig, Glm4Config, GraniteConfig, Olmo2Config])
+def test_logits_of_families(
+    kind: type[PreTrainedConfig],
+    dtype: torch.dtype,
+    variant: Library | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What these have beyond a plain decoder keeps a token's bits too."""
+    for module in (linear_module, compiled_module):
+        monkeypatch.setattr(module, "library", lambda: variant)
+    torch.manual_seed(0)
+    options = {"num_hidden_layers": 2, "max_position_embeddings": 1024, "head_dim": 32, "initializer_range": 0.05}
+    special = {"sliding_window": 100, "attn_logit_softcapping": 2.0, "residual_multiplier": 0.3, "logits_scaling": 3.0}
+    config = kind(**{**tiny_models.COMMON, **options, **special, "vocab_size": tiny_models.VOCAB})
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
     check_decoder(tmp_path, dtype, "none")
 
