@@ -34,8 +34,8 @@ inline float encode(int32_t form, const bf16* x, int size, char* to) {
 }
 
 inline Floats load_code(int32_t form, const char* p) {
-  const uint8_t* at = reinterpret_cast<const uint8_t*>(p);
-  return form == KV_INT8 ? as_floats(signed_right<24>(left<24>(load_bytes(at)))) : load_fp8(at);
+  if (form == KV_INT8) return load_signed(reinterpret_cast<const int8_t*>(p));
+  return load_signed_fp8(reinterpret_cast<const uint8_t*>(p));
 }
 
 // A query as products with codes read it. For int8 it is 256 `high` + `low`, times `step`, so that products are of whole

@@ -44,6 +44,14 @@ inline Floats load_fp8(const uint8_t* p) {
   return where_zero(right<3>(x), mul(as_floats(x), spread(1.0f / 512)), normal);
 }
 
+// 16 numbers float8_e4m3fn, none of them NaN.
+inline Floats load_signed_fp8(const uint8_t* p) {
+  Ints x = load_bytes(p), size = right<25>(left<25>(x));
+  Floats normal = floats_of(add_ints(left<20>(size), spread_int(120 << 23)));
+  Floats value = where_zero(right<3>(size), mul(as_floats(size), spread(1.0f / 512)), normal);
+  return floats_of(exclusive_or(bits_of(value), left<31>(right<7>(x))));
+}
+
 // 16 signed bytes.
 inline Floats load_signed(const int8_t* p) {
   return as_floats(signed_right<24>(left<24>(load_bytes(reinterpret_cast<const uint8_t*>(p)))));

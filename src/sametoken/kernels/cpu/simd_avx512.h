@@ -113,6 +113,11 @@ inline Floats load_signed(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
 inline Floats load_fp16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline Floats load_signed_fp8(const uint8_t* p) {  // none of them NaN
+  __m256i x = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+  x = _mm256_and_si256(x, _mm256_set1_epi16(int16_t(0xbfff)));
+  return _mm512_mul_ps(_mm512_cvtph_ps(x), _mm512_set1_ps(256));
+}
 inline Floats load_fp8(const uint8_t* p) {  // none of them negative or NaN
   __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
   return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_slli_epi16(x, 7)), _mm512_set1_ps(256));
