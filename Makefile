@@ -21,7 +21,7 @@ LOWEST_TESTS := $(addprefix tests/,commands/test_embedded.py checkpoint/test_tok
 kernels/test_native.py checkpoint/test_hub.py project/test_public.py dialects/test_serve_config.py \
 server/test_server_api.py engine/test_structured.py train/test_trainer.py train/test_distill.py train/test_convert.py)
 
-.PHONY: help setup demo serve test test-triton test-arm test-lowest support conformance clients programs check dist test-wheel clean
+.PHONY: help setup demo serve test test-triton test-arm test-lowest support big-models conformance clients programs check dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
@@ -32,6 +32,7 @@ help:
 	@echo "make dist    sdist and wheels in dist, checked as an index does"
 	@echo "make test-wheel   the wheel of make dist in an environment of its own"
 	@echo "make test-arm  the compiled kernels of arm64, cross-compiled and run in qemu"
+	@echo "make big-models what doctor prints in docs/big-models.md anew"
 	@echo "make support the matrix of families and heads anew, and its page in docs"
 	@echo "make conformance  heads compared with ModelOpt, speculators and vLLM (downloads 4 GB into .conformance)"
 	@echo "make clients published clients, a browser and Prometheus talk to the server (downloads 700 MB into .clients)"
@@ -94,6 +95,9 @@ test-arm: $(INSTALLED)
 support: $(INSTALLED)
 	SAMETOKEN_WRITE_SUPPORT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/model/test_support_matrix.py -k test_cell
 	$(BIN)/python scripts/support_page.py
+
+big-models: $(INSTALLED)
+	$(BIN)/python scripts/big_models_page.py
 
 # Writes docs/conformance.md. Peers get environments of their own; heads to serve are trained on first use.
 conformance: $(INSTALLED)

@@ -6,6 +6,7 @@ Names, shapes and bytes are written down here from the published files' layouts,
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +74,10 @@ MODELS = {
     ),
 }  # fmt: skip
 # EAGLE-3 heads of one Llama block of the target's width, with their own output head of 32000 tokens.
-HEADS = {"nvidia/gpt-oss-120b-Eagle3": GPT_OSS, "nvidia/Qwen3-235B-A22B-Eagle3": MODELS["nvidia/Qwen3-235B-A22B-FP4"]}
+HEADS = {
+    "nvidia/gpt-oss-120b-Eagle3-long-context": "openai/gpt-oss-120b",
+    "nvidia/Qwen3-235B-A22B-Eagle3": "nvidia/Qwen3-235B-A22B-FP4",
+}
 DRAFT_VOCABULARY = 32000
 
 
@@ -159,3 +163,46 @@ def write_model(name: str, place: Path) -> Path:
     }
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     return directory
+
+
+def write_head(name: str, place: Path) -> Path:
+    """config.json and a weight file that ends after its header, of an EAGLE-3 head in `place / name`."""
+    target = MODELS[HEADS[name]].config
+    keys = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
+            "max_position_embeddings", "rope_theta")  # fmt: skip
+    hidden, layers = target["hidden_size"], target["num_hidden_layers"]
+    config = {
+        **{key: target[key] for key in keys}, "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
+        "intermediate_size": 3 * hidden, "num_hidden_layers": 1, "draft_vocab_size": DRAFT_VOCABULARY,
+        "hidden_act": "silu", "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, layers // 2 - 1, layers - 4],
+                         "use_aux_hidden_state": True},
+    }  # fmt: skip
+    query, key = (target[each] * target["head_dim"] for each in ("num_attention_heads", "num_key_value_heads"))
+    width = config["intermediate_size"]
+    matrices = {
+        "fc": (hidden, 3 * hidden), "lm_head": (DRAFT_VOCABULARY, hidden), "norm": (hidden,),
+        "midlayer.self_attn.q_proj": (query, 2 * hidden), "midlayer.self_attn.k_proj": (key, 2 * hidden),
+        "midlayer.self_attn.v_proj": (key, 2 * hidden), "midlayer.self_attn.o_proj": (hidden, query),
+        "midlayer.mlp.gate_proj": (width, hidden), "midlayer.mlp.up_proj": (width, hidden),
+        "midlayer.mlp.down_proj": (hidden, width), "midlayer.hidden_norm": (hidden,),
+        "midlayer.input_layernorm": (hidden,), "midlayer.post_attention_layernorm": (hidden,),
+    }  # fmt: skip
+    stored = [(f"{part}.weight", shape, "BF16") for part, shape in matrices.items()]
+    header, end = {}, 0
+    for each in [*stored, ("d2t", (DRAFT_VOCABULARY,), "I64")]:
+        header[each[0]] = {"dtype": each[2], "shape": each[1], "data_offsets": [end, end + nbytes(each)]}
+        end += nbytes(each)
+    text, directory = json.dumps(header).encode(), place / name
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    return directory
+
+
+def write_all(place: Path) -> None:
+    """Every model and head."""
+    for name in MODELS:
+        write_model(name, place)
+    for name in HEADS:
+        write_head(name, place)

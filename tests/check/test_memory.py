@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from big_models_page import renewed
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen3MoeConfig
 
 import big_models
+import tiny_models
 from cli_checks import speak
 from quantised_makers import MADE, quantised
 from sametoken import LLM, embedded
@@ -22,6 +24,7 @@ from sametoken.check.memory import EngineSettings, forecast
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.planned import planned_model
 from sametoken.errors import ConfigError
+from sametoken.kernels.cpu.library import library
 from sametoken.model.held import held
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import SpeculativeConfig
@@ -82,6 +85,19 @@ def test_float32_with_tied_token_vectors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_of_other_tools(plain: Path, name: str, tmp_path: Path) -> None:
     check(quantised(plain, name, tmp_path / name))
+
+
+@pytest.mark.parametrize("family", ["gemma-3", "gemma-3-images", "glm-4", "olmo-3", "qwen-3-vl", "smollm-3"])
+def test_families(family: str, tmp_path: Path) -> None:
+    """Layers with rotations of their own, fused projections, and files that hold a part that reads images."""
+    tiny_models.save(family, tmp_path / family)
+    decoder = load_decoder(tmp_path / family, torch.float32, "cpu")
+    planned = planned_model(tmp_path / family, torch.float32)
+    ropes = {rope for rope in planned.config.ropes if rope is not None}
+    tables = sum(2 * planned.config.max_position * rope.dim * 4 for rope in ropes)
+    assert total(planned.held) == pytest.approx(total(held(decoder)) + tables, rel=EXACT)
+    files = sum(file.stat().st_size for file in (tmp_path / family).glob("*.safetensors"))
+    assert total(planned.stored) == pytest.approx(files, rel=0.1)  # small tensors with long names
 
 
 def test_experts(tmp_path: Path) -> None:
@@ -302,3 +318,19 @@ def test_cuda_needs_a_device_or_its_memory(plain: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="give --memory"):
             forecast(plain, None, asked)
+
+
+@pytest.mark.skipif(library() is None, reason="the figures are those of the compiled kernels' layouts")
+def test_the_page_of_big_models(tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/big-models.md shows what the command prints; `make big-models` renews it."""
+    page = (Path(__file__).parents[2] / "docs" / "big-models.md").read_text(encoding="utf-8")
+    big_models.write_all(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    commands = []
+
+    def told(words: list[str]) -> str:
+        commands.append(words)
+        return run(*words).out
+
+    assert renewed(page, told) == page
+    assert len(commands) == 6

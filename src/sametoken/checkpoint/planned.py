@@ -79,11 +79,12 @@ def planned_model(
     config, scheme = ModelConfig.from_hf(read_config(directory), max_seq_len), stored_scheme(directory)
     file = directory / LINK if (directory / LINK).exists() else directory
     with torch.device("meta"):
-        found = _stated(directory)
-        groups = _alike(found)
+        rules, found = rules_for(config), _stated(directory)
+        blocks_only = {name: tensor for name, tensor in found.items() if not rules.ignores(name)}
+        groups = _alike(blocks_only)
         ours = {group.first: place for place, group in enumerate(groups)}
         decoder = Decoder(_shortened(config, [group.first for group in groups]), dtype, FORMATS.get(quantization))
-        names = [name for name in found if (layer := _layer(name)) is None or layer in ours]
+        names = [name for name in found if name not in blocks_only or (layer := _layer(name)) is None or layer in ours]
         if None in found.values():
             stored = _indexed(names, decoder, config, scheme, ours)
         else:
@@ -91,14 +92,17 @@ def planned_model(
         items: Iterator[Item] = (Item(name, tensor, file) for name, tensor in stored.items())
         if scheme is not None and file.name != LINK:
             items = collected(items, names, scheme)
-        items = (item._replace(name=_moved(item.name, ours)) for item in single_experts(items, config, scheme))
+        items = (item for item in single_experts(items, config, scheme) if not rules.ignores(item.name))
+        items = (item._replace(name=_moved(item.name, ours)) for item in items)
         load_parameters(decoder, items, rules_for(config), dtype, "meta")
-        decoder.rope_tables(torch.device("meta"))
+        for rope in config.ropes:
+            if rope is not None:
+                decoder.rope_tables(torch.device("meta"), rope)
     blocks = blocks_of(decoder)
     shares = [held(decoder, without=blocks)]
     outside = sum(share.bytes for share in shares[0].values())
     shares += [_times(held(block), len(group.layers)) for block, group in zip(blocks, groups, strict=True)]
-    times = {group.first: len(group.layers) for group in groups}
+    times = {name: len(group.layers) for group in groups for name in blocks_only if _layer(name) == group.first}
     return PlannedModel(config, _sizes(directory, stored, scheme, times), _total(directory), summed(shares), outside)
 
 
@@ -142,8 +146,9 @@ def _shortened(config: ModelConfig, layers: list[int]) -> ModelConfig:
     if experts is not None:
         experts = replace(experts, layers=tuple(experts.layers[layer] for layer in kept))
     return replace(
-        config, num_layers=len(layers), sliding_windows=tuple(windows[layer] for layer in kept), experts=experts
-    )
+        config, num_layers=len(layers), sliding_windows=tuple(windows[layer] for layer in kept), experts=experts,
+        layer_ropes=tuple(config.ropes[layer] for layer in kept) if config.layer_ropes else (),
+    )  # fmt: skip
 
 
 def _moved(name: str, ours: Mapping[int, int]) -> str:
@@ -213,7 +218,7 @@ def _times(shares: Mapping[str, Share], times: int) -> dict[str, Share]:
 
 
 def _sizes(
-    directory: Path, stored: Mapping[str, Tensor | Coded], scheme: Scheme | None, times: Mapping[int, int]
+    directory: Path, stored: Mapping[str, Tensor | Coded], scheme: Scheme | None, times: Mapping[str, int]
 ) -> dict[str, Share]:
     """Bytes and tensors of the files by format; the tensors of a quantised weight count as its format."""
     if (directory / LINK).exists():
@@ -226,8 +231,7 @@ def _sizes(
             module, _, kind = name.rpartition(".")
             coded = scheme is not None and (kind in quantised.get(module, ()) or PACKED.fullmatch(name))
             form = scheme.name if coded and scheme else str(getattr(tensor, "dtype", "")).removeprefix("torch.")
-            layer = _layer(name)
-            yield _times({form: Share(tensor.nbytes, 1)}, 1 if layer is None else times[layer])
+            yield _times({form: Share(tensor.nbytes, 1)}, times.get(name, 1))
 
     return summed(shares())
 

@@ -40,14 +40,13 @@ def held(module: nn.Module, without: Iterable[nn.Module] = ()) -> dict[str, Shar
     for part in module.modules():
         if id(part) in left_out:
             continue
-        name, size = _format(part), 0
+        name, sizes = _format(part), dict[str, int]()
         for tensor in _tensors({key: value for key, value in vars(part).items() if key != "_modules"}):
             place, nbytes = _storage(tensor)
-            size += max(0, nbytes - known.get(place, 0))
+            form = name or str(tensor.dtype).removeprefix("torch.")
+            sizes[form] = sizes.get(form, 0) + max(0, nbytes - known.get(place, 0))
             known[place] = max(nbytes, known.get(place, 0))
-            name = name or str(tensor.dtype).removeprefix("torch.")
-        if size and name:
-            found.append({name: Share(size, 1)})
+        found.append({form: Share(size, 1) for form, size in sizes.items() if size})
     return summed(found)
 
 
