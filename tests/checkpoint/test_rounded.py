@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import multiprocessing
@@ -21,6 +22,7 @@ from sametoken.kernels.cpu.library import library
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.int4 import Int4
 from sametoken.model.formats.int8 import Int8
+from sametoken.model.formats.names import FORMATS
 from sametoken.model.linear import Linear
 
 pytestmark = [
@@ -35,6 +37,9 @@ MODELS = {
     "tied": Qwen2Config(**SIZES, tie_word_embeddings=True),
     "moe": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
 }
+DIGESTS = {
+    "int8": "5e8e4a32683f", "int8_weight_only": "3e303dff335a", "int4": "7111a7839598", "int4_g128": "dab167def41f",
+}  # fmt: skip
 QUANTISATIONS = ["int8", "int8_weight_only", "int4", "int4_g128"]
 
 
@@ -206,3 +211,16 @@ def test_doctor_says_where_and_how_much(
     assert found["quantised_bytes"] == sum(file.stat().st_size for file in entry.iterdir())
     monkeypatch.setenv(rounded.CACHE_VARIABLE, "0")
     assert json.loads(call(capfd, "doctor", "--json").out)["quantised"] is None
+
+
+def test_a_new_layout_needs_a_new_version() -> None:
+    """What earlier versions kept is read as it lies: where these digests change, `rounded.VERSION` must."""
+    weight = (torch.arange(48 * 160, dtype=torch.int64) * 2654435761 % 1009 - 504).view(48, 160).to(
+        torch.bfloat16
+    ) / 512
+    found = {}
+    for name, each in FORMATS.items():
+        kept = each.pack(each.quantise(weight), 160, None).kept
+        content = b"".join(bytes(part.contiguous().view(torch.uint8).flatten().tolist()) for part in kept)
+        found[name] = hashlib.sha256(content).hexdigest()[:12]
+    assert (rounded.VERSION, found) == (1, DIGESTS)
