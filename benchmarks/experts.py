@@ -21,7 +21,7 @@ from sametoken.model.experts import Experts
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.linear import Linear
 from sametoken.runtime.cache import KVCache, PageTable, Span
-from sametoken.speculation.draft import chain_reach
+from sametoken.speculation.draft import chain_mask
 
 NODES = (1, 2, 3, 5, 8, 16, 32)
 CONTEXT, PAGE, WIDTH = 64, 32, 384
@@ -62,7 +62,7 @@ class Model:
     def step(self, nodes: int) -> float:
         """Seconds of one step of a chain of `nodes` random tokens after CONTEXT committed ones."""
         starts = torch.tensor([CONTEXT])
-        span = Span(torch.zeros_like(starts), (0,), starts, chain_reach(1, nodes), nodes, CONTEXT + nodes)
+        span = Span(torch.zeros_like(starts), (0,), starts, chain_mask(1, nodes), nodes, CONTEXT + nodes)
         tokens = torch.randint(SHAPE["vocab_size"], (nodes,))  # type: ignore[arg-type]
         begin = time.perf_counter()
         self.decoder.logits(self.decoder.run(tokens, self.cache, [span]).last)

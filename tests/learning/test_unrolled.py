@@ -15,7 +15,7 @@ from sametoken.learning.batch import Batch
 from sametoken.learning.unroll import unroll
 from sametoken.model.decoder import attend_in
 from sametoken.runtime.cache import KVCache, PageTable, Span
-from sametoken.speculation.draft import chain_reach
+from sametoken.speculation.draft import chain_mask
 
 LENGTHS, STEPS = (9, 2, 6), 4
 
@@ -30,7 +30,7 @@ def served(head: EagleHead, vectors: Tensor, features: Tensor, tokens: Tensor, s
 
     def run(hidden: Tensor, start: int, following: Tensor) -> Tensor:
         count = len(following)
-        span = Span(torch.tensor([0]), (0,), torch.tensor([start]), chain_reach(1, count), count, start + count)
+        span = Span(torch.tensor([0]), (0,), torch.tensor([start]), chain_mask(1, count), count, start + count)
         view = cache.view([span])
         return head(table_of[following], hidden, head.rope(view.positions), attend_in(cache, view))
 
