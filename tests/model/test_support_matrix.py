@@ -54,6 +54,10 @@ FAMILIES = {
     "GLM 4 (glm)": "glm",  # interleaved rotation of a part of each head
     "GLM 4 (glm4)": "glm-4",  # the same with norms after
     "Phi 4 mini": "phi-4-mini",  # rotation of a part of each head
+    "Mixtral": "mixtral",  # experts, a window on every block
+    "Qwen 2 MoE": "qwen-2-moe",  # a shared expert, blocks without experts
+    "Qwen 3 MoE": "qwen-3-moe",
+    "gpt-oss": "gpt-oss",  # sinks, alternating windows, clamped activations
 }
 LAYERS = 7
 # What a tiny member states layer by layer, by default for so many.
@@ -175,7 +179,7 @@ def exports(cell: Cell) -> None:
     if cell.mode == "medusa":  # a measured tree, which is in the exported files then
         cell.call(
             "evaluate", str(cell.head), "--target", cell.target.directory, "--data", str(cell.data), "--threads=1",
-            "--num-samples=2", "--osl=8", "--write-tree=8",
+            "--num-samples=6", "--osl=12", "--write-tree=8",
         )  # fmt: skip
     for engine, name in ENGINES.items():
         output = cell.place / engine
