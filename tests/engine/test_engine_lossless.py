@@ -28,6 +28,7 @@ from engine_checks import (
 )
 from head_checks import llm_with, make_eagle
 from sametoken import LLM, SamplingParams
+from sametoken.kernels.cpu.library import library
 from tiny_models import VOCAB
 
 FAMILIES = ("llama-3.1", "mistral", "phi-3-long", "qwen-2", "qwen-3-biases", "gpt-oss", "qwen-2-moe")
@@ -236,6 +237,27 @@ def test_bfloat16(shape: str, tmp_path: Path) -> None:
         for method in ("draft_target", "right", "bush"):
             got = llm.generate([p for p, _ in REQUESTS], [using(params, method) for _, params in REQUESTS])
             assert [said(g) for g in got] == [said(e) for e in expected], (branches, method)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "qwen-2-moe"])
+def test_experts_in_bfloat16(family: str, quantization: str, tmp_path: Path) -> None:
+    """In the compiled call, where kernels are: trees of several rows share experts, a request alone does not."""
+    target, draft = save_pair(family, tmp_path)
+    options: dict[str, Any] = {"dtype": "bfloat16", "quantization": quantization}
+    oracle = make_llm(target, **options)
+    expected = [alone(oracle, *request) for request in REQUESTS]
+    truths = [completion.prompt_token_ids + completion.token_ids for completion in expected]
+    llm = make_llm(target, draft, tree_top_k=3, max_total_draft_tokens=NODES, **options)
+    assert (llm.engine.runner.decoder.native is None) == (library() is None)
+    inject(llm, adversaries(truths, VOCAB, DEPTH, NODES))
+    accepted = {}
+    for method in ("draft_target", "right", "bush"):
+        got = llm.generate([p for p, _ in REQUESTS], [using(params, method) for _, params in REQUESTS])
+        assert [said(g) for g in got] == [said(e) for e in expected], method
+        accepted[method] = sum(g.speculation.accepted for g in got)
+    assert all(accepted.values()), accepted
+    check_idle(llm.engine)
 
 
 @pytest.mark.parametrize("branches", [1, 2])
