@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sametoken.kernels.cpu.library import (
+    CExperts,
+    CGate,
     CSpan,
     Draw,
-    Experts,
     Feed,
-    Gate,
     Layer,
     Library,
     Model,
@@ -243,7 +243,7 @@ def packed(linear: Linear) -> PackedWeight:
     return linear.native
 
 
-def _layer(block: Block, experts: Experts | None) -> Layer:
+def _layer(block: Block, experts: CExperts | None) -> Layer:
     norms = {name: getattr(block, name) for name in ("attention_norm", "q_norm", "k_norm", "mlp_norm")}
     weights = ("qkv", "out") if experts is not None else ("qkv", "out", "gate_up", "down")
     found: Layer = struct_of(
@@ -255,7 +255,7 @@ def _layer(block: Block, experts: Experts | None) -> Layer:
     return found
 
 
-def _experts(block: Block, config: ModelConfig) -> Experts | None:
+def _experts(block: Block, config: ModelConfig) -> CExperts | None:
     experts = block.experts
     if experts is None:
         return None
@@ -265,9 +265,9 @@ def _experts(block: Block, config: ModelConfig) -> Experts | None:
         for name in ("gate_up", "down")
     )
     gain, limit = facts.clamp or (0.0, 0.0)
-    found: Experts = struct_of(
-        Experts, count=facts.count, chosen=facts.chosen, width=facts.width, shared=facts.shared,
-        normalised=facts.normalised, gate=Gate(ACTIVATIONS[config.activation], gain, limit),
+    found: CExperts = struct_of(
+        CExperts, count=facts.count, chosen=facts.chosen, width=facts.width, shared=facts.shared,
+        normalised=facts.normalised, gate=CGate(ACTIVATIONS[config.activation], gain, limit),
         router=packed(experts.router).weight, gate_up=gate_up, down=down,
     )  # fmt: skip
     return found

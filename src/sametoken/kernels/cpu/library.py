@@ -39,18 +39,18 @@ class Weight(Structure):
     ]  # fmt: skip
 
 
-class Gate(Structure):
+class CGate(Structure):
     """See pointwise.h."""
 
     _fields_ = [("activation", c_int32), ("gain", c_float), ("limit", c_float)]
 
 
-class Experts(Structure):
+class CExperts(Structure):
     """See experts.h."""
 
     _fields_ = [
         ("count", c_int32), ("chosen", c_int32), ("width", c_int32), ("shared", c_int32), ("normalised", c_int32),
-        ("gate", Gate), ("router", Weight), ("gate_up", POINTER(Weight)), ("down", POINTER(Weight)),
+        ("gate", CGate), ("router", Weight), ("gate_up", POINTER(Weight)), ("down", POINTER(Weight)),
     ]  # fmt: skip
 
 
@@ -60,7 +60,7 @@ class Layer(Structure):
     _fields_ = [
         ("attention_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("mlp_norm", c_void_p),
         ("qkv", Weight), ("out", Weight), ("gate_up", Weight), ("down", Weight), ("window", c_int64),
-        ("sinks", c_void_p), ("experts", POINTER(Experts)),
+        ("sinks", c_void_p), ("experts", POINTER(CExperts)),
     ]  # fmt: skip
 
 
