@@ -27,7 +27,7 @@ SLOW = 0.03  # seconds of a plain step from which on a first, cold run is good e
 BUDGET, STEPS = 0.25, 6  # seconds, or so many plain steps if those take longer
 ROUNDS = 4  # at most; the shortest time counts: the first run is cold, and nothing makes work faster than it is
 NEAR, FAR = 32, 480  # tokens of context that tell what context costs
-STRIDE = 7919  # from one token id to the next: a prime, so that vocabularies hold many different ones
+TOKEN_STEP = 7919  # from one token id to the next: a prime, so that vocabularies hold many different ones
 FED = 64  # tokens read to learn what reading costs
 
 Times = dict[tuple[object, ...], float]
@@ -122,7 +122,7 @@ class Calibration:
 
     def _step(self, rows: int, nodes: int, context: int) -> None:
         """A forward of `rows` trees of `nodes` nodes each, of different tokens: equal ones choose the same experts."""
-        tokens = (torch.arange(rows * nodes) * STRIDE % self._vocab).view(rows, nodes)
+        tokens = (torch.arange(rows * nodes) * TOKEN_STEP % self._vocab).view(rows, nodes)
         plan = Plan(decode=tuple(Decode(row, 0, start=context) for row in self.rows[:rows]))
         self.runner.forward(plan, Draft(tokens, chain_parents(rows, nodes)), self._together(rows))
 
