@@ -54,7 +54,7 @@ DIRECTORIES: dict[str, str] = {
     "*.bin": "weights without their config.json; copy it and the tokenizer beside them",
     "tokenizer*": "a tokenizer without a model; give the directory of the whole checkpoint",
 }
-SHOWN = 8  # names in an error
+NAMES_SHOWN = 8  # names in an error
 
 
 def of_file(file: Path) -> str:
@@ -67,7 +67,9 @@ def of_names(names: Iterable[str]) -> str:
     names = sorted(name for name in names if not name.startswith("."))
     if not names:
         return "it is empty; expected a Hugging Face checkpoint"
-    found = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    found = ", ".join(names[:NAMES_SHOWN]) + (
+        f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    )
     known = (words for pattern, words in DIRECTORIES.items() if any(fnmatch(name, pattern) for name in names))
     words = next(known, None)
     return f"found {found}: {words}" if words else f"found {found}; expected a Hugging Face checkpoint"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from sametoken.checkpoint.contents import SHOWN
+from sametoken.checkpoint.contents import NAMES_SHOWN
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.mapping import ParameterRows, Places
 from sametoken.checkpoint.quantised.collect import Item
@@ -194,8 +194,8 @@ def _listed(kind: str, names: list[str]) -> list[str]:
     """One phrase for a kind of problem, none if there is no such problem."""
     if not names:
         return []
-    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return [f"{len(names)} {kind}: {', '.join(names[:SHOWN])}{more}"]
+    more = f", and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return [f"{len(names)} {kind}: {', '.join(names[:NAMES_SHOWN])}{more}"]
 
 
 def _is_empty_bias(item: Stored | Item) -> bool:

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sametoken.checkpoint.contents import SHOWN, of_directory
+from sametoken.checkpoint.contents import NAMES_SHOWN, of_directory
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.container import AGAIN
 from sametoken.checkpoint.gguf.directory import read_gguf
@@ -125,7 +125,7 @@ def _shards(index: Path) -> list[Path]:
     names = sorted(set(_weight_map(index).values()))
     if absent := [name for name in names if not (index.parent / name).exists()]:
         raise CheckpointError(
-            f"{len(absent)} of {len(names)} files are not there: {', '.join(absent[:SHOWN])}; "
+            f"{len(absent)} of {len(names)} files are not there: {', '.join(absent[:NAMES_SHOWN])}; "
             "the download stopped half-way: run it again",
             field=str(index),
         )

@@ -33,7 +33,7 @@ GPT_OSS_ROPE = {
 GLM_ENDS = (151329, 151336, 151338)
 
 
-class Plain(Protocol):
+class KnownFacts(Protocol):
     """What is known of a decoder before its family is asked; a `ModelConfig`."""
 
     @property
@@ -62,7 +62,7 @@ class Family(NamedTuple):
     """
 
     defaults: Defaults
-    differs: Callable[[Keys, Plain], Facts]
+    differs: Callable[[Keys, KnownFacts], Facts]
     inner: Mapping[str, int] | None = None
 
 
@@ -71,32 +71,32 @@ def _biases(keys: Keys) -> Facts:
     return {"qkv_bias": bias, "out_bias": bias}
 
 
-def _llama(keys: Keys, plain: Plain) -> Facts:
+def _llama(keys: Keys, plain: KnownFacts) -> Facts:
     return {**_biases(keys), "mlp_bias": keys.flag("mlp_bias", False)}
 
 
-def _mistral(keys: Keys, plain: Plain) -> Facts:
+def _mistral(keys: Keys, plain: KnownFacts) -> Facts:
     return {"sliding_windows": one_window(keys, plain.num_layers, absent=4096)}
 
 
-def _phi3(keys: Keys, plain: Plain) -> Facts:
+def _phi3(keys: Keys, plain: KnownFacts) -> Facts:
     return {"sliding_windows": one_window(keys, plain.num_layers, absent=None)}
 
 
-def _qwen2(keys: Keys, plain: Plain) -> Facts:
+def _qwen2(keys: Keys, plain: KnownFacts) -> Facts:
     return {"qkv_bias": True, "sliding_windows": qwen_windows(keys, plain.num_layers)}
 
 
-def _qwen3(keys: Keys, plain: Plain) -> Facts:
+def _qwen3(keys: Keys, plain: KnownFacts) -> Facts:
     return {**_biases(keys), "qk_norm": True, "sliding_windows": qwen_windows(keys, plain.num_layers)}
 
 
-def _qwen3_vl(keys: Keys, plain: Plain) -> Facts:
+def _qwen3_vl(keys: Keys, plain: KnownFacts) -> Facts:
     # Sections of a rotation by time, height and width (`mrope_section`) are one rotation where there is only text.
     return {**_biases(keys), "qk_norm": True}
 
 
-def _mixtral(keys: Keys, plain: Plain) -> Facts:
+def _mixtral(keys: Keys, plain: KnownFacts) -> Facts:
     experts = read_experts(
         keys, LOCAL_EXPERTS, 8, chosen=2, width=plain.intermediate_size, normalised=True,
         layers=(True,) * plain.num_layers,
@@ -104,7 +104,7 @@ def _mixtral(keys: Keys, plain: Plain) -> Facts:
     return {"sliding_windows": one_window(keys, plain.num_layers, absent=None), "experts": experts}
 
 
-def _qwen2_moe(keys: Keys, plain: Plain) -> Facts:
+def _qwen2_moe(keys: Keys, plain: KnownFacts) -> Facts:
     experts = read_experts(
         keys, ("num_experts",), 60, chosen=4, layers=sparse_layers(keys),
         width=keys.integer("moe_intermediate_size", 1408), normalised=keys.flag("norm_topk_prob", False),
@@ -114,7 +114,7 @@ def _qwen2_moe(keys: Keys, plain: Plain) -> Facts:
     return {"qkv_bias": keys.flag("qkv_bias", True), "sliding_windows": windows, "experts": experts}
 
 
-def _qwen3_moe(keys: Keys, plain: Plain) -> Facts:
+def _qwen3_moe(keys: Keys, plain: KnownFacts) -> Facts:
     used = keys.flag("use_sliding_window", False)
     windows = one_window(keys, plain.num_layers, absent=4096) if used else (None,) * plain.num_layers
     if SLIDING in layer_types(keys, plain.num_layers, [FULL] * plain.num_layers) and not used:
@@ -126,14 +126,14 @@ def _qwen3_moe(keys: Keys, plain: Plain) -> Facts:
     return {**_biases(keys), "qk_norm": True, "sliding_windows": windows, "experts": experts}
 
 
-def _every(keys: Keys, plain: Plain, step: int, window: int) -> tuple[list[str], Windows]:
+def _every(keys: Keys, plain: KnownFacts, step: int, window: int) -> tuple[list[str], Windows]:
     """Types and windows of layers of which every `step`-th one sees everything, where the file does not say which."""
     absent = [FULL if (i + 1) % step == 0 else SLIDING for i in range(plain.num_layers)]
     types = list(layer_types(keys, plain.num_layers, absent))
     return types, typed_windows(types, one_window(keys, plain.num_layers, absent=window))
 
 
-def _gpt_oss(keys: Keys, plain: Plain) -> Facts:
+def _gpt_oss(keys: Keys, plain: KnownFacts) -> Facts:
     bias = keys.flag("attention_bias", True)
     experts = read_experts(
         keys, LOCAL_EXPERTS, 128, chosen=4, width=plain.intermediate_size, normalised=True,
@@ -147,7 +147,7 @@ def _gpt_oss(keys: Keys, plain: Plain) -> Facts:
     }  # fmt: skip
 
 
-def _gemma(keys: Keys, plain: Plain, caps: tuple[float | None, float | None]) -> Facts:
+def _gemma(keys: Keys, plain: KnownFacts, caps: tuple[float | None, float | None]) -> Facts:
     """What Gemma 2 and 3 share; `caps` are those of the logits and of attention's scores in a file without them."""
     if keys.flag("use_bidirectional_attention", False):
         raise UnsupportedModelError(
@@ -163,11 +163,11 @@ def _gemma(keys: Keys, plain: Plain, caps: tuple[float | None, float | None]) ->
     }  # fmt: skip
 
 
-def _gemma2(keys: Keys, plain: Plain) -> Facts:
+def _gemma2(keys: Keys, plain: KnownFacts) -> Facts:
     return {**_gemma(keys, plain, (30.0, 50.0)), "sliding_windows": _every(keys, plain, 2, 4096)[1]}
 
 
-def _gemma3(keys: Keys, plain: Plain) -> Facts:
+def _gemma3(keys: Keys, plain: KnownFacts) -> Facts:
     types, windows = _every(keys, plain, keys.integer("sliding_window_pattern", 6), 4096)
     # Its code reads a cap of attention's scores and does not apply it.
     return {
@@ -176,27 +176,27 @@ def _gemma3(keys: Keys, plain: Plain) -> Facts:
     }  # fmt: skip
 
 
-def _gemma3_vision(keys: Keys, plain: Plain) -> Facts:
+def _gemma3_vision(keys: Keys, plain: KnownFacts) -> Facts:
     return {**_gemma3(keys, plain), "logits_cap": None}  # which the code around the decoder does not apply
 
 
-def _two_ropes(keys: Keys, plain: Plain, types: list[str], defaults: Defaults) -> tuple[RopeConfig, ...]:
+def _two_ropes(keys: Keys, plain: KnownFacts, types: list[str], defaults: Defaults) -> tuple[RopeConfig, ...]:
     """The rotation of each layer where those with windows have one of their own."""
     local = read_local_rope(keys, plain.head_dim, defaults)
     return tuple(local if kind == SLIDING else plain.rope for kind in types)
 
 
-def _olmo2(keys: Keys, plain: Plain) -> Facts:
+def _olmo2(keys: Keys, plain: KnownFacts) -> Facts:
     return {**_biases(keys), "qk_norm": True, "whole_qk_norm": True, "norms": ("after",)}
 
 
-def _olmo3(keys: Keys, plain: Plain) -> Facts:
+def _olmo3(keys: Keys, plain: KnownFacts) -> Facts:
     types, windows = _every(keys, plain, 4, 4096)
     ropes = _two_ropes(keys, plain, types, OLMO3)
     return {**_olmo2(keys, plain), "layer_ropes": ropes, "sliding_windows": windows}
 
 
-def _granite(keys: Keys, plain: Plain) -> Facts:
+def _granite(keys: Keys, plain: KnownFacts) -> Facts:
     return {
         **_llama(keys, plain), "embed_scale": keys.number("embedding_multiplier", 1.0),
         "attention_scale": keys.number("attention_multiplier", 1.0),
@@ -205,7 +205,7 @@ def _granite(keys: Keys, plain: Plain) -> Facts:
     }  # fmt: skip
 
 
-def _smollm3(keys: Keys, plain: Plain) -> Facts:
+def _smollm3(keys: Keys, plain: KnownFacts) -> Facts:
     layers, step = plain.num_layers, keys.integer("no_rope_layer_interval", 4)
     rotated = keys.values.get("no_rope_layers") or [int((i + 1) % step != 0) for i in range(layers)]
     if not isinstance(rotated, list) or len(rotated) != layers or not all(each in (0, 1) for each in rotated):
@@ -220,13 +220,13 @@ def _smollm3(keys: Keys, plain: Plain) -> Facts:
     return {**_llama(keys, plain), "layer_ropes": ropes, "sliding_windows": typed_windows(types, windows)}
 
 
-def _glm(keys: Keys, plain: Plain) -> Facts:
+def _glm(keys: Keys, plain: KnownFacts) -> Facts:
     facts = {"qkv_bias": keys.flag("attention_bias", True), "rope": replace(plain.rope, interleaved=True)}
     ends = keys.token_ids("eos_token_id", ()) or GLM_ENDS  # `null` means the default here
     return {**facts, "eos_token_ids": ends}
 
 
-def _glm4(keys: Keys, plain: Plain) -> Facts:
+def _glm4(keys: Keys, plain: KnownFacts) -> Facts:
     return {**_glm(keys, plain), "norms": ("before", "after")}
 
 

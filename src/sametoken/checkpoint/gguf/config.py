@@ -18,7 +18,7 @@ from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 from sametoken.model.formats.coded import Coded
 
 
-class Family(NamedTuple):
+class GgufFamily(NamedTuple):
     """An architecture of llama.cpp.
 
     Attributes:
@@ -41,14 +41,14 @@ QWEN = {**CHOSEN, "expert_count": "num_experts", "expert_feed_forward_length": "
 SHARED = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 LOCAL = {**CHOSEN, "expert_count": "num_local_experts"}
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", "llama", paired=True),
-    "llama with experts": Family("MixtralForCausalLM", "mixtral", paired=True, sizes=LOCAL),
-    "qwen2": Family("Qwen2ForCausalLM", "qwen2"),
-    "qwen2moe": Family("Qwen2MoeForCausalLM", "qwen2_moe", facts={"norm_topk_prob": False}, sizes=QWEN | SHARED),
-    "qwen3": Family("Qwen3ForCausalLM", "qwen3"),
-    "qwen3moe": Family("Qwen3MoeForCausalLM", "qwen3_moe", facts={"norm_topk_prob": True}, sizes=QWEN),
-    "phi3": Family("Phi3ForCausalLM", "phi3", sizes={"attention.sliding_window": "sliding_window"}),
-    "gpt-oss": Family(
+    "llama": GgufFamily("LlamaForCausalLM", "llama", paired=True),
+    "llama with experts": GgufFamily("MixtralForCausalLM", "mixtral", paired=True, sizes=LOCAL),
+    "qwen2": GgufFamily("Qwen2ForCausalLM", "qwen2"),
+    "qwen2moe": GgufFamily("Qwen2MoeForCausalLM", "qwen2_moe", facts={"norm_topk_prob": False}, sizes=QWEN | SHARED),
+    "qwen3": GgufFamily("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": GgufFamily("Qwen3MoeForCausalLM", "qwen3_moe", facts={"norm_topk_prob": True}, sizes=QWEN),
+    "phi3": GgufFamily("Phi3ForCausalLM", "phi3", sizes={"attention.sliding_window": "sliding_window"}),
+    "gpt-oss": GgufFamily(
         "GptOssForCausalLM",
         "gpt_oss",
         facts={"attention_bias": True},
@@ -127,7 +127,7 @@ def config_of(container: Container) -> dict[str, Any]:
     return config
 
 
-def _family(container: Container) -> Family:
+def _family(container: Container) -> GgufFamily:
     """The family of a file's model; one architecture stands for Llama and for Mixtral."""
     name = container.metadata.get("general.architecture")
     found = FAMILIES.get(f"{name} with experts" if container.metadata.get(f"{name}.expert_count") else str(name))
@@ -140,7 +140,9 @@ def _family(container: Container) -> Family:
     return found
 
 
-def _head(container: Container, stated: Mapping[str, Any], config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+def _head(
+    container: Container, stated: Mapping[str, Any], config: Mapping[str, Any], family: GgufFamily
+) -> dict[str, Any]:
     """The size of a head and of its rotated part."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from sametoken.errors import HubError
 
 KIND = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|MXFP4\w*|BF16|F16|F32))(?:-\d+-of-\d+)?\.gguf$", re.IGNORECASE)
-PART = re.compile(r"-\d+-of-\d+\.gguf$", re.IGNORECASE)
+SPLIT_PART = re.compile(r"-\d+-of-\d+\.gguf$", re.IGNORECASE)
 
 
 def chosen_file(repository: str, kind: str, names: Iterable[str]) -> str:
@@ -26,7 +26,7 @@ def chosen_file(repository: str, kind: str, names: Iterable[str]) -> str:
     if not found:
         there = ", ".join(sorted(set(files.values()))) or "no GGUF files"
         raise HubError(f"{repository} has no file for {kind!r}, it has {there}; name one of them after the colon")
-    if any(PART.search(name) for name in found):
+    if any(SPLIT_PART.search(name) for name in found):
         raise HubError(
             f"{repository} holds {kind} in {len(found)} parts; download them, join them with "
             "`llama-gguf-split --merge`, and give the path of the joined file"
