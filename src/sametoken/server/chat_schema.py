@@ -12,7 +12,7 @@ from sametoken.options.json_types import Logprobs
 from sametoken.server.fields import NO_LIMIT, Body, Limit, Off, Spoken
 from sametoken.server.inert import InertOfCall, InertOfFunction, InertOfMessage
 from sametoken.server.schema import Generation
-from sametoken.server.text_request import Call, Conversation, ToolUse, Turn
+from sametoken.server.text_request import Call, ChatTalk, ToolUse, Turn
 
 MOST_TOOLS = 128
 # What the server tells templates itself.
@@ -102,14 +102,14 @@ class ChatMessage(InertOfMessage):
         return Turn(self.role, content, thought, calls, self.name, self.tool_call_id)
 
 
-def conversation(body: ChatRequest | TokenizeRequest, options: dict[str, Any], **more: Any) -> Conversation:
+def conversation(body: ChatRequest | TokenizeRequest, options: dict[str, Any], **more: Any) -> ChatTalk:
     """The conversation of a body, which `options` of the template are for."""
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise RequestError("excludes add_generation_prompt", field="continue_final_message", advice="set one of them")
     begins = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     turns = [message.turn() for message in body.messages or ()]
-    return Conversation(
+    return ChatTalk(
         turns=turns, options=options | (body.chat_template_kwargs or {}), begins=begins, continues=continues, **more
     )
 
@@ -206,7 +206,7 @@ class ChatRequest(Generation):
         return {"prompt": "messages", "logprobs": "top_logprobs", **limit}
 
     @property
-    def talk(self) -> Conversation:
+    def talk(self) -> ChatTalk:
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
         choice = None if isinstance(self.tool_choice, NamedTool) else self.tool_choice
         functions = [tool.function.model_dump(exclude_none=True) for tool in self.tools or ()]
@@ -249,7 +249,7 @@ class TokenizeRequest(Body):
         return self
 
     @property
-    def talk(self) -> Conversation:
+    def talk(self) -> ChatTalk:
         """The conversation, where there is one."""
         return conversation(self, {})
 

@@ -16,7 +16,7 @@ from sametoken.options.sampling import SamplingParams
 from sametoken.server.errors import ApiError, misread
 from sametoken.server.reasoning import CONTENT, Splitter, Style, find_style
 from sametoken.server.speech import ReplyReader
-from sametoken.server.text_request import Conversation, TextRequest
+from sametoken.server.text_request import ChatTalk, TextRequest
 from sametoken.server.tools import call_grammar
 
 
@@ -55,7 +55,7 @@ class Prompts:
             prompts = [self._cut(prompt, asked) for prompt in prompts]
         return Made(self._llm.requests(prompts, SamplingParams.from_mapping(values)), reader)
 
-    def render(self, talk: Conversation, special_tokens: bool, field: str) -> tuple[str, list[int]]:
+    def render(self, talk: ChatTalk, special_tokens: bool, field: str) -> tuple[str, list[int]]:
         """A conversation as the model reads it, and its tokens.
 
         Args:
@@ -81,7 +81,7 @@ class Prompts:
             raise error.about("prompt") from error
         return asked.cut(ids, self._llm.max_seq_len)
 
-    def _reader(self, talk: Conversation, text: str, values: dict[str, Any]) -> ReplyReader:
+    def _reader(self, talk: ChatTalk, text: str, values: dict[str, Any]) -> ReplyReader:
         """What reads the replies to a conversation that was rendered as `text`; adds to `values` what that needs."""
         tools, opening = talk.tools, None
         waits: Mapping[str, str] = {}

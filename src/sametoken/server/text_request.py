@@ -106,7 +106,7 @@ NO_TOOLS = ToolUse()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class ChatTalk:
     """What a chat template renders.
 
     Attributes:
@@ -141,7 +141,7 @@ class TextRequest:
     values: Mapping[str, Any]
     fields: Mapping[str, str]
     prompts: Sequence[Prompt] = ()
-    conversation: Conversation | None = None
+    conversation: ChatTalk | None = None
     special_tokens: bool = False
     keep: int | None = None
     keeps_first: bool = False
