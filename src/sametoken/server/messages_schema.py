@@ -13,7 +13,7 @@ from sametoken.options.sampling import SamplingParams
 from sametoken.server.chat_schema import MOST_TOOLS, FunctionTitle, TemplateOptions
 from sametoken.server.fields import Body, view
 from sametoken.server.schema import Speculative, sampling_values
-from sametoken.server.text_request import Call, Conversation, TextBody, TextRequest, ToolUse, Turn
+from sametoken.server.text_request import Call, ChatTalk, TextBody, TextRequest, ToolUse, Turn
 
 SPEAKERS = {
     "text": ("user", "assistant"),
@@ -213,9 +213,7 @@ class CountRequest(TextBody):
         options = dict(self.chat_template_kwargs or {})
         if self.thinking is not None:
             options.setdefault("enable_thinking", self.thinking.type != "disabled")
-        talk = Conversation(
-            turns=turns, options=options, begins=not continues, continues=continues, tools=self._tool_use()
-        )
+        talk = ChatTalk(turns=turns, options=options, begins=not continues, continues=continues, tools=self._tool_use())
         fields = {name: name for name in type(self).model_fields}
         fields |= {"prompt": "messages", "stop": "stop_sequences", "structured_outputs": "tools"}
         self._request = TextRequest(values=self._values(), fields=fields, conversation=talk)

@@ -23,7 +23,7 @@ from sametoken.server.chat_schema import (
 from sametoken.server.fields import NO_LIMIT, Body, Limit, Off, Spoken
 from sametoken.server.inert import InertOfItem
 from sametoken.server.schema import Generation
-from sametoken.server.text_request import Call, Conversation, ToolUse, Turn
+from sametoken.server.text_request import Call, ChatTalk, ToolUse, Turn
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -254,7 +254,7 @@ class ResponsesRequest(Generation):
         return {"prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
 
     @property
-    def talk(self) -> Conversation:
+    def talk(self) -> ChatTalk:
         turns = _joined(item.turn() for item in self.input)
         if self.instructions is not None:
             turns.insert(0, Turn("system", self.instructions))
@@ -266,7 +266,7 @@ class ResponsesRequest(Generation):
         if not functions and choice == "auto":
             choice = None
         options = effort_options(self.reasoning.effort if self.reasoning is not None else None)
-        return Conversation(
+        return ChatTalk(
             turns=turns,
             options=options | (self.chat_template_kwargs or {}),
             tools=ToolUse.of(functions, choice, named, self.parallel_tool_calls if functions else None),

@@ -17,7 +17,7 @@ from sametoken.options.json_types import Choices, Logprobs, Text
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.server.fields import NO_LIMIT, Body, Off, Prompts, Schema, Spoken, view
 from sametoken.server.inert import Inert
-from sametoken.server.text_request import Conversation, TextBody, TextRequest
+from sametoken.server.text_request import ChatTalk, TextBody, TextRequest
 
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 SAMPLED = declared(SamplingParams).keys() - {"speculative"}
@@ -188,7 +188,7 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
         return {}
 
     @property
-    def talk(self) -> Conversation | None:
+    def talk(self) -> ChatTalk | None:
         """What is to be continued, where it is no text."""
         return None
 

@@ -156,11 +156,11 @@ class TextRequest:
     @property
     def is_long(self) -> bool:
         """Whether the event loop must not wait until its prompts are tokens and its grammar is compiled."""
-        talk, predicted = self.conversation, self.values.get("speculative", {}).get("prediction", "")
+        talk, speculative = self.conversation, self.values.get("speculative", {})
         if "structured_outputs" in self.values or (talk is not None and talk.tools.required):
             return True
         turns = () if talk is None else talk.turns
-        size = sum(len(text) for text in (*self.prompts, predicted) if isinstance(text, str))
+        size = sum(len(text) for text in (*self.prompts, *speculative.values()) if isinstance(text, str))
         return size + sum(TURN_COST + len(turn.content or "") for turn in turns) > LONG_TEXT
 
     def cut(self, ids: list[int], context: int) -> list[int]:
