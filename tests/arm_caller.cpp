@@ -86,13 +86,13 @@ T as(uint64_t word) {
   return value;
 }
 
-// Arguments of every function but its floats go through whole registers; `sametoken_linear` alone has a float.
+// Arguments of every function but its floats go through whole registers; `sametoken_linear` alone has floats.
 int32_t call(void* library, const char* name, const uint64_t (&w)[10]) {
   void* found = dlsym(library, name);
   if (found == nullptr) _exit(7);
   if (std::strcmp(name, "sametoken_linear") == 0) {
-    using Linear = int32_t (*)(uint64_t, uint64_t, uint64_t, uint64_t, float, uint64_t, uint64_t, uint64_t);
-    return reinterpret_cast<Linear>(found)(w[0], w[1], w[2], w[3], as<float>(w[4]), w[5], w[6], w[7]);
+    using Linear = int32_t (*)(uint64_t, uint64_t, uint64_t, uint64_t, float, float, uint64_t, uint64_t, uint64_t);
+    return reinterpret_cast<Linear>(found)(w[0], w[1], w[2], w[3], as<float>(w[4]), as<float>(w[5]), w[6], w[7], w[8]);
   }
   using Words = int32_t (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
   return reinterpret_cast<Words>(found)(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8]);

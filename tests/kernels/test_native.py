@@ -13,15 +13,21 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    Glm4Config,
     GptOssConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from native_checks import kernels, threads
@@ -62,6 +68,16 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen2-moe": Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=80, mlp_only_layers=[1]),
     "qwen3-moe": Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True, tie_word_embeddings=True),
     "gpt-oss": GptOssConfig(**SIZES, num_local_experts=6, num_experts_per_tok=3, sliding_window=21, swiglu_limit=0.5),
+    "gemma2": Gemma2Config(**SIZES, sliding_window=21, attn_logit_softcapping=0.5, final_logit_softcapping=2.0),
+    "gemma3": Gemma3TextConfig(
+        **SIZES, sliding_window=21, sliding_window_pattern=2, query_pre_attn_scalar=9, tie_word_embeddings=False
+    ),
+    "olmo2": Olmo2Config(**SIZES),
+    "granite": GraniteConfig(
+        **SIZES, embedding_multiplier=3.0, attention_multiplier=0.1, residual_multiplier=0.22, logits_scaling=4.0
+    ),
+    "smollm3": SmolLM3Config(**SIZES, no_rope_layers=[0, 1], pad_token_id=None),
+    "glm4": Glm4Config(**SIZES, pad_token_id=None),
 }
 
 

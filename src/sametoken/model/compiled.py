@@ -34,29 +34,24 @@ from sametoken.kernels.cpu.library import (
 )
 from sametoken.model.block import Block
 from sametoken.model.config import ModelConfig
-from sametoken.model.layers import RMSNorm
+from sametoken.model.layers import RMSNorm, capped
 from sametoken.model.linear import Embedding, Linear
+from sametoken.model.rope_config import RopeConfig
 from sametoken.runtime.cache import KVCache, Span, View
 from sametoken.runtime.kv_format import FP8, INT8
 from sametoken.speculation.rows import Sampling
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
 KV_FORMS = {INT8: 1, FP8: 2}  # of kv_codes.h; bfloat16 is 0
+NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")
 LANES = 16  # numbers of a vector: rows and heads are whole vectors
 
 
 def not_compiled(config: ModelConfig) -> str | None:
     """What the kernels lack for blocks of these facts, so that torch runs them layer by layer; None for nothing."""
     lacking = {
-        "norms other than before attention and MLP": config.norms != ("before",),
-        "shifted norms": config.norm_shift != 0,
-        "one norm over all heads": config.qk_norm and config.whole_qk_norm,
-        "scaled token vectors, results or scores": (
-            (config.embed_scale, config.residual_scale, config.logits_scale, config.attention_scale) != (1, 1, 1, None)
-        ),
-        "capped scores": config.attention_cap is not None or config.logits_cap is not None,
-        "rotations that differ between layers": bool(config.layer_ropes),
-        "interleaved rotation": config.rope.interleaved,
+        "experts between norms other than the usual, or with multipliers": config.experts is not None
+        and (config.norms != ("before",) or config.residual_scale != 1),
     }
     return ", ".join(what for what, present in lacking.items() if present) or None
 
@@ -67,20 +62,23 @@ class Parts(NamedTuple):
     Attributes:
         config: facts of the blocks.
         blocks: in order.
-        rope: makes cos and sin [positions, 1, rotated size] on a device.
+        rope: makes cos and sin [positions, 1, rotated size] of a rotation on a device.
         embed: token vectors.
         norm: before the output head, None for none.
         head: output head, packed.
         ids: [outputs] int64 the target's token of each output of the head.
+        scale, cap: of the head's scores, see `ModelConfig`.
     """
 
     config: ModelConfig
     blocks: list[Block]
-    rope: Callable[[torch.device], tuple[Tensor, Tensor]]
+    rope: Callable[[torch.device, RopeConfig], tuple[Tensor, Tensor]]
     embed: Embedding
     norm: RMSNorm | None
     head: Linear
     ids: Tensor
+    scale: float = 1.0
+    cap: float | None = None
 
     def fit(self, *others: Linear) -> bool:
         """Whether the kernels can compute them, and `others` that belong to them."""
@@ -129,21 +127,27 @@ class Compiled:
 
     def __init__(self, parts: Parts, kernels: Library, recycled: bool = False, join: Any = None) -> None:
         config, embed, self._kernels = parts.config, parts.embed, kernels
-        cos, sin = (table.squeeze(1).contiguous() for table in parts.rope(torch.device("cpu")))
         experts = [_experts(block, config) for block in parts.blocks]
-        layers = (Layer * config.num_layers)(*map(_layer, parts.blocks, experts))
-        self._head, self._norm = packed(parts.head), parts.norm
+        tables = [None if block.rope is None else parts.rope(torch.device("cpu"), block.rope) for block in parts.blocks]
+        layers = (Layer * config.num_layers)(*map(_layer, parts.blocks, experts, tables))
+        self._head, self._norm, self._parts = packed(parts.head), parts.norm, parts
         self._model = struct_of(
             Model, layers=config.num_layers, hidden=config.hidden_size, heads=config.num_heads,
             kv_heads=config.num_kv_heads, head_size=config.head_dim, rotated=config.rope.dim,
             intermediate=config.intermediate_size, activation=ACTIVATIONS[config.activation], eps=config.norm_eps,
             embed_packed=embed.paired, embed=embed.weight.detach(), vocabulary=embed.count,
-            cos=cos, sin=sin, positions=cos.shape[0], layer=layers, join=join,
+            positions=config.max_position, layer=layers, join=join, whole_norms=config.whole_qk_norm,
+            interleaved=config.rope.interleaved, norm_shift=config.norm_shift, residual_scale=config.residual_scale,
+            embed_scale=torch.tensor(config.embed_scale, dtype=torch.bfloat16).item(),
+            attention_scale=config.attention_scale or 0, attention_cap=config.attention_cap or 0,
         )  # fmt: skip
         ids = F.pad(parts.ids.to(torch.int32), (0, -len(parts.ids) % LANES))
         norm = None if parts.norm is None else parts.norm.weight.detach()
-        self._output = struct_of(Output, head=pointer(self._head.weight), norm=norm, ids=ids, recycled=recycled)
-        self._kept = (cos, sin, layers, experts, ids, join, parts)  # what the structures point to
+        self._output = struct_of(
+            Output, head=pointer(self._head.weight), norm=norm, ids=ids, recycled=recycled,
+            scale=parts.scale, cap=parts.cap or 0,
+        )  # fmt: skip
+        self._kept = (tables, layers, experts, ids, join)  # what the structures point to
         self._nbytes = sum(packed(linear).nbytes for block in parts.blocks for linear in _linears(block))
 
     def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
@@ -188,8 +192,10 @@ class Compiled:
 
     def logits(self, last: Tensor) -> Tensor:
         """[R, outputs] float32 from rows of the last block's output [R, H]."""
-        norm = None if self._norm is None else (self._norm.weight, self._norm.eps)
-        return self._kernels.linear(self._head, last, torch.float32, norm)
+        norm = None if self._norm is None else (self._norm.weight, self._norm.eps, self._norm.shift)
+        scores, scale, cap = self._kernels.linear(self._head, last, torch.float32, norm), *self._parts[-2:]
+        scores = scores if scale == 1 else scores * scale
+        return scores if cap is None else capped(scores, cap)
 
 
 class CompiledDecoder(Compiled):
@@ -243,12 +249,13 @@ def packed(linear: Linear) -> PackedWeight:
     return linear.native
 
 
-def _layer(block: Block, experts: CExperts | None) -> Layer:
-    norms = {name: getattr(block, name) for name in ("attention_norm", "q_norm", "k_norm", "mlp_norm")}
+def _layer(block: Block, experts: CExperts | None, rope: tuple[Tensor, Tensor] | None) -> Layer:
+    norms = {name: getattr(block, name) for name in NORMS}
+    cos, sin = (None, None) if rope is None else rope
     weights = ("qkv", "out") if experts is not None else ("qkv", "out", "gate_up", "down")
     found: Layer = struct_of(
         Layer, window=block.window or 0, sinks=None if block.sinks is None else block.sinks.detach(),
-        experts=None if experts is None else pointer(experts),
+        experts=None if experts is None else pointer(experts), cos=cos, sin=sin,
         **{name: None if norm is None else norm.weight.detach() for name, norm in norms.items()},
         **{name: packed(getattr(block, name)).weight for name in weights},
     )  # fmt: skip

@@ -85,7 +85,10 @@ class Decoder(nn.Module):
         if head is None or head.native is None:
             return None
         ids = torch.arange(head.out_features)
-        parts = Parts(self.config, blocks_of(self), self.rope_tables, self.embed, self.norm, head, ids)
+        parts = Parts(
+            self.config, blocks_of(self), self.rope_tables, self.embed, self.norm, head, ids,
+            self.config.logits_scale, self.config.logits_cap,
+        )  # fmt: skip
         return CompiledDecoder.of(parts)
 
     @property

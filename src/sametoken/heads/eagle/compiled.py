@@ -48,7 +48,11 @@ class NativeEagle(Compiled):
             return None
         embed = target.embed if head.embed is None else head.embed
         ids = torch.arange(output.out_features) if head.head is None else head.draft_ids
-        parts = Parts(head.config.layers, blocks_of(head), head.rope_tables, embed, head.norm, output, ids)
+        scale = target.config.logits_scale if head.head is None else 1.0
+        parts = Parts(
+            head.config.layers, blocks_of(head), lambda device, rope: head.rope_tables(device), embed, head.norm,
+            output, ids, scale,
+        )  # fmt: skip
         features = target.dtype == torch.bfloat16 and head.config.target_hidden_size % LANES == 0
         return NativeEagle(head, parts, kernels) if features and parts.fit(head.fc) else None
 

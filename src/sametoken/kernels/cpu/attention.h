@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kv_codes.h"
+#include "pointwise.h"
 #include "team.h"
 
 namespace sametoken {
@@ -40,6 +41,7 @@ struct Span {
 
 struct Heads {
   int32_t query, key, size;
+  float scale, cap;  // of scores: what products are multiplied by, 0 for 1 / sqrt(size); the cap, 0 for none
   int groups() const { return query / key; }
 };
 
@@ -205,13 +207,14 @@ class Attention {
   // Scores of 16 keys for all queries of some nodes.
   void score(const Block& block, int node, int nodes, const Sixteen& keys, int head, uint32_t* turned, const Query* split,
              float* scores, int64_t width) const {
-    Floats scale = spread(1.0f / std::sqrt(float(heads_.size)));
+    Floats scale = spread(heads_.scale != 0 ? heads_.scale : 1.0f / std::sqrt(float(heads_.size)));
+    auto put = [&](int q, Floats score) { store(scores + q * width, heads_.cap != 0 ? capped(score, heads_.cap) : score); };
     if (cache_.form != KV_BF16) scale = mul(scale, load(keys.scale));
     if (cache_.form == KV_INT8) {
       turn(keys.at, words_ / 2, turned);
       for (int i = 0; i < words_ / 2 * LANES; i++) turned[i] ^= 0x80808080;  // as load_int8 wants them
       for (int q = node * groups_; q < (node + nodes) * groups_; q++)
-        store(scores + q * width, mul(split[q].times(turned, words_ / 2), scale));
+        put(q, mul(split[q].times(turned, words_ / 2), scale));
       return;
     }
     if (cache_.form == KV_FP8) {
@@ -231,7 +234,7 @@ class Attention {
         even = dot2(even, load_pairs(turned + word * LANES), spread_pair(dword(query + 2 * word)));
         odd = dot2(odd, load_pairs(turned + (word + 1) * LANES), spread_pair(dword(query + 2 * word + 2)));
       }
-      store(scores + q * width, mul(add(even, odd), scale));
+      put(q, mul(add(even, odd), scale));
     }
   }
 

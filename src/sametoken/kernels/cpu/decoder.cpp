@@ -14,6 +14,7 @@ struct Output {
   const bf16* norm;    // before the head, null for none
   const int32_t* ids;  // [head->out, padded to whole vectors] the target's token of each output
   int32_t recycled;    // whether the next forward reads the normed state beside the guess
+  float scale, cap;    // of scores: what products are multiplied by; the cap, 0 for none
 };
 
 // What rows read before they guess: chains of certain tokens.
@@ -48,9 +49,9 @@ void product(const Weight& weight, const bf16* x, int count, int threads, Read r
 constexpr auto nothing = [](int) {};
 
 // A read that norms a row of `size` numbers, or takes it as it is where `norm` is null.
-auto normed(const bf16* norm, int size, float eps) {
+auto normed(const bf16* norm, int size, float eps, float shift) {
   return [=](const bf16* from, bf16* to) {
-    if (norm != nullptr) rms_norm(from, norm, to, size, eps);
+    if (norm != nullptr) rms_norm(from, norm, to, size, eps, shift);
     else std::copy(from, from + size, to);
   };
 }
@@ -80,11 +81,11 @@ void fuse(const Model& model, const bf16* features, int count, bf16* x, int thre
     return;
   }
   int in = join.fc->in, size = in / join.parts;
-  auto whole = normed(join.whole_norm, in, model.eps);
+  auto whole = normed(join.whole_norm, in, model.eps, 0);
   auto read = [&](const bf16* from, bf16* to) {
     whole(from, to);
     for (int at = 0; at < in && join.part_norms != nullptr; at += size)
-      rms_norm(to + at, join.part_norms + at, to + at, size, model.eps);
+      rms_norm(to + at, join.part_norms + at, to + at, size, model.eps, 0);
   };
   product(*join.fc, features, count, threads, read, into(x, model.hidden, model.hidden), nothing);
 }
@@ -117,7 +118,7 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 8; }
+int32_t sametoken_interface() { return 9; }
 
 // All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
 // taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.
@@ -127,11 +128,11 @@ int32_t sametoken_forward(const Model* model, const Pages* pages, const Span* sp
 }
 
 // y [count][out] = norm(x [count][in]) W^T + bias, in float32 (`wide`) or bfloat16; without norm where `norm` is null.
-int32_t sametoken_linear(const Weight* weight, const bf16* x, int32_t count, const bf16* norm, float eps, void* y,
-                         int32_t wide, int32_t threads) {
+int32_t sametoken_linear(const Weight* weight, const bf16* x, int32_t count, const bf16* norm, float eps, float shift,
+                         void* y, int32_t wide, int32_t threads) {
   return guarded([&] {
     int out = weight->out;
-    auto read = normed(norm, weight->in, eps);
+    auto read = normed(norm, weight->in, eps, shift);
     if (wide) product(*weight, x, count, threads, read, into_floats(static_cast<float*>(y), out, out), nothing);
     else product(*weight, x, count, threads, read, into(static_cast<bf16*>(y), out, out), nothing);
   });
@@ -169,11 +170,17 @@ int32_t sametoken_guess(const Model* model, const Pages* pages, const Feed* feed
       }
       auto guess = [&](int b) {
         bf16* state = states.data() + int64_t(b) * hidden;
-        if (output->recycled && output->norm != nullptr) rms_norm(state, output->norm, state, hidden, model->eps);
-        tokens[b] = output->ids[drawn(&logits[size_t(b * stride)], output->ids, head.out, *draw, b, level)];
+        if (output->recycled && output->norm != nullptr)
+          rms_norm(state, output->norm, state, hidden, model->eps, model->norm_shift);
+        float* scores = &logits[size_t(b * stride)];
+        for (int64_t i = 0; i < stride && (output->scale != 1 || output->cap != 0); i += LANES) {
+          Floats score = mul(load(scores + i), spread(output->scale));
+          store(scores + i, output->cap != 0 ? capped(score, output->cap) : score);
+        }
+        tokens[b] = output->ids[drawn(scores, output->ids, head.out, *draw, b, level)];
         guesses[b * (1 + levels) + 1 + level] = tokens[b];
       };
-      auto read = normed(output->norm, hidden, model->eps);
+      auto read = normed(output->norm, hidden, model->eps, model->norm_shift);
       product(head, states.data(), batch, head_threads, read, into_floats(logits.data(), stride, head.out), guess);
     }
   });

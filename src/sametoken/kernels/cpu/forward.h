@@ -12,12 +12,14 @@
 
 namespace sametoken {
 
-struct Layer {
-  const bf16 *attention_norm, *q_norm, *k_norm, *mlp_norm;  // all but the last null where there are none
+struct Layer {  // what a layer has not is null
+  const bf16 *attention_norm, *q_norm, *k_norm, *mlp_norm;
   Weight qkv, out, gate_up, down;  // the last two empty where there are experts
   int64_t window;                  // keys that a query sees, 0 for all
-  const bf16* sinks;               // [heads] a score of each query head without a key, or null
-  const Experts* experts;          // in place of gate_up and down, or null
+  const bf16* sinks;               // [heads] a score of each query head without a key
+  const Experts* experts;          // in place of gate_up and down
+  const bf16 *attention_out_norm, *mlp_out_norm;
+  const bf16 *cos, *sin;           // [positions][rotated]
 };
 
 // How a head that reads hidden states beside tokens enters its first layer. EAGLE-3 (`paired`): `fc` mixes the target's
@@ -36,10 +38,12 @@ struct Model {
   float eps;
   int32_t embed_packed;  // whether the table lies in BF16 tiles, so that a tied head reads it too
   int64_t vocabulary;
-  const bf16 *embed, *cos, *sin;  // [vocabulary][hidden]; [positions][rotated]
-  int64_t positions;
+  const bf16* embed;  // [vocabulary][hidden]
+  int64_t positions;  // of the layers' rotations
   const Layer* layer;
   const Join* join;  // null for a decoder, which reads tokens alone
+  int32_t whole_norms, interleaved;  // q_norm and k_norm are over all heads; pairs of rotated numbers stand side by side
+  float norm_shift, embed_scale, residual_scale, attention_scale, attention_cap;  // see model/config.py; 0: the usual
 };
 
 struct Pages {
@@ -67,7 +71,7 @@ class Forward {
   Forward(const Model& model, const Pages& pages, const Span* spans, int span_count, const int64_t* tokens, int count,
           bf16* x, bf16* const* taps)
       : model_(model), pages_(pages), tokens_(tokens), count_(count), x_(x),
-        taps_(taps), heads_{model.heads, model.kv_heads, model.head_size}, places_(cache(0), spans, span_count),
+        taps_(taps), heads_{model.heads, model.kv_heads, model.head_size, model.attention_scale, model.attention_cap}, places_(cache(0), spans, span_count),
         blocks_(blocks_of(spans, span_count, places_, heads_.groups())),
         qkv_width_((model.heads + 2 * model.kv_heads) * model.head_size), memory_(workspace()),
         joined_(memory_, count, joined_width()), normed_(memory_, count, model.hidden),
@@ -77,7 +81,7 @@ class Forward {
     take(memory_, gate_up_, int64_t(count) * 2 * model.intermediate);
   }
 
-  int phases() const { return 2 + (11 + (mixture_ ? Mixture::phases(count_) : 0)) * model_.layers; }
+  int phases() const { return 2 + (13 + (mixture_ ? Mixture::phases(count_) : 0)) * model_.layers; }
 
   void run(Worker& worker) const {
     int hidden = model_.hidden;
@@ -94,7 +98,10 @@ class Forward {
  private:
   bf16* state(int t) const { return x_ + int64_t(t) * model_.hidden; }
   int64_t joined_width() const { return model_.join == nullptr ? 0 : 2 * int64_t(model_.hidden); }
-  void embed_into(int t, bf16* row) const { embed(model_, std::clamp(tokens_[t], int64_t(0), model_.vocabulary - 1), row); }
+  void embed_into(int t, bf16* row) const {
+    embed(model_, std::clamp(tokens_[t], int64_t(0), model_.vocabulary - 1), row);
+    if (model_.embed_scale != 1) scale_row(row, model_.hidden, model_.embed_scale);
+  }
 
   Cache cache(int layer) const {
     int64_t offset = layer * pages_.layer_stride * kv_bytes(pages_.form), scale = layer * model_.kv_heads * pages_.slots;
@@ -145,8 +152,8 @@ class Forward {
     worker.each(count_, [&](int t) {
       bf16 *token = joined_.row(t), *normed = token + hidden;
       embed_into(t, token);
-      rms_norm(token, join.embed_norm, token, hidden, model_.eps);
-      rms_norm(state(t), join.hidden_norm, normed, hidden, model_.eps);
+      rms_norm(token, join.embed_norm, token, hidden, model_.eps, model_.norm_shift);
+      rms_norm(state(t), join.hidden_norm, normed, hidden, model_.eps, model_.norm_shift);
       if (join.normed_residual) std::copy(normed, normed + hidden, state(t));
       joined_.finish(t, reader);
     });
@@ -154,7 +161,7 @@ class Forward {
 
   void norm(Worker& worker, const bf16* weight, const Weight& reader) const {
     worker.each(count_, [&](int t) {
-      if (weight != nullptr) rms_norm(state(t), weight, normed_.row(t), model_.hidden, model_.eps);
+      if (weight != nullptr) rms_norm(state(t), weight, normed_.row(t), model_.hidden, model_.eps, model_.norm_shift);
       else std::copy(state(t), state(t) + model_.hidden, normed_.row(t));
       normed_.finish(t, reader);
     });
@@ -173,7 +180,21 @@ class Forward {
       attention(blocks_[size_t(task / model_.kv_heads)], task % model_.kv_heads, scratch);
     });
     worker.each(count_, [&](int t) { mixed_.finish(t, layer.out); });
-    linear(worker, layer.out, mixed_.rows(), onto(x_, model_.hidden));
+    add_result(worker, layer.out, mixed_, layer.attention_out_norm);
+  }
+
+  // Adds what a linear makes of its rows to the hidden states, normed where there is a norm.
+  void add_result(Worker& worker, const Weight& weight, const Input& input, const bf16* norm) const {
+    int hidden = model_.hidden;
+    float scale = model_.residual_scale;
+    if (norm == nullptr) return linear(worker, weight, input.rows(), onto(x_, hidden, scale));
+    linear(worker, weight, input.rows(), into(normed_.row(0), normed_.stride(), hidden));
+    worker.each(count_, [&](int t) {
+      bf16* row = normed_.row(t);
+      rms_norm(row, norm, row, hidden, model_.eps, model_.norm_shift);
+      auto sink = onto(state(t), hidden, scale);
+      for (int i = 0; i < hidden; i += LANES) sink(0, i, load_bf16(row + i));
+    });
   }
 
   // Norms and rotates the queries and keys of a token, and stores its keys and values.
@@ -181,10 +202,19 @@ class Forward {
     int size = model_.head_size;
     bf16* heads = qkv_ + int64_t(t) * qkv_width_;
     int64_t at = std::min(places_.position[size_t(t)], model_.positions - 1) * model_.rotated;
+    auto norm = [&](const bf16* weight, bf16* row, int width) {
+      if (weight != nullptr) rms_norm(row, weight, row, width, model_.eps, model_.norm_shift);
+    };
+    if (model_.whole_norms) {
+      norm(layer.q_norm, heads, model_.heads * size);
+      norm(layer.k_norm, heads + model_.heads * size, model_.kv_heads * size);
+    }
     for (int h = 0; h < model_.heads + model_.kv_heads; h++) {
-      const bf16* weight = h < model_.heads ? layer.q_norm : layer.k_norm;
-      if (weight != nullptr) rms_norm(heads + h * size, weight, heads + h * size, size, model_.eps);
-      rotate(heads + h * size, model_.cos + at, model_.sin + at, model_.rotated);
+      bf16* row = heads + h * size;
+      if (!model_.whole_norms) norm(h < model_.heads ? layer.q_norm : layer.k_norm, row, size);
+      if (layer.cos == nullptr) continue;
+      if (model_.interleaved) rotate_pairs(row, layer.cos + at, layer.sin + at, model_.rotated);
+      else rotate(row, layer.cos + at, layer.sin + at, model_.rotated);
     }
     int64_t slot = places_.slot[size_t(t)];
     const bf16* keys = heads + model_.heads * size;
@@ -207,7 +237,7 @@ class Forward {
       gate_row(gate, gate + model_.intermediate, gated_.row(t), model_.intermediate, {model_.activation, 0, 0});
       gated_.finish(t, layer.down);
     });
-    linear(worker, layer.down, gated_.rows(), onto(x_, model_.hidden));
+    add_result(worker, layer.down, gated_, layer.mlp_out_norm);
   }
 
   const Model& model_;

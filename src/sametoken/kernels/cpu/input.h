@@ -1,6 +1,7 @@
 // The rows that products read and write: plain bfloat16 while they are made, then in the form that a weight's format wants.
 #pragma once
 #include "linear.h"
+#include "pointwise.h"
 
 namespace sametoken {
 
@@ -55,12 +56,13 @@ inline auto into(bf16* y, int64_t stride, int size) {
   };
 }
 
-// A sink that adds to bfloat16 rows; the product is rounded before the sum is, as separate operations would.
-inline auto onto(bf16* x, int64_t stride) {
+// A sink that adds to bfloat16 rows, times `scale`; each operation is rounded, as separate ones would.
+inline auto onto(bf16* x, int64_t stride, float scale) {
   return [=](int row, int at, Floats value) {
     bf16* to = x + row * stride + at;
     bf16 rounded[LANES];
     store_bf16(rounded, value);
+    if (scale != 1) scale_row(rounded, LANES, scale);
     store_bf16(to, add(load_bf16(to), load_bf16(rounded)));
   };
 }

@@ -24,7 +24,7 @@ from sametoken.kernels.cpu.processor import VARIANTS, processor_features, rebuil
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 8  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 9  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
 ALONE_BYTES = 2**19
@@ -61,6 +61,7 @@ class Layer(Structure):
         ("attention_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("mlp_norm", c_void_p),
         ("qkv", Weight), ("out", Weight), ("gate_up", Weight), ("down", Weight), ("window", c_int64),
         ("sinks", c_void_p), ("experts", POINTER(CExperts)),
+        ("attention_out_norm", c_void_p), ("mlp_out_norm", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
     ]  # fmt: skip
 
 
@@ -79,9 +80,10 @@ class Model(Structure):
     _fields_ = [
         ("layers", c_int32), ("hidden", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_size", c_int32),
         ("rotated", c_int32), ("intermediate", c_int32), ("activation", c_int32), ("eps", c_float),
-        ("embed_packed", c_int32), ("vocabulary", c_int64), ("embed", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
-        ("positions", c_int64),
-        ("layer", POINTER(Layer)), ("join", POINTER(Join)),
+        ("embed_packed", c_int32), ("vocabulary", c_int64), ("embed", c_void_p), ("positions", c_int64),
+        ("layer", POINTER(Layer)), ("join", POINTER(Join)), ("whole_norms", c_int32), ("interleaved", c_int32),
+        ("norm_shift", c_float), ("embed_scale", c_float), ("residual_scale", c_float), ("attention_scale", c_float),
+        ("attention_cap", c_float),
     ]  # fmt: skip
 
 
@@ -107,7 +109,10 @@ class CSpan(Structure):
 class Output(Structure):
     """See decoder.cpp."""
 
-    _fields_ = [("head", POINTER(Weight)), ("norm", c_void_p), ("ids", c_void_p), ("recycled", c_int32)]
+    _fields_ = [
+        ("head", POINTER(Weight)), ("norm", c_void_p), ("ids", c_void_p), ("recycled", c_int32),
+        ("scale", c_float), ("cap", c_float),
+    ]  # fmt: skip
 
 
 class Feed(Structure):
@@ -152,7 +157,9 @@ class Library:
             raise OSError(f"{file} was built from other sources; install the package again")
         self._linear, self._forward = library.sametoken_linear, library.sametoken_forward
         self._fuse, self._guess = library.sametoken_fuse, library.sametoken_guess
-        self._linear.argtypes = [POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_int32, c_int32]
+        self._linear.argtypes = [
+            POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_float, c_void_p, c_int32, c_int32,
+        ]  # fmt: skip
         self._forward.argtypes = [
             POINTER(Model), POINTER(Pages), POINTER(CSpan), c_int32, c_void_p, c_int32, c_void_p, POINTER(c_void_p),
             c_int32,
@@ -165,21 +172,21 @@ class Library:
         ]  # fmt: skip
 
     def linear(
-        self, packed: PackedWeight, x: Tensor, dtype: torch.dtype, norm: tuple[Tensor, float] | None = None
+        self, packed: PackedWeight, x: Tensor, dtype: torch.dtype, norm: tuple[Tensor, float, float] | None = None
     ) -> Tensor:
         """norm(x) W^T + bias.
 
         Args:
             x: [M, in] bfloat16.
             dtype: of the result, bfloat16 or float32.
-            norm: weight [in] and epsilon of an RMS norm that comes first, or None.
+            norm: weight [in], epsilon and shift of an RMS norm that comes first, or None.
         """
         x = x.contiguous()
         y = torch.empty(x.shape[0], packed.weight.outputs, dtype=dtype)
-        weight, eps = (None, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
+        weight, eps, shift = (None, 0.0, 0.0) if norm is None else (norm[0].data_ptr(), *norm[1:])
         wide = dtype == torch.float32
         threads = _threads(packed.nbytes)
-        _check(self._linear(packed.weight, x.data_ptr(), x.shape[0], weight, eps, y.data_ptr(), wide, threads))
+        _check(self._linear(packed.weight, x.data_ptr(), x.shape[0], weight, eps, shift, y.data_ptr(), wide, threads))
         return y
 
     def fuse(self, model: Model, features: Tensor, nbytes: int) -> Tensor:

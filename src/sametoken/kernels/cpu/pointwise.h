@@ -8,18 +8,37 @@ namespace sametoken {
 
 enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2 };
 
-// y = x / rms(x) * weight over `size` numbers, a multiple of 16; y may be x.
-inline void rms_norm(const bf16* x, const bf16* weight, bf16* y, int size, float eps) {
+// y = x / rms(x) * (weight + shift) over `size` numbers, a multiple of 16; y may be x.
+inline void rms_norm(const bf16* x, const bf16* weight, bf16* y, int size, float eps, float shift) {
   Floats squares = zeros();
   for (int i = 0; i < size; i += LANES) {
     Floats v = load_bf16(x + i);
     squares = fma(v, v, squares);
   }
   Floats factor = spread(1.0f / std::sqrt(lane_sum(squares) / float(size) + eps));
-  for (int i = 0; i < size; i += LANES) store_bf16(y + i, mul(mul(load_bf16(x + i), factor), load_bf16(weight + i)));
+  for (int i = 0; i < size; i += LANES) {
+    Floats gain = load_bf16(weight + i);
+    if (shift != 0) gain = add(gain, spread(shift));
+    store_bf16(y + i, mul(mul(load_bf16(x + i), factor), gain));
+  }
 }
 
-// Rotates the first `dim` numbers of a head in place. cos and sin are [dim], sin's first half negated.
+// Multiplies `size` numbers, a multiple of 16, in place.
+inline void scale_row(bf16* x, int size, float scale) {
+  for (int i = 0; i < size; i += LANES) store_bf16(x + i, mul(load_bf16(x + i), spread(scale)));
+}
+
+// Rotates the first `dim` numbers of a head in place, where a pair stands side by side. cos and sin are [dim], the sine
+// of a pair's first number negated.
+inline void rotate_pairs(bf16* head, const bf16* cos, const bf16* sin, int dim) {
+  for (int i = 0; i < dim; i += 2) {
+    float a = to_float(head[i]), b = to_float(head[i + 1]);
+    head[i] = to_bf16(std::fma(a, to_float(cos[i]), b * to_float(sin[i])));
+    head[i + 1] = to_bf16(std::fma(b, to_float(cos[i + 1]), a * to_float(sin[i + 1])));
+  }
+}
+
+// The same where a pair stands half of `dim` apart: sin's first half is negated.
 inline void rotate(bf16* head, const bf16* cos, const bf16* sin, int dim) {
   int half = dim / 2, whole = half / LANES * LANES;
   for (int i = whole; i < half; i++) {
@@ -46,6 +65,12 @@ inline Floats activate(Floats x, int32_t kind) {
   store(lanes, x);
   for (float& v : lanes) v = 0.5f * v * (1.0f + std::erf(v * 0.70710678f));
   return load(lanes);
+}
+
+// cap tanh(x / cap), as tanh(u) = 2 sigmoid(2 u) - 1
+inline Floats capped(Floats x, float cap) {
+  Floats twice = mul(spread(2.0f), sigmoid(mul(x, spread(2.0f / cap))));
+  return mul(spread(cap), sub(twice, spread(1.0f)));
 }
 
 // How a gated MLP joins gate and up: activation(gate) * up; where there is a gain, min(gate, limit) with the activation
