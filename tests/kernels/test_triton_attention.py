@@ -79,7 +79,7 @@ class Stored:
 
     def attend(
         self, rows: Sequence[int], starts: Sequence[int], parents: Sequence[int], window: int | None = None,
-        nodes: int | None = None, spare: int = 0,
+        nodes: int | None = None, spare: int = 0, scale: float | None = None, cap: float | None = None,
     ) -> Tensor:  # fmt: skip
         """[B, N, Hq * D]; a node at depth d of a tree has the query of the text's token start + d."""
         ancestor_mask = ancestors(torch.tensor([parents] * len(rows), device=DEVICE))
@@ -92,7 +92,7 @@ class Stored:
         cache, scales = self.cache, None
         if cache.key_scales is not None and cache.value_scales is not None:
             scales = cache.key_scales[0], cache.value_scales[0]
-        out = paged_attention(self.q[tokens], cache.keys[0], cache.values[0], tree, window, scales)
+        out = paged_attention(self.q[tokens], cache.keys[0], cache.values[0], tree, window, scales, scale, cap)
         return out.view(len(rows), count, -1)
 
     def oracle(self, position: int, window: int | None) -> Tensor:
@@ -102,6 +102,19 @@ class Stored:
         k, v = (form.decode(*form.encode(x), torch.float32).transpose(0, 1).unsqueeze(0) for x in text)
         q = self.q[position].float().view(1, self.heads, 1, self.size)
         return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).flatten()
+
+
+@pytest.mark.parametrize("cap", [0.5, 20.0])
+def test_scores_are_scaled_and_capped(cap: float) -> None:
+    stored = Stored(1, CHUNK + 20, (4, 2, 64), torch.float32)
+    stored.write(0, 0, CHUNK + 5)
+    found = stored.attend([0], [CHUNK], chain(5), scale=0.3, cap=cap)
+    for node in (0, 4):
+        q = stored.q[CHUNK + node].view(2, 2, 64)
+        k, v = (x[: CHUNK + node + 1].transpose(0, 1) for x in (stored.k, stored.v))
+        scores = cap * torch.tanh(q @ k.mT * 0.3 / cap)
+        expected = (torch.softmax(scores, -1) @ v).flatten()
+        torch.testing.assert_close(found[0, node], expected, atol=1e-5, rtol=1e-5)
 
 
 def chain(nodes: int) -> list[int]:

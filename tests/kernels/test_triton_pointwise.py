@@ -22,13 +22,14 @@ def randn(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("size", "dim"), [(64, 64), (96, 96), (96, 72), (16, 8)])
-def test_rotation_is_the_rotation(dtype: torch.dtype, size: int, dim: int) -> None:
+def test_rotation_is_the_rotation(dtype: torch.dtype, size: int, dim: int, interleaved: bool) -> None:
     """Bit for bit, of queries and keys that lie among values."""
     x = randn(3, 7, size, dtype=dtype, seed=1)[:, :5]
     cos, sin = randn(3, 1, dim, dtype=dtype, seed=2), randn(3, 1, dim, dtype=dtype, seed=3)
-    expected = apply_rope(x, cos, sin)
-    assert torch.equal(rotate(x.to(DEVICE), cos.to(DEVICE), sin.to(DEVICE)).cpu(), expected)
+    expected = apply_rope(x, cos, sin, interleaved=interleaved)
+    assert torch.equal(rotate(x.to(DEVICE), cos.to(DEVICE), sin.to(DEVICE), interleaved).cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
