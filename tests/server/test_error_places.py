@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Pair
+from cli_checks import Pair
 from sametoken.engine.llm import LLM
 from server_checks import Running, running
 
