@@ -116,7 +116,7 @@ def made(module: Callable[[], M]) -> M:
     with CUDA:
         found = module()
     if not isinstance(found, MedusaHeads):
-        found.rope(torch.zeros(1, dtype=torch.int64, device=CUDA))
+        found.rotations(torch.zeros(1, dtype=torch.int64, device=CUDA))
     return found
 
 
