@@ -25,7 +25,7 @@ ARM64 = {
     "neon_dot": ["-march=armv8.2-a+dotprod"],
     "neon": ["-march=armv8-a"],
 }
-# The compiler's flags by system, machine and variant; kernels/cpu/processor.py says what a processor must have for each.
+# The compiler's flags by system, machine and variant; kernels/cpu/processor.py says what each needs of a processor.
 VARIANTS = {
     ("Linux", "x86_64"): {
         "avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")] + ["-mfma"],

@@ -129,7 +129,7 @@ def _plain_loss(
 
     hidden, loss = head.fuse(features.taps), torch.zeros(())
     for k in range(len(shares)):
-        rope = tuple(part.to(hidden.dtype) for part in head.rope(batch.positions + k))
+        rope = tuple(part.to(hidden.dtype) for part in head.rotation(batch.positions + k))
         output = head(F.embedding(batch.ahead(1 + k), outer.vectors), hidden, (rope[0], rope[1]), attend)
         guess = head.logits(output).float().log_softmax(-1)
         ahead = torch.arange(1 + k, 1 + k + len(guess)).clamp(max=len(guess) - 1)

@@ -76,7 +76,7 @@ def unrolled(
     for step in range(steps):
         rows = min(len(features), len(tokens) - 1 - step)
         positions = torch.arange(step, step + rows)
-        output = head(embed[tokens[step + 1 : step + 1 + rows]], hidden[:rows], head.rope(positions), chains.attend)
+        output = head(embed[tokens[step + 1 : step + 1 + rows]], hidden[:rows], head.rotation(positions), chains.attend)
         found.append(head.normed(output) @ tables.head.T if head.head is None else head.logits(output))
         hidden = head.recycle(output)
     return found

@@ -102,7 +102,8 @@ def outputs(head: Any, seed: int = 0) -> Tensor:
     width = HIDDEN * (len(config.taps) if config.version == 3 else 1)
     embedded = torch.randn(7, config.layers.hidden_size, generator=generator)
     hidden = head.fuse(torch.randn(7, width, generator=generator))
-    rope = head.rope(torch.arange(40, 47))  # beyond the draft's own context, where it has none of the target's tables
+    # Positions beyond the draft's own context, where it has none of the target's tables.
+    rope = head.rotation(torch.arange(40, 47))
     first = head(embedded, hidden, rope, causal)
     second = head(embedded, head.recycle(first), rope, causal)
     both = torch.cat([first, second])

@@ -1,4 +1,4 @@
-"""Puts the trained pair where the package looks for it: weights, configuration and the tokenizer, which is stored once."""
+"""Puts the trained pair where the package looks for it: weights, configuration and the tokenizer, stored once."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Torch:
 
     def __call__(self, tokens: Tensor, hidden: Tensor, cache: KVCache, view: View) -> Tensor:
         embed = self.head.embed or self.target.embed
-        return self.head(embed(tokens.clamp(min=0)), hidden, self.head.rope(view.positions), attend_in(cache, view))
+        return self.head(embed(tokens.clamp(min=0)), hidden, self.head.rotation(view.positions), attend_in(cache, view))
 
     def logits(self, output: Tensor) -> Tensor:
         return self.head.logits(output) if self.head.head else self.target.embed.project(self.head.normed(output))

@@ -115,8 +115,11 @@ def made(module: Callable[[], M]) -> M:
     """A module on the fake device, its rotary tables there, as they are before any capture."""
     with CUDA:
         found = module()
-    if not isinstance(found, MedusaHeads):
-        found.rotations(torch.zeros(1, dtype=torch.int64, device=CUDA))
+    positions = torch.zeros(1, dtype=torch.int64, device=CUDA)
+    if isinstance(found, Decoder):
+        found.rotations(positions)
+    elif isinstance(found, EagleHead):
+        found.rotation(positions)
     return found
 
 

@@ -32,7 +32,7 @@ def served(head: EagleHead, vectors: Tensor, features: Tensor, tokens: Tensor, s
         count = len(following)
         span = Span(torch.tensor([0]), (0,), torch.tensor([start]), chain_mask(1, count), count, start + count)
         view = cache.view([span])
-        return head(table_of[following], hidden, head.rope(view.positions), attend_in(cache, view))
+        return head(table_of[following], hidden, head.rotation(view.positions), attend_in(cache, view))
 
     output = run(head.fuse(features[: slot + 1]), 0, tokens[1 : slot + 2])[-1:]
     read = [head.normed(output)]
@@ -114,7 +114,7 @@ def test_a_further_step_keeps_no_more_than_one_layers_activations(name):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).flatten(1)
 
     def layer() -> Tensor:
-        return head.normed(head(vectors[batch.tokens], hidden, head.rope(batch.positions), causal))
+        return head.normed(head(vectors[batch.tokens], hidden, head.rotation(batch.positions), causal))
 
     unrolled = [kept_bytes(partial(unroll, head, vectors, features, batch, steps), head) for steps in (2, 4, 6)]
     assert unrolled[1] - unrolled[0] == unrolled[2] - unrolled[1]

@@ -49,7 +49,7 @@ def test_unrolled_steps_are_a_causal_pass_over_what_each_chain_read(head: EagleH
             hidden = head.fuse(features[: first + 1])
             for step in range(3):
                 rows = first + 1 + step
-                output = head(embed[tokens[1 : rows + 1]], hidden, head.rope(torch.arange(rows)), causal)
+                output = head(embed[tokens[1 : rows + 1]], hidden, head.rotation(torch.arange(rows)), causal)
                 assert torch.allclose(head.logits(output)[-1], steps[step][first], atol=1e-4)
                 hidden = torch.cat([hidden, head.recycle(output)[-1:]])
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sametoken.checkpoint.damage import damaged
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 
 # As safetensors names them.
@@ -34,16 +35,16 @@ def safetensors_header(file: Path) -> list[tuple[str, Tensor]]:
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
             header = json.loads(opened.read(length)) if length <= MOST_HEADER else None
-    except (OSError, ValueError, struct.error) as error:
-        raise CheckpointError(f"has no header that can be read ({error})", field=str(file)) from error
+    except (OSError, ValueError, RecursionError, struct.error) as error:
+        raise CheckpointError(damaged(file, error), field=str(file)) from error
     if not isinstance(header, dict):
-        raise CheckpointError("has no header of a safetensors file", field=str(file))
+        raise CheckpointError(damaged(file, ValueError("no header of a safetensors file")), field=str(file))
     stated = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
     try:
         stated.sort(key=lambda item: item[1]["data_offsets"])
         return [(name, _stated_tensor(name, entry, file)) for name, entry in stated]
     except (KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"has a damaged header ({error})", field=str(file)) from error
+        raise CheckpointError(damaged(file, error), field=str(file)) from error
 
 
 def _stated_tensor(name: str, entry: Mapping[str, Any], file: Path) -> Tensor:

@@ -6,7 +6,6 @@ of Hugging Face repositories.
 
 from __future__ import annotations
 
-import errno
 import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sametoken.checkpoint.contents import NAMES_SHOWN, of_directory
+from sametoken.checkpoint.damage import damaged
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.container import AGAIN
 from sametoken.checkpoint.gguf.directory import read_gguf
@@ -138,7 +138,7 @@ def tensor_names(file: Path) -> list[str]:
         with safe_open(file, framework="pt") as opened:
             return list(opened.offset_keys())
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(_damaged(file, error), field=str(file)) from error
+        raise CheckpointError(damaged(file, error), field=str(file)) from error
 
 
 def _read_safetensors(file: Path, wanted: Wanted) -> Iterator[Stored]:
@@ -149,7 +149,7 @@ def _read_safetensors(file: Path, wanted: Wanted) -> Iterator[Stored]:
                 tensor = opened.get_tensor(name)
             yield Stored(name, tensor, file)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(_damaged(file, error), field=str(file)) from error
+        raise CheckpointError(damaged(file, error), field=str(file)) from error
 
 
 def _read_bin(file: Path, wanted: Wanted) -> Iterator[Stored]:
@@ -160,7 +160,7 @@ def _read_bin(file: Path, wanted: Wanted) -> Iterator[Stored]:
             "holds more than tensors, or is damaged, and was not executed; convert it to safetensors", field=str(file)
         ) from error
     except (RuntimeError, OSError, EOFError, ValueError) as error:
-        raise CheckpointError(_damaged(file, error), field=str(file)) from error
+        raise CheckpointError(damaged(file, error), field=str(file)) from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         words = "holds something else than a dictionary of tensors; convert it to safetensors"
         raise CheckpointError(words, field=str(file))
@@ -175,15 +175,3 @@ def _read_gguf(file: Path, wanted: Wanted) -> Iterator[Stored]:
 
 
 READERS = {".safetensors": _read_safetensors, ".bin": _read_bin, ".pt": _read_bin, ".gguf": _read_gguf}
-
-
-def _damaged(file: Path, error: Exception) -> str:
-    """Words for a weight file that cannot be read."""
-    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch seeks before the start of a truncated file
-        return f"cannot be read ({error.strerror or error}); check its permissions, or {AGAIN}"
-    with file.open("rb") as opened:
-        head = opened.read(40)
-    if head.startswith(b"version https://git-lfs"):
-        return "is a Git LFS pointer, not the weights; run `git lfs pull` in its repository"
-    reason = str(error).splitlines()[0]
-    return f"truncated or damaged ({file.stat().st_size} bytes: {reason}); {AGAIN}"

@@ -35,7 +35,7 @@ class Recurrent(Protocol):
         """What the first step reads [N, H], from the target's features."""
         ...
 
-    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin at `positions` [N]."""
         ...
 
@@ -77,7 +77,7 @@ def unroll(
 
     def step(index: int, hidden: Tensor) -> Tensor:
         attend.step = index
-        rope = tuple(part.to(hidden.dtype) for part in head.rope(batch.positions + index))
+        rope = tuple(part.to(hidden.dtype) for part in head.rotation(batch.positions + index))
         embedded = F.embedding(batch.ahead(1 + index), table).to(hidden.dtype)
         output: Tensor = head(embedded, hidden, (rope[0], rope[1]), attend)
         return output

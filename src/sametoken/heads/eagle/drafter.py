@@ -53,7 +53,7 @@ class EagleGuesser:
         if self._native is not None:
             return self._native(after, hidden, self.cache, view).view(*tokens.shape, -1)
         embed = self.target.embed if self.head.embed is None else self.head.embed
-        rope = self.head.rope(view.positions)
+        rope = self.head.rotation(view.positions)
         output: Tensor = self.head(embed(after.clamp(min=0)), hidden, rope, attend_in(self.cache, view))
         return output.view(*tokens.shape, -1)
 

@@ -132,7 +132,7 @@ class EagleHead(Head):
         scores: Tensor = self.head(self.normed(output))
         return scores
 
-    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, rotated size] at `positions` [T]."""
         return rope_at(self.rope_tables(positions.device), positions)
 
