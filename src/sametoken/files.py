@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BLOCK = 1 << 20
+UNFINISHED = ".part"  # how the names of directories end that are being written
+SETTLED_S = 60.0  # after which a directory without a lock is nobody's: who makes one locks it at once
 PREPARE_AGAIN = "delete it and prepare again"
 
 
@@ -96,6 +101,8 @@ def lock(descriptor: int, path: Path) -> None:
 def new_directory(directory: Path, *, replace: bool = False) -> Iterator[Path]:
     """A directory to write to, which becomes `directory` when the block ends without an error, and only then.
 
+    What killed processes left of the same directory is removed first.
+
     Args:
         replace: it may be there already, with files alone; they are gone afterwards.
 
@@ -103,21 +110,72 @@ def new_directory(directory: Path, *, replace: bool = False) -> Iterator[Path]:
         ConfigError: it is there, and is not to be replaced.
         DataError: the disk is full or the place is not writable; what was there before still is.
     """
-    check_replaceable(directory, replace=replace)
     try:
+        discard_unfinished(directory.parent, directory.name)
+        check_replaceable(directory, replace=replace)
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as place:
-            made, old = Path(place) / "new", Path(place) / "old"
+        with (
+            tempfile.TemporaryDirectory(prefix=f".{directory.name}-", suffix=UNFINISHED, dir=directory.parent) as name,
+            holding(place := Path(name)),
+        ):
+            made, old = place / "new", place / "old"
             made.mkdir()
             yield made
             for file in made.iterdir():
                 _sync(file)
-            if directory.exists():
-                directory.rename(old)
-            made.rename(directory)
+            try:
+                if directory.exists():
+                    directory.rename(old)
+                made.rename(directory)
+            finally:
+                _put_back(old, directory)
             _sync(directory.parent)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{directory} cannot be written ({_reason(error)}); nothing was left half written") from error
+
+
+def discard_unfinished(parent: Path, name: str = "*") -> None:
+    """Removes what killed processes left of directories that `new_directory` was to make in `parent`.
+
+    One that was about to be replaced is put back. What another process is writing now is left alone.
+
+    Args:
+        name: of the directories that were to be made; "*" stands for all.
+    """
+    for place in parent.glob(f".{name if name == '*' else glob.escape(name)}-*{UNFINISHED}"):
+        with holding(place) as alone:
+            if not alone or time.time() - place.stat().st_mtime < SETTLED_S:
+                continue
+            _put_back(place / "old", parent / place.name[1:].rpartition("-")[0])
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _put_back(old: Path, directory: Path) -> None:
+    if old.exists() and not directory.exists():
+        old.rename(directory)
+
+
+@contextmanager
+def holding(directory: Path, *, shared: bool = False) -> Iterator[bool]:
+    """Whether this process has the lock of a directory within the block; nobody waits for it.
+
+    Args:
+        shared: with others who ask for the same.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError:  # another process has it, or the file system has no locks
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
 
 
 def check_replaceable(directory: Path, *, replace: bool) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import multiprocessing
+import os
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Mo
 from cli_checks import call
 from sametoken.checkpoint import rounded
 from sametoken.checkpoint.load import load_decoder
+from sametoken.errors import ConfigError
+from sametoken.files import holding
 from sametoken.kernels.cpu.library import library
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.int4 import Int4
@@ -176,6 +179,68 @@ def test_it_can_be_switched_off_and_small_models_are_left_out(
     root = rounded.rounded_directory()
     assert root is not None
     assert root.parts[-2:] == ("sametoken", "quantised")
+
+
+def make_older(entry: Path, seconds: float) -> None:
+    used = (entry / rounded.FACTS).stat().st_mtime - seconds
+    os.utime(entry / rounded.FACTS, (used, used))
+
+
+def test_what_was_read_longest_ago_is_removed_above_the_limit(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = saved("llama", tmp_path / "model")
+    made = {}
+    for age, name in enumerate(("int8", "int8_weight_only", "int4")):
+        before = set(kept.glob("*"))
+        load(directory, name)
+        (made[name],) = set(kept.glob("*")) - before
+        make_older(made[name], 1000 - age)
+    (kept / "another's").mkdir()
+    (kept / "another's" / "file").write_bytes(bytes(1 << 20))
+    load(directory, "int8")  # now the one that was read last
+    whole = sum(file.stat().st_size for file in kept.glob("*/*") if file.parent.name != "another's")
+    monkeypatch.setenv(rounded.LIMIT_VARIABLE, str(whole / 1e9))
+    load(directory, "int4_g128")
+    names = {entry.name for entry in kept.iterdir()}
+    assert made["int8_weight_only"].name not in names
+    assert {made["int8"].name, "another's"} < names
+    assert len(names) == 4
+    monkeypatch.setenv(rounded.LIMIT_VARIABLE, "0.000001")
+    load(saved("tied", tmp_path / "tied"))
+    assert {entry.name for entry in kept.iterdir()} == names
+    monkeypatch.setenv(rounded.LIMIT_VARIABLE, "many")
+    with pytest.raises(ConfigError, match="CACHE_GB is 'many'; expected a number of gigabytes"):
+        load(directory)
+
+
+def test_an_entry_that_is_being_read_is_not_removed(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = saved("llama", tmp_path / "model")
+    load(directory)
+    (first,) = kept.iterdir()
+    size = sum(file.stat().st_size for file in first.iterdir())
+    monkeypatch.setenv(rounded.LIMIT_VARIABLE, str(1.5 * size / 1e9))
+    with holding(first, shared=True):
+        load(directory, "int4_g128")
+    assert [entry.name for entry in kept.iterdir()] == [first.name]
+    load(directory, "int4_g128")
+    (second,) = kept.iterdir()
+    assert second.name != first.name
+
+
+def test_what_a_killed_start_left_is_removed(tmp_path: Path, kept: Path) -> None:
+    directory = saved("llama", tmp_path / "model")
+    left = [kept / f".{name}-abcdefgh.part" for name in ("old", "new", "busy")]
+    for place in left:
+        (place / "new").mkdir(parents=True)
+        (place / "new" / "part-0.safetensors").write_bytes(bytes(100))
+        if place is not left[1]:
+            os.utime(place, (0, 0))
+    with holding(left[2]):
+        load(directory)
+    assert [place.exists() for place in left] == [False, True, True]
 
 
 def _start(directory: str, ready: object, done: object) -> None:

@@ -1,16 +1,20 @@
 """Weights that `quantization` rounded, kept beside the Hub's cache: the second start reads them instead of searching.
 
 An entry is a directory named by the content of the model's files, the format and the layout of the compiled kernels. It
-appears when it is whole; several processes may write it at once, and the first one stays.
+appears when it is whole; several processes may write it at once, and the first one stays. Where all entries would take
+more than a limit, those that were read longest ago are removed, unless a process is reading them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -21,8 +25,8 @@ from sametoken.checkpoint.hub import cache_directory
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.shards import Shards
 from sametoken.checkpoint.tensors import tensor_names, weight_files
-from sametoken.errors import CheckpointError, SametokenError
-from sametoken.files import new_directory, write_json
+from sametoken.errors import CheckpointError, ConfigError, SametokenError, shown
+from sametoken.files import UNFINISHED, discard_unfinished, holding, new_directory, write_json
 from sametoken.kernels.cpu.library import library
 from sametoken.kernels.cpu.memory import settled
 from sametoken.model.decoder import Decoder
@@ -30,6 +34,9 @@ from sametoken.model.linear import Embedding, Linear
 
 LOG = logging.getLogger("sametoken")
 CACHE_VARIABLE = "SAMETOKEN_QUANTIZATION_CACHE"  # "0" switches it off, another value is its directory
+LIMIT_VARIABLE = "SAMETOKEN_QUANTIZATION_CACHE_GB"  # that all entries take together
+LIMIT_GB = 64.0
+FACTS = "entry.json"  # its time of change is that of the last start that read the entry
 VERSION = 1  # of the layouts, and of how weights are rounded
 LEAST = 1 << 25  # numbers of a model; fewer are rounded in a second
 FILE_BYTES = 256 << 20
@@ -44,6 +51,22 @@ def rounded_directory() -> Path | None:
     return Path(given) if given else cache_directory().parent / "sametoken" / "quantised"
 
 
+def limit_bytes() -> int:
+    """Bytes that all entries may take together.
+
+    Raises:
+        ConfigError: the environment states no number of gigabytes.
+    """
+    given = os.environ.get(LIMIT_VARIABLE) or str(LIMIT_GB)
+    try:
+        found = float(given)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise ConfigError(f"{LIMIT_VARIABLE} is {shown(given)}; expected a number of gigabytes, for example 20")
+    return int(found * 1e9)
+
+
 def entry_of(directory: Path, numbers: int, quantization: str, dtype: torch.dtype, device: torch.device) -> Path | None:
     """Where the rounded weights of a checkpoint are or will be; None where they are not kept.
 
@@ -52,10 +75,12 @@ def entry_of(directory: Path, numbers: int, quantization: str, dtype: torch.dtyp
 
     Raises:
         CheckpointError: the weight files cannot be read.
+        ConfigError: as `limit_bytes`.
     """
     root = rounded_directory()
     if root is None or numbers < LEAST or dtype != torch.bfloat16 or device.type != "cpu" or library() is None:
         return None
+    limit_bytes()
     # The digest reads samples of large files: a file that was written anew has another time.
     times = [file.stat().st_mtime_ns for file in weight_files(directory)]
     key = f"{VERSION} {quantization} {model_digest(directory)} {times}"
@@ -78,7 +103,10 @@ def restore(decoder: Decoder, entry: Path) -> None:
         CheckpointError: the entry is damaged.
     """
     try:
-        parts = dict(_read(entry))
+        with holding(entry, shared=True):
+            with suppress(OSError):  # a directory that others wrote
+                os.utime(entry / FACTS)
+            parts = dict(_read(entry))
         for name, linear in _rounded(decoder):
             linear.restore(parts[f"{name}.data"], parts[f"{name}.scale"])
         if decoder.embed.tied:
@@ -101,6 +129,12 @@ def keep(decoder: Decoder, entry: Path) -> None:
     size = sum(tensor.nbytes for tensor in parts.values())
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
+        discard_unfinished(entry.parent)
+        if not _make_room(entry.parent, size):
+            LOG.warning(
+                f"{size / 1e9:.1f} GB of quantised weights are more than {LIMIT_VARIABLE} allows; none are kept"
+            )
+            return
         if shutil.disk_usage(entry.parent).free < size + FREE_BYTES:
             LOG.warning(f"{entry.parent} has no room for {size / 1e9:.1f} GB of quantised weights; none are kept")
             return
@@ -109,12 +143,42 @@ def keep(decoder: Decoder, entry: Path) -> None:
             for name, tensor in parts.items():
                 shards.add(name, tensor)
             shards.finish()
-            write_json(place / "entry.json", {"bytes": size, "version": VERSION})
+            write_json(place / FACTS, {"bytes": size, "version": VERSION})
     except (SametokenError, OSError) as error:
         if not entry.exists():  # another process was not faster either
             LOG.warning(f"quantised weights are not kept for the next start ({error}); {CACHE_VARIABLE}=0 stops trying")
         return
     LOG.info(f"{entry} keeps {size / 1e9:.1f} GB of quantised weights for the next start")
+
+
+def _make_room(root: Path, size: int) -> bool:
+    """Removes entries, the one that was read longest ago first, until `size` bytes more fit; False if they never do."""
+    limit = limit_bytes()
+    if size > limit:
+        return False
+    entries: list[tuple[float, int, Path]] = []
+    for facts in root.glob(f"*/{FACTS}"):
+        with suppress(OSError):  # another process removes it
+            used = sum(file.stat().st_size for file in facts.parent.iterdir())
+            entries.append((facts.stat().st_mtime, used, facts.parent))
+    total = size + sum(used for _, used, _ in entries)
+    for _, used, entry in sorted(entries):
+        if total > limit and _removed(entry):
+            LOG.info(f"{entry} was removed: quantised weights take {LIMIT_VARIABLE}={limit / 1e9:g} at most")
+            total -= used
+    return total <= limit
+
+
+def _removed(entry: Path) -> bool:
+    """Whether an entry is gone; one that a process is reading stays."""
+    with (
+        holding(entry) as alone,
+        tempfile.TemporaryDirectory(prefix=f".{entry.name}-", suffix=UNFINISHED, dir=entry.parent) as place,
+        suppress(OSError),  # a directory that others wrote
+    ):
+        if alone:
+            entry.rename(Path(place) / "removed")
+    return not entry.exists()
 
 
 def _rounded(decoder: Decoder) -> Iterator[tuple[str, Linear]]:

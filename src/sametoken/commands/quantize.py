@@ -11,6 +11,7 @@ from sametoken.commands.models import use_threads
 from sametoken.commands.options import THREADS, Option, Values
 from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError, unknown_name
+from sametoken.interrupt import stop_at_signals
 from sametoken.options.declaration import Positive
 from sametoken.options.training import DATA_PATH
 
@@ -62,7 +63,8 @@ def command(model: str | None, values: Values) -> int:
         raise ConfigError(f"--output {output} is the model itself; choose another place")
     if values["draft"] is not None:
         draft_directory(values["draft"])  # before the work is done
-    report, written, prompts = _write(name, directory, output, values)
+    with stop_at_signals() as stop, stop.at_once():  # what is half written is removed
+        report, written, prompts = _write(name, directory, output, values)
     write_json(output / REPORT, report.to_json())
     if values["draft"] is not None:
         report = _with_acceptance(report, name, written, prompts, values)
