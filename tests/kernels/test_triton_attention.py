@@ -97,7 +97,7 @@ class Stored:
 
     def oracle(self, position: int, window: int | None) -> Tensor:
         """[Hq * D] of the text's token at `position`, by torch in float32 on what is stored of the text."""
-        first, form = 0 if window is None else max(0, position - window + 1), self.cache.form
+        first, form = 0 if window is None else max(0, position - window + 1), self.cache.kv_format
         text = (x[first : position + 1] for x in (self.k, self.v))
         k, v = (form.decode(*form.encode(x), torch.float32).transpose(0, 1).unsqueeze(0) for x in text)
         q = self.q[position].float().view(1, self.heads, 1, self.size)

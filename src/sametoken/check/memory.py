@@ -273,7 +273,7 @@ def _remedies(
     if settings.cache.dtype == "auto" and device == "cpu":
         for name in KV_DTYPES:
             other = settings._replace(cache=settings.cache.model_copy(update={"dtype": name}))
-            cached = tuple(each._replace(form=name) for each in plan.cached)
+            cached = tuple(each._replace(kv_format=name) for each in plan.cached)
             yield Remedy(
                 f"--kv-cache-dtype {name}", _total(plan._replace(cached=cached), other, found.batch, found.context)
             )

@@ -163,8 +163,8 @@ def _check_memory(
     scheme: Scheme | None,
 ) -> None:  # fmt: skip
     """Refuses a model whose weights and rotary tables alone are larger than the free memory."""
-    form = quantization if quantization != "none" else str(dtype).removeprefix("torch.")
-    form, size = (form, least_bytes(quantization, dtype)) if scheme is None else (scheme.name, scheme.bits / 8)
+    name = quantization if quantization != "none" else str(dtype).removeprefix("torch.")
+    name, size = (name, least_bytes(quantization, dtype)) if scheme is None else (scheme.name, scheme.bits / 8)
     weights = stated.parameters * size
     rotated = sum(rope.dim for rope in {*stated.ropes} if rope is not None)
     tables = limit * rotated * (2 * dtype.itemsize + 6)  # cos and sin, and what they are computed from
@@ -179,7 +179,7 @@ def _check_memory(
     smaller = "" if scheme or quantization.startswith("int4") or device.type != "cpu" else "quantization int8 or int4, "
     raise MemoryPlanError(
         f"the weights of {model} take {weights / 1e9:.1f} GB ({stated.parameters / 1e9:.2f} billion numbers in "
-        f"{form}), and {free / 1e9:.1f} GB are free; use {smaller}a smaller model or a larger machine"
+        f"{name}), and {free / 1e9:.1f} GB are free; use {smaller}a smaller model or a larger machine"
     )
 
 
@@ -244,10 +244,10 @@ def build_engine(
     pages, context = _plan_pages(loaded, config, cache, lookahead)
     table = PageTable(config.max_batch_size, pages, row_pages(context.length, lookahead, page), page, device)
 
-    form = FORMATS[cache.dtype]
+    kv_format = FORMATS[cache.dtype]
 
     def cache_for(shape: ModelConfig, dtype: torch.dtype) -> KVCache:
-        return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, dtype, device, form)
+        return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, dtype, device, kv_format)
 
     drafters = model_free_drafters(speculative)
     if draft is not None:

@@ -52,7 +52,7 @@ class Calibration:
     def measure(self, drafters: Mapping[str, Drafter], longest: int) -> Measured:
         """Times forwards and drafts of up to `longest` tokens by the drafters that run a model, in turns."""
         models = {method: drafter for method, drafter in drafters.items() if drafter.runs_model}
-        # By the wall: a thread's own time is short where other threads did its work while it was held up.
+        # Wall time: a thread's own time is too short where other threads did its work while it had to wait.
         begin = time.perf_counter()
         self._step(1, 1, NEAR)
         plain = time.perf_counter() - begin
@@ -67,8 +67,8 @@ class Calibration:
                 seconds = time.perf_counter() - start
                 times[key] = min(seconds, times.get(key, seconds))
                 if time.perf_counter() - begin > budget and lap >= cold:
-                    return self._told(times, models, longest)
-        return self._told(times, models, longest)
+                    return self._costs(times, models, longest)
+        return self._costs(times, models, longest)
 
     def _works(self, models: Mapping[str, Drafter], longest: int) -> tuple[list[Work], list[Work]]:
         """What tells most, forwards and drafts in turns as they will be made, and what is measured if there is time."""
@@ -98,7 +98,7 @@ class Calibration:
         """Rows of a plain step that tells what rows add: a count that was measured with fewer rows too."""
         return max((count for count in COUNTS[:TELLING] if count <= len(self.rows)), default=1)
 
-    def _told(self, times: Times, models: Mapping[str, Drafter], longest: int) -> Measured:
+    def _costs(self, times: Times, models: Mapping[str, Drafter], longest: int) -> Measured:
         """What the times say; what there was no time for is taken to cost nothing, until it is seen."""
         first: dict[str, dict[int, float]] = {}
         level: dict[str, dict[int, float]] = {}
@@ -110,10 +110,10 @@ class Calibration:
                 short, long = times[method, rows, 1], times[method, rows, longest]
                 level[method][rows] = max(0.0, long - short) / (longest - 1) if longest > 1 else short / 2
                 first[method][rows] = max(1e-9, short - level[method][rows])
-        whole = {int(str(key[1])): seconds for key, seconds in times.items() if key[0] == "step"}
+        steps = {int(str(key[1])): seconds for key, seconds in times.items() if key[0] == "step"}
         fewer = self._rows(self._many)
-        row = max(0.0, times[("near",)] - whole.get(self._many, times[("near",)])) / max(1, self._many - fewer)
-        step = {count: max(1e-9, seconds - row * self._rows(count)) for count, seconds in whole.items()}
+        row = max(0.0, times[("near",)] - steps.get(self._many, times[("near",)])) / max(1, self._many - fewer)
+        step = {count: max(1e-9, seconds - row * self._rows(count)) for count, seconds in steps.items()}
         more = max(0.0, times[("far",)] - times[("near",)]) if ("far",) in times else 0.0
         return Measured(step, row, more / (self._many * (self.far - NEAR)), first, level, feed)
 
@@ -146,7 +146,7 @@ class Calibration:
         drafter.release(row)
 
     def _features(self, drafter: Drafter, count: int) -> Tensor | None:
-        """Hidden states of `count` tokens as a drafter is told them, all zero."""
+        """Hidden states of `count` tokens as a drafter observes them, all zero."""
         width = len(drafter.taps) * self.runner.decoder.config.hidden_size
         zeros = torch.zeros(count, width, dtype=self.runner.decoder.dtype, device=self.runner.device)
         return zeros if drafter.taps else None

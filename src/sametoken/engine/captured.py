@@ -168,11 +168,11 @@ class CapturedSteps:
         if all(request.room <= flying for request in session.requests):
             return None
         # The steps under way may have emitted all they could.
-        ends = [len(request.tokens) + request.room for request in session.requests]
+        limits = [len(request.tokens) + request.room for request in session.requests]
         known = [len(request.tokens) - 1 + flying * (proposer.depth + 1) for request in session.requests]
-        useful = session.slots = [min(n, end) + proposer.slots for n, end in zip(known, ends, strict=True)]
+        useful = session.slots = [min(n, limit) + proposer.slots for n, limit in zip(known, limits, strict=True)]
         if proposer.chain:  # its nodes past a request's last token go to the sink
-            useful = [min(n, end) for n, end in zip(useful, ends, strict=True)]
+            useful = [min(n, limit) for n, limit in zip(useful, limits, strict=True)]
         pages = scheduler.reserve([_row(request) for request in session.requests], useful)
         if pages is None:
             return None

@@ -48,14 +48,14 @@ class AfterMark:
         grammar: of what follows the mark.
         after: regular expression of the mark.
         opens: text that the output may begin with; only then is the mark waited for. Empty: it always is.
-        spelled: the bytes of every token of the vocabulary. `ends`: tokens that end the output.
+        spelled: the bytes of every token of the vocabulary. `end_ids`: tokens that end the output.
     """
 
     def __init__(
-        self, grammar: InitialGrammar, after: str, opens: str, spelled: Sequence[bytes], ends: Sequence[int]
+        self, grammar: InitialGrammar, after: str, opens: str, spelled: Sequence[bytes], end_ids: Sequence[int]
     ) -> None:
         self._grammar, self._after, self._opens = grammar, re.compile(after.encode()), opens.encode()
-        self._spelled, self._ends = spelled, list(ends)
+        self._spelled, self._end_ids = spelled, list(end_ids)
         self._place = _PathState(True, b"", ())
         self._beyond = [token for token, piece in enumerate(spelled) if GOES_ON.search(piece)]
         self._openers = cache(self._find_openers)
@@ -114,7 +114,7 @@ class AfterMark:
         mask = torch.ones(len(self._spelled), dtype=torch.bool)
         begun_mark = b"<" in place.said[-64:]
         tokens = [token for token in self._beyond if begun_mark or b"<" in self._spelled[token]]
-        mask[[*self._ends, *(each for each in tokens if self._after_token(place, each).path is None)]] = False
+        mask[[*self._end_ids, *(each for each in tokens if self._after_token(place, each).path is None)]] = False
         return mask
 
     def _inside(self, path: Sequence[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Token ids to text as they arrive: never half a character, never text past a stop string.
+"""Token ids to text as they arrive: never a part of a character, never text past a stop string.
 
 Decoding a token alone loses spaces and byte sequences, so a window of earlier tokens is decoded with it and the
 difference is the new text. Text that may still change (an incomplete character, the beginning of a stop string) is
@@ -68,7 +68,7 @@ class Detokenizer:
             self._decode_new()
 
     def _decode_new(self) -> None:
-        """Takes the text of new tokens up to the last whole character.
+        """Takes the text of new tokens up to the last complete character.
 
         The text is a function of the ids, however many arrive at once: with an invalid byte among them, what is
         shown depends on where the text is cut, so then they are taken one by one.
@@ -92,10 +92,10 @@ class Detokenizer:
         after = self._decode(self._ids[self._start : end])
         if after.startswith(before):
             return after[len(before) :]
-        whole = before.rstrip(INCOMPLETE)
-        if whole != before and after.startswith(whole):  # the output completes the prompt's last character
-            return after[len(whole) :]
-        # Byte tokens are decoded as one run, and an invalid one turns the whole characters before it into marks.
+        complete = before.rstrip(INCOMPLETE)
+        if complete != before and after.startswith(complete):  # the output completes the prompt's last character
+            return after[len(complete) :]
+        # Byte tokens are decoded as one run, and an invalid one turns the complete characters before it into marks.
         return self._decode(self._ids[self._read : end])
 
     def _take(self, text: str, end: int) -> None:
@@ -132,11 +132,11 @@ class Detokenizer:
         """Text not handed out before that cannot change any more."""
         if not self._done:
             self._decode_new()
-        end = len(self.text) if self._done else len(self.text) - self._held()
+        end = len(self.text) if self._done else len(self.text) - self._undecided()
         text, self._sent = self.text[self._sent : end], max(self._sent, end)
         return text
 
-    def _held(self) -> int:
+    def _undecided(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
         longest = 0
         for stop in self._stop:

@@ -1,4 +1,4 @@
-"""The drafters of an engine and the policy that chooses among them: asked by the scheduler, told after every step.
+"""The drafters of an engine and the policy that chooses among them: the scheduler asks it, and it observes every step.
 
 Knows requests and rows, not how a draft is made nor what the target does with it.
 """
@@ -152,7 +152,7 @@ class Drafting:
         count = len(done.plan.decode)
         decoded, read = done.rows[:count], done.rows[count:]
         self._learn(done.plan.decode, decoded, done.proposal.makers)
-        if done.plan.captured:  # its drafters were told by whoever runs it
+        if done.plan.captured:  # whoever runs it has informed its drafters
             return
         with self._clock:
             for method, drafter in self.drafters.items():

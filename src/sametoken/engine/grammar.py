@@ -115,11 +115,11 @@ class Grammars:
     def _read(self, library: Any) -> Any:
         """The vocabulary; behind it stands an end token for models that have none."""
         tokenizer, size = self._tokenizer, self._vocab_size
-        ends = [token for token in tokenizer.eos_ids if token < size] or [size]
+        end_ids = [token for token in tokenizer.eos_ids if token < size] or [size]
         tokens = [tokenizer.token_bytes(token) for token in range(size)] + [b"<end>"]
-        special = sorted({*tokenizer.special_ids, *ends, size} & set(range(size + 1)))
-        words = _Words(ends[0], tokenizer.bos_id, tokens, special, tokenizer)
-        return library.LLTokenizer(library.TokenizerWrapper(words), n_vocab=size + 1, eos_token=ends)
+        special = sorted({*tokenizer.special_ids, *end_ids, size} & set(range(size + 1)))
+        words = _Words(end_ids[0], tokenizer.bos_id, tokens, special, tokenizer)
+        return library.LLTokenizer(library.TokenizerWrapper(words), n_vocab=size + 1, eos_token=end_ids)
 
 
 class TokenGrammar:

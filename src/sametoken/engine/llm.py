@@ -194,8 +194,8 @@ class LLM:
         self._check_sizes(params)
         speculation = self._speculation(params)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        ends = (token for token in self.tokenizer.eos_ids if token < self.config.vocab_size)
-        eos = frozenset() if params.ignore_eos else frozenset(ends)
+        end_ids = (token for token in self.tokenizer.eos_ids if token < self.config.vocab_size)
+        eos = frozenset() if params.ignore_eos else frozenset(end_ids)
         stop_ids = eos | frozenset(params.stop_token_ids)
         drafters = [self.engine.drafters[method] for method in speculation.methods]
         bad_words = [ids for word in params.bad_words for ids in _spellings(self.tokenizer, word)]
@@ -243,8 +243,8 @@ class LLM:
         grammar: InitialGrammar | None = None if asked is None else self._grammars.compile(asked)
         if grammar is not None and asked is not None and asked.after is not None:
             spelled = [self.tokenizer.token_bytes(token) for token in range(size)]
-            ends = {*self.tokenizer.eos_ids, *params.stop_token_ids}
-            grammar = AfterMark(grammar, asked.after, asked.opens or "", spelled, [end for end in ends if end < size])
+            end_ids = [token for token in {*self.tokenizer.eos_ids, *params.stop_token_ids} if token < size]
+            grammar = AfterMark(grammar, asked.after, asked.opens or "", spelled, end_ids)
         if params.allowed_token_ids is None:
             return grammar
         if (largest := max(params.allowed_token_ids)) >= size:

@@ -18,23 +18,24 @@ class Cached(NamedTuple):
     """Blocks whose keys and values lie in the pages.
 
     Attributes:
-        dtype: of the vectors. `form`: a name in `runtime.kv_format`, what is stored of them.
+        dtype: of the vectors. `kv_format`: a name in `runtime.kv_format`, what is stored of them.
     """
 
     shape: ModelConfig
     dtype: torch.dtype
-    form: str
+    kv_format: str
 
     def page_bytes(self, page: int) -> int:
         """Bytes of a page of `page` tokens."""
-        shape, form = self.shape, FORMATS[self.form]
-        return KVCache.bytes_per_page(shape.num_layers, shape.num_kv_heads, shape.head_dim, page, self.dtype, form)
+        shape, kv_format = self.shape, FORMATS[self.kv_format]
+        return KVCache.bytes_per_page(shape.num_layers, shape.num_kv_heads, shape.head_dim, page, self.dtype, kv_format)
 
 
 def cached_by(target: Cached, draft: LoadedDraft | None) -> list[Cached]:
     """What a page has room for: the target's keys and values, and those of the draft if it keeps any."""
-    layers = None if draft is None else draft.cached_layers
-    return [target] if draft is None or layers is None else [target, Cached(layers, draft.module.dtype, target.form)]
+    if draft is None or draft.cached_layers is None:
+        return [target]
+    return [target, Cached(draft.cached_layers, draft.module.dtype, target.kv_format)]
 
 
 def lookahead_of(speculative: SpeculativeConfig, draft: LoadedDraft | None) -> int:

@@ -314,12 +314,12 @@ class Request:
 
     def _stops_at(self, token: int) -> bool:
         """Adds the token to the text and decides whether the request ends here."""
-        ends = token in self.stop_ids
+        is_end = token in self.stop_ids
         complete = self.sampling.accept(token)
         full = self.room <= 0
         self.detokenizer.push(token)
-        if ends or full or complete:
-            self.detokenizer.finish()  # text that was held back may complete a stop string
+        if is_end or full or complete:
+            self.detokenizer.finish()  # text that was not sent yet may complete a stop string
         found = None
         if len(self.tokens) - len(self.prompt_ids) >= self.params.min_tokens:
             found = self.detokenizer.find_stop()
@@ -327,7 +327,7 @@ class Request:
             self.detokenizer.pass_stop()
         if found is not None:
             self.stop("stop", found)
-        elif ends:
+        elif is_end:
             self.stop("stop", None if token in self.eos_ids else token)
         elif complete and self.sampling.failure is not None:
             self.fail(self.sampling.failure)

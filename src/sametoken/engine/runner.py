@@ -100,11 +100,11 @@ class Runner:
         The last token of a prompt is the root of a tree of one node, padded to N.
         """
         nodes, end = draft.tokens.shape[1], draft.tokens.numel()
-        ends = []
+        last_places = []
         for piece in plan.prefill:
             end += len(piece.tokens)
-            ends.append((piece, end - 1))
-        lasts = [(piece, place) for piece, place in ends if piece.last]
+            last_places.append((piece, end - 1))
+        lasts = [(piece, place) for piece, place in last_places if piece.last]
         if not lasts:
             return draft, ancestor_mask, starts, last[: draft.tokens.numel()]
         at = self._ints([place for _, place in lasts]).unsqueeze(1).expand(-1, nodes).flatten()

@@ -181,7 +181,7 @@ class Compiled:
         return self._kernels.guess(self._model, self._pages(cache), feed, self._output, draw, levels, nbytes)
 
     def _pages(self, cache: KVCache) -> Pages:
-        form, table = KV_FORMS.get(cache.form, 0), cache.table.table
+        form, table = KV_FORMS.get(cache.kv_format, 0), cache.table.table
         scales = (None if each is None else each.mT for each in (cache.key_scales, cache.value_scales))
         found: Pages = struct_of(
             Pages, keys=cache.keys, values=cache.values, layer_stride=cache.keys.stride(0),

@@ -207,11 +207,11 @@ class KVCache:
     """Keys and values of every layer, addressed through a shared `PageTable`.
 
     Attributes:
-        keys, values: [layers, slots, kv heads, D] as `form` stores them.
+        keys, values: [layers, slots, kv heads, D] as `kv_format` stores them.
         key_scales, value_scales: [layers, slots, kv heads] float32 where these are codes, otherwise None; in memory the
             slots of a head lie side by side, since a head is what attention reads.
         dtype: of the vectors that are written and read.
-        form: what is stored of a vector.
+        kv_format: what is stored of a vector.
     """
 
     def __init__(
@@ -222,24 +222,24 @@ class KVCache:
         table: PageTable,
         dtype: torch.dtype,
         device: torch.device | str,
-        form: KVFormat = OWN,
+        kv_format: KVFormat = OWN,
     ) -> None:
         shape = (layers, table.pages * table.page_size, kv_heads)
-        self.table, self.dtype, self.form = table, dtype, form
+        self.table, self.dtype, self.kv_format = table, dtype, kv_format
         # Zeros, not empty: a masked key still enters the sum as 0 * value, which garbage NaN would poison.
-        self.keys = torch.zeros(*shape, head_dim, dtype=form.dtype(dtype), device=device)
+        self.keys = torch.zeros(*shape, head_dim, dtype=kv_format.dtype(dtype), device=device)
         self.values = torch.zeros_like(self.keys)
         self.key_scales: Tensor | None = None
         self.value_scales: Tensor | None = None
-        if form.greatest is not None:
+        if kv_format.greatest is not None:
             scales = torch.zeros(2, layers, kv_heads, shape[1], dtype=torch.float32, device=device).transpose(2, 3)
             self.key_scales, self.value_scales = scales.unbind()
 
     @staticmethod
     def bytes_per_page(
-        layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, form: KVFormat = OWN
+        layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, kv_format: KVFormat = OWN
     ) -> int:
-        return 2 * layers * kv_heads * page_size * form.vector_bytes(head_dim, dtype)
+        return 2 * layers * kv_heads * page_size * kv_format.vector_bytes(head_dim, dtype)
 
     def view(self, spans: Sequence[Span]) -> View:
         """How one forward reads and writes this cache."""
@@ -248,7 +248,7 @@ class KVCache:
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores [T, kv heads, D] keys and values."""
         for x, stored, scales in ((keys, self.keys, self.key_scales), (values, self.values, self.value_scales)):
-            codes, scale = self.form.encode(x)
+            codes, scale = self.kv_format.encode(x)
             stored[layer].index_copy_(0, slots, codes)
             if scales is not None and scale is not None:
                 scales[layer].index_copy_(0, slots, scale)
@@ -260,7 +260,7 @@ class KVCache:
 
     def _read(self, layer: int, segment: Segment, stored: Tensor, scales: Tensor | None) -> Tensor:
         scale = None if scales is None else self._gather(scales[layer], segment)
-        return self.form.decode(self._gather(stored[layer], segment), scale, self.dtype).transpose(1, 2)
+        return self.kv_format.decode(self._gather(stored[layer], segment), scale, self.dtype).transpose(1, 2)
 
     def _gather(self, stored: Tensor, segment: Segment) -> Tensor:
         """[B, L, ...] of what is stored for each slot."""
