@@ -219,17 +219,21 @@ MADE: dict[str, Made] = {
 }  # fmt: skip
 
 
-def quantised(source: Path, name: str, target: Path, plain: Path | None = None) -> Path:
-    """A copy of a checkpoint with its projections in a format.
+def quantised(
+    source: Path, name: str, target: Path, plain: Path | None = None, chosen: tuple[str, ...] = ("_proj",)
+) -> Path:
+    """A copy of a checkpoint with some of its weights in a format.
 
     Args:
         plain: where to write a checkpoint of the numbers that it means, in float32.
+        chosen: parts of the names of weights that are quantised.
     """
     config, make = MADE[name]
     stored: dict[str, Tensor] = {}
     meant: dict[str, Tensor] = {}
-    for key, tensor in load_file(source / "model.safetensors").items():
-        if tensor.dim() == 2 and "_proj" in key:
+    (file,) = source.glob("*.safetensors")
+    for key, tensor in load_file(file).items():
+        if tensor.dim() == 2 and any(part in key for part in chosen):
             parts, meant[key] = make(tensor.float())
             stored |= {f"{key.removesuffix('weight')}{part}": value for part, value in parts.items()}
         else:
@@ -237,9 +241,7 @@ def quantised(source: Path, name: str, target: Path, plain: Path | None = None) 
     for directory, tensors, more in ((target, stored, {"quantization_config": config}), (plain, meant, {})):
         if directory is not None:
             shutil.copytree(source, directory)
-            save_file(
-                {key: value.contiguous().clone() for key, value in tensors.items()}, directory / "model.safetensors"
-            )
-            file = directory / "config.json"
-            file.write_text(json.dumps({**json.loads(file.read_text()), **more}))
+            save_file({key: value.contiguous().clone() for key, value in tensors.items()}, directory / file.name)
+            stated = directory / "config.json"
+            stated.write_text(json.dumps({**json.loads(stated.read_text()), **more}))
     return target

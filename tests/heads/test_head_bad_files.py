@@ -132,7 +132,7 @@ def test_missing_weights_are_named(lost: str, tmp_path: Path) -> None:
     [
         ({**SPECULATORS, "speculators_model_type": "dflash"}, {}, "dflash"),
         (SPECULATORS, {"mask_hidden": torch.zeros(1, 1, 3)}, "P-EAGLE"),
-        ({**SPECFORGE, "quantization_config": {"quant_method": "fp8"}}, {}, "quantised"),
+        ({**SPECFORGE, "quantization_config": {"quant_method": "bitsandbytes"}}, {}, "quantised"),
         (
             {**SPECFORGE, "eagle_config": {IDS: [1, 3, 4], "next_layer_regular": False}, "num_hidden_layers": 2},
             {},

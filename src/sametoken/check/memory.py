@@ -15,10 +15,11 @@ import torch
 
 from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.planned import planned_model
+from sametoken.checkpoint.tensors import read_tensors
 from sametoken.engine.build import dtype_for
 from sametoken.engine.pages import Cached, lookahead_of, pool_bytes, pool_pages, row_pages
 from sametoken.errors import ConfigError
-from sametoken.heads.files import Files
+from sametoken.heads.files import HEAD_FILES
 from sametoken.heads.read import is_head, read_head
 from sametoken.heads.registry import head_kind
 from sametoken.heads.serve import LoadedDraft
@@ -207,10 +208,9 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
         layers = loaded.cached_layers
         if layers is not None:
             cached.append(Cached(layers, dtype, settings.cache.dtype))
-        files = Files.of(draft).seen.values()
         stored = summed(
-            {str(seen.dtype).removeprefix("torch."): Share(torch.Size(seen.shape).numel() * seen.dtype.itemsize, 1)}
-            for seen in files
+            {str(item.tensor.dtype).removeprefix("torch."): Share(item.tensor.numel() * item.tensor.dtype.itemsize, 1)}
+            for item in read_tensors(draft, HEAD_FILES, data=False)
         )
         kv = 0 if layers is None else _token_bytes(cached[-1], settings)
         parts.append(Part("head", str(draft), stored, held(head.module), kv))

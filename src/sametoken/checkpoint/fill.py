@@ -118,8 +118,8 @@ class _Filling:
         dense = stored.dequantize() if isinstance(stored, Coded) else stored
         if dense.dtype not in PLAIN:
             raise UnsupportedModelError(
-                f"{item.name} holds {dense.dtype}, expected a floating type of 16 bits or more; use the unquantised "
-                "checkpoint",
+                f"{item.name} holds {dense.dtype}, expected a floating type of 16 bits or more, or scales beside "
+                "it; use the unquantised checkpoint",
                 field=str(item.file),
             )
         self._check_alike(name, item, coded=linear and self.pack and isinstance(stored, Coded))

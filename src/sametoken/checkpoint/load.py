@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -17,8 +17,8 @@ from sametoken.checkpoint.gguf.directory import read_gguf
 from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.quantised.collect import Item, collected
+from sametoken.checkpoint.tensors import WEIGHT_FILES, Wanted, read_tensors, tensor_names, weight_files
 from sametoken.checkpoint.tensors import Stored as Stored  # the same
-from sametoken.checkpoint.tensors import Wanted, read_tensors, tensor_names, weight_files
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.kernels.cpu.memory import release
 from sametoken.model.config import ModelConfig
@@ -49,12 +49,8 @@ def load_decoder(
         UnsupportedModelError: the architecture or the weight format is not implemented.
         ConfigError: the weights are quantised already.
     """
-    stated, scheme = read_config(directory), stored_scheme(directory)
-    if scheme is not None and quantization != "none":
-        raise ConfigError(
-            f"quantization {quantization!r}: the weights of {given_path(directory)} are quantised already "
-            f"({scheme.name}); leave it out, or give the unquantised checkpoint"
-        )
+    stated = read_config(directory)
+    refuse_to_round_again(directory, quantization)
     device = torch.device(device)
     try:
         config = ModelConfig.from_hf(stated, max_seq_len)
@@ -103,11 +99,28 @@ def _kept_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, quan
     return decoder
 
 
-def read_weights(directory: Path, wanted: Wanted = lambda name: True) -> Iterator[Stored | Item]:
-    """The tensors of a model, with those of each layer that another tool quantised as one weight.
+def refuse_to_round_again(directory: Path, quantization: str) -> None:
+    """Raises `ConfigError` where weights that are quantised already would be rounded to another format.
+
+    Args:
+        directory: of a model or a head. `quantization`: a name in `model.formats.names`, or "none".
+    """
+    if quantization != "none" and (scheme := stored_scheme(directory)) is not None:
+        raise ConfigError(
+            f"quantization {quantization!r}: the weights of {given_path(directory)} are quantised already "
+            f"({scheme.name}); leave it out, or give the unquantised checkpoint"
+        )
+
+
+def read_weights(
+    directory: Path, wanted: Wanted = lambda name: True, names: Sequence[str] = WEIGHT_FILES, *, data: bool = True
+) -> Iterator[Stored | Item]:
+    """The tensors of a model or a head, with those of each layer that another tool quantised as one weight.
 
     Args:
         wanted: whether to read the tensor of a name, where no other tool quantised them.
+        names: the weight files that it may have, the first that is there counts.
+        data: False gives tensors on the meta device, from the files' headers alone.
 
     Raises:
         CheckpointError: as `read_tensors`; also for quantised layers whose tensors do not fit each other or
@@ -116,17 +129,17 @@ def read_weights(directory: Path, wanted: Wanted = lambda name: True) -> Iterato
     """
     scheme = stored_scheme(directory)
     if scheme is None:
-        return read_tensors(directory, wanted=wanted)
+        return read_tensors(directory, names, data=data, wanted=wanted)
     if scheme.tool == "gguf":
         file = directory / LINK
-        return (Item(name, tensor, file) for name, tensor in read_gguf(file))
-    names: list[str] = []
-    for file in weight_files(directory):
+        return (Item(name, tensor, file) for name, tensor in read_gguf(file, data=data))
+    seen: list[str] = []
+    for file in weight_files(directory, names):
         if file.suffix != ".safetensors":
             words = "holds quantised weights, expected them in safetensors; convert the file to that"
             raise CheckpointError(words, field=str(file))
-        names += tensor_names(file)
-    return collected((Item(*item) for item in read_tensors(directory)), names, scheme)
+        seen += tensor_names(file)
+    return collected((Item(*item) for item in read_tensors(directory, names, data=data)), seen, scheme)
 
 
 def decoder_weights(directory: Path, config: ModelConfig, wanted: Wanted = lambda name: True) -> Iterator[Item]:

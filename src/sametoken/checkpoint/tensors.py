@@ -46,13 +46,6 @@ class Stored(NamedTuple):
     file: Path
 
 
-class Seen(NamedTuple):
-    """What a file says of a tensor without its data."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 def read_tensors(
     directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: bool = True, wanted: Wanted = lambda name: True
 ) -> Iterator[Stored]:
@@ -75,12 +68,6 @@ def read_tensors(
             yield from (Stored(name, tensor, file) for name, tensor in safetensors_header(file))
         else:
             yield from (item._replace(tensor=item.tensor.to("meta")) for item in READERS[file.suffix](file, wanted))
-
-
-def seen_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> dict[str, Seen]:
-    """Shape and dtype of every tensor of a checkpoint directory, without reading their data; raises as above."""
-    stored = read_tensors(directory, names, data=False)
-    return {item.name: Seen(tuple(item.tensor.shape), item.tensor.dtype) for item in stored}
 
 
 def absent_tensors(directory: Path) -> list[str]:

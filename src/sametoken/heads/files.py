@@ -8,14 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from sametoken.checkpoint.contents import of_directory
 from sametoken.checkpoint.hub import read_json
-from sametoken.checkpoint.tensors import WEIGHT_FILES, Seen, seen_tensors
+from sametoken.checkpoint.load import read_weights
+from sametoken.checkpoint.tensors import WEIGHT_FILES
 from sametoken.errors import CheckpointError
+from sametoken.model.formats.coded import Coded
 
 HEAD_FILES = (*WEIGHT_FILES, "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+
+
+class Seen(NamedTuple):
+    """What a file says of a tensor without its data; of a quantised weight what it is when it is dequantised."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,7 @@ class Files:
     Attributes:
         where: its directory.
         config: config.json.
-        seen: its tensors under their own names.
+        seen: its tensors under their own names; a quantised weight is one, named as a plain one is.
     """
 
     where: Path
@@ -38,11 +49,20 @@ class Files:
 
         Raises:
             CheckpointError: one of them is missing or damaged.
+            UnsupportedModelError: the weights are quantised to a format that is not implemented.
         """
         config = read_json(directory / "config.json")
         if config is None:
             raise CheckpointError(f"{directory} has no config.json, expected a head: {of_directory(directory)}")
-        return cls(directory, config, seen_tensors(directory, HEAD_FILES) if weights else {})
+        return cls(directory, config, _seen(directory) if weights else {})
+
+
+def _seen(directory: Path) -> dict[str, Seen]:
+    with torch.device("meta"):
+        return {
+            name: Seen(tuple(tensor.shape), torch.float32 if isinstance(tensor, Coded) else tensor.dtype)
+            for name, tensor, _ in read_weights(directory, names=HEAD_FILES, data=False)
+        }
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

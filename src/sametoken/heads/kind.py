@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sametoken import kinds
+from sametoken.checkpoint.quantised.collect import Item
 from sametoken.checkpoint.tensors import Stored
 from sametoken.drafters.base import Drafter
 from sametoken.errors import ConfigError
@@ -165,9 +166,11 @@ class HeadKind(Weighted):
 
     @abstractmethod
     def fill(
-        self, head: Any, stored: Iterator[Stored], files: Files, device: torch.device | str, *, pack: bool
+        self, head: Any, stored: Iterator[Stored | Item], files: Files, device: torch.device | str, *, pack: bool
     ) -> None:
         """Puts stored tensors into an empty head on the meta device, and packs its linears if asked to.
+
+        Weights that another tool quantised are one item each, `checkpoint.fill.load_parameters` takes them.
 
         Raises:
             CheckpointError: tensors are missing, unexpected or damaged.

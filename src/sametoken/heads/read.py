@@ -10,7 +10,7 @@ import torch
 
 from sametoken import kinds
 from sametoken.checkpoint.contents import architectures
-from sametoken.checkpoint.tensors import read_tensors
+from sametoken.checkpoint.load import read_weights
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.heads.files import HEAD_FILES, Files
 from sametoken.heads.kind import Described, Head
@@ -89,7 +89,8 @@ def read_head(
         target: facts of the model it drafts for; its `max_position` bounds the rotary tables.
         dtype: of all parameters, whatever the files hold.
         device: where they live; with "meta" no weight is read, see `checkpoint.load.load_decoder`.
-        pack: pack the linears, for serving; a head that will be trained or written again stays plain.
+        pack: pack the linears, for serving; a head that will be trained or written again stays plain, and the weights
+            of a quantised one become so.
         format: what the linears are quantised to when they are packed, None for nothing.
 
     Raises:
@@ -104,7 +105,8 @@ def read_head(
         head = kind.empty(described.config, dtype, format)
     data = torch.device(device).type != "meta"
     with nullcontext() if data else torch.device("meta"):
-        kind.fill(head, read_tensors(directory, HEAD_FILES, data=data), files, device, pack=pack)
+        stored = read_weights(directory, names=HEAD_FILES, data=data)
+        kind.fill(head, stored, files, device, pack=pack)
         if pack:
             pack_linears(head)
     return LoadedHead(described.config, head, described.notes)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sametoken.checkpoint.hub import read_json
-from sametoken.checkpoint.load import load_decoder
+from sametoken.checkpoint.load import load_decoder, refuse_to_round_again
 from sametoken.drafters.base import Drafter
 from sametoken.heads.kind import CacheFor, Weighted
 from sametoken.heads.read import is_head, read_head
@@ -75,11 +75,13 @@ def load_draft(
         method: what the user named, which may say of what kind a draft model is.
 
     Raises:
-        ConfigError: the distribution of the kind that was named, or that the files name, is broken.
+        ConfigError: the distribution of the kind that was named, or that the files name, is broken; or weights that
+            are quantised already would be rounded again.
     """
     if method in MODEL_METHODS:
         weighted(method)
     if is_head(directory):
+        refuse_to_round_again(directory, quantization)
         head = read_head(directory, target, dtype, device, pack=True, format=FORMATS.get(quantization))
         for note in head.notes:
             LOG.warning(f"{directory}: {note}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sametoken.checkpoint.fill import load_parameters
+from sametoken.checkpoint.quantised.collect import Item
 from sametoken.checkpoint.tensors import Stored
 from sametoken.drafters.base import Drafter
 from sametoken.heads.eagle.config import EagleConfig
@@ -42,7 +43,7 @@ class Eagle(HeadKind):
         return EagleHead(config, dtype, format)
 
     def fill(
-        self, head: EagleHead, stored: Iterator[Stored], files: Files, device: torch.device | str, *, pack: bool
+        self, head: EagleHead, stored: Iterator[Stored | Item], files: Files, device: torch.device | str, *, pack: bool
     ) -> None:
         kept = WithMaps(stored)
         load_parameters(head, kept, EagleNames.of(head.config), head.dtype, device, pack=pack)

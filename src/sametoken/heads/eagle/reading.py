@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sametoken.checkpoint.contents import architectures
+from sametoken.checkpoint.quantised.scheme import KEYS
 from sametoken.errors import CheckpointError, DraftMismatchError, UnsupportedModelError
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.names import INSIDE, plain_name
@@ -151,10 +152,10 @@ class EagleReader(ABC):
                 "trained beside another model"
             )
         family = "Qwen3ForCausalLM" if stated.get("model_type") == "qwen3" else "LlamaForCausalLM"
-        quantised = {k: outer[k] for k in ("quantization_config", "compression_config") if k in outer}
         count = self._count(stated)
         facts = {
-            **stated, **quantised, "architectures": [family], "num_hidden_layers": count,
+            **{key: value for key, value in stated.items() if stated is not outer or key not in KEYS},
+            "architectures": [family], "num_hidden_layers": count,
             "vocab_size": self.target.vocab_size,
             "layer_types": None, "sliding_window": None,
         }  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sametoken.checkpoint.quantised.collect import Item
 from sametoken.checkpoint.tensors import Stored
 from sametoken.errors import CheckpointError, DraftMismatchError
 from sametoken.heads.eagle.config import EagleConfig
@@ -19,12 +20,12 @@ from sametoken.heads.eagle.names import MAPS, plain_name
 class WithMaps:
     """Stored tensors on their way to the parameters; the vocabulary's maps, which are integers, are kept aside."""
 
-    tensors: Iterator[Stored]
+    tensors: Iterator[Stored | Item]
     maps: dict[str, Tensor] = field(default_factory=dict)
 
-    def __iter__(self) -> Iterator[Stored]:
+    def __iter__(self) -> Iterator[Stored | Item]:
         for item in self.tensors:
-            if (name := plain_name(item.name)) in MAPS:
+            if (name := plain_name(item.name)) in MAPS and isinstance(item.tensor, Tensor):
                 self.maps[name] = item.tensor.clone()
             yield item
 

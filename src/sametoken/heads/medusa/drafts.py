@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sametoken.checkpoint.fill import load_parameters
+from sametoken.checkpoint.quantised.collect import Item
 from sametoken.checkpoint.tensors import Stored
 from sametoken.drafters.base import Drafter
 from sametoken.heads.files import Files
@@ -45,7 +46,13 @@ class Medusa(HeadKind):
         return MedusaHeads(config, dtype, format)
 
     def fill(
-        self, head: MedusaHeads, stored: Iterator[Stored], files: Files, device: torch.device | str, *, pack: bool
+        self,
+        head: MedusaHeads,
+        stored: Iterator[Stored | Item],
+        files: Files,
+        device: torch.device | str,
+        *,
+        pack: bool,
     ) -> None:
         tensors = _with_zero_biases(stored, head.config, files)
         load_parameters(head, tensors, MedusaNames(head.config.own_heads), head.dtype, device, pack=pack)
@@ -68,7 +75,7 @@ class Medusa(HeadKind):
         return MedusaDrafter(module, target, max_draft_len=longest, budget=budget)
 
 
-def _with_zero_biases(stored: Iterator[Stored], config: MedusaConfig, files: Files) -> Iterator[Stored]:
+def _with_zero_biases(stored: Iterator[Stored | Item], config: MedusaConfig, files: Files) -> Iterator[Stored | Item]:
     """Residual blocks without a bias, which vLLM writes unless `medusa_fc_bias` is set, have one of zeros here."""
     yield from stored
     if not is_vllm_medusa(files) or files.config.get("medusa_fc_bias"):
