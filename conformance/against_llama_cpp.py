@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conformance import peer, results, templates, vocabularies
+from conformance import gguf_families, peer, results, templates, vocabularies
 from conformance.against_vllm import APART, DRAFT_LEN, MAX_TOKENS, Run, ours, prompt_ids
 from conformance.results import Result
 from conformance.trained import slug, trained_heads
@@ -32,6 +32,13 @@ def compare(python: Path, work: Path, llama_cpp: Path) -> tuple[list[Result], di
     convert(python, llama_cpp, [TARGET, target], work / "logs" / "gguf-target.log")
     models = llama_cpp / "models"
     found = vocabularies.compare(PEER, models) + templates.compare(PEER, models / "templates")
+    server = {"server": str(llama_cpp / "build" / "bin" / "llama-server"), "draft": None}
+    found += gguf_families.compare(
+        PEER,
+        work,
+        lambda arguments, log: convert(python, llama_cpp, arguments, log),
+        lambda name, job: serve(python, work, name, {**server, **job}, gguf_families.MAX_TOKENS),
+    )
     versions: dict[str, str] = {}
     for name in (*SERVED, *LACKING):
         draft = gguf / f"{slug(name)}.gguf"
@@ -41,7 +48,7 @@ def compare(python: Path, work: Path, llama_cpp: Path) -> tuple[list[Result], di
         except peer.PeerError:
             found.append(refused(name, "its converter", log.read_text().strip().splitlines()[-1][:200]))
             continue
-        job = {"server": str(llama_cpp / "build" / "bin" / "llama-server"), "model": str(target), "draft": str(draft)}
+        job = {**server, "model": str(target), "draft": str(draft)}
         answer = serve(python, work, slug(name), {**job, "prompts": prompts})
         versions |= answer["versions"]
         if "error" in answer:
@@ -60,9 +67,9 @@ def convert(python: Path, llama_cpp: Path, arguments: list[Path | str], log: Pat
     peer.run(python, CONVERTER, [llama_cpp, *arguments, "--outtype", "f32"], log)
 
 
-def serve(python: Path, work: Path, name: str, job: dict[str, Any]) -> dict[str, Any]:
+def serve(python: Path, work: Path, name: str, job: dict[str, Any], max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
     asked, done = work / "gguf-heads" / f"{name}.json", work / "gguf-heads" / f"{name}.done.json"
-    asked.write_text(json.dumps({**job, "draft_len": DRAFT_LEN, "max_tokens": MAX_TOKENS}))
+    asked.write_text(json.dumps({**job, "draft_len": DRAFT_LEN, "max_tokens": max_tokens}))
     peer.run(python, "llama_serve.py", [asked, done], work / "logs" / f"llama-{name}.log")
     return peer.answer(done)
 

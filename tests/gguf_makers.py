@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,17 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from sametoken import embedded
 from sametoken.files import json_object
 
-NAMES = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+# What llama.cpp calls families, where it is not their model_type.
+ARCHITECTURES = {
+    "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss", "mixtral": "llama", "mistral": "llama",
+    "olmo3": "olmo2", "gemma3_text": "gemma3", "qwen3_vl_text": "qwen3vl", "glm": "chatglm",
 }  # fmt: skip
-ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss", "mixtral": "llama"}
+PAIRED = ("llama", "mistral", "mixtral", "granite", "smollm3")  # pairs of a rotation lie side by side in their files
 K_TYPES = (Type.Q4_K, Type.Q5_K, Type.Q6_K)
 
 
@@ -64,7 +63,7 @@ def write_gguf(
         metadata: adds what else the file has.
         tokens: a SentencePiece-like vocabulary, one token a character by default.
     """
-    config: Any = model.config
+    config: Any = model.config.get_text_config()
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(file, architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -73,17 +72,13 @@ def write_gguf(
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    add_rotation(writer, config)
+    add_family(writer, config)
     if tokens is None:
         add_characters(writer, config.vocab_size)
-    if config.model_type in ARCHITECTURES:
-        add_experts(writer, config)
     metadata(writer)
-    for i, (name, stored, put) in enumerate(stored_tensors(model)):
+    for i, (name, stored, put) in enumerate(stored_tensors(model, architecture)):
         large = stored.dim() > 1 and "ffn_gate_inp" not in name and name.endswith(".weight")
         kind = kind_of(name) if large else Type.F32
         data = blocks(stored.numpy().reshape(-1, stored.shape[-1]), kind, i)
@@ -96,34 +91,42 @@ def write_gguf(
     return model
 
 
-def stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor, Callable[[torch.Tensor], Any]]]:
+def stored_tensors(
+    model: PreTrainedModel, architecture: str
+) -> Iterator[tuple[str, torch.Tensor, Callable[[torch.Tensor], Any]]]:
     """Name and numbers of every tensor of the file, and what puts other numbers into the model in their place."""
-    config: Any = model.config
+    config: Any = model.config.get_text_config()
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    known = gguf.get_tensor_name_map(numbers[architecture], config.num_hidden_layers)
     for name, parameter in model.state_dict().items():
+        name = name.replace("language_model.", "")
+        if "vision_tower" in name or "visual" in name or "projector" in name:
+            continue
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
         module, _, kind = name.rpartition(".")
-        outside = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        if module in outside:
-            yield f"{outside[module]}.{kind}", parameter.float(), parameter.copy_
-            continue
-        layer, path = module.split(".", 3)[2:]
-        if path == "mlp.experts":
-            yield from expert_tensors(f"blk.{layer}.ffn", kind, parameter, config.model_type == "gpt_oss")
+        path = module.rpartition("self_attn.")[2]
+        if module.endswith(".mlp.experts"):
+            prefix = f"blk.{module.split('.')[2]}.ffn"
+            yield from expert_tensors(prefix, kind, parameter, config.model_type == "gpt_oss")
         elif kind == "sinks":
-            yield f"blk.{layer}.attn_sinks.weight", parameter.float(), parameter.copy_
-        elif config.model_type in ("llama", "mixtral") and path in ("self_attn.q_proj", "self_attn.k_proj"):
-            size, rest = config.head_dim, parameter.shape[1:]  # pairs of a rotation lie side by side
-            pairs = parameter.view(-1, 2, size // 2, *rest).transpose(1, 2)
+            yield f"{known.get_name(name)}.weight", parameter.float(), parameter.copy_
+        elif config.model_type in PAIRED and path in ("q_proj", "k_proj"):
+            heads = config.num_attention_heads if path == "q_proj" else config.num_key_value_heads
+            pairs = parameter.view(heads, 2, -1, *parameter.shape[1:]).transpose(1, 2)
             yield (
-                f"blk.{layer}.{NAMES[path]}.{kind}",
+                f"{known.get_name(module)}.{kind}",
                 pairs.reshape(parameter.shape).float(),
                 lambda found, at=pairs: at.copy_(found.view(at.shape)),
             )
+        elif module.endswith("norm") and config.model_type.startswith("gemma"):
+            yield (
+                f"{known.get_name(module)}.{kind}",
+                parameter.float() + 1,
+                lambda found, at=parameter: at.copy_(found - 1),
+            )
         else:
-            after = config.model_type == "gpt_oss" and path == "post_attention_layernorm"
-            stored = "post_attention_norm" if after else NAMES[path]
-            yield f"blk.{layer}.{stored}.{kind}", parameter.float(), parameter.copy_
+            yield f"{known.get_name(module)}.{kind}", parameter.float(), parameter.copy_
 
 
 def expert_tensors(
@@ -142,19 +145,59 @@ def expert_tensors(
         yield f"{prefix}_{part}_exps.{ending}", view.contiguous().float(), view.copy_
 
 
-def add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
-    """The keys of a mixture of experts."""
-    writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type != "mixtral":
-        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
-    if config.model_type == "qwen2_moe":
+def add_rotation(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Sizes of a head, and the rotation of layers with full attention."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    dim = int(size * rope.get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(dim)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        kinds = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
+        writer.add_rope_scaling_type(kinds[rope["rope_type"]])
+        writer.add_rope_scaling_factor(rope["factor"])
+    if (original := rope.get("original_max_position_embeddings")) is not None and rope["rope_type"] != "llama3":
+        writer.add_rope_scaling_orig_ctx_len(original)
+    if rope["rope_type"] == "longrope":
+        for name in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
+        stretch = config.max_position_embeddings / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(stretch) / math.log(original)))
+    if rope["rope_type"] == "llama3":
+        plain = 1 / rope["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+        stretched = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].double().numpy()
+        writer.add_tensor("rope_freqs.weight", (plain / stretched).astype(np.float32))
+    if (local := config.rope_parameters.get("sliding_attention")) is not None:
+        writer.add_rope_freq_base_swa(local["rope_theta"])
+
+
+def add_family(writer: gguf.GGUFWriter, config: Any) -> None:
+    """The keys that only some families have."""
+    kind = config.model_type
+    if kind.startswith("gemma") or kind in ("olmo3", "gpt_oss", "phi3"):
+        writer.add_sliding_window(config.sliding_window or 0)
+    if kind in ("olmo3", "gemma3_text"):
+        writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])
+    if kind == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if kind.startswith("gemma") and config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if kind == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if kind == "qwen3_vl_text":
+        writer.add_num_deepstack_layers(1)
+    if (count := getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)) is not None:
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if kind != "mixtral":
+            writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    if kind == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if config.model_type == "gpt_oss":
-        writer.add_sliding_window(config.sliding_window)
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
-        writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
 
 
 def add_characters(writer: gguf.GGUFWriter, size: int) -> None:

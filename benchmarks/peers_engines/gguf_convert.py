@@ -1,4 +1,4 @@
-"""A Llama checkpoint as GGUF, run in an interpreter that has llama.cpp's converter's needs.
+"""A checkpoint as GGUF, run in an interpreter that has llama.cpp's converter's needs.
 
     python gguf_convert.py LLAMA_CPP_DIR MODEL OUT.gguf [the converter's own options; default --outtype bf16]
 
@@ -33,9 +33,11 @@ def set_placeholders(self: Any) -> None:
 def main() -> None:
     llama_cpp, model, out, *options = Path(sys.argv[1]).resolve(), *sys.argv[2:]
     sys.path.insert(0, str(llama_cpp))
-    from conversion.llama import LlamaModel
+    from conversion import ModelType, get_model_architecture, get_model_class
+    from conversion.base import ModelBase
 
-    LlamaModel.set_vocab = set_placeholders
+    name = get_model_architecture(ModelBase.load_hparams(Path(model), False), ModelType.TEXT)
+    get_model_class(name).set_vocab = set_placeholders
     sys.argv = ["convert_hf_to_gguf.py", model, "--outfile", out, *(options or ["--outtype", "bf16"])]
     runpy.run_path(str(llama_cpp / "convert_hf_to_gguf.py"), run_name="__main__")
 

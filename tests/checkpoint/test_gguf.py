@@ -24,16 +24,18 @@ from transformers import (  # noqa: E402
     Qwen3MoeConfig,
 )  # fmt: skip
 
+import tiny_models  # noqa: E402
 from gguf_makers import blocks, embedded_gguf, meant, write_gguf  # noqa: E402
 from native_checks import BUILT, use  # noqa: E402
 from sametoken.checkpoint.gguf.blocks import read_tensor  # noqa: E402
 from sametoken.checkpoint.gguf.container import read_container  # noqa: E402
 from sametoken.checkpoint.gguf.published import chosen_file  # noqa: E402
 from sametoken.checkpoint.gguf.tokenizer import tokenizer_files  # noqa: E402
-from sametoken.checkpoint.hub import resolve  # noqa: E402
+from sametoken.checkpoint.hub import read_config, resolve  # noqa: E402
 from sametoken.checkpoint.load import load_decoder  # noqa: E402
 from sametoken.checkpoint.tokenizer import load_tokenizer  # noqa: E402
 from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError  # noqa: E402
+from sametoken.model.config import ModelConfig  # noqa: E402
 from sametoken.model.formats.coded import Coded, joined  # noqa: E402
 from sametoken.model.linear import Linear  # noqa: E402
 
@@ -149,6 +151,76 @@ def test_experts_of_a_file_compute_with_what_their_blocks_mean(tmp_path: Path, f
         expected = model(tokens.unsqueeze(0)).logits[0]
     found = logits(decoder, tokens, (16, 8))
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+# What a file of llama.cpp states of each family, with sizes that whole blocks fill; the numbers that it cannot state
+# are those that llama.cpp takes for granted.
+WIDE: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 16, "num_key_value_heads": 4,
+}  # fmt: skip
+NAMED: dict[str, dict[str, Any]] = {
+    "llama-3.1": {}, "llama-biases": {"hidden_act": "silu"}, "llama-yarn": {},
+    "gemma-2": {"query_pre_attn_scalar": 32, "tie_word_embeddings": True},
+    "gemma-3": {"query_pre_attn_scalar": 32}, "olmo-2": {}, "olmo-3": {},
+    "granite-3": {}, "smollm-3": {"num_hidden_layers": 5, "no_rope_layers": None}, "glm-4": {},
+    "phi-3-long": {}, "phi-3-short": {}, "phi-4-mini": {"num_key_value_heads": 4}, "qwen-3-vl": {},
+    "gemma-3-images": {"query_pre_attn_scalar": 16, "final_logit_softcapping": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("mix", ["F32", "Q4_K_M"])
+def test_every_family_computes_what_transformers_does(tmp_path: Path, name: str, mix: str) -> None:
+    model = write_gguf(
+        tmp_path / "m.gguf", tiny_models.build(name, **{**WIDE, **NAMED[name]}), {**KINDS, "Q4_K_M": q4_k_m}[mix]
+    ).eval()
+    limit = tiny_models.FAMILIES[name].max_seq_len
+    decoder = load_decoder(resolve(tmp_path / "m.gguf"), torch.float32, "cpu", limit)
+    tokens = torch.randint(4, 96, (40,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(input_ids=tokens.unsqueeze(0)).logits[0]
+    found = logits(decoder, tokens, (25, 15))
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def rewritten(tmp_path: Path, name: str, add: Any, **changes: Any) -> Path:
+    """A file of a family with further keys."""
+    model = tiny_models.build(name, **{**WIDE, **changes})
+    write_gguf(tmp_path / "m.gguf", model, lambda name: Type.F32, metadata=add)
+    return tmp_path / "m.gguf"
+
+
+REFUSED: dict[str, Any] = {
+    "granite-3": (lambda writer: writer.add_rope_scaling_finetuned(False), "Granite without rotation"),
+    "gemma-2": (
+        lambda writer: writer.add_uint32("gemma2.attention.sliding_window_pattern", 0),
+        r"sliding_window_pattern is 0, expected a number of layers or 3 flags",
+    ),
+    "llama-2": (lambda writer: writer.add_attention_scale(0.5), r"llama\.attention\.scale is 0\.5, which is not supp"),
+    "smollm-3": (lambda writer: writer.add_logit_scale(3.0), r"smollm3\.logit_scale is 3\.0, which is not supported"),
+    "glm": (lambda writer: None, "the architecture 'chatglm' is not supported in GGUF files; supported: gemma2, "),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_family_cannot_state_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    add, words = REFUSED[name]
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=words) as caught:
+        resolve(rewritten(tmp_path, name, add))
+    assert "m.gguf" in str(caught.value)
+
+
+def test_layers_with_a_window_are_counted_where_a_file_does_not_list_them(tmp_path: Path) -> None:
+    stated = {"attention.sliding_window_pattern": 3}
+    for keys, window, expected in (({}, 9, (9, None, 9, None)), (stated, 8, (8, 8, None, 8))):
+        file = rewritten(
+            tmp_path,
+            "gemma-2",
+            lambda writer, keys=keys: [writer.add_uint32(f"gemma2.{key}", value) for key, value in keys.items()],
+            num_hidden_layers=4,
+            sliding_window=window,
+        )
+        assert ModelConfig.from_hf(read_config(resolve(file))).sliding_windows == expected
 
 
 def damaged(folder: Path, change: Any) -> str:

@@ -1,65 +1,23 @@
 """What a GGUF file's metadata says of its model, in the words of a config.json, and its tensors' names there.
 
-Sources: llama.cpp's llama-arch.cpp (names) and convert_hf_to_gguf.py (which rows of q and k it moves).
+Sources: llama.cpp's llama-arch.cpp (names) and convert_hf_to_gguf.py (which rows of q and k it moves); `families`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sametoken.checkpoint.gguf.blocks import UNQUANTISED_TYPES, read_tensor
 from sametoken.checkpoint.gguf.container import Container
-from sametoken.errors import CheckpointError, UnsupportedModelError, shown
+from sametoken.checkpoint.gguf.families import EACH, FAMILIES, QWEN, SHARED, WINDOW, GgufFamily, special_case
+from sametoken.errors import CheckpointError, SametokenError, UnsupportedModelError, shown
 from sametoken.model.formats.coded import Coded
 
-
-class GgufFamily(NamedTuple):
-    """An architecture of llama.cpp.
-
-    Attributes:
-        name: of transformers' class.
-        model_type: of config.json.
-        paired: whether the rows of q and k lie as pairs that are rotated together.
-        facts: keys of config.json that the files do not state.
-        sizes: keys of the file beyond `SIZES`, and what config.json calls them.
-    """
-
-    name: str
-    model_type: str
-    paired: bool = False
-    facts: Mapping[str, Any] = {}
-    sizes: Mapping[str, str] = {}
-
-
-CHOSEN = {"expert_used_count": "num_experts_per_tok"}
-QWEN = {**CHOSEN, "expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"}
-SHARED = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
-LOCAL = {**CHOSEN, "expert_count": "num_local_experts"}
-FAMILIES = {
-    "llama": GgufFamily("LlamaForCausalLM", "llama", paired=True),
-    "llama with experts": GgufFamily("MixtralForCausalLM", "mixtral", paired=True, sizes=LOCAL),
-    "qwen2": GgufFamily("Qwen2ForCausalLM", "qwen2"),
-    "qwen2moe": GgufFamily("Qwen2MoeForCausalLM", "qwen2_moe", facts={"norm_topk_prob": False}, sizes=QWEN | SHARED),
-    "qwen3": GgufFamily("Qwen3ForCausalLM", "qwen3"),
-    "qwen3moe": GgufFamily("Qwen3MoeForCausalLM", "qwen3_moe", facts={"norm_topk_prob": True}, sizes=QWEN),
-    "phi3": GgufFamily("Phi3ForCausalLM", "phi3", sizes={"attention.sliding_window": "sliding_window"}),
-    "gpt-oss": GgufFamily(
-        "GptOssForCausalLM",
-        "gpt_oss",
-        facts={"attention_bias": True},
-        sizes={
-            **LOCAL,
-            "expert_feed_forward_length": "intermediate_size",
-            "attention.sliding_window": "sliding_window",
-        },
-    ),
-}
-EACH = "*"  # in a name: the tensor holds the weights of all experts
 # Names in the file -> names in a checkpoint; within blk.N. and layers.N. for the second table.
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 INSIDE = {
@@ -67,11 +25,11 @@ INSIDE = {
     "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-    "post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn", "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": f"mlp.experts.{EACH}.gate_proj", "ffn_up_exps": f"mlp.experts.{EACH}.up_proj",
-    "ffn_down_exps": f"mlp.experts.{EACH}.down_proj", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
+    "attn_sinks": "self_attn", "ffn_gate_inp": "mlp.gate", "ffn_gate_exps": f"mlp.experts.{EACH}.gate_proj",
+    "ffn_up_exps": f"mlp.experts.{EACH}.up_proj", "ffn_down_exps": f"mlp.experts.{EACH}.down_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }  # fmt: skip
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -85,8 +43,8 @@ SIZES = {
 READ = {
     *SIZES, *QWEN, *SHARED, "vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count",
     "attention.sliding_window", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
-    "rope.scaling.attn_factor", "rope.scaling.finetuned", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-    "rope.scale_linear", "tensor_data_layout",
+    "rope.scaling.attn_factor", "rope.scaling.finetuned", "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scale_linear", "tensor_data_layout",
 }  # fmt: skip
 
 
@@ -103,12 +61,14 @@ def config_of(container: Container) -> dict[str, Any]:
         for key, value in container.metadata.items()
         if key.startswith(f"{architecture}.")
     }
-    if unknown := sorted(key for key, value in stated.items() if key not in READ and value):
+    read = READ.union(family.sizes, family.more)
+    if unknown := sorted(key for key, value in stated.items() if key not in read and value):
         words = f"{architecture}.{unknown[0]} is {shown(stated[unknown[0]])}"
         raise UnsupportedModelError(f"{container.file}: {words}, which is not supported; use another version")
     if "token_embd.weight" not in container.entries:
         raise CheckpointError(f"{container.file} has no token_embd.weight, expected a whole model with its weights")
-    config = {ours: stated[key] for key, ours in {**SIZES, **family.sizes}.items() if key in stated}
+    sizes = {**SIZES, **family.sizes}
+    config = {ours: stated[key] for key, ours in sizes.items() if key in stated and (key != WINDOW or stated[key])}
     config |= {
         **family.facts,
         "architectures": [family.name],
@@ -119,8 +79,11 @@ def config_of(container: Container) -> dict[str, Any]:
         **_head(container, stated, config, family),
         **_rotation(container, stated),
     }
-    if family.model_type in ("llama", "qwen3"):
-        config["attention_bias"] = "blk.0.attn_q.bias" in container.entries
+    config |= {key: tensor in container.entries for key, tensor in family.biases.items()}
+    try:
+        config |= family.differs(stated, config)
+    except SametokenError as error:
+        raise type(error)(f"{container.file}: {error}") from error
     quantised = sorted({entry.type.name for entry in container.entries.values()} - UNQUANTISED_TYPES.keys())
     if quantised:
         config["quantization_config"] = {"quant_method": "gguf", "types": quantised}
@@ -128,10 +91,9 @@ def config_of(container: Container) -> dict[str, Any]:
 
 
 def _family(container: Container) -> GgufFamily:
-    """The family of a file's model; one architecture stands for Llama and for Mixtral."""
+    """The family of a file's model."""
     name = container.metadata.get("general.architecture")
-    found = FAMILIES.get(f"{name} with experts" if container.metadata.get(f"{name}.expert_count") else str(name))
-    found = found or FAMILIES.get(str(name))
+    found = FAMILIES.get(special_case(str(name), container.metadata))
     if found is None:
         raise UnsupportedModelError(
             f"{container.file}: the architecture {shown(name)} is not supported in GGUF files; supported: "
@@ -156,7 +118,7 @@ def _head(
     rotated = stated.get("rope.dimension_count", size)
     if rotated == size:
         return {"head_dim": size}
-    if family.model_type != "phi3" or not isinstance(rotated, int) or not isinstance(size, int) or size < 1:
+    if not family.partial or not isinstance(rotated, int) or not isinstance(size, int) or size < 1:
         raise UnsupportedModelError(f"{container.file}: {shown(rotated)} of {shown(size)} dimensions are rotated")
     return {"head_dim": size, "partial_rotary_factor": rotated / size}
 
@@ -187,6 +149,8 @@ def _rotation(container: Container, stated: Mapping[str, Any]) -> dict[str, Any]
     for key in ("beta_fast", "beta_slow"):
         if f"rope.scaling.yarn_{key}" in stated:
             scaling[key] = stated[f"rope.scaling.yarn_{key}"]
+    if kind == "yarn" and "rope.scaling.yarn_attn_factor" in stated:
+        scaling["attention_factor"] = stated["rope.scaling.yarn_attn_factor"]
     if _family(container).model_type == "gpt_oss":
         scaling["truncate"] = False  # as published; the files do not state it
     return {"rope_scaling": scaling}
@@ -214,7 +178,7 @@ def tensor_name(container: Container, name: str) -> str | None:
     found = BLOCK.fullmatch(name)
     if found is None or found[2] not in INSIDE:
         return name
-    path = INSIDE[found[2]]
+    path = _family(container).names.get(found[2], INSIDE[found[2]])
     if found[2] == "attn_sinks":
         return f"model.layers.{found[1]}.{path}.sinks"
     if found[2] == "ffn_up" and f"blk.{found[1]}.ffn_gate.weight" not in container.entries:
@@ -237,10 +201,12 @@ def single_weights(
 
 
 def restored(container: Container, name: str, tensor: Tensor | Coded) -> Tensor | Coded:
-    """A tensor with the rows of q and k in the order of transformers, where llama.cpp has another one."""
-    architecture = container.metadata["general.architecture"]
+    """A tensor as a checkpoint has it, where llama.cpp has another order of the rows of q and k or other norms."""
+    architecture, family = container.metadata["general.architecture"], _family(container)
+    if family.norm_shift and name.endswith("_norm.weight") and isinstance(tensor, Tensor):
+        return tensor - family.norm_shift
     part = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}.get(name.split(".")[-2])
-    if part is None or not _family(container).paired:
+    if part is None or not family.paired:
         return tensor
     heads = container.metadata.get(f"{architecture}.{part}", container.metadata[f"{architecture}.attention.head_count"])
     if not isinstance(heads, int) or heads < 1 or tensor.shape[0] % (2 * heads):

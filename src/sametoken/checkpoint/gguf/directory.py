@@ -24,7 +24,7 @@ from sametoken.errors import CheckpointError
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Coded
 
-VERSION = 2  # of what is written into the directory
+VERSION = 3  # of what is written into the directory
 
 
 def directory_of(file: Path, cache: Path) -> Path:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sametoken.checkpoint.gguf.blocks import UNQUANTISED_TYPES
-from sametoken.checkpoint.gguf.config import FAMILIES, INSIDE, OUTSIDE
+from sametoken.checkpoint.gguf.config import INSIDE, OUTSIDE
 from sametoken.checkpoint.gguf.container import ARRAY, MAGIC, STRING, TYPES
+from sametoken.checkpoint.gguf.families import FAMILIES
 from sametoken.errors import UnsupportedModelError
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Code, Coded
