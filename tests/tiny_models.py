@@ -17,6 +17,7 @@ from transformers import (
     Gemma3Config,
     Gemma3TextConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GlmConfig,
     GptOssConfig,
     GraniteConfig,
@@ -64,6 +65,10 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 PHI = {"original_max_position_embeddings": 16, "max_position_embeddings": 128}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 9}
+GROUPS = {
+    "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 48,
+    "n_shared_experts": 2,
+}  # fmt: skip
 
 LAYERS = {"sliding_attention": rope(theta=100.0), "full_attention": rope("linear", 50000.0, factor=4.0)}
 YARN_LAYERS = {**LAYERS, "full_attention": rope("yarn", 50000.0, factor=4.0, original_max_position_embeddings=32)}
@@ -164,6 +169,16 @@ FAMILIES: dict[str, Tiny] = {
     "smollm-3-windows": Tiny(SmolLM3Config, {**WINDOWS, "no_rope_layer_interval": 2, "tie_word_embeddings": False}),
     "glm": Tiny(GlmConfig, {"head_dim": 32, "rope_parameters": rope(partial_rotary_factor=0.5)}),
     "glm-4": Tiny(Glm4Config, {"head_dim": 16, "attention_bias": False, "partial_rotary_factor": 0.75}),
+    "glm-4.5-moe": Tiny(
+        Glm4MoeConfig,
+        {**GROUPS, "attention_bias": True, "use_qk_norm": True, "head_dim": 32, "first_k_dense_replace": 1}
+        | {"routed_scaling_factor": 1.7},
+    ),
+    "glm-4.5-moe-plain": Tiny(
+        Glm4MoeConfig,
+        {**GROUPS, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "first_k_dense_replace": 2}
+        | {"n_shared_experts": 1, "tie_word_embeddings": True, "partial_rotary_factor": 0.75},
+    ),
     "qwen-3-vl": Tiny(
         Qwen3VLConfig,
         {"head_dim": 32, "attention_bias": True, "rope_parameters": rope(mrope_section=[6, 5, 5])},
@@ -203,6 +218,9 @@ def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=WIDTH)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=WIDTH)
     return model
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import tiny_models
 from sametoken.checkpoint.experts import single_experts
@@ -20,7 +21,7 @@ from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 
 
-@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "qwen-2-moe", "qwen-3-moe"])
+@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "qwen-2-moe", "qwen-3-moe", "glm-4.5-moe"])
 def test_what_is_written_is_what_transformers_writes(family: str, tmp_path: Path) -> None:
     model = tiny_models.save(family, tmp_path)
     config = ModelConfig.from_hf({**model.config.to_dict(), "architectures": [type(model).__name__]})
@@ -32,6 +33,27 @@ def test_what_is_written_is_what_transformers_writes(family: str, tmp_path: Path
     written = dict(tensors(decoder))
     assert written.keys() == stored.keys()
     assert all(torch.equal(written[name], tensor) for name, tensor in stored.items())
+
+
+def test_blocks_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """Those that config.json names; others are no weights of the model."""
+    tiny_models.save("glm-4.5-moe", tmp_path)
+    last, stored = tiny_models.COMMON["num_hidden_layers"], load_file(tmp_path / "model.safetensors")
+    for layer, fits in ((last, True), (last + 1, False)):
+        further = {f"model.layers.{layer}.eh_proj.weight": torch.ones(2, 2)}
+        save_file({**stored, **further}, tmp_path / "model.safetensors", {"format": "pt"})
+        if fits:
+            load_decoder(tmp_path, torch.float32, "cpu")
+            continue
+        with pytest.raises(CheckpointError, match=f"model.layers.{layer}.eh_proj.weight"):
+            load_decoder(tmp_path, torch.float32, "cpu")
+
+
+def test_the_bias_of_the_choice_keeps_its_digits(tmp_path: Path) -> None:
+    model = tiny_models.save("glm-4.5-moe", tmp_path)
+    decoder = load_decoder(tmp_path, torch.bfloat16, "cpu")
+    stored = model.model.layers[1].mlp.gate.e_score_correction_bias
+    assert torch.equal(dict(decoder.named_parameters())["blocks.1.experts.choice_bias"], stored)
 
 
 def test_another_number_of_experts_is_refused(tmp_path: Path) -> None:

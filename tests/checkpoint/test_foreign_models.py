@@ -64,7 +64,7 @@ PUBLISHED: list[tuple[dict[str, Any], str, str]] = [
     ({"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": {}},
      "is Mistral Small 3.1 or later", "mistralai/Mistral-Small-24B-Instruct-2501"),
     ({"architectures": ["OlmoeForCausalLM"], "num_experts": 64}, "mixture of experts with other parts", "30B-A3B"),
-    ({"architectures": ["Glm4MoeForCausalLM"], "num_experts": 128}, "mixture of experts", "Qwen/Qwen3-30B-A3B"),
+    ({"architectures": ["PhimoeForCausalLM"], "num_experts": 128}, "mixture of experts", "Qwen/Qwen3-30B-A3B"),
     ({"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "fp8"}}, "latent", "30B-A3B"),
     ({"architectures": ["NewMoeForCausalLM"]}, "mixture of experts", "30B-A3B"),
     ({"architectures": ["NewForCausalLM"], "n_routed_experts": 4}, "mixture of experts", "30B-A3B"),

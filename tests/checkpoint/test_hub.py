@@ -116,7 +116,7 @@ def published(tokenizer: Path, **changes: object) -> Repository:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["Glm4MoeForCausalLM"], "num_experts": 128}, "mixture of experts with other parts"),
+        ({"architectures": ["PhimoeForCausalLM"], "num_experts": 128}, "mixture of experts with other parts"),
         ({"quantization_config": {"quant_method": "hqq"}}, "HQQ"),
         ({"num_hidden_layers": 10**9}, "'num_hidden_layers'"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "mrope"),

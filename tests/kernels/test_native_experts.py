@@ -40,6 +40,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 40, "num_experts_per_tok": 8, "norm_topk_prob": True,
         "moe_intermediate_size": 32,
     },
+    "glm-4.5": {
+        "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4,
+        "topk_group": 2, "moe_intermediate_size": 32, "n_shared_experts": 2, "routed_scaling_factor": 1.7,
+        "first_k_dense_replace": 0, "use_qk_norm": True,
+    },
     "gpt-oss": {
         "architectures": ["GptOssForCausalLM"], "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 16,
         "swiglu_limit": 0.5,

@@ -38,7 +38,7 @@ SHAPE = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64, "initializer_range": 0.2,
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
     "num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 48,
+    "shared_expert_intermediate_size": 48, "n_routed_experts": 6, "first_k_dense_replace": 1,
 }  # fmt: skip
 ORIGINAL = "original_max_position_embeddings"
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, ORIGINAL: 16}
@@ -130,6 +130,15 @@ CHANGES: list[dict[str, Any]] = [
     {"no_rope_layers": [0, 0], **WINDOW, "use_sliding_window": True},
     {"no_rope_layer_interval": 1},
     {"no_rope_layer_interval": 1, **WINDOW, "use_sliding_window": True},
+    {"use_qk_norm": True},
+    {"num_local_experts": 6, "n_group": 2, "topk_group": 1},
+    {"num_local_experts": 6, "n_group": 3, "topk_group": 2, "norm_topk_prob": False},
+    {"n_group": 5},
+    {"n_group": 6},
+    {"routed_scaling_factor": 2.5},
+    {"first_k_dense_replace": 0},
+    {"first_k_dense_replace": 9},
+    {"n_shared_experts": 3},
     {"rope_scaling": {"rope_type": "default", "mrope_section": [3, 3, 2], "mrope_interleaved": True}},
 ]
 LAYERED = {**WINDOW, **TYPES, "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 50.0}}}
@@ -177,6 +186,9 @@ def theirs(stated: dict[str, Any], ids: list[int]) -> tuple[Tensor, dict[str, Te
         for parameter in model.parameters():
             if parameter.dim() == 1:  # biases of 0 and norms of 1 would hide that one is never applied
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2)
         return model(torch.tensor([ids])).logits[0], model.state_dict()
     except Exception:  # whatever its validators and tensors raise
         return None
@@ -228,7 +240,8 @@ IMAGES = {
 def test_every_key_of_a_configuration_class_is_read_or_has_no_effect(architecture: str) -> None:
     config = AutoConfig.for_model(MODEL_TYPES[architecture])
     levels = [config] if architecture not in VISION else [config, config.text_config]
-    used = {**WINDOW, "use_sliding_window": True, "no_rope_layers": None}  # so that what they decide about is read
+    # So that what they decide about is read; GLM-4.5's class has no `head_dim`, and its other sizes make no whole one.
+    used = {**WINDOW, "use_sliding_window": True, "no_rope_layers": None, "head_dim": 128}
     inner = Recorded({**levels[-1].to_dict(), **used})
     outer = inner if len(levels) == 1 else Recorded({**config.to_dict(), "text_config": inner})
     outer["architectures"] = [architecture]

@@ -170,9 +170,11 @@ class _Filling:
     def _parameter(self, name: str) -> Tensor:
         parameter = self.module.get_parameter(name)
         if parameter.is_meta:
-            data = torch.empty(parameter.shape, dtype=self.dtype, device=self.device)
+            module, own = self.module.get_submodule(_parent(name)), name.rpartition(".")[2]
+            dtype = torch.float32 if own in getattr(module, "float32", ()) else self.dtype
+            data = torch.empty(parameter.shape, dtype=dtype, device=self.device)
             parameter = nn.Parameter(data, requires_grad=False)
-            setattr(self.module.get_submodule(_parent(name)), name.rpartition(".")[2], parameter)
+            setattr(module, own, parameter)
         return parameter.data
 
     def _arrived(self, name: str, rows: int) -> None:

@@ -32,6 +32,7 @@ TABLE: dict[str, tuple[str, str | None]] = {
     "layers.N.mlp.up_proj": ("blocks.N.gate_up", "up"),
     "layers.N.mlp.down_proj": ("blocks.N.down", None),
     "layers.N.post_mlp_layernorm": ("blocks.N.mlp_out_norm", None),
+    "layers.N.mlp": ("blocks.N.experts", None),  # its own tensor: the bias by which experts are chosen
     "layers.N.mlp.gate": ("blocks.N.experts.router", "router"),
     "layers.N.mlp.experts.N.gate_up_proj": ("blocks.N.experts.each.N.gate_up", None),
     "layers.N.mlp.experts.N.gate_proj": ("blocks.N.experts.each.N.gate_up", "expert gate"),
@@ -51,6 +52,8 @@ _OLMO = {
     ".post_attention_layernorm.": ".post_self_attn_layernorm.",
     ".post_feedforward_layernorm.": ".post_mlp_layernorm.",
 }
+# Sigmoid routing: a bias for the choice alone, and shared experts as one.
+_SHARED = {".mlp.gate.e_score_correction_bias": ".mlp.choice_bias", ".mlp.shared_experts.": ".mlp.shared_expert."}
 _GEMMA = {**_OLMO, ".pre_feedforward_layernorm.": ".post_attention_layernorm."}
 
 # Parts of names for which a family has other words in its files, by its words; read in this order, written in reverse.
@@ -59,6 +62,7 @@ SPELLINGS: dict[str, dict[str, str]] = {
     "gemma3": _GEMMA,
     "olmo2": _OLMO,
     "olmo3": _OLMO,
+    "glm4_moe": _SHARED,
     "gpt_oss": {".mlp.router.": ".mlp.gate."},
     "mixtral": {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."},
 }
@@ -72,6 +76,8 @@ FUSED = {"glm": (".gate_up.",), "glm4": (".gate_up.",), "gpt_oss": (".experts.",
 
 # Buffers that older exporters wrote beside the weights; they follow from config.json.
 DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+FURTHER = re.compile(r"model\.layers\.(\d+)\.")
 
 # Heads that Model-Optimizer keeps in the checkpoint of the model that they draft for; they are a draft of their own.
 HEADS = "medusa_heads."
@@ -96,6 +102,10 @@ class Shapes(Protocol):
     def family(self) -> str: ...
     @property
     def experts(self) -> ExpertConfig | None: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def further_layers(self) -> int: ...
     @property
     def tie_word_embeddings(self) -> bool: ...
 
@@ -147,6 +157,7 @@ class DecoderRules:
         fused: parts of our names whose pieces the files hold together.
         prefix: of the names in the files, as transformers writes them.
         images: the files also hold a part that reads images, which is left out.
+        further: blocks behind the decoder's own that are left out.
     """
 
     rows: Mapping[str, range]
@@ -155,11 +166,14 @@ class DecoderRules:
     fused: tuple[str, ...] = ()
     prefix: str = "model."
     images: bool = False
+    further: range = range(0)
 
     def ignores(self, name: str) -> bool:
         """True for a stored tensor that the decoder derives or shares, so that it needs no place."""
         derived = DERIVED.fullmatch(name) is not None or name.startswith(HEADS)
         unread = self.images and IMAGES.fullmatch(name) is not None
+        block = FURTHER.match(name) if self.further else None
+        unread |= block is not None and int(block[1]) in self.further
         return derived or unread or (self.tied and name.removeprefix("language_model.") == "lm_head.weight")
 
     def place(self, name: str) -> ParameterRows | None:
@@ -226,12 +240,13 @@ def rules_for(config: Shapes) -> DecoderRules:
         "up": range(width, 2 * width),
     }
     if config.experts is not None:
-        count = config.experts.count
-        rows |= {"router": range(count)} | ({"shared router": range(count, count + 1)} if config.experts.shared else {})
+        count, outputs = config.experts.count, config.experts.router_outputs
+        rows |= {"router": range(count)} | ({"shared router": range(count, outputs)} if outputs > count else {})
         for name, size in (("expert", config.experts.width), ("shared", config.experts.shared)):
             rows |= {f"{name} gate": range(size), f"{name} up": range(size, 2 * size)}
     images = config.architecture.endswith("ForConditionalGeneration")
+    further = range(config.num_layers, config.num_layers + config.further_layers)
     return DecoderRules(
         rows, config.tie_word_embeddings, SPELLINGS.get(config.family, {}), FUSED.get(config.family, ()),
-        PREFIXES[0] if images else "model.", images,
+        PREFIXES[0] if images else "model.", images, further,
     )  # fmt: skip

@@ -272,9 +272,14 @@ def _experts(block: Block, config: ModelConfig) -> CExperts | None:
         for name in ("gate_up", "down")
     )
     gain, limit = facts.clamp or (0.0, 0.0)
+    stated = experts.choice_bias
+    bias = None if stated is None else F.pad(stated.detach(), (0, -facts.count % LANES))
     found: CExperts = struct_of(
         CExperts, count=facts.count, chosen=facts.chosen, width=facts.width, shared=facts.shared,
-        normalised=facts.normalised, gate=CGate(ACTIVATIONS[config.activation], gain, limit),
+        normalised=facts.normalised, sigmoid=facts.sigmoid, groups=facts.groups, chosen_groups=facts.chosen_groups,
+        group_best=facts.group_best, choice_bias=bias, weight_scale=facts.weight_scale,
+        shared_gate=facts.shared > 0 and facts.shared_gate, gate=CGate(ACTIVATIONS[config.activation], gain, limit),
         router=packed(experts.router).weight, gate_up=gate_up, down=down,
     )  # fmt: skip
+    found.kept = bias
     return found

@@ -40,6 +40,7 @@ class ModelConfig:
         rope: of the layers with full attention.
         layer_ropes: of each layer where they differ, None for a layer without rotation; () where all have `rope`.
         max_position: positions the decoder has rotations for: the model's own limit, or the engine's where it has one.
+        further_layers: blocks behind the last one that files may hold, which guess more tokens (MTP) and are left out.
         dtype: torch name of the dtype that the weights were saved in.
     """
 
@@ -77,6 +78,7 @@ class ModelConfig:
     layer_ropes: tuple[RopeConfig | None, ...] = ()
     sinks: bool = False
     experts: ExpertConfig | None = None
+    further_layers: int = 0
 
     @property
     def q_size(self) -> int:

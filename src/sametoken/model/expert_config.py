@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sametoken.errors import CheckpointError, shown
 from sametoken.model.keys import MOST_LAYERS, Keys
@@ -25,6 +25,12 @@ class ExpertConfig:
         shared: intermediate size of an expert that computes for every token, times a gate of its own; 0 for none.
         bias: the router and the experts have biases.
         clamp: (gain, limit) of gpt-oss's activation, (min(limit, up) + 1) gate sigmoid(gain gate); None for the usual.
+        sigmoid: an expert's score is the sigmoid of its logit, not its share in the softmax of all.
+        choice_bias: a learned bias per expert, added to the scores by which experts are chosen, not to their weights.
+        groups: experts stand in so many groups of equal size, and are chosen from the best `chosen_groups` of them.
+        group_best: so many of a group's best scores are summed to the group's own.
+        weight_scale: what the weights of the chosen experts are multiplied by.
+        shared_gate: the shared expert has a gate; without it its result counts whole.
     """
 
     count: int
@@ -35,6 +41,18 @@ class ExpertConfig:
     shared: int = 0
     bias: bool = False
     clamp: tuple[float, float] | None = None
+    sigmoid: bool = False
+    choice_bias: bool = False
+    groups: int = 1
+    chosen_groups: int = 1
+    group_best: int = 2
+    weight_scale: float = 1.0
+    shared_gate: bool = True
+
+    @property
+    def router_outputs(self) -> int:
+        """Numbers that the router computes for a token: a logit of each expert, and of the shared one's gate."""
+        return self.count + (self.shared > 0 and self.shared_gate)
 
     def work(self, tokens: float) -> float:
         """What a forward of `tokens` tokens does, in experts that are read: those of all tokens, which choose
@@ -44,9 +62,9 @@ class ExpertConfig:
 
     def parameters(self, hidden: int) -> int:
         """Numbers in the weights of a block's experts, its router included."""
-        shared = 3 * hidden * self.shared + hidden if self.shared else 0
-        biases = 2 * self.width + hidden + 1 if self.bias else 0
-        return self.count * (3 * hidden * self.width + hidden + biases) + shared
+        biases = (2 * self.width + hidden + 1 if self.bias else 0) + self.choice_bias
+        own = self.count * (3 * hidden * self.width + biases) + 3 * hidden * self.shared
+        return own + hidden * self.router_outputs
 
 
 def read_experts(
@@ -79,6 +97,24 @@ def read_experts(
             "are: is this file complete?"
         )
     return ExpertConfig(count, chosen, width, normalised, layers, shared)
+
+
+def grouped(experts: ExpertConfig, keys: Keys, group_best: int = 2) -> ExpertConfig:
+    """The same experts in the groups that a `config.json` states, by default one.
+
+    Raises:
+        CheckpointError: the groups are not equal, or hold too few experts to choose from.
+    """
+    groups = keys.integer("n_group", 1, MOST_EXPERTS)
+    chosen = keys.integer("topk_group", 1, MOST_EXPERTS)
+    size = experts.count // groups
+    if experts.count % groups or chosen > groups or size < group_best or size * chosen < experts.chosen:
+        raise CheckpointError(
+            f"config.json has {experts.count} experts in {groups} 'n_group', of which {chosen} 'topk_group' are "
+            f"chosen, expected groups of equal size, with {group_best} experts or more, and {experts.chosen} "
+            "'num_experts_per_tok' in the chosen ones: is this file complete?"
+        )
+    return replace(experts, groups=groups, chosen_groups=chosen, group_best=group_best)
 
 
 def sparse_layers(keys: Keys) -> tuple[bool, ...]:

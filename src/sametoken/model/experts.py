@@ -10,13 +10,17 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sametoken.model.config import ModelConfig
 from sametoken.model.expert_config import ExpertConfig
 from sametoken.model.formats.base import WeightFormat
-from sametoken.model.layers import ACTIVATIONS, clamped, gated
+from sametoken.model.layers import ACTIVATIONS, clamped, gated, in_parts
 from sametoken.model.linear import Linear
+
+LEAST_SUM = 1e-20  # of chosen weights, so that nothing is divided by 0
+VECTORS = 64  # float32 numbers that torch's elementwise functions take at once, on any processor
 
 
 class GatedMLP(nn.Module):
@@ -37,7 +41,14 @@ class GatedMLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """The router, the experts, and the shared expert where there is one; the router is never quantised."""
+    """The router, the experts, and the shared expert where there is one; the router is never quantised.
+
+    Attributes:
+        choice_bias: [E] added to the scores by which experts are chosen, None for nothing. Always float32: what tells
+            experts apart is small beside the biases themselves.
+    """
+
+    float32 = ("choice_bias",)
 
     def __init__(
         self, config: ModelConfig, experts: ExpertConfig, dtype: torch.dtype, format: WeightFormat | None
@@ -45,7 +56,9 @@ class Experts(nn.Module):
         super().__init__()
         self.config = experts
         # The shared expert's gate is one more output: a product with one output alone would not keep a row's bits.
-        self.router = Linear(config.hidden_size, experts.count + bool(experts.shared), experts.bias, dtype)
+        self.router = Linear(config.hidden_size, experts.router_outputs, experts.bias, dtype)
+        bias = torch.empty(experts.count, dtype=torch.float32) if experts.choice_bias else None
+        self.choice_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.each = nn.ModuleList(GatedMLP(config, experts, experts.width, dtype, format) for _ in range(experts.count))
         self.shared = GatedMLP(config, experts, experts.shared, dtype, format) if experts.shared else None
 
@@ -57,13 +70,18 @@ class Experts(nn.Module):
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of the chosen experts in float32, and which they are, [T, K] each, from logits [T, E]."""
-        shares = torch.softmax(logits, -1, dtype=torch.float32)
-        weights, chosen = shares.topk(self.config.chosen, -1)
-        return (weights / weights.sum(-1, keepdim=True) if self.config.normalised else weights), chosen
+        facts = self.config
+        scores = _sigmoid(logits) if facts.sigmoid else torch.softmax(logits, -1, dtype=torch.float32)
+        ranks = scores if self.choice_bias is None else scores + self.choice_bias
+        chosen = _in_best_groups(ranks, facts).topk(facts.chosen, -1).indices
+        weights = scores.gather(-1, chosen)
+        if facts.normalised:
+            weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
+        return weights * facts.weight_scale, chosen
 
     def forward(self, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
-        logits = self.router(x)
-        weights, chosen = self.route(logits[:, : self.config.count])
+        logits, facts = self.router(x), self.config
+        weights, chosen = self.route(logits[:, : facts.count])
         results = x.new_empty(*chosen.shape, x.shape[1])
         for expert in sorted(set(chosen.flatten().tolist())):
             rows, places = torch.nonzero(chosen == expert, as_tuple=True)
@@ -74,5 +92,23 @@ class Experts(nn.Module):
         for place in range(chosen.shape[1]):
             mixed = mixed + results[:, place] * weights[:, place, None]
         if self.shared is not None:
-            mixed = mixed + torch.sigmoid(logits[:, self.config.count :]) * self.shared(x)
+            shared = self.shared(x)
+            mixed = mixed + (torch.sigmoid(logits[:, facts.count :]) * shared if facts.shared_gate else shared)
         return mixed.to(x.dtype)
+
+
+def _sigmoid(logits: Tensor) -> Tensor:  # [T, E] -> [T, E]
+    """In float32. Rows end where torch's vectors do: it computes what is left over with another function."""
+    count = logits.shape[-1]
+    whole = F.pad(logits.float(), (0, -count % VECTORS))
+    return in_parts(torch.sigmoid, whole)[:, :count]
+
+
+def _in_best_groups(ranks: Tensor, facts: ExpertConfig) -> Tensor:  # [T, E] -> [T, E]
+    """The same where an expert stands in one of the chosen groups, less than any other number elsewhere."""
+    if facts.groups == 1:
+        return ranks
+    groups = ranks.view(len(ranks), facts.groups, -1)
+    best = groups.topk(facts.group_best, -1).values.sum(-1).topk(facts.chosen_groups, -1).indices
+    left_out = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, value=False)
+    return groups.masked_fill(left_out.unsqueeze(-1), -torch.inf).flatten(1)

@@ -6,73 +6,21 @@ Defaults are those of transformers' config classes: a file that leaves a key out
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
 
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
-from sametoken.model.expert_config import read_experts, sparse_layers
+from sametoken.model.expert_families import EXPERT_FAMILIES
+from sametoken.model.family import Facts, Family, KnownFacts, biases, every
 from sametoken.model.keys import Keys
 from sametoken.model.rope_config import Defaults, RopeConfig, read_local_rope
-from sametoken.model.window_config import (
-    FULL,
-    NO_WINDOW,
-    SLIDING,
-    Windows,
-    layer_types,
-    one_window,
-    qwen_windows,
-    typed_windows,
-)
+from sametoken.model.window_config import FULL, SLIDING, layer_types, one_window, qwen_windows, typed_windows
 
-LOCAL_EXPERTS = ("num_local_experts", "num_experts")
-# Of gpt-oss, where a file states no rotation.
-GPT_OSS_ROPE = {
-    "rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096,
-}  # fmt: skip
 GLM_ENDS = (151329, 151336, 151338)
 
 
-class KnownFacts(Protocol):
-    """What is known of a decoder before its family is asked; a `ModelConfig`."""
-
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def intermediate_size(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def rope(self) -> RopeConfig: ...
-
-
-Facts = dict[str, Any]  # fields of `ModelConfig` in which a decoder differs from a plain one
-
-
-class Family(NamedTuple):
-    """One family.
-
-    Attributes:
-        defaults: what absent keys mean.
-        differs: from a plain decoder, by its file.
-        inner: of a model that reads images too, whose file states the decoder in its `text_config`: values of sizes
-            that such files leave out. None for other models.
-    """
-
-    defaults: Defaults
-    differs: Callable[[Keys, KnownFacts], Facts]
-    inner: Mapping[str, int] | None = None
-
-
-def _biases(keys: Keys) -> Facts:
-    bias = keys.flag("attention_bias", False)
-    return {"qkv_bias": bias, "out_bias": bias}
-
-
 def _llama(keys: Keys, plain: KnownFacts) -> Facts:
-    return {**_biases(keys), "mlp_bias": keys.flag("mlp_bias", False)}
+    return {**biases(keys), "mlp_bias": keys.flag("mlp_bias", False)}
 
 
 def _mistral(keys: Keys, plain: KnownFacts) -> Facts:
@@ -88,63 +36,12 @@ def _qwen2(keys: Keys, plain: KnownFacts) -> Facts:
 
 
 def _qwen3(keys: Keys, plain: KnownFacts) -> Facts:
-    return {**_biases(keys), "qk_norm": True, "sliding_windows": qwen_windows(keys, plain.num_layers)}
+    return {**biases(keys), "qk_norm": True, "sliding_windows": qwen_windows(keys, plain.num_layers)}
 
 
 def _qwen3_vl(keys: Keys, plain: KnownFacts) -> Facts:
     # Sections of a rotation by time, height and width (`mrope_section`) are one rotation where there is only text.
-    return {**_biases(keys), "qk_norm": True}
-
-
-def _mixtral(keys: Keys, plain: KnownFacts) -> Facts:
-    experts = read_experts(
-        keys, LOCAL_EXPERTS, 8, chosen=2, width=plain.intermediate_size, normalised=True,
-        layers=(True,) * plain.num_layers,
-    )  # fmt: skip
-    return {"sliding_windows": one_window(keys, plain.num_layers, absent=None), "experts": experts}
-
-
-def _qwen2_moe(keys: Keys, plain: KnownFacts) -> Facts:
-    experts = read_experts(
-        keys, ("num_experts",), 60, chosen=4, layers=sparse_layers(keys),
-        width=keys.integer("moe_intermediate_size", 1408), normalised=keys.flag("norm_topk_prob", False),
-        shared=keys.integer("shared_expert_intermediate_size", 5632),
-    )  # fmt: skip
-    windows = qwen_windows(keys, plain.num_layers, alternating=True)
-    return {"qkv_bias": keys.flag("qkv_bias", True), "sliding_windows": windows, "experts": experts}
-
-
-def _qwen3_moe(keys: Keys, plain: KnownFacts) -> Facts:
-    used = keys.flag("use_sliding_window", False)
-    windows = one_window(keys, plain.num_layers, absent=4096) if used else (None,) * plain.num_layers
-    if SLIDING in layer_types(keys, plain.num_layers, [FULL] * plain.num_layers) and not used:
-        raise CheckpointError(NO_WINDOW)
-    experts = read_experts(
-        keys, LOCAL_EXPERTS, 128, chosen=8, layers=sparse_layers(keys),
-        width=keys.integer("moe_intermediate_size", 768), normalised=keys.flag("norm_topk_prob", False),
-    )  # fmt: skip
-    return {**_biases(keys), "qk_norm": True, "sliding_windows": windows, "experts": experts}
-
-
-def _every(keys: Keys, plain: KnownFacts, step: int, window: int) -> tuple[list[str], Windows]:
-    """Types and windows of layers of which every `step`-th one sees everything, where the file does not say which."""
-    absent = [FULL if (i + 1) % step == 0 else SLIDING for i in range(plain.num_layers)]
-    types = list(layer_types(keys, plain.num_layers, absent))
-    return types, typed_windows(types, one_window(keys, plain.num_layers, absent=window))
-
-
-def _gpt_oss(keys: Keys, plain: KnownFacts) -> Facts:
-    bias = keys.flag("attention_bias", True)
-    experts = read_experts(
-        keys, LOCAL_EXPERTS, 128, chosen=4, width=plain.intermediate_size, normalised=True,
-        layers=(True,) * plain.num_layers,
-    )  # fmt: skip
-    clamp = keys.number("swiglu_alpha", 1.702), keys.number("swiglu_limit", 7.0)
-    windows = _every(keys, plain, 2, 128)[1]
-    return {
-        "qkv_bias": bias, "out_bias": bias, "sinks": True, "experts": replace(experts, bias=True, clamp=clamp),
-        "sliding_windows": windows,
-    }  # fmt: skip
+    return {**biases(keys), "qk_norm": True}
 
 
 def _gemma(keys: Keys, plain: KnownFacts, caps: tuple[float | None, float | None]) -> Facts:
@@ -157,18 +54,18 @@ def _gemma(keys: Keys, plain: KnownFacts, caps: tuple[float | None, float | None
     names = "final_logit_softcapping", "attn_logit_softcapping"
     final, attention = (keys.optional_number(name, cap) for name, cap in zip(names, caps, strict=True))
     return {
-        **_biases(keys), "norm_shift": 1.0, "norms": ("before", "after"), "embed_scale": math.sqrt(plain.hidden_size),
+        **biases(keys), "norm_shift": 1.0, "norms": ("before", "after"), "embed_scale": math.sqrt(plain.hidden_size),
         "attention_scale": keys.number("query_pre_attn_scalar", 256) ** -0.5, "attention_cap": attention,
         "logits_cap": final,
     }  # fmt: skip
 
 
 def _gemma2(keys: Keys, plain: KnownFacts) -> Facts:
-    return {**_gemma(keys, plain, (30.0, 50.0)), "sliding_windows": _every(keys, plain, 2, 4096)[1]}
+    return {**_gemma(keys, plain, (30.0, 50.0)), "sliding_windows": every(keys, plain, 2, 4096)[1]}
 
 
 def _gemma3(keys: Keys, plain: KnownFacts) -> Facts:
-    types, windows = _every(keys, plain, keys.integer("sliding_window_pattern", 6), 4096)
+    types, windows = every(keys, plain, keys.integer("sliding_window_pattern", 6), 4096)
     # Its code reads a cap of attention's scores and does not apply it.
     return {
         **_gemma(keys, plain, (None, None)), "attention_cap": None, "qk_norm": True, "sliding_windows": windows,
@@ -187,11 +84,11 @@ def _two_ropes(keys: Keys, plain: KnownFacts, types: list[str], defaults: Defaul
 
 
 def _olmo2(keys: Keys, plain: KnownFacts) -> Facts:
-    return {**_biases(keys), "qk_norm": True, "whole_qk_norm": True, "norms": ("after",)}
+    return {**biases(keys), "qk_norm": True, "whole_qk_norm": True, "norms": ("after",)}
 
 
 def _olmo3(keys: Keys, plain: KnownFacts) -> Facts:
-    types, windows = _every(keys, plain, 4, 4096)
+    types, windows = every(keys, plain, 4, 4096)
     ropes = _two_ropes(keys, plain, types, OLMO3)
     return {**_olmo2(keys, plain), "layer_ropes": ropes, "sliding_windows": windows}
 
@@ -261,14 +158,7 @@ SMOLLM3 = Defaults(
     tied=True,
     theta=2e6,
 )
-MIXTRAL = Defaults(
-    "mixtral", max_position=131072, norm_eps=1e-5, num_kv_heads=8, eos_token_ids=(2,), bos_token_ids=(1,), theta=1e6
-)
-GPT_OSS = Defaults(
-    "gpt_oss", max_position=131072, norm_eps=1e-5, num_kv_heads=8, head_dim=64, theta=150000.0, absent_rope=GPT_OSS_ROPE
-)
-
-FAMILIES: Mapping[str, Family] = {
+DENSE: Mapping[str, Family] = {
     "Gemma2ForCausalLM": Family(GEMMA2, _gemma2),
     "Gemma3ForCausalLM": Family(GEMMA3, _gemma3),
     "Gemma3ForConditionalGeneration": Family(
@@ -276,22 +166,19 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "Glm4ForCausalLM": Family(replace(GLM, family="glm4"), _glm4),
     "GlmForCausalLM": Family(GLM, _glm),
-    "GptOssForCausalLM": Family(GPT_OSS, _gpt_oss),
     "GraniteForCausalLM": Family(replace(LLAMA, family="granite"), _granite),
     "LlamaForCausalLM": Family(LLAMA, _llama),
     "MistralForCausalLM": Family(
         Defaults("mistral", max_position=131072, num_kv_heads=8, eos_token_ids=(2,), bos_token_ids=(1,)), _mistral
     ),
-    "MixtralForCausalLM": Family(MIXTRAL, _mixtral),
     "Olmo2ForCausalLM": Family(OLMO2, _olmo2),
     "Olmo3ForCausalLM": Family(OLMO3, _olmo3),
     "Phi3ForCausalLM": Family(PHI3, _phi3),
     "Qwen2ForCausalLM": Family(Defaults("qwen2", max_position=32768, num_kv_heads=32), _qwen2),
-    "Qwen2MoeForCausalLM": Family(Defaults("qwen2_moe", max_position=32768, num_kv_heads=16), _qwen2_moe),
     "Qwen3ForCausalLM": Family(Defaults("qwen3", max_position=32768, num_kv_heads=32, head_dim=128), _qwen3),
-    "Qwen3MoeForCausalLM": Family(Defaults("qwen3_moe", max_position=32768, num_kv_heads=4), _qwen3_moe),
     "Qwen3VLForConditionalGeneration": Family(
         Defaults("qwen3_vl", max_position=128000, num_kv_heads=32, head_dim=128, theta=500000.0), _qwen3_vl, inner={}
     ),
     "SmolLM3ForCausalLM": Family(SMOLLM3, _smollm3),
 }
+FAMILIES: Mapping[str, Family] = dict(sorted({**DENSE, **EXPERT_FAMILIES}.items()))

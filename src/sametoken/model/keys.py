@@ -53,11 +53,13 @@ class Keys:
         """A number, or None where the value is `null`; an absent key means `absent`."""
         return None if self.values.get(key, absent) is None else self.number(key, absent)
 
-    def integer(self, key: str, default: int | None = None, most: int = MOST_WIDE) -> int:
+    def integer(self, key: str, default: int | None = None, most: int = MOST_WIDE, least: int = 1) -> int:
         value = self.values.get(key)
         value = default if value is None else value
+        if value == 0 and value is not False and not least:
+            return 0
         if not _is_positive(value) or value != value // 1:
-            raise self._bad(key, "a positive integer")
+            raise self._bad(key, "a positive integer" if least else "0 or a positive integer")
         if value > most:
             raise self._bad(key, f"at most {most}")
         return int(value)

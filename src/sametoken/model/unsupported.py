@@ -34,7 +34,7 @@ OTHER = ModelGroup("a decoder of another family, which is not supported", "use a
 ARCHITECTURES: dict[str, ModelGroup] = {
     **dict.fromkeys(
         ("Llama4ForCausalLM",
-         "OlmoeForCausalLM", "PhimoeForCausalLM", "PhiMoEForCausalLM", "Glm4MoeForCausalLM", "DbrxForCausalLM",
+         "OlmoeForCausalLM", "PhimoeForCausalLM", "PhiMoEForCausalLM", "DbrxForCausalLM",
          "MiniMaxM2ForCausalLM", "GraniteMoeForCausalLM", "Grok1ForCausalLM"), EXPERTS),
     **dict.fromkeys(
         ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "KimiK2ForCausalLM"), LATENT),

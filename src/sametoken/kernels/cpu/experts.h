@@ -4,6 +4,8 @@
 // order of its own choices, best first: its bits do not depend on the rows beside it. The number of tasks of a phase does
 // not depend on what was routed: a thread that is late for a phase asks for it when the choices are others already.
 #pragma once
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "input.h"
@@ -15,6 +17,11 @@ struct Experts {
   int32_t count, chosen, width;  // experts, those that compute for a row, and the intermediate size of each
   int32_t shared;                // intermediate size of one more expert, which computes for every row; 0 for none
   int32_t normalised;            // the weights of the chosen experts sum to 1
+  int32_t sigmoid;               // scores are sigmoids of logits, not shares of a softmax; only then the next four count
+  int32_t groups, chosen_groups, group_best;  // equal groups, those chosen from, and how many scores make a group's own
+  const float* choice_bias;      // [padded count] added to scores for the choice, null for nothing
+  float weight_scale;            // of the weights
+  int32_t shared_gate;           // whether the shared expert has a gate
   Gate gate;
   Weight router;                 // an output for each expert, and one for the shared expert's gate
   const Weight *gate_up, *down;  // [count], then the shared expert's
@@ -40,20 +47,19 @@ class Choices {
   }
 
   // Chooses for row t by its logits [padded count], of equal ones the first.
-  void route(int t, const bf16* logits, bool normalised) const {
+  void route(int t, const bf16* logits, const Experts& shape) const {
     thread_local Scratch scratch;
-    float* shares = reinterpret_cast<float*>(scratch.reserve(size_t(padded(count_, LANES)) * 4));
+    int64_t wide = padded(count_, LANES);
+    float* shares = reinterpret_cast<float*>(scratch.reserve(size_t(2 * wide) * 4));
+    float* ranks = shares;
     for (int e = 0; e < count_; e += LANES) store(shares + e, load_bf16(logits + e));
+    if (shape.sigmoid) rank(shares, ranks = shares + wide, shape);
     int32_t* best = expert_ + int64_t(t) * chosen_;
-    for (int e = 0; e < count_; e++) {
-      int at = std::min(e, chosen_);
-      for (; at > 0 && shares[e] > shares[best[at - 1]]; at--)
-        if (at < chosen_) best[at] = best[at - 1];
-      if (at < chosen_) best[at] = e;
-    }
-    float total = exponentials(shares, count_, shares[best[0]]), part = 0;
+    choose(ranks, count_, best, chosen_);
+    float total = shape.sigmoid ? 1 : exponentials(shares, count_, shares[best[0]]), part = shape.sigmoid ? 1e-20f : 0;
     for (int k = 0; k < chosen_; k++) part += shares[best[k]];
-    for (int k = 0; k < chosen_; k++) weight_[int64_t(t) * chosen_ + k] = shares[best[k]] / (normalised ? part : total);
+    for (int k = 0; k < chosen_; k++)
+      weight_[int64_t(t) * chosen_ + k] = shares[best[k]] / (shape.normalised ? part : total) * shape.weight_scale;
   }
 
   // A row without a token chooses nobody.
@@ -94,6 +100,39 @@ class Choices {
   int place(int t, int k) const { return place_[int64_t(t) * chosen_ + k]; }
 
  private:
+  // The `most` places of the largest numbers, largest first, of equal ones the first.
+  static void choose(const float* numbers, int count, int32_t* best, int most) {
+    for (int e = 0; e < count; e++) {
+      int at = std::min(e, most);
+      for (; at > 0 && numbers[e] > numbers[best[at - 1]]; at--)
+        if (at < most) best[at] = best[at - 1];
+      if (at < most) best[at] = e;
+    }
+  }
+
+  // Logits as scores, and what the choice goes by: less than any score outside the best groups.
+  void rank(float* scores, float* ranks, const Experts& shape) const {
+    for (int e = 0; e < count_; e += LANES) {
+      Floats score = sigmoid(load(scores + e));
+      store(scores + e, score);
+      store(ranks + e, shape.choice_bias ? add(score, load(shape.choice_bias + e)) : score);
+    }
+    if (shape.groups == 1) return;
+    thread_local Scratch scratch;
+    int size = count_ / shape.groups, most = std::max(shape.chosen_groups, shape.group_best);
+    float* group = reinterpret_cast<float*>(scratch.reserve(size_t(shape.groups + most) * 4));
+    int32_t* best = reinterpret_cast<int32_t*>(group + shape.groups);
+    for (int g = 0; g < shape.groups; g++) {
+      choose(ranks + g * size, size, best, shape.group_best);
+      group[g] = 0;
+      for (int k = 0; k < shape.group_best; k++) group[g] += ranks[g * size + best[k]];
+    }
+    choose(group, shape.groups, best, shape.chosen_groups);
+    for (int g = 0; g < shape.groups; g++)
+      if (std::find(best, best + shape.chosen_groups, g) == best + shape.chosen_groups)
+        std::fill(ranks + g * size, ranks + (g + 1) * size, -std::numeric_limits<float>::infinity());
+  }
+
   int count_, chosen_;
   int32_t *expert_ = nullptr, *place_ = nullptr;                    // [rows][chosen]
   float* weight_ = nullptr;                                         // [rows][chosen]
@@ -169,7 +208,7 @@ class Mixture {
     linear(worker, experts.router, normed.rows(), into(logits_, stride_, experts.router.out));
     worker.each(count_, [&](int t) {
       if (tokens[t] < 0) choices_.skip(t);
-      else choices_.route(t, logits_ + t * stride_, experts.normalised);
+      else choices_.route(t, logits_ + t * stride_, experts);
       if (experts.shared) normed.finish(t, experts.gate_up[experts.count]);
     });
     if (experts.shared) share(worker, experts, normed);
@@ -232,7 +271,8 @@ class Mixture {
   // Adds a row's results, each times its weight, to the row.
   void mix(const Experts& experts, int t, bf16* x) const {
     if (choices_.skipped(t)) return;
-    Floats gate = rounded(sigmoid(spread(to_float(logits_[t * stride_ + experts.count * (experts.shared > 0)]))));
+    Floats gate = spread(1.0f);
+    if (experts.shared_gate) gate = rounded(sigmoid(spread(to_float(logits_[t * stride_ + experts.count]))));
     for (int i = 0; i < hidden_; i += LANES) {
       Floats sum = zeros();
       for (int k = 0; k < experts.chosen; k++) {

@@ -50,8 +50,11 @@ class CExperts(Structure):
 
     _fields_ = [
         ("count", c_int32), ("chosen", c_int32), ("width", c_int32), ("shared", c_int32), ("normalised", c_int32),
-        ("gate", CGate), ("router", Weight), ("gate_up", POINTER(Weight)), ("down", POINTER(Weight)),
+        ("sigmoid", c_int32), ("groups", c_int32), ("chosen_groups", c_int32), ("group_best", c_int32),
+        ("choice_bias", c_void_p), ("weight_scale", c_float), ("shared_gate", c_int32), ("gate", CGate),
+        ("router", Weight), ("gate_up", POINTER(Weight)), ("down", POINTER(Weight)),
     ]  # fmt: skip
+    kept: Tensor | None  # what `choice_bias` points to
 
 
 class Layer(Structure):

@@ -1,0 +1,115 @@
+"""The families with mixtures of experts as data; `families.py` has the dense ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sametoken.errors import CheckpointError
+from sametoken.model.expert_config import ExpertConfig, grouped, read_experts, sparse_layers
+from sametoken.model.family import Facts, Family, KnownFacts, biases, every
+from sametoken.model.keys import MOST_LAYERS, Keys
+from sametoken.model.rope_config import Defaults
+from sametoken.model.window_config import FULL, NO_WINDOW, SLIDING, layer_types, one_window, qwen_windows
+
+LOCAL_EXPERTS = ("num_local_experts", "num_experts")
+# Of gpt-oss, where a file states no rotation.
+GPT_OSS_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def _mixtral(keys: Keys, plain: KnownFacts) -> Facts:
+    experts = read_experts(
+        keys, LOCAL_EXPERTS, 8, chosen=2, width=plain.intermediate_size, normalised=True,
+        layers=(True,) * plain.num_layers,
+    )  # fmt: skip
+    return {"sliding_windows": one_window(keys, plain.num_layers, absent=None), "experts": experts}
+
+
+def _qwen2_moe(keys: Keys, plain: KnownFacts) -> Facts:
+    experts = read_experts(
+        keys, ("num_experts",), 60, chosen=4, layers=sparse_layers(keys),
+        width=keys.integer("moe_intermediate_size", 1408), normalised=keys.flag("norm_topk_prob", False),
+        shared=keys.integer("shared_expert_intermediate_size", 5632),
+    )  # fmt: skip
+    windows = qwen_windows(keys, plain.num_layers, alternating=True)
+    return {"qkv_bias": keys.flag("qkv_bias", True), "sliding_windows": windows, "experts": experts}
+
+
+def _qwen3_moe(keys: Keys, plain: KnownFacts) -> Facts:
+    used = keys.flag("use_sliding_window", False)
+    windows = one_window(keys, plain.num_layers, absent=4096) if used else (None,) * plain.num_layers
+    if SLIDING in layer_types(keys, plain.num_layers, [FULL] * plain.num_layers) and not used:
+        raise CheckpointError(NO_WINDOW)
+    experts = read_experts(
+        keys, LOCAL_EXPERTS, 128, chosen=8, layers=sparse_layers(keys),
+        width=keys.integer("moe_intermediate_size", 768), normalised=keys.flag("norm_topk_prob", False),
+    )  # fmt: skip
+    return {**biases(keys), "qk_norm": True, "sliding_windows": windows, "experts": experts}
+
+
+def _gpt_oss(keys: Keys, plain: KnownFacts) -> Facts:
+    bias = keys.flag("attention_bias", True)
+    experts = read_experts(
+        keys, LOCAL_EXPERTS, 128, chosen=4, width=plain.intermediate_size, normalised=True,
+        layers=(True,) * plain.num_layers,
+    )  # fmt: skip
+    clamp = keys.number("swiglu_alpha", 1.702), keys.number("swiglu_limit", 7.0)
+    windows = every(keys, plain, 2, 128)[1]
+    return {
+        "qkv_bias": bias, "out_bias": bias, "sinks": True, "experts": replace(experts, bias=True, clamp=clamp),
+        "sliding_windows": windows,
+    }  # fmt: skip
+
+
+def _first_dense(keys: Keys, plain: KnownFacts, **absent: int) -> ExpertConfig:
+    """The experts of GLM-4.5 and DeepSeek: behind some dense layers, with shared ones that have no gate.
+
+    Args:
+        absent: what absent keys mean.
+    """
+    first = keys.integer("first_k_dense_replace", absent["first_k_dense_replace"], MOST_LAYERS, least=0)
+    width = keys.integer("moe_intermediate_size", absent["moe_intermediate_size"])
+    experts = read_experts(
+        keys, ("num_local_experts", "n_routed_experts"), absent["n_routed_experts"],
+        chosen=absent["num_experts_per_tok"], width=width, normalised=keys.flag("norm_topk_prob", True),
+        layers=tuple(i >= first for i in range(plain.num_layers)),
+        shared=width * keys.integer("n_shared_experts", absent["n_shared_experts"]),
+    )  # fmt: skip
+    scale = keys.number("routed_scaling_factor", 1.0)
+    return replace(grouped(experts, keys), shared_gate=False, weight_scale=scale)
+
+
+def _glm4_moe(keys: Keys, plain: KnownFacts) -> Facts:
+    experts = _first_dense(
+        keys, plain, first_k_dense_replace=1, moe_intermediate_size=1408, n_routed_experts=128, num_experts_per_tok=8,
+        n_shared_experts=1,
+    )  # fmt: skip
+    return {
+        "qkv_bias": keys.flag("attention_bias", False), "qk_norm": keys.flag("use_qk_norm", False),
+        "experts": replace(experts, sigmoid=True, choice_bias=True), "further_layers": _further_layers(keys),
+    }  # fmt: skip
+
+
+def _further_layers(keys: Keys) -> int:
+    return keys.integer("num_nextn_predict_layers", 1, MOST_LAYERS, least=0)
+
+
+MIXTRAL = Defaults(
+    "mixtral", max_position=131072, norm_eps=1e-5, num_kv_heads=8, eos_token_ids=(2,), bos_token_ids=(1,), theta=1e6
+)
+GPT_OSS = Defaults(
+    "gpt_oss", max_position=131072, norm_eps=1e-5, num_kv_heads=8, head_dim=64, theta=150000.0, absent_rope=GPT_OSS_ROPE
+)
+GLM4_MOE = Defaults(
+    "glm4_moe", max_position=131072, norm_eps=1e-5, num_kv_heads=8, partial_rotation=0.5
+)  # fmt: skip
+
+EXPERT_FAMILIES: Mapping[str, Family] = {
+    "Glm4MoeForCausalLM": Family(GLM4_MOE, _glm4_moe),
+    "GptOssForCausalLM": Family(GPT_OSS, _gpt_oss),
+    "MixtralForCausalLM": Family(MIXTRAL, _mixtral),
+    "Qwen2MoeForCausalLM": Family(Defaults("qwen2_moe", max_position=32768, num_kv_heads=16), _qwen2_moe),
+    "Qwen3MoeForCausalLM": Family(Defaults("qwen3_moe", max_position=32768, num_kv_heads=4), _qwen3_moe),
+}
