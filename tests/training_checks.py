@@ -50,11 +50,11 @@ def make_plan(output: Path, **chosen: Any) -> TrainingSettings:
     return plan
 
 
-def train_tiny(target: str, data: Path, output: Path, tell=lambda line: None, judge=None, **chosen: Any) -> Outcome:
+def train_tiny(target: str, data: Path, output: Path, tell=lambda line: None, evaluator=None, **chosen: Any) -> Outcome:
     """Trains for the tiny target."""
     vocabulary = {"draft_vocab_size": chosen.pop("draft_vocab_size")} if "draft_vocab_size" in chosen else {}
     plan = make_plan(output, **chosen)
-    return train(target, plan, DataSettings(data=str(data), **vocabulary), judge=judge, tell=tell)
+    return train(target, plan, DataSettings(data=str(data), **vocabulary), evaluator=evaluator, tell=tell)
 
 
 def log_of(output: Path) -> list[dict[str, Any]]:

@@ -153,16 +153,16 @@ def test_runs_with_answers_of_the_drafts_own_resume_bit_for_bit(pair, data, tmp_
     assert all(torch.equal(value, stopped[name]) for name, value in whole.items())
 
 
-def test_the_best_draft_by_held_out_judgement_is_kept(pair, data, tmp_path):
-    judged: list[Path] = []
+def test_the_best_draft_by_held_out_evaluation_is_kept(pair, data, tmp_path):
+    evaluated: list[Path] = []
 
-    def judge(draft: Path) -> float:
+    def evaluator(draft: Path) -> float:
         assert {"config.json", "model.safetensors", "tokenizer.json"} <= {file.name for file in draft.iterdir()}
-        judged.append(draft)
-        return (1.5, 2.5, 1.0)[len(judged) - 1]
+        evaluated.append(draft)
+        return (1.5, 2.5, 1.0)[len(evaluated) - 1]
 
     chosen = {"max_steps": 3, "save_steps": 1, "save_total_limit": 9, "eval_data": "unread", "eval_steps": 1}
-    outcome = distil(pair.target, data, tmp_path / "out", judge=judge, **chosen)
+    outcome = distil(pair.target, data, tmp_path / "out", evaluator=evaluator, **chosen)
     assert outcome.best == 2.5
     best = load_file(tmp_path / "out" / "checkpoint-2" / "model.safetensors")["decoder.norm.weight"]
     assert torch.equal(load_file(outcome.head / "model.safetensors")["model.norm.weight"], best)

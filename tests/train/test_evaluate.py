@@ -22,7 +22,7 @@ from sametoken.learning.batch import Batch
 from sametoken.learning.target import OuterLayers
 from sametoken.learning.unroll import unroll
 from sametoken.speculation.params import SamplingParams
-from sametoken.train.evaluate import Asked, judge, judge_of, open_llm, read_questions
+from sametoken.train.evaluate import Asked, evaluate, evaluator_of, open_llm, read_questions
 from sametoken.train.targets import read_outer
 from sametoken.train.targets import run as run_target
 from training_checks import train_tiny, write_conversations
@@ -50,7 +50,7 @@ def heads(tiny_pair, data, tmp_path_factory) -> dict[str, str]:
 def test_judges_as_the_engine_serves(pair, data, heads, mode):
     asked = Asked(max_draft_len=3, tokens=16)
     llm = open_llm(pair.target, heads[mode], asked)
-    found = judge(llm, read_questions(data, llm, 6, asked.tokens), asked)
+    found = evaluate(llm, read_questions(data, llm, 6, asked.tokens), asked)
 
     served = LLM(pair.target, heads[mode], {"max_draft_len": 3, "adaptive": False})
     chats = [record.messages[:-1] for record in itertools.islice(read_records(data), 6)]
@@ -65,7 +65,7 @@ def test_judges_as_the_engine_serves(pair, data, heads, mode):
     drafts = [sum(each.speculation.drafted_lengths[1:]) for each in completions]
     assert sum(drafts) > 0
     assert len(found.by_position) <= 3
-    assert judge_of(pair.target, str(data), 6, asked)(Path(heads[mode])) == found.acceptance_length
+    assert evaluator_of(pair.target, str(data), 6, asked)(Path(heads[mode])) == found.acceptance_length
 
 
 def test_the_command_says_it_and_fails_below_a_bound(pair, data, heads, run):
@@ -137,7 +137,7 @@ def write_turns(file: Path) -> Path:
 def test_turns_of_a_benchmark_follow_the_models_own_answers(pair, heads, tmp_path):
     asked = Asked(max_draft_len=3, tokens=12)
     llm = open_llm(pair.target, heads["eagle3"], asked)
-    found = judge(llm, read_questions(write_turns(tmp_path / "bench.jsonl"), llm, 10, asked.tokens), asked)
+    found = evaluate(llm, read_questions(write_turns(tmp_path / "bench.jsonl"), llm, 10, asked.tokens), asked)
 
     served, params = LLM(pair.target, heads["eagle3"], {"max_draft_len": 3, "adaptive": False}), SamplingParams(
         max_tokens=12, temperature=0

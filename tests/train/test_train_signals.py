@@ -120,10 +120,10 @@ def test_a_second_signal_ends_it_at_once(pair, data, tmp_path):
     assert training.end() in (-signal.SIGTERM, 130)  # 130 where the first had ended it already
 
 
-def test_a_signal_cuts_a_judgement_short_and_it_is_made_up_for(pair, data, tmp_path):
-    judged = ("--eval-data", str(data), "--eval-steps", "2", "--eval-tokens", "60", "--eval-prompts", "12",
+def test_a_signal_cuts_an_evaluation_short_and_it_is_made_up_for(pair, data, tmp_path):
+    evaluated = ("--eval-data", str(data), "--eval-steps", "2", "--eval-tokens", "60", "--eval-prompts", "12",
               "--max-draft-len", "2", "--max-steps", "4")  # fmt: skip
-    training = Training(pair.target, data, tmp_path / "out", *judged).start()
+    training = Training(pair.target, data, tmp_path / "out", *evaluated).start()
     deadline = time.monotonic() + 120
     while not list((tmp_path / "out").glob(".judged-*/head/config.json")):
         assert training.process.poll() is None, training.end() or training.said
@@ -132,8 +132,8 @@ def test_a_signal_cuts_a_judgement_short_and_it_is_made_up_for(pair, data, tmp_p
     assert training.signalled(signal.SIGTERM) == 143, training.said
     assert "stopped after step 2 of 4" in training.said
     assert not list((tmp_path / "out").glob(".*"))
-    whole = Training(pair.target, data, tmp_path / "whole", *judged).start()
-    again = Training(pair.target, data, tmp_path / "out", *judged).start()
+    whole = Training(pair.target, data, tmp_path / "whole", *evaluated).start()
+    again = Training(pair.target, data, tmp_path / "out", *evaluated).start()
     assert (whole.end(), again.end()) == (0, 0), again.said
     logs = [
         [(e["step"], e["eval_acceptance_length"]) for e in log_of(tmp_path / name) if "eval_acceptance_length" in e]
@@ -179,7 +179,7 @@ def test_a_kill_at_any_moment_of_saving_leaves_what_can_be_loaded(pair, data, tm
     """Killed before every file and directory in turn that takes its place."""
     chosen = {"max_steps": 2, "save_steps": 1, "num_epochs": 9, "save_total_limit": 1, "eval_steps": 1,
               "eval_data": "unread", "logging_steps": 1}  # fmt: skip
-    train_tiny(pair.target, data, tmp_path / "whole", judge=lambda head: 2.0, **chosen)
+    train_tiny(pair.target, data, tmp_path / "whole", evaluator=lambda head: 2.0, **chosen)
     prepared = tmp_path / "whole" / "data"
     expected = files_of(tmp_path / "whole" / "checkpoint-2")["model.safetensors"]
     replace, killed = os.replace, 0
@@ -193,7 +193,7 @@ def test_a_kill_at_any_moment_of_saving_leaves_what_can_be_loaded(pair, data, tm
 
         def train(output=output, dying=dying) -> None:
             monkeypatch.setattr(os, "replace", dying)
-            train_tiny(pair.target, prepared, output, judge=lambda head: 2.0, **chosen)
+            train_tiny(pair.target, prepared, output, evaluator=lambda head: 2.0, **chosen)
 
         if not os.WIFSIGNALED(in_a_child(train)):
             break
@@ -203,7 +203,7 @@ def test_a_kill_at_any_moment_of_saving_leaves_what_can_be_loaded(pair, data, tm
         if (output / "head").exists():
             head_of(pair.target, output)
         if place % 5 == 3:
-            again = train_tiny(pair.target, prepared, output, judge=lambda head: 2.0, **chosen)
+            again = train_tiny(pair.target, prepared, output, evaluator=lambda head: 2.0, **chosen)
             assert (again.steps, again.best) == (2, 2.0)
             assert files_of(output / "checkpoint-2")["model.safetensors"] == expected
             assert not list(output.glob(".*"))
@@ -212,7 +212,7 @@ def test_a_kill_at_any_moment_of_saving_leaves_what_can_be_loaded(pair, data, tm
 
 
 class Scores:
-    """A judge that says what it is told to, and counts."""
+    """An evaluator that says what it is told to, and counts."""
 
     def __init__(self, *scores: float) -> None:
         self.left = list(scores)
@@ -226,9 +226,9 @@ def test_a_worse_head_never_replaces_a_better_one(pair, data, tmp_path):
     out = tmp_path / "out"
 
     def run(*scores: float, **others: object) -> float | None:
-        judge = Scores(*scores)
-        outcome = train_tiny(pair.target, data, out, judge=judge, **{**chosen, **others})
-        assert not judge.left
+        evaluator = Scores(*scores)
+        outcome = train_tiny(pair.target, data, out, evaluator=evaluator, **{**chosen, **others})
+        assert not evaluator.left
         return outcome.best
 
     def begin_anew() -> None:
@@ -243,7 +243,7 @@ def test_a_worse_head_never_replaces_a_better_one(pair, data, tmp_path):
     assert run(2.0, 1.0) == 2.5
     assert files_of(out / "head") == good
     begin_anew()
-    (out / RECORD).unlink()  # as after a kill: the head in place is judged first
+    (out / RECORD).unlink()  # as after a kill: the head in place is evaluated first
     assert run(2.2, 2.1, 2.15, lr=1e-3) == 2.2
     assert files_of(out / "head") == good
     begin_anew()

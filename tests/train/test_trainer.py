@@ -179,23 +179,23 @@ def test_starting_from_a_head_keeps_what_it_knows(pair, data, tmp_path):
         train_tiny(pair.target, data, tmp_path / "other", mode="medusa", init_from=str(first.head))
 
 
-def test_the_best_head_by_held_out_judgement_is_kept_and_training_ends_when_it_gets_no_better(pair, data, tmp_path):
-    judged: list[Path] = []
+def test_the_best_head_by_held_out_evaluation_is_kept_and_training_ends_when_it_gets_no_better(pair, data, tmp_path):
+    evaluated: list[Path] = []
 
-    def judge(head: Path) -> float:
-        judged.append(head)
-        return (1.5, 2.5, 2.0, 1.0, 3.0)[len(judged) - 1]
+    def evaluator(head: Path) -> float:
+        evaluated.append(head)
+        return (1.5, 2.5, 2.0, 1.0, 3.0)[len(evaluated) - 1]
 
     chosen = {"max_steps": 20, "num_epochs": 100, "save_steps": 1, "save_total_limit": 30, "eval_data": "unread",
               "eval_steps": 2, "patience": 2}  # fmt: skip
-    outcome = train_tiny(pair.target, data, tmp_path / "out", judge=judge, **chosen)
+    outcome = train_tiny(pair.target, data, tmp_path / "out", evaluator=evaluator, **chosen)
     assert (outcome.best, outcome.steps, outcome.stopped_early) == (2.5, 8, True)
     best = load_file(tmp_path / "out" / "checkpoint-4" / "model.safetensors")["head.fc.weight"]
     assert torch.equal(load_file(outcome.head / "model.safetensors")["fc.weight"], best)
     assert [e["eval_acceptance_length"] for e in log_of(tmp_path / "out") if "eval_acceptance_length" in e] == [
         1.5, 2.5, 2.0, 1.0
     ]  # fmt: skip
-    again = train_tiny(pair.target, data, tmp_path / "out", judge=judge, **chosen)
+    again = train_tiny(pair.target, data, tmp_path / "out", evaluator=evaluator, **chosen)
     assert again.steps == 8  # it had ended
 
 

@@ -22,7 +22,7 @@ from sametoken.options.engine import EngineConfig
 from sametoken.options.training import DATA_PATH
 
 if TYPE_CHECKING:
-    from sametoken.train.evaluate import Judgement
+    from sametoken.train.evaluate import Evaluation
 
 RUN = ("dtype", "device", "max_batch_size")
 MOST = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -69,7 +69,7 @@ def command(head: str, values: Values) -> int:
     EngineConfig(**engine)
     use_threads(values["threads"])
 
-    from sametoken.train.evaluate import Asked, judge, open_llm, read_questions
+    from sametoken.train.evaluate import Asked, evaluate, open_llm, read_questions
 
     asked = Asked(values["max_draft_len"], values["osl"], values["temperature"], values["seed"], engine)
     llm = open_llm(values["target"], head, asked)
@@ -81,7 +81,7 @@ def command(head: str, values: Values) -> int:
         paths = write_tree(draft_directory(head), values["target"], llm, questions, values["write_tree"])
         print(f"{head}: a tree of {len(paths)} nodes, at most {max(map(len, paths))} deep", file=aside)
         llm = open_llm(values["target"], head, asked)
-    found = judge(llm, questions, asked)
+    found = evaluate(llm, questions, asked)
     _print(found, values["json"])
     if bound is not None and found.acceptance_length < bound:
         print(f"acceptance length {found.acceptance_length:.3f} is below --ar-lower-bound {bound}", file=aside)
@@ -97,7 +97,7 @@ def _check(values: Values) -> None:
         raise ConfigError(f"--ar-lower-bound {bound}: expected a finite number")
 
 
-def _print(found: Judgement, as_json: bool) -> None:
+def _print(found: Evaluation, as_json: bool) -> None:
     if as_json:
         values = {"acceptance_length": found.acceptance_length, "tokens_per_draft": found.tokens_per_draft}
         print(json.dumps(values | asdict(found)))

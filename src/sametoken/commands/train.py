@@ -72,7 +72,7 @@ def _word(name: str, given: str) -> bool:
 
 
 def _train(target: str, settings: dict[type, Any]) -> int:
-    from sametoken.train.evaluate import Asked, judge_of
+    from sametoken.train.evaluate import Asked, evaluator_of
     from sametoken.train.session import train
 
     head, keep, run = settings[HeadSettings], settings[KeepSettings], settings[RunSettings]
@@ -80,16 +80,16 @@ def _train(target: str, settings: dict[type, Any]) -> int:
         _tell(f"mode {head.mode} {meaning(head.mode)}")
     if run.fsdp_transformer_layer_cls_to_wrap is not None and run.fsdp:
         _tell(f"a head is small and sharded whole; {run.fsdp_transformer_layer_cls_to_wrap} is not wrapped")
-    judge = None
+    evaluator = None
     if keep.eval_data is not None:
         asked = Asked(keep.max_draft_len, keep.eval_tokens, engine={"device": run.device})
-        judge = judge_of(target, keep.eval_data, keep.eval_prompts, asked)
+        evaluator = evaluator_of(target, keep.eval_data, keep.eval_prompts, asked)
     plan = TrainingSettings(head, settings[LossSettings], run, keep)
     # Launchers pass a signal on that a process may have had already.
     with stop_at_signals(PROMISE if _main() else "", repeats_after_s=3.0 if WORKER in os.environ else 0.0) as stop:
         try:
             with stop.at_once():
-                outcome = train(target, plan, settings[DataSettings], judge=judge, tell=_tell, stop=stop)
+                outcome = train(target, plan, settings[DataSettings], evaluator=evaluator, tell=_tell, stop=stop)
         except KeyboardInterrupt:
             if _main():
                 _tell("interrupted before the first step; the same command begins again, or goes on from a checkpoint")
@@ -111,8 +111,8 @@ def _report(target: str, keep: KeepSettings, outcome: Outcome) -> None:
     print(f"{outcome.head}: {ended}{best}{outcome.steps} steps, {outcome.tokens_per_second:.0f} tokens/s")
     if outcome.best is not None:
         _tell(
-            f"judged on up to {keep.eval_prompts} prompts, as by: sametoken evaluate {outcome.head} --target {target} "
-            f"--data {keep.eval_data}"
+            f"evaluated on up to {keep.eval_prompts} prompts, as by: sametoken evaluate {outcome.head} "
+            f"--target {target} --data {keep.eval_data}"
         )
 
 

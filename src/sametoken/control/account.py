@@ -27,7 +27,7 @@ class Account:
 
     Attributes:
         paused: whether drafts measured slower than plain steps and wait.
-        ratio: tokens per second of the drafts that were judged last, over those of plain steps; 1 before any.
+        ratio: tokens per second of the drafts that were compared last, over those of plain steps; 1 before any.
     """
 
     def __init__(self, rows: int) -> None:
@@ -48,7 +48,7 @@ class Account:
         return median(self._plain) if self._plain else 1.0
 
     def _value(self) -> float:
-        """Plain steps that the drafts since the last judgement saved."""
+        """Plain steps that the drafts since the last comparison saved."""
         return self._emitted - self._spent / self._now()
 
     def saw_draft(self, tokens: float, cost: float, expected: float) -> None:
@@ -64,11 +64,11 @@ class Account:
         self._checks = max(0, self._checks - 1)
         self._balance = min(self._most, self._balance + SHARE)
         if self._forwards and not self._checks:
-            self._judge()
+            self._settle()
         if self.paused and self._balance >= RETRY:
             self.paused = False
 
-    def _judge(self) -> None:
+    def _settle(self) -> None:
         self._balance = max(-RETRY, min(self._most, self._balance + self._value()))
         self.ratio = self._emitted * self._now() / self._spent
         self.paused = self._balance < 0.0

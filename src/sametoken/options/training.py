@@ -117,12 +117,12 @@ class RunSettings(Settings):
 
 
 class KeepSettings(Settings):
-    """What is written, and when the head is judged."""
+    """What is written, and when the head is evaluated."""
 
     output_dir: str = "sametoken-head"
     """checkpoints, log, curves, and the best head in `head`."""
     save_steps: Positive | None = None
-    """steps between two checkpoints, others at judgements and signals; without it: an eighth of the run, at most
+    """steps between two checkpoints, others at evaluations and signals; without it: an eighth of the run, at most
     500."""
     save_total_limit: Positive = 2
     """checkpoints that are kept."""
@@ -131,19 +131,19 @@ class KeepSettings(Settings):
     logging_steps: Positive = 10
     """steps between lines of the log."""
     eval_data: str | None = None
-    """file of conversations on whose prompts the head is judged; without it: nothing is judged."""
+    """file of conversations on whose prompts the head is evaluated; without it: nothing is evaluated."""
     eval_steps: Positive | None = None
-    """steps between two judgements; without it: an eighth of the run, at most 500."""
+    """steps between two evaluations; without it: an eighth of the run, at most 500."""
     eval_prompts: Positive = 80
-    """prompts of a judgement, the first that fit."""
+    """prompts of an evaluation, the first that fit."""
     eval_tokens: Positive = 64
-    """tokens of each judged answer, at most."""
+    """tokens of each evaluated answer, at most."""
     max_draft_len: Annotated[int, Field(ge=1, le=128)] = 5
-    """longest draft when a head is judged."""
+    """longest draft when a head is evaluated."""
     patience: Positive | None = None
-    """judgements without a better one after which training ends; without it: never."""
+    """evaluations without a better one after which training ends; without it: never."""
     do_eval: bool = True
-    """judge after the last step too."""
+    """evaluate after the last step too."""
 
 
 class DataSettings(Settings):

@@ -1,4 +1,4 @@
-"""Text that a model is calibrated with and judged by: documents of a file, or the prompts of this package."""
+"""Text that a model is calibrated with and evaluated on: documents of a file, or the prompts of this package."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sametoken.errors import DataError
 from sametoken.quantise.run import LayerError
-from sametoken.train.evaluate import Asked, Judgement, Question, judge, open_llm
+from sametoken.train.evaluate import Asked, Evaluation, Question, evaluate, open_llm
 
 REPORT = "quantization_report.json"
 WORST = 5  # layers that are printed
@@ -81,7 +81,7 @@ class Report:
         return found
 
 
-def accepted(target: str | Path, draft: str, prompts: list[list[int]], asked: Asked) -> Judgement:
+def accepted(target: str | Path, draft: str, prompts: list[list[int]], asked: Asked) -> Evaluation:
     """What a draft does on the prompts that fit the context.
 
     Raises:
@@ -93,4 +93,4 @@ def accepted(target: str | Path, draft: str, prompts: list[list[int]], asked: As
         raise DataError(
             f"no held-out prompt fits into {llm.max_seq_len} positions with {asked.tokens} tokens of answer"
         )
-    return judge(llm, fitting, asked)
+    return evaluate(llm, fitting, asked)

@@ -1,7 +1,7 @@
-"""The best head of a run's directory and what it was judged, so that no worse one takes its place, whoever trained it.
+"""The best head of a run's directory and its acceptance length, so that no worse head takes its place.
 
-The record names the files that were judged by their digest. After a kill between files and record they do not fit, and
-the head is judged again.
+The record names the evaluated files by their digest. After a kill between files and record they do not fit, and the
+head is evaluated again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sametoken.train.settings import KeepSettings
 RECORD = "best.json"
 
 
-def judged_by(keep: KeepSettings) -> dict[str, Any]:
+def evaluated_by(keep: KeepSettings) -> dict[str, Any]:
     """What an acceptance length depends on besides the head: prompts and how they are answered."""
     assert keep.eval_data is not None
     file = user_path(keep.eval_data)
@@ -33,7 +33,7 @@ class Best:
 
     Attributes:
         place: its directory; perhaps there is none yet.
-        acceptance: what it was judged, None if it was not.
+        acceptance: its acceptance length, None if it was not evaluated.
     """
 
     def __init__(self, place: Path) -> None:
@@ -42,11 +42,11 @@ class Best:
         self.acceptance = self._recorded()
 
     def comparable(self, conditions: Mapping[str, Any]) -> bool:
-        """Whether another head's judgement under these conditions says which is better; without a head it does."""
+        """Whether another head's evaluation under these conditions says which is better; without a head it does."""
         return not self.place.exists() or (self.acceptance is not None and self._conditions == conditions)
 
     def note(self, acceptance: float, conditions: Mapping[str, Any]) -> None:
-        """Writes down what the head in place was judged."""
+        """Writes down the acceptance length of the head in place."""
         self.acceptance, self._conditions = acceptance, dict(conditions)
         content = {"acceptance": acceptance, "judged_by": self._conditions, "sha256": self._digest()}
         write_json(self._record, content)
@@ -65,7 +65,7 @@ class Best:
                 self._conditions = conditions
                 return acceptance
         except (DataError, KeyError, OSError):
-            pass  # judged anew
+            pass  # evaluated anew
         return None
 
     def _digest(self) -> str:

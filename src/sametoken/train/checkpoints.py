@@ -24,8 +24,8 @@ FORMAT = 1
 MANIFEST, WEIGHTS, OPTIMISER = "manifest.json", "model.safetensors", "optimizer.safetensors"
 PROGRESS = {"step": (int,), "best": (float, int, NoneType), "judged": (int,), "stale": (int,), "ended": (bool,)}
 NAME = re.compile(r"checkpoint-(\d{1,18})")
-JUDGED = ".judged-"  # before the name of a head that is only there to be judged
-LEFT = (".checkpoint-*", f"{JUDGED}*", f"{UNFINISHED}*", ".head-*", ".model-*")  # what a killed process leaves
+EVALUATED = ".judged-"  # before the name of a head that is only there to be evaluated
+LEFT = (".checkpoint-*", f"{EVALUATED}*", f"{UNFINISHED}*", ".head-*", ".model-*")  # what a killed process leaves
 
 
 class Saved(NamedTuple):
@@ -33,8 +33,8 @@ class Saved(NamedTuple):
 
     Attributes:
         weights: parameters and buffers by name. `optimiser`: moments by "parameter/kind".
-        progress: plain values: step, place in the data, best judgement and the like.
-        settings: what decides the course of a run; another run must have the same to go on from here.
+        progress: plain values: step, place in the data, best evaluation and the like.
+        settings: what decides the results of a run; another run must have the same to go on from here.
     """
 
     weights: Mapping[str, Tensor]
@@ -75,7 +75,7 @@ def save(directory: Path, step: int, saved: Saved, keep: int) -> Path:
 
 
 def note(directory: Path, progress: Mapping[str, Any]) -> None:
-    """Writes what became of a judgement into the checkpoint of its step, where there is one.
+    """Writes what became of an evaluation into the checkpoint of its step, where there is one.
 
     Raises:
         CheckpointError: the disk is full or not writable.

@@ -22,7 +22,7 @@ WIDTH = 256  # of the target that the rates were measured on
 RATE = {"muon": 5e-3, "adamw": 1e-3}
 # How a rate falls with the width: updates of a matrix keep their size beside what it computes with.
 SHRINKS = {"muon": 0.5, "adamw": 1.0}
-JUDGEMENTS = 8  # of a run
+EVALUATIONS = 8  # of a run
 
 
 class Facts(NamedTuple):
@@ -50,7 +50,7 @@ def filled(plan: TrainingSettings, facts: Facts) -> tuple[TrainingSettings, list
     rows = len(rows_of(facts.lengths, run, 0))
     run = _amount(run, rows, facts.processes)
     total = steps_of_run(run, rows, facts.processes)
-    cadence = max(1, min(500, math.ceil(total / JUDGEMENTS)))
+    cadence = max(1, min(500, math.ceil(total / EVALUATIONS)))
     chosen = {"eval_steps": cadence, "save_steps": cadence}
     keep = plan.keep.model_copy(
         update={name: value for name, value in chosen.items() if getattr(plan.keep, name) is None}

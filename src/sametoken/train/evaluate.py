@@ -23,7 +23,7 @@ from sametoken.options.sampling import SamplingParams
 from sametoken.prompts.files import parse_items
 from sametoken.prompts.sources import Conversation, Source
 
-CATEGORY = "category"  # key of a conversation by which results are told apart
+CATEGORY = "category"  # key of a conversation by which results are grouped
 
 
 class Question(NamedTuple):
@@ -50,7 +50,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """How drafts are judged.
+    """How drafts are evaluated.
 
     Attributes:
         max_draft_len: longest draft, always drafted in full.
@@ -67,7 +67,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """What drafts did for some prompts.
 
     Attributes:
@@ -155,7 +155,7 @@ def _ids(source: Source, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(tokenizer.apply_chat_template(source.messages), add_special_tokens=False)
 
 
-def judge(llm: LLM, questions: Sequence[Question], asked: Asked) -> Judgement:
+def evaluate(llm: LLM, questions: Sequence[Question], asked: Asked) -> Evaluation:
     """Answers the prompts and counts; a later turn follows the model's own answer, of at most `asked.tokens`."""
     params = SamplingParams(max_tokens=asked.tokens, temperature=asked.temperature, seed=asked.seed)
     every: list[SpeculationStats] = []
@@ -173,7 +173,7 @@ def judge(llm: LLM, questions: Sequence[Question], asked: Asked) -> Judgement:
     by_category = {
         name: SpeculationStats.total(group).acceptance_length for name, group in sorted(groups.items()) if name
     }
-    return Judgement(
+    return Evaluation(
         len(every), total.emitted, total.target_forwards, total.drafts, total.accepted, _by_position(total),
         by_category, left_out,
     )  # fmt: skip
@@ -186,13 +186,13 @@ def _by_position(total: SpeculationStats) -> list[float]:
 
 
 def open_llm(target: str, draft: str, asked: Asked) -> LLM:
-    """The engine that judges a draft: every draft has its full length."""
+    """The engine that evaluates a draft: every draft has its full length."""
     speculative = {"max_draft_len": asked.max_draft_len, "adaptive": False}
     return LLM(target, draft, speculative, **(asked.engine or {}))
 
 
-def judge_of(target: str, file: str, count: int, asked: Asked) -> Callable[[Path], float]:
-    """A judge of heads in directories, by the acceptance length on a file's prompts.
+def evaluator_of(target: str, file: str, count: int, asked: Asked) -> Callable[[Path], float]:
+    """A function that evaluates heads in directories, by the acceptance length on a file's prompts.
 
     Raises:
         DataError, RequestError: the file is unreadable, or none of its prompts fits; now rather than after hours.
@@ -204,6 +204,6 @@ def judge_of(target: str, file: str, count: int, asked: Asked) -> Callable[[Path
 
     def measure(head: Path) -> float:
         llm = open_llm(target, str(head), asked)
-        return judge(llm, read_questions(file, llm, count, asked.tokens), asked).acceptance_length
+        return evaluate(llm, read_questions(file, llm, count, asked.tokens), asked).acceptance_length
 
     return measure

@@ -99,7 +99,7 @@ def draw(entries: Sequence[Mapping[str, Any]], file: Path) -> None:
     from matplotlib import pyplot
 
     trained = [entry for entry in entries if "loss" in entry]
-    judged = [entry for entry in entries if "eval_acceptance_length" in entry]
+    evaluated = [entry for entry in entries if "eval_acceptance_length" in entry]
     figure, axes = pyplot.subplots(1, 3, figsize=(15, 4), constrained_layout=True)
     steps = [entry["step"] for entry in trained]
     axes[0].plot(steps, [entry["loss"] for entry in trained])
@@ -108,8 +108,8 @@ def draw(entries: Sequence[Mapping[str, Any]], file: Path) -> None:
         axes[1].plot(steps, [entry["accuracy"][i] for entry in trained], label=f"token {i + 1}")
     axes[1].set(title="accuracy, all before being right", xlabel="step", ylim=(0, 1))
     axes[2].plot(steps, [entry["acceptance_length"] for entry in trained], label="in training (estimate)")
-    held_out = [entry["eval_acceptance_length"] for entry in judged]
-    axes[2].plot([entry["step"] for entry in judged], held_out, "o-", label="held out")
+    held_out = [entry["eval_acceptance_length"] for entry in evaluated]
+    axes[2].plot([entry["step"] for entry in evaluated], held_out, "o-", label="held out")
     axes[2].set(title="acceptance length", xlabel="step")
     for axis in axes[1:]:
         if axis.get_legend_handles_labels()[0]:

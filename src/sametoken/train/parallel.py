@@ -39,7 +39,7 @@ class Parallel:
         fsdp: shard what is trained instead of copying it.
 
     Attributes:
-        rank, count: of the processes. `main`: whether this one writes and judges.
+        rank, count: of the processes. `main`: whether this one writes and evaluates.
     """
 
     def __init__(self, device: str, fsdp: bool) -> None:

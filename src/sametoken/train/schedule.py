@@ -1,4 +1,4 @@
-"""The course of a run as pure functions: which rows a step trains on, and at which learning rate.
+"""A run step by step as pure functions: which rows a step trains on, and at which learning rate.
 
 Nothing here has state, so going on from a step needs nothing but its number.
 """

@@ -29,13 +29,13 @@ from sametoken.train.defaults import Facts, filled
 from sametoken.train.parallel import Parallel
 from sametoken.train.settings import LONGEST, DataSettings, TrainingSettings
 from sametoken.train.targets import open_source, read_outer
-from sametoken.train.trainer import Judge, Outcome, RunInputs, Trainer
+from sametoken.train.trainer import Evaluator, Outcome, RunInputs, Trainer
 
 PREPARED = "data"  # samples made from files of conversations, within the output directory
 
 
 def train(
-    target: str, plan: TrainingSettings, data: DataSettings, *, judge: Judge | None = None,
+    target: str, plan: TrainingSettings, data: DataSettings, *, evaluator: Evaluator | None = None,
     tell: Callable[[str], None] = lambda line: None, stop: Stop | None = None,
 ) -> Outcome:  # fmt: skip
     """Trains a head for a target.
@@ -43,7 +43,7 @@ def train(
     Args:
         target: directory, Hub id or "embedded".
         plan: what is None in it is chosen here, from the data.
-        judge: judges a head in a directory on held-out prompts.
+        evaluator: evaluates a head in a directory on held-out prompts.
         tell: called with a line for the user now and then, in the main process.
         stop: once true, training ends after the step with a checkpoint.
 
@@ -61,7 +61,7 @@ def train(
         inputs = _inputs(target, directory, plan, samples, parallel)
         for line in lines:
             say(line)
-        outcome = Trainer(plan, inputs, parallel, judge, say, Stop() if stop is None else stop).run()
+        outcome = Trainer(plan, inputs, parallel, evaluator, say, Stop() if stop is None else stop).run()
     parallel.close()
     return outcome
 

@@ -1,4 +1,4 @@
-"""Training: steps over packed documents, judged on held-out acceptance, resumable bit for bit.
+"""Training: steps over packed documents, evaluated on held-out acceptance, resumable bit for bit.
 
 Which rows a step reads and at which rate follows from its number (`schedule`), so a run that goes on from a checkpoint
 computes what it would have computed without the interruption.
@@ -26,8 +26,8 @@ from sametoken.learning.loss import AcceptanceMetrics
 from sametoken.learning.objective import Objective
 from sametoken.learning.target import Features
 from sametoken.train import checkpoints
-from sametoken.train.best import Best, judged_by
-from sametoken.train.checkpoints import JUDGED, Saved
+from sametoken.train.best import Best, evaluated_by
+from sametoken.train.checkpoints import EVALUATED, Saved
 from sametoken.train.dataset.prepared import SAMPLES, Prepared
 from sametoken.train.journal import Journal
 from sametoken.train.optimisers import optimisers
@@ -40,7 +40,7 @@ from sametoken.train.targets import Source
 FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_transformer_layer_cls_to_wrap", "device",
         "threads", "gradient_checkpointing")  # fmt: skip
 
-Judge = Callable[[Path], float]  # acceptance length of a draft in a directory, on held-out prompts
+Evaluator = Callable[[Path], float]  # acceptance length of a draft in a directory, on held-out prompts
 
 
 class RunInputs(NamedTuple):
@@ -65,10 +65,10 @@ class Outcome(NamedTuple):
     Attributes:
         head: directory of what to serve.
         steps: of the optimiser, earlier runs included. `total`: steps of the whole run.
-        best: its held-out acceptance length, None if it was not judged.
-        stopped_early: training ended because judgements got no better.
+        best: its held-out acceptance length, None if it was not evaluated.
+        stopped_early: training ended because evaluations got no better.
         stopped: a signal ended it; its checkpoint holds what was trained.
-        tokens_per_second: of this run, documents' tokens, without judging.
+        tokens_per_second: of this run, documents' tokens, without evaluations.
     """
 
     head: Path
@@ -85,7 +85,7 @@ class Trainer:
 
     Args:
         plan: without gaps, from `defaults.filled`.
-        judge: judges a head on held-out prompts, None for none; called in the main process.
+        evaluator: evaluates a head on held-out prompts, None for none; called in the main process.
         tell: called with a line for the user now and then.
         stop: once it is true in any of the processes, training ends after the step, with a checkpoint.
 
@@ -95,10 +95,10 @@ class Trainer:
     """
 
     def __init__(
-        self, plan: TrainingSettings, inputs: RunInputs, parallel: Parallel, judge: Judge | None = None,
+        self, plan: TrainingSettings, inputs: RunInputs, parallel: Parallel, evaluator: Evaluator | None = None,
         tell: Callable[[str], None] = lambda line: None, stop: Stop | None = None,
     ) -> None:  # fmt: skip
-        self.plan, self.inputs, self.parallel, self._judge, self._tell = plan, inputs, parallel, judge, tell
+        self.plan, self.inputs, self.parallel, self._evaluator, self._tell = plan, inputs, parallel, evaluator, tell
         self._stop, self._stopping = Stop() if stop is None else stop, False
         self.directory = user_path(plan.keep.output_dir)
         make_directory(self.directory)
@@ -115,19 +115,19 @@ class Trainer:
         self._resume()
 
     def run(self) -> Outcome:
-        """Trains to the end of the course, or until judgements got no better for long enough."""
+        """Trains to the last step, or until evaluations got no better for long enough."""
         journal = Journal(self.directory, self.progress["step"]) if self.parallel.main else None
         window = _Window()
         try:
             with self._stop.noticed():
-                self._judge_what_is_there(journal)
+                self._evaluate_existing(journal)
                 self._go_on(journal, window)
         finally:
             if journal is not None:
                 journal.close()
         best = self._best.acceptance if self.parallel.main else self.progress["best"]
         step, ended = self.progress["step"], self.progress["ended"]
-        stopped = self._stopping and not ended and (step < self.schedule.total or self._judge_due())
+        stopped = self._stopping and not ended and (step < self.schedule.total or self._evaluation_due())
         return Outcome(self._best.place, step, self.schedule.total, best, ended, stopped, window.overall)
 
     def _go_on(self, journal: Journal | None, window: _Window) -> None:
@@ -141,11 +141,11 @@ class Trainer:
             last = done == self.schedule.total
             if done % keep.logging_steps == 0 or last:
                 self._log(journal, step, window)
-            judging = self._judge_due()
-            if judging or last or self._stopping or done % keep.save_steps == 0:
+            evaluates = self._evaluation_due()
+            if evaluates or last or self._stopping or done % keep.save_steps == 0:
                 self._save()
-            if judging and not self._stopping:
-                self._judge_head(journal)
+            if evaluates and not self._stopping:
+                self._evaluate_head(journal)
             window.go_on()
 
     def _step(self, step: Step) -> AcceptanceMetrics:
@@ -163,11 +163,11 @@ class Trainer:
         total, self._stopping = total.clamp(min=1), bool(stops > 0)
         self.model.zero_grad(set_to_none=True)
         reports: list[AcceptanceMetrics] = []
-        for i, ((batch, samples), goal) in enumerate(zip(batches, weighed, strict=True)):
+        for i, ((batch, samples), guesses) in enumerate(zip(batches, weighed, strict=True)):
             features = self._features(batch, samples)
             with parallel.waiting(self.model, i + 1 < len(batches)):
                 # Data parallelism averages over the processes; the weights already are shares of the whole step.
-                loss, report = self.model(batch, features, goal.weights * (parallel.count / total))
+                loss, report = self.model(batch, features, guesses.weights * (parallel.count / total))
                 loss.backward()
             reports.append(report)
         self._norm = parallel.clip(self.model, run.max_grad_norm)
@@ -223,42 +223,42 @@ class Trainer:
             f"{values['acceptance_length']:.2f}  {window.rate:.0f} tokens/s"
         )
 
-    def _judge_due(self) -> bool:
-        """Whether the head as it is now is to be judged, and was not yet."""
+    def _evaluation_due(self) -> bool:
+        """Whether the head as it is now is to be evaluated, and was not yet."""
         keep, done = self.plan.keep, self.progress["step"]
-        if self._judge is None or keep.eval_steps is None or done <= self.progress["judged"]:
+        if self._evaluator is None or keep.eval_steps is None or done <= self.progress["judged"]:
             return False
         return done % keep.eval_steps == 0 or (done == self.schedule.total and keep.do_eval)
 
-    def _judge_what_is_there(self, journal: Journal | None) -> None:
-        """A head that was not judged in the same way, and the judgement before which an earlier run was stopped."""
-        if self._judge is None:
+    def _evaluate_existing(self, journal: Journal | None) -> None:
+        """Evaluates an existing head that was not evaluated in the same way, and repeats an interrupted one."""
+        if self._evaluator is None:
             return
-        conditions = judged_by(self.plan.keep)
+        conditions = evaluated_by(self.plan.keep)
         if self.parallel.main and not self._best.comparable(conditions):
             found = self._measured(lambda measure: measure(self._best.place))
             if found is not None:
                 self._best.note(found, conditions)
                 self._tell(f"{self._best.place}: held-out acceptance length {found:.3f}; only a better one replaces it")
         self._stopping = self.parallel.agreed(bool(self._stop))
-        if self._judge_due() and not self._stopping:
-            self._judge_head(journal)
+        if self._evaluation_due() and not self._stopping:
+            self._evaluate_head(journal)
 
-    def _measured(self, how: Callable[[Judge], float]) -> float | None:
-        """What the judge says, None where a signal cuts that short."""
-        assert self._judge is not None
+    def _measured(self, how: Callable[[Evaluator], float]) -> float | None:
+        """What the evaluator returns, None where a signal cuts that short."""
+        assert self._evaluator is not None
         try:
             with self._stop.at_once():
-                return how(self._judge)
+                return how(self._evaluator)
         except KeyboardInterrupt:
             return None
 
-    def _judge_head(self, journal: Journal | None) -> None:
-        """Judges the head on held-out prompts, keeps it if it is the best, and decides whether to go on."""
+    def _evaluate_head(self, journal: Journal | None) -> None:
+        """Evaluates the head on held-out prompts, keeps it if it is the best, and decides whether to go on."""
         weights, _ = whole_states(self.objective, self.optimisers)
         found = None
-        if journal is not None and self._judge is not None:
-            found = self._measured(lambda measure: self._judged_apart(measure, weights))
+        if journal is not None and self._evaluator is not None:
+            found = self._measured(lambda measure: self._evaluated_elsewhere(measure, weights))
         found = self.parallel.agreed(found)
         if found is None:
             self._stopping = True
@@ -269,15 +269,15 @@ class Trainer:
         self.progress |= {"best": found if better else best, "stale": stale, "judged": self.progress["step"]}
         self.progress["ended"] = patience is not None and stale >= patience
         if journal is not None:
-            self._best.offer(found, judged_by(self.plan.keep), lambda place: self.objective.write(place, weights))
+            self._best.offer(found, evaluated_by(self.plan.keep), lambda place: self.objective.write(place, weights))
             checkpoints.note(self.directory, self.progress)
             journal.write(self.progress["step"], {"eval_acceptance_length": found})
             self._tell(f"step {self.progress['step']}  held-out acceptance length {found:.3f}")
         self.parallel.agreed(None)
 
-    def _judged_apart(self, measure: Judge, weights: Mapping[str, torch.Tensor]) -> float:
-        """The judgement of weights that take no place yet."""
-        with tempfile.TemporaryDirectory(dir=self.directory, prefix=JUDGED) as place:
+    def _evaluated_elsewhere(self, measure: Evaluator, weights: Mapping[str, torch.Tensor]) -> float:
+        """The evaluation of weights that take no place yet."""
+        with tempfile.TemporaryDirectory(dir=self.directory, prefix=EVALUATED) as place:
             self.objective.write(Path(place) / self._part, weights)
             return measure(Path(place) / self._part)
 
@@ -286,12 +286,12 @@ class Trainer:
         if self.parallel.main:
             saved = Saved(weights, moments, self.progress, self._settings())
             checkpoints.save(self.directory, self.progress["step"], saved, self.plan.keep.save_total_limit)
-            if self._judge is None and self._best.acceptance is None:
+            if self._evaluator is None and self._best.acceptance is None:
                 self.objective.write(self._best.place, weights)
         self.parallel.agreed(None)
 
     def _settings(self) -> dict[str, Any]:
-        """What decides the course of the run, as JSON holds it."""
+        """What decides the results of the run, as JSON holds it."""
         plan, data = self.plan, self.inputs.data.manifest
         chosen = {**plan.head.model_dump(mode="json"), **plan.loss.model_dump(mode="json")}
         chosen |= {name: value for name, value in plan.run.model_dump(mode="json").items() if name not in FREE}
@@ -305,7 +305,7 @@ class Trainer:
     def _resume(self) -> None:
         keep, found = self.plan.keep, checkpoints.all_checkpoints(self.directory)
         if not found:
-            if self._best.place.exists() and self._judge is None:
+            if self._best.place.exists() and self._evaluator is None:
                 raise SametokenError(
                     f"{self._best.place} is a head of an earlier run without a checkpoint to go on from; give "
                     "--eval-data, so that the better one is kept, move it away, or choose another --output-dir"
