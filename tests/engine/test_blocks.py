@@ -153,7 +153,7 @@ def test_a_page_is_named_by_everything_before_it() -> None:
     assert blocks.match([3, 4, 5]).pages == []
 
 
-def test_a_page_says_whose_half_it_holds() -> None:
+def test_a_page_names_the_drafters_whose_kv_it_holds() -> None:
     blocks = BlockManager(12, 2)
     pages = published(blocks, [1, 2, 3, 4, 5, 6], "draft", 5)  # the third page lacks its last token
     text = [1, 2, 3, 4, 5, 6, 7]

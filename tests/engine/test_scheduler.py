@@ -287,7 +287,7 @@ def test_a_tree_is_charged_its_nodes() -> None:
     assert [(item.limit, item.reason) for item in planner.plan().decode] == [(2, ""), (1, ""), (0, "room")]
 
 
-def test_a_drafter_that_must_have_its_half_reuses_only_pages_with_it() -> None:
+def test_a_drafter_that_needs_its_kv_reuses_only_pages_that_hold_it() -> None:
     planner = scheduler(60, budget=40)
     first = request([1] * 20, 2, drafts=3)
     planner.add(first)

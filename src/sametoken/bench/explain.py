@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from sametoken.bench.predict import Forecast, Outlook, reach
+from sametoken.bench.predict import Forecast, Outlook, accepted_shares
 from sametoken.bench.record import Cell, ContextCost, Environment, Load, Run, StepCost, Variant
 from sametoken.bench.tables import factor
 from sametoken.errors import ConfigError
@@ -51,7 +51,7 @@ class Evidence(NamedTuple):
     @property
     def tokens_per_row(self) -> float:
         """What a decoding step emits."""
-        return 1 + sum(reach(self.best, self.cell.requests))
+        return 1 + sum(accepted_shares(self.best, self.cell.requests))
 
     @property
     def slowdown(self) -> float:

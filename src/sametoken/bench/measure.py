@@ -54,8 +54,8 @@ def ratio_interval(ratios: Sequence[float]) -> Estimate:
     middle = fmean(logs)
     if len(logs) < 2:
         return Estimate(math.exp(middle))
-    reach = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
-    return Estimate(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach))
+    margin = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    return Estimate(math.exp(middle), math.exp(middle - margin), math.exp(middle + margin))
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -40,13 +40,13 @@ class Outlook:
 
     Attributes:
         plain: cost of a plain step. `costs`: of a step by draft length, 0 included, ascending.
-        reach: `reach[k]` is the share of decoding forwards that accepted the guess at position k + 1.
+        accepted: `accepted[k]` is the share of decoding forwards that accepted the guess at position k + 1.
     """
 
     cell: Cell
     plain: StepCost
     costs: dict[int, StepCost]
-    reach: Sequence[float]
+    accepted: Sequence[float]
 
     @classmethod
     def of(cls, cell: Cell) -> Outlook | None:
@@ -56,15 +56,15 @@ class Outlook:
         if 0 not in costs or len(costs) < 2:
             return None
         longest = max(cell.speculative, key=lambda variant: variant.max_draft_len)
-        return cls(cell, costs[0], costs, reach(longest, cell.requests))
+        return cls(cell, costs[0], costs, accepted_shares(longest, cell.requests))
 
     def tokens_per_row(self, draft_len: int) -> float:
         """E[tokens per forward] of a row."""
-        known = list(self.reach[:draft_len])
-        if known and draft_len > len(self.reach):
-            before = self.reach[-2] if len(self.reach) > 1 else 1.0
-            kept = min(1.0, self.reach[-1] / before) if before else 0.0
-            known += [self.reach[-1] * kept**n for n in range(1, draft_len - len(self.reach) + 1)]
+        known = list(self.accepted[:draft_len])
+        if known and draft_len > len(self.accepted):
+            before = self.accepted[-2] if len(self.accepted) > 1 else 1.0
+            kept = min(1.0, self.accepted[-1] / before) if before else 0.0
+            known += [self.accepted[-1] * kept**n for n in range(1, draft_len - len(self.accepted) + 1)]
         return 1 + sum(known)
 
     def step_s(self, draft_len: int) -> tuple[float, float]:
@@ -77,7 +77,7 @@ class Outlook:
         """What this draft length brings: measured, or else estimated."""
         measured = {v.max_draft_len: v for v in self.cell.speculative if v.max_draft_len in self.costs}
         if variant := measured.get(draft_len):
-            cost, tokens = self.costs[draft_len], 1 + sum(reach(variant, self.cell.requests))
+            cost, tokens = self.costs[draft_len], 1 + sum(accepted_shares(variant, self.cell.requests))
             return Forecast(draft_len, tokens, cost.seconds, cost.draft_s, variant.speed_up.value, "measured")
         missed = {length: v.speed_up.value / self.modelled(length) for length, v in sorted(measured.items())}
         within = min(max(draft_len, min(missed)), max(missed))
@@ -110,7 +110,7 @@ def common_step(variant: Variant, plain: Variant) -> StepCost | None:
     return next((c for c in variant.steps if c.rows == rows), max(variant.steps, key=lambda cost: cost.steps))
 
 
-def reach(variant: Variant, requests: int) -> list[float]:
+def accepted_shares(variant: Variant, requests: int) -> list[float]:
     """Shares of decoding forwards that accepted the guess at each position.
 
     Args:

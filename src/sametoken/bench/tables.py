@@ -160,8 +160,8 @@ def _latencies(spread: Spread | None, mark: str = "") -> tuple[str, str, str]:
 
 def factor(interval: Estimate) -> str:
     """A factor with its interval."""
-    reach = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
-    return f"{interval.value:.2f}x{reach}"
+    limits = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
+    return f"{interval.value:.2f}x{limits}"
 
 
 def _ms(seconds: float) -> str:

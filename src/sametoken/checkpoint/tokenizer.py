@@ -249,9 +249,9 @@ def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
     config = read_json(directory / "config.json") or {}
     settings = read_json(directory / "tokenizer_config.json") or {}
     content = read_json(directory / "tokenizer.json")
-    ends = [read_json((model or directory) / name) or {} for name in ("generation_config.json", "config.json")]
-    ends += [inner for stated in ends if isinstance(inner := stated.get("text_config"), dict)]
-    eos_ids = [index for stated in ends for index in _ids(stated.get("eos_token_id"))]
+    configs = [read_json((model or directory) / name) or {} for name in ("generation_config.json", "config.json")]
+    configs += [inner for stated in configs if isinstance(inner := stated.get("text_config"), dict)]
+    eos_ids = [index for stated in configs for index in _ids(stated.get("eos_token_id"))]
     templates = read_templates(directory, settings)
     ours = (directory / LINK).exists()  # tokenizer.json was written from a GGUF file
     if content is not None and (ours or _is_taken_as_is(directory, config, settings, content)):

@@ -214,15 +214,15 @@ class Assignment(NamedTuple):
 
 def _go_on(job: Assignment) -> int:
     # Read once before anything is loaded: a bad line is found now rather than after an hour.
-    left, held = sum(1 for _ in job.tasks()), len(job.finished)
+    left, kept = sum(1 for _ in job.tasks()), len(job.finished)
     if not left:
-        print(f"{job.lines.path}: {held} conversations, nothing left to answer")
+        print(f"{job.lines.path}: {kept} conversations, nothing left to answer")
         return 0
     job.failed.unlink(missing_ok=True)
     done, stop = asyncio.run(_answer(job, left))
     print(
         f"{job.lines.path}: {done.written} conversations written, {done.truncated} of them cut by length, "
-        f"{done.empty} empty, {done.failed} without an answer" + (f"; {held} were there" if held else "")
+        f"{done.empty} empty, {done.failed} without an answer" + (f"; {kept} were there" if kept else "")
     )
     if job.failed.exists():
         print(f"{job.failed}: why conversations have no answer or lack their last turns")
@@ -235,9 +235,9 @@ async def _answer(job: Assignment, left: int) -> tuple[Summary, Stop]:
     from sametoken.data.journal import start_over
     from sametoken.data.synthesize import Synthesis
 
-    values, held, began = job.values, len(job.finished), time.monotonic()
+    values, kept, began = job.values, len(job.finished), time.monotonic()
     with open_progress() as progress, ExitStack() as stack:
-        bar = progress.add_task("loading", total=held + left, completed=held)
+        bar = progress.add_task("loading", total=kept + left, completed=kept)
 
         @cache
         def failures() -> Lines:
@@ -248,7 +248,7 @@ async def _answer(job: Assignment, left: int) -> tuple[Summary, Stop]:
             words = (
                 f"{answered / passed:.2f} conversations/s, {done.tokens / passed:.0f} tokens/s, {done.failed} failed"
             )
-            progress.update(bar, completed=held + answered, description=words)
+            progress.update(bar, completed=kept + answered, description=words)
 
         sources = _server if values["url"] is not None else _engine
         async with sources(job) as do:

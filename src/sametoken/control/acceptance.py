@@ -1,4 +1,4 @@
-"""How likely a guess is to come true, by its place on the path: counts that fade, told by a wider average at first.
+"""How likely a guess is to come true, by its place on the path: counts that fade, at first blended with an average.
 
 Pure arithmetic on counts. A request starts with what the whole engine has seen of its drafter, and the engine with a
 guess that is hopeful enough to be tried.

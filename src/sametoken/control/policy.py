@@ -1,6 +1,6 @@
 """The controller: who drafts how much in the next step, plain decoding included as a choice that can be left again.
 
-Pure: no clock, no engine. It is told what rows there are, what was accepted and what things took, and answers with
+Pure: no clock, no engine. It observes what rows there are, what was accepted and what things took, and answers with
 one `RequestedDraft` per row.
 """
 

@@ -74,10 +74,10 @@ def open_turn(tokenizer: Tokenizer, history: Sequence[Message]) -> Opening:
             "give data instead"
         )
     ids, spans = tokenizer.encode_spans(after)
-    ends = [start for token, (start, _) in zip(ids, spans, strict=True) if token in tokenizer.special_ids]
-    if not ends and not after.strip():
+    marks = [start for token, (start, _) in zip(ids, spans, strict=True) if token in tokenizer.special_ids]
+    if not marks and not after.strip():
         raise RequestError("the chat template puts nothing after a user's text, so it has no end; give data instead")
-    line = re.match(r"\s*.*", after[: min(ends, default=len(after))])
+    line = re.match(r"\s*.*", after[: min(marks, default=len(after))])
     assert line is not None
     return Opening(prompt, line.group().rstrip())
 
@@ -118,7 +118,7 @@ class SelfPrompts:
         self._excluded = excluded
         tokenizer, vocab_size = engine.llm.tokenizer, engine.llm.config.vocab_size
         # No user's text has a special token, whichever the template ends a turn with.
-        self._ends = tuple(sorted(token for token in tokenizer.special_ids if token < vocab_size))
+        self._end_ids = tuple(sorted(token for token in tokenizer.special_ids if token < vocab_size))
 
     def questions(self, task: Task) -> Questions:
         """The user's turns of a conversation, each drawn after the answers before it.
@@ -154,7 +154,7 @@ class SelfPrompts:
         try:
             opening = open_turn(llm.tokenizer, history)
             params = SamplingParams(
-                **self._sampling._asdict(), seed=seed, stop=opening.stop or None, stop_token_ids=self._ends
+                **self._sampling._asdict(), seed=seed, stop=opening.stop or None, stop_token_ids=self._end_ids
             )
             ids = llm.tokenizer.encode(opening.prompt, add_special_tokens=False)
             (done,) = await self._engine.generate([ids], params)

@@ -48,8 +48,8 @@ class Row:
         read = [*self.tokens[lag : count + lag], *pending]
         features = None
         if self.features:
-            whole = self.features[0] if len(self.features) == 1 else torch.cat(self.features)
-            features, left = whole[:count], whole[count:]
+            features = self.features[0] if len(self.features) == 1 else torch.cat(self.features)
+            features, left = features[:count], features[count:]
             self.features = [left] if len(left) else []
         del self.tokens[:count]
         return read, features
@@ -95,7 +95,7 @@ class GrowingDrafter(Drafter):
         return max(self.nodes_of(limit), self.branches * (min(limit, self.max_draft_len) - 1))
 
     def nodes_of(self, limit: int) -> int:
-        """Draft tokens of a proposal with such a limit: its share of the budget, but at least a whole path."""
+        """Draft tokens of a proposal with such a limit: its share of the budget, but at least a complete path."""
         limit = min(limit, self.max_draft_len)
         return max(limit, -(-self.budget * limit // self.max_draft_len))
 
@@ -132,20 +132,20 @@ class GrowingDrafter(Drafter):
     def _feed(self, rows: Sequence[int], slots: Slots) -> Tensor:
         """Computes slots of committed tokens into the cache; [B, H] output of each row's last one."""
         widths = [len(tokens) for tokens, _ in slots]
-        width, ends = max(widths), self._ints(widths)
+        width, lengths = max(widths), self._ints(widths)
         # Shorter rows repeat their last slot past their end, where nothing is kept.
         tokens = self._ints([[*each, *each[-1:] * (width - len(each))] for each, _ in slots])
         features, hidden = _joined(slots), None
         if features is not None:
             hidden = self.guesser.fuse(features)
             if min(widths) < width:
-                place = torch.arange(width, device=self._device).minimum(ends.unsqueeze(1) - 1)
-                hidden = hidden[(place + (ends.cumsum(0) - ends).unsqueeze(1)).flatten()]
+                place = torch.arange(width, device=self._device).minimum(lengths.unsqueeze(1) - 1)
+                hidden = hidden[(place + (lengths.cumsum(0) - lengths).unsqueeze(1)).flatten()]
         span = self._place(rows).span(chain_mask(len(rows), width, self._device), width)
         output = self.guesser.run(tokens, hidden, span)
         for row, count in zip(rows, widths, strict=True):
             self._rows[row].length += count
-        return output[torch.arange(len(rows), device=self._device), ends - 1]
+        return output[torch.arange(len(rows), device=self._device), lengths - 1]
 
     def _place(self, rows: Sequence[int]) -> Place:
         lengths = [self._rows[row].length for row in rows]

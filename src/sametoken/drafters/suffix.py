@@ -68,17 +68,17 @@ class OutputCache:
     def __init__(self, max_tree_depth: int, max_requests: int, max_tokens: int) -> None:
         self.generations: deque[SuffixAutomaton] = deque(maxlen=2)
         self._max_tree_depth = max_tree_depth
-        self._half_requests = max_requests // 2
-        self._half_tokens = max_tokens // 2
-        self._requests = self._half_requests  # as if full: the first output opens the first generation
-        self._tokens = self._half_tokens
+        self._generation_requests = max_requests // 2
+        self._generation_tokens = max_tokens // 2
+        self._requests = self._generation_requests  # as if full: the first output opens the first generation
+        self._tokens = self._generation_tokens
 
     def add(self, output: Sequence[int]) -> None:
         """Remember `output`, of a very long one the last `max_tokens // 2` tokens."""
-        kept = output[-self._half_tokens :]
-        if not kept or self._half_requests == 0:
+        kept = output[-self._generation_tokens :]
+        if not kept or self._generation_requests == 0:
             return
-        if self._requests == self._half_requests or self._tokens + len(kept) > self._half_tokens:
+        if self._requests == self._generation_requests or self._tokens + len(kept) > self._generation_tokens:
             self.generations.append(SuffixAutomaton(self._max_tree_depth))
             self._requests = self._tokens = 0
         young = self.generations[-1]

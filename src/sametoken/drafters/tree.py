@@ -108,7 +108,7 @@ class Tree:
         self.scores = torch.zeros(rows, 1, device=device)
         self.forwarded = torch.full((rows, 1), -1, device=device)
         self._level = 0
-        self._reach = torch.zeros(rows, 0, 0, dtype=torch.bool, device=device)
+        self._ancestors = torch.zeros(rows, 0, 0, dtype=torch.bool, device=device)
         self._frontier = torch.zeros_like(self.tokens)  # candidates expanded by the next `grow`
         self._origin = self._frontier  # whose child each of them is: a place in the frontier before it
 
@@ -130,15 +130,15 @@ class Tree:
     def enter_frontier(self) -> tuple[Tensor, Tensor]:
         """The frontier takes its place in the cache: its tokens [B, F] and the ancestors of all nodes that ever ran."""
         rows, width = self._frontier.shape
-        size = self._reach.shape[1]
+        size = self._ancestors.shape[1]
         above = self.forwarded.gather(1, self.parents.gather(1, self._frontier))  # -1: the committed root
-        grown = self._reach.new_zeros(rows, size + width, size + width)
-        grown[:, :size, :size] = self._reach
+        grown = self._ancestors.new_zeros(rows, size + width, size + width)
+        grown[:, :size, :size] = self._ancestors
         if size:
-            inherited = self._reach.gather(1, above.clamp(min=0).unsqueeze(2).expand(-1, -1, size))
+            inherited = self._ancestors.gather(1, above.clamp(min=0).unsqueeze(2).expand(-1, -1, size))
             grown[:, size:, :size] = inherited & (above >= 0).unsqueeze(2)
         grown[:, size:, size:] = torch.eye(width, dtype=torch.bool, device=grown.device)
-        self._reach = grown
+        self._ancestors = grown
         place = size + torch.arange(width, device=grown.device)
         self.forwarded.scatter_(1, self._frontier, place.expand(rows, -1))
         return self.tokens.gather(1, self._frontier), grown

@@ -46,13 +46,13 @@ class UnrolledAttention:
         stored = self._stored[layer]
         stored[2 * self.step :] = [k, v]
         # The query has moved `step` tokens past its slot, and so has the window over the first step's keys.
-        reach = None if window is None else window - self.step
+        width = None if window is None else window - self.step
         first, moved = stored[:2], stored[2:]
         if window is not None:
             moved = moved[-2 * window :]
         if window not in self._tiles:
             self._tiles[window] = tiles(self._lengths, window, q.device)
-        mixed: Tensor = _Attention.apply(self._tiles[window], reach, q, *first, *moved)  # type: ignore[no-untyped-call]
+        mixed: Tensor = _Attention.apply(self._tiles[window], width, q, *first, *moved)  # type: ignore[no-untyped-call]
         return mixed.reshape(q.shape[0], -1)
 
 
@@ -80,9 +80,9 @@ def tiles(lengths: Sequence[int], window: int | None, device: torch.device) -> l
     for group in _alike(short, lengths):
         longest = lengths[group[-1]]
         places = torch.arange(longest).expand(len(group), -1)
-        ends = torch.tensor([lengths[i] for i in group]).unsqueeze(1)
-        slots = torch.tensor([starts[i] for i in group]).unsqueeze(1) + places.minimum(ends - 1)
-        real, flat = (places < ends).flatten(), slots.flatten()
+        counts = torch.tensor([lengths[i] for i in group]).unsqueeze(1)
+        slots = torch.tensor([starts[i] for i in group]).unsqueeze(1) + places.minimum(counts - 1)
+        real, flat = (places < counts).flatten(), slots.flatten()
         found.append(Tile(flat, flat, len(group), real.nonzero()[:, 0], (~real).nonzero()[:, 0]))
     for start, length in zip(starts, lengths, strict=False):
         for first in range(0, length if length > QUERY_TILE else 0, QUERY_TILE):
@@ -112,10 +112,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, parts: Sequence[Tile], reach: int | None, q: Tensor, k: Tensor, v: Tensor, *moved: Tensor
+        ctx: Any, parts: Sequence[Tile], width: int | None, q: Tensor, k: Tensor, v: Tensor, *moved: Tensor
     ) -> Tensor:
         grouped, keys, values = _by_head(q, k.shape[1]), k.transpose(0, 1), v.transpose(0, 1)
-        output, lse = _prefix(grouped, keys, values, parts, reach)
+        output, lse = _prefix(grouped, keys, values, parts, width)
         if moved:
             scores = _path_scores(grouped, moved[0::2])
             total = torch.logaddexp(lse, torch.logsumexp(scores, dim=0))
@@ -125,7 +125,7 @@ class _Attention(torch.autograd.Function):
             lse = total
         output = output.to(q.dtype)
         ctx.save_for_backward(grouped, keys, values, output, lse, *moved)
-        ctx.parts, ctx.reach = parts, reach
+        ctx.parts, ctx.width = parts, width
         return _by_slot(output)
 
     @staticmethod
@@ -133,7 +133,7 @@ class _Attention(torch.autograd.Function):
         grouped, keys, values, output, lse, *moved = ctx.saved_tensors
         upstream = _by_head(gradients[0].view(gradients[0].shape[0], -1, keys.shape[2]), keys.shape[0])
         inner = (upstream * output).sum(-1, dtype=lse.dtype)  # what softmax subtracts from every score's gradient
-        dq, dk, dv = _prefix_backward((grouped, keys, values), upstream, (lse, inner), ctx.parts, ctx.reach)
+        dq, dk, dv = _prefix_backward((grouped, keys, values), upstream, (lse, inner), ctx.parts, ctx.width)
         path: list[Tensor] = []
         scale = 1 / math.sqrt(keys.shape[2])
         for key, value, score in zip(moved[0::2], moved[1::2], _path_scores(grouped, moved[0::2]), strict=True):
@@ -168,16 +168,16 @@ def _path_scores(grouped: Tensor, keys: Sequence[Tensor]) -> Tensor:
 
 
 def _prefix(
-    grouped: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Tile], reach: int | None
+    grouped: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Tile], width: int | None
 ) -> tuple[Tensor, Tensor]:
     """Causal attention to the first step's keys alone: [Hk, T, G, D] and log-sum-exp [Hk, T, G]."""
     wide = _wide(grouped.dtype)
     output = torch.zeros(grouped.shape, dtype=wide, device=grouped.device)
     lse = torch.full(grouped.shape[:-1], -math.inf, dtype=wide, device=grouped.device)
-    if reach is not None and reach < 1:
+    if width is not None and width < 1:
         return output, lse
     for tile in parts:
-        scores = _scores(grouped, keys, tile, reach)
+        scores = _scores(grouped, keys, tile, width)
         top = scores.amax(-1, keepdim=True)
         total = scores.sub_(top).exp_().sum(-1, keepdim=True)
         mixed = torch.bmm(scores.to(values.dtype), _taken(values, tile.keys, tile, values.shape[2]))
@@ -188,13 +188,13 @@ def _prefix(
 
 def _prefix_backward(
     inputs: tuple[Tensor, Tensor, Tensor], upstream: Tensor, sums: tuple[Tensor, Tensor],
-    parts: Sequence[Tile], reach: int | None,
+    parts: Sequence[Tile], width: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values through the prefix, given the merged log-sum-exp."""
     grouped, keys, values = inputs
     wide, scale = _wide(grouped.dtype), 1 / math.sqrt(grouped.shape[-1])
     dq, dk, dv = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in inputs)
-    if reach is not None and reach < 1:
+    if width is not None and width < 1:
         return dq, dk, dv
     heads, size = keys.shape[0], keys.shape[2]
     for tile in parts:
@@ -202,7 +202,7 @@ def _prefix_backward(
         above.index_fill_(1, tile.padding, 0)  # padding changes nothing
         above = above.view(heads * tile.stretches, -1, size)
         lse, inner = (_taken(each, tile.queries, tile, 1) for each in sums)
-        weights = _scores(grouped, keys, tile, reach).sub_(lse).exp_()
+        weights = _scores(grouped, keys, tile, width).sub_(lse).exp_()
         change = torch.bmm(above, _taken(values, tile.keys, tile, size).transpose(1, 2)).to(wide)
         change.sub_(inner).mul_(weights).mul_(scale)
         if len(tile.padding):
@@ -227,7 +227,7 @@ def _put(stored: Tensor, tile: Tile, found: Tensor) -> None:
     stored.index_copy_(1, tile.queries[tile.kept], rows.index_select(1, tile.kept))
 
 
-def _scores(grouped: Tensor, keys: Tensor, tile: Tile, reach: int | None) -> Tensor:
+def _scores(grouped: Tensor, keys: Tensor, tile: Tile, width: int | None) -> Tensor:
     """[Hk * n, Q * G, L] of a tile's queries, minus infinity where a query does not see a key."""
     groups, size = grouped.shape[2], keys.shape[2]
     query, key = _taken(grouped, tile.queries, tile, size), _taken(keys, tile.keys, tile, size)
@@ -236,9 +236,9 @@ def _scores(grouped: Tensor, keys: Tensor, tile: Tile, reach: int | None) -> Ten
     # Only the queries' own keys may lie ahead of them.
     own = scores[:, :, scores.shape[2] - count :]
     own += _ahead(groups, scores.dtype, scores.device)[: count * groups, :count]
-    if reach is not None:
+    if width is not None:
         at, seen = tile.queries.view(tile.stretches, -1, 1), tile.keys.view(tile.stretches, 1, -1)
-        behind = (at - seen >= reach).repeat_interleave(groups, dim=1).repeat(keys.shape[0], 1, 1)
+        behind = (at - seen >= width).repeat_interleave(groups, dim=1).repeat(keys.shape[0], 1, 1)
         scores.masked_fill_(behind, -math.inf)
     return scores
 

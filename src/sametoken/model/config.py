@@ -104,8 +104,8 @@ class ModelConfig:
         attention += self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.out_bias * hidden
         attention += self.sinks * self.num_heads
         dense = 3 * hidden * width + self.mlp_bias * (2 * width + hidden)
-        ends = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2) + hidden
-        found = self.num_layers * attention + ends
+        outside = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2) + hidden
+        found = self.num_layers * attention + outside
         if self.experts is None:
             return found + self.num_layers * dense
         sparse = sum(self.experts.layers)

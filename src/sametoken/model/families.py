@@ -119,8 +119,8 @@ def _smollm3(keys: Keys, plain: KnownFacts) -> Facts:
 
 def _glm(keys: Keys, plain: KnownFacts) -> Facts:
     facts = {"qkv_bias": keys.flag("attention_bias", True), "rope": replace(plain.rope, interleaved=True)}
-    ends = keys.token_ids("eos_token_id", ()) or GLM_ENDS  # `null` means the default here
-    return {**facts, "eos_token_ids": ends}
+    end_ids = keys.token_ids("eos_token_id", ()) or GLM_ENDS  # `null` means the default here
+    return {**facts, "eos_token_ids": end_ids}
 
 
 def _glm4(keys: Keys, plain: KnownFacts) -> Facts:

@@ -71,13 +71,13 @@ def parse_items(entries: Iterable[Entry]) -> tuple[list[str], list[PromptItem]]:
     """
     labels, items = [], []
     for where, entry in entries:
-        label, read = _form(where, entry)
+        label, read = _reader_of(where, entry)
         labels.append(label)
         items.append(read(entry, where))
     return list(dict.fromkeys(labels)), items
 
 
-def _form(where: str, entry: Mapping[str, Any]) -> tuple[str, Reader]:
+def _reader_of(where: str, entry: Mapping[str, Any]) -> tuple[str, Reader]:
     for label, (keys, read) in FORMS.items():
         if set(keys) <= entry.keys():
             return label, read

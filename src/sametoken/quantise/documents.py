@@ -54,12 +54,12 @@ def read_documents(file: str | None, tokenizer: Tokenizer, longest: int, most: t
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
     prompts, left = [], list(most)
     for number, document in enumerate(found):
-        held = int(number % HELD_OUT == HELD_OUT - 1)
-        ids = document.text[: min(longest, LONGEST, left[held])]
+        side = int(number % HELD_OUT == HELD_OUT - 1)
+        ids = document.text[: min(longest, LONGEST, left[side])]
         if len(ids) > 1:
-            parts[held].append(torch.tensor(ids))
-            left[held] -= len(ids)
-            if held:
+            parts[side].append(torch.tensor(ids))
+            left[side] -= len(ids)
+            if side:
                 prompts.append(document.prompt)
         if max(left) < 2:
             break

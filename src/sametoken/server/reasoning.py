@@ -212,6 +212,6 @@ def count_tokens(splitter: Splitter, spelled: Sequence[bytes]) -> Counted:
     pieces = splitter.feed(text, done=True)
     thought = [(piece.start, piece.start + len(piece.text)) for piece in pieces if piece.kind == REASONING]
     said = min((piece.start for piece in pieces if piece.kind == CONTENT), default=len(text))
-    ends = list(accumulate(map(len, spelled)))
-    begins = [end - len(piece) for end, piece in zip(ends, spelled, strict=True)]
-    return Counted(sum(any(a <= at < b for a, b in thought) for at in begins), sum(end <= said for end in ends))
+    stops = list(accumulate(map(len, spelled)))
+    begins = [end - len(piece) for end, piece in zip(stops, spelled, strict=True)]
+    return Counted(sum(any(a <= at < b for a, b in thought) for at in begins), sum(end <= said for end in stops))

@@ -52,5 +52,5 @@ class Tally:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Prometheus' buckets: upper end, and how many observations are at most that."""
-        ends = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        return list(zip(ends, map(float, accumulate(self._counts)), strict=True))
+        labels = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        return list(zip(labels, map(float, accumulate(self._counts)), strict=True))

@@ -87,5 +87,5 @@ def _mix_int(x: int) -> int:
 
 
 def _signed(value: int, bits: int) -> int:
-    half = 1 << (bits - 1)
-    return ((value + half) & ((1 << bits) - 1)) - half
+    middle = 1 << (bits - 1)
+    return ((value + middle) & ((1 << bits) - 1)) - middle

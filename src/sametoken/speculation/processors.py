@@ -84,7 +84,7 @@ def add_bias(scores: Tensor, bias: Bias) -> None:
     scores[bias.rows, :, bias.tokens] += bias.values.unsqueeze(1)
 
 
-def ban_ends(scores: Tensor, position: Tensor, ban: EndBan) -> None:
+def ban_end_tokens(scores: Tensor, position: Tensor, ban: EndBan) -> None:
     """Bans end tokens in place; `position` [B, N] is that of the token to be drawn after each node."""
     early = position[ban.rows] < ban.until.unsqueeze(1)
     scores[ban.rows, :, ban.tokens] = scores[ban.rows, :, ban.tokens].masked_fill(early, -torch.inf)

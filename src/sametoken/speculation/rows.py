@@ -80,7 +80,7 @@ class RowSampling:
         self.vocab_size = vocab_size
         self.bias = tuple((params.logit_bias or {}).items())
         self.end_ids = tuple(dict.fromkeys(end_ids)) if params.min_tokens > 0 else ()
-        self.ends_from = len(prompt_ids) + params.min_tokens
+        self.end_from = len(prompt_ids) + params.min_tokens
         self.bad_words = tuple(tuple(word) for word in bad_word_ids)
         self._memory = max((len(word) - 1 for word in self.bad_words), default=0)
         self.recent = list(prompt_ids[-self._memory :]) if self._memory else []
@@ -124,7 +124,7 @@ class Sampling:
         temperature: float32; 1 for greedy rows.
         noise_scale: float32, 1 for sampled and 0 for greedy rows; None when all are sampled.
         truncation: min-p, top-k and top-p; None when nothing is truncated.
-        bias, ends, words, penalties: the editors of scores.
+        bias, end_ban, words, penalties: the editors of scores.
         grammars: one per row, None for rows without; they see the draft, so masks are made when it is there.
         candidates: the greatest top_k when every sampled row has a small one, so that no draw can leave these; else 0.
         greedy: every draw is a plain argmax.
@@ -136,7 +136,7 @@ class Sampling:
     noise_scale: Tensor | None
     truncation: Truncation | None
     bias: Bias | None
-    ends: EndBan | None
+    end_ban: EndBan | None
     words: BadWords | None
     penalties: Penalties | None
     grammars: tuple[Grammar | None, ...] | None
@@ -182,7 +182,7 @@ class Sampling:
             noise_scale=_column([float(each) for each in sampled], 1.0, device),
             truncation=truncation if any(rule is not None for rule in truncation) else None,
             bias=_bias(rows) if edited else None,
-            ends=_end_ban(rows) if edited else None,
+            end_ban=_end_ban(rows) if edited else None,
             words=_bad_words(rows) if edited else None,
             penalties=_penalties(rows) if edited else None,
             grammars=grammars if formed else None,
@@ -194,7 +194,7 @@ class Sampling:
     @property
     def edited(self) -> bool:
         """Whether a draw needs more than scores and numbers: some row's scores are edited first."""
-        return any(editor is not None for editor in (self.bias, self.ends, self.words, self.penalties))
+        return any(editor is not None for editor in (self.bias, self.end_ban, self.words, self.penalties))
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int, place: str = "") -> None:
@@ -227,7 +227,7 @@ def _bias(rows: Sequence[RowSampling]) -> Bias | None:
 
 
 def _end_ban(rows: Sequence[RowSampling]) -> EndBan | None:
-    entries = [(row, token, each.ends_from) for row, each in enumerate(rows) for token in each.end_ids]
+    entries = [(row, token, each.end_from) for row, each in enumerate(rows) for token in each.end_ids]
     if not entries:
         return None
     return EndBan(*torch.tensor(entries, device=rows[0].device).unbind(1))

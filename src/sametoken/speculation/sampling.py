@@ -15,7 +15,7 @@ from sametoken.speculation.draft import PADDING, Draft, depth
 from sametoken.speculation.noise import noise
 from sametoken.speculation.processors import (
     add_bias,
-    ban_ends,
+    ban_end_tokens,
     ban_words,
     gaps,
     log_mass,
@@ -139,8 +139,8 @@ def _edit(logits: Tensor, draft: Draft, ancestor_mask: Tensor, at: Tensor, sampl
         add_bias(scores, sampling.bias)
     if sampling.words is not None:
         ban_words(scores, draft.tokens, draft.parents, sampling.words)
-    if sampling.ends is not None:
-        ban_ends(scores, at, sampling.ends)
+    if sampling.end_ban is not None:
+        ban_end_tokens(scores, at, sampling.end_ban)
     if sampling.penalties is not None:
         penalise(scores, draft.tokens, ancestor_mask, sampling.penalties)
     return scores

@@ -27,7 +27,7 @@ def read_tensor(container: Container, name: str) -> Tensor | Coded:
     return READERS[kind](blocks, entry.shape[-1])
 
 
-def _halves(data: Tensor) -> Tensor:
+def _floats(data: Tensor) -> Tensor:
     """[out, blocks] float16 of uint8 [out, blocks, 2]."""
     return data.contiguous().view(torch.float16).squeeze(2)
 
@@ -37,22 +37,22 @@ def _four_bits(nibbles: Tensor) -> Tensor:
     return nibbles[:, 0::2] | nibbles[:, 1::2] << 4
 
 
-def _two_halves(data: Tensor) -> Tensor:
+def _nibbles(data: Tensor) -> Tensor:
     """[out, blocks * 32] of uint8 [out, blocks, 16]: the low four bits of all bytes, then the high ones."""
     return torch.cat([data & 15, data >> 4], 2).flatten(1)
 
 
 def _q8_0(blocks: Tensor, inputs: int) -> Coded:
     codes = blocks[:, :, 2:].contiguous().view(torch.int8).flatten(1)
-    return Coded(Code.INT8, codes, _halves(blocks[:, :, :2]), inputs, 32)
+    return Coded(Code.INT8, codes, _floats(blocks[:, :, :2]), inputs, 32)
 
 
 def _q4_0(blocks: Tensor, inputs: int) -> Coded:
-    return Coded(Code.INT4, _four_bits(_two_halves(blocks[:, :, 2:])), _halves(blocks[:, :, :2]), inputs, 32)
+    return Coded(Code.INT4, _four_bits(_nibbles(blocks[:, :, 2:])), _floats(blocks[:, :, :2]), inputs, 32)
 
 
 def _mxfp4(blocks: Tensor, inputs: int) -> Coded:
-    nibbles = _two_halves(blocks[:, :, 1:])
+    nibbles = _nibbles(blocks[:, :, 1:])
     codes = _four_bits(torch.where(nibbles == 8, 0, nibbles))  # ggml has no negative zero
     scale = blocks[:, :, 0].contiguous().view(torch.float8_e8m0fnu)
     return Coded(Code.FP4, codes, scale, inputs, 32)
@@ -74,7 +74,7 @@ def _pairs_of_32(data: Tensor) -> Tensor:
 
 def _k_coded(blocks: Tensor, code: Code, codes: Tensor, inputs: int) -> Coded:
     scale, offset = _scales_and_offsets(blocks[:, :, 4:16])
-    step, offset_step = _halves(blocks[:, :, :2]), _halves(blocks[:, :, 2:4])
+    step, offset_step = _floats(blocks[:, :, :2]), _floats(blocks[:, :, 2:4])
     return Coded(code, codes, scale, inputs, 32, step=step, offset=offset, offset_step=offset_step)
 
 
@@ -96,7 +96,7 @@ def _q6_k(blocks: Tensor, inputs: int) -> Coded:
     high = (blocks[:, :, 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3).flatten(2, 3)
     codes = (low | high << 4).to(torch.int8) - 32
     scale = blocks[:, :, 192:208].contiguous().view(torch.int8).flatten(1)
-    return Coded(Code.INT8, codes.flatten(1), scale, inputs, 16, step=_halves(blocks[:, :, 208:]))
+    return Coded(Code.INT8, codes.flatten(1), scale, inputs, 16, step=_floats(blocks[:, :, 208:]))
 
 
 READERS: dict[str, Callable[[Tensor, int], Coded]] = {

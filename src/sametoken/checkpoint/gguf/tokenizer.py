@@ -98,11 +98,11 @@ def tokenizer_files(metadata: Mapping[str, Any], where: object) -> dict[str, dic
     special = {token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL}
     ids = [eos, *(_token(facts, name, tokens, where) for name in ("eot", "eom"))]
     ids += [tokens.index(end) for end in ENDS if end in special]
-    ends = list(dict.fromkeys(index for index in ids if index is not None))
+    end_ids = list(dict.fromkeys(index for index in ids if index is not None))
     return {
         "tokenizer.json": {"version": "1.0", "truncation": None, "padding": None, **content},
         "tokenizer_config.json": settings,
-        "generation_config.json": {"eos_token_id": ends},
+        "generation_config.json": {"eos_token_id": end_ids},
     }
 
 

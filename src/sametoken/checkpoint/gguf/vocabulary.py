@@ -49,8 +49,8 @@ def vocabulary(directory: Path, size: int, texts: Sequence[str]) -> dict[str, An
     if isinstance(info["chat_template"], str):
         common["tokenizer.chat_template"] = info["chat_template"]
     merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
-    begins, ends = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
-    common[f"{PREFIX}add_bos_token"] = begins != ends and begins[0] == common.get(f"{PREFIX}bos_token_id")
+    with_bos, without = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
+    common[f"{PREFIX}add_bos_token"] = with_bos != without and with_bos[0] == common.get(f"{PREFIX}bos_token_id")
     expected = [(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     for candidate in _candidates(common, merges, bool(model.get("byte_fallback"))):
         if _encoded(candidate, directory, texts) == expected:

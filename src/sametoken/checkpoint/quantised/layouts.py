@@ -117,11 +117,11 @@ def _fp4(parts: Parts, layer: WeightScheme) -> Coded:
 
 def _float4(parts: Parts, name: str, scale: Tensor, factor: Tensor | None, *, divided: bool) -> Coded:
     codes = parts[name]
-    outputs, half = _matrix(name, codes)
+    outputs, code_bytes = _matrix(name, codes)
     group = 16 if scale.dtype == torch.float8_e4m3fn else 32
-    _shaped("weight_scale", scale, outputs, 2 * half // group)
+    _shaped("weight_scale", scale, outputs, 2 * code_bytes // group)
     whole = None if factor is None else _rows("global scale", factor.to(torch.float32), outputs)[:, 0].contiguous()
-    return Coded(Code.FP4, codes, scale, 2 * half, group, whole, divided=divided)
+    return Coded(Code.FP4, codes, scale, 2 * code_bytes, group, whole, divided=divided)
 
 
 def _int8(parts: Parts, layer: WeightScheme) -> Coded:

@@ -80,13 +80,13 @@ def sample(
     alone = chain_mask(len(prompts), 1, device)
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     wanted = torch.tensor(counts, device=device)
-    ends = torch.tensor(list(stops), dtype=torch.int64, device=device)
+    end_ids = torch.tensor(list(stops), dtype=torch.int64, device=device)
     ids = torch.arange(decoder.config.vocab_size, device=device)
     for step in range(max(counts)):
         chances = torch.softmax(decoder.logits(last).float(), -1)
         token = (chances / noise(seeds, lengths + step, ids)).argmax(-1)  # as the engine draws
         written.append(torch.where(ended, -1, token))
-        ended |= torch.isin(token, ends) | (step + 1 >= wanted)
+        ended |= torch.isin(token, end_ids) | (step + 1 >= wanted)
         if bool(ended.all()):
             break
         span = Span(rows, host_rows, lengths + step, alone, 1, int(lengths.max()) + step + 1)

@@ -150,16 +150,16 @@ def _chunk(  # type: ignore[no-untyped-def]
         step = index - start
         on_path = tl.load(paths + source * tree + step, mask=(step >= 0) & (step < tree), other=0)
         lies = tl.where(step >= 0, start + on_path, index)
-        held = index < end
-        page = tl.load(table + tl.minimum(lies // PAGE, row_pages - 1), mask=held, other=0)
+        inside = index < end
+        page = tl.load(table + tl.minimum(lies // PAGE, row_pages - 1), mask=inside, other=0)
         slot = page * PAGE + lies % PAGE
         from_ = (slot * KV_HEADS + head) * SIZE
-        k = tl.load(keys + from_[None, :] + lanes[:, None], mask=held[None, :] & (lanes < SIZE)[:, None], other=0)
-        v = tl.load(values + from_[:, None] + lanes[None, :], mask=held[:, None] & (lanes < SIZE)[None, :], other=0)
+        k = tl.load(keys + from_[None, :] + lanes[:, None], mask=inside[None, :] & (lanes < SIZE)[:, None], other=0)
+        v = tl.load(values + from_[:, None] + lanes[None, :], mask=inside[:, None] & (lanes < SIZE)[None, :], other=0)
         if CODES > 0:
             of_head = slot + head.to(tl.int64) * slots
-            k_scale = tl.load(key_scales + of_head, mask=held, other=0.0)
-            v_scale = tl.load(value_scales + of_head, mask=held, other=0.0)
+            k_scale = tl.load(key_scales + of_head, mask=inside, other=0.0)
+            v_scale = tl.load(value_scales + of_head, mask=inside, other=0.0)
             k = _numbers(k, CODES)
             v = _numbers(v, CODES) * v_scale[:, None]
         k, v = k.to(x.dtype), v.to(x.dtype)

@@ -106,7 +106,7 @@ class HiddenStates:
         self._directory, self.spec = directory, spec
         self.shards = spec.shards(lengths)
         self._starts = [shard.start for shard in self.shards]
-        self._ends = list(accumulate(lengths))
+        self._offsets = list(accumulate(lengths))
         self._checked: set[int] = set()
 
     @staticmethod
@@ -124,8 +124,8 @@ class HiddenStates:
         """Raises DataError if the sample's shard is missing or damaged."""
         number = bisect_right(self._starts, sample) - 1
         file = self._whole(number)
-        ends = [0, *self._ends]
-        base, start, stop = ends[self._starts[number]], ends[sample], ends[sample + 1]
+        offsets = [0, *self._offsets]
+        base, start, stop = offsets[self._starts[number]], offsets[sample], offsets[sample + 1]
         try:
             with safe_open(file, framework="pt") as opened:
                 stored = {name: opened.get_slice(name)[start - base : stop - base] for name in opened.keys()}  # noqa: SIM118

@@ -210,14 +210,14 @@ class _Line:
     def __init__(self, tokenizer: Tokenizer, found: Answers) -> None:
         self._tokenizer, self._text, self._closing = tokenizer, found.text, found.closing.lstrip()
         self.tokens, self._places = tokenizer.encode_spans(found.text)
-        self._ends = [end for _, end in self._places]
+        self._stops = [end for _, end in self._places]
 
     def said(self, span: tuple[int, int]) -> tuple[int, int]:
         """[first, stop) of the tokens with a character in `span`, without those that end the turn."""
         start, end = span
-        first = stop = bisect_right(self._ends, start)
+        first = stop = bisect_right(self._stops, start)
         # A token of trimmed spaces is empty and lies where it ends.
-        while stop < len(self.tokens) and (self._places[stop][0] < end or self._ends[stop] <= end):
+        while stop < len(self.tokens) and (self._places[stop][0] < end or self._stops[stop] <= end):
             stop += 1
         while stop > first and self._closes(stop - 1):
             stop -= 1

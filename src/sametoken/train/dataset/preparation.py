@@ -150,7 +150,7 @@ class _Gathered:
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        self.tokens, self.mask, self.ends = array("i"), bytearray(), array("q")
+        self.tokens, self.mask, self.stops = array("i"), bytearray(), array("q")
         self.truncated = self.dropped = self.unserved = self.unended = 0
 
     def add(self, name: str, masked: Masked, max_len: int) -> None:
@@ -165,7 +165,7 @@ class _Gathered:
         self.ids.append(name)
         self.tokens.extend(tokens)
         self.mask.extend(mask)
-        self.ends.append(len(self.tokens))
+        self.stops.append(len(self.tokens))
 
     def tensors(self) -> dict[str, Tensor]:
         """As the file of samples holds them."""
@@ -173,7 +173,7 @@ class _Gathered:
         return {
             "tokens": torch.frombuffer(self.tokens, dtype=torch.int32),
             "mask": torch.frombuffer(self.mask, dtype=torch.bool),
-            "ends": torch.frombuffer(self.ends, dtype=torch.int64),
+            "ends": torch.frombuffer(self.stops, dtype=torch.int64),
             "ids": torch.frombuffer(bytearray(ids), dtype=torch.uint8),
         }
 

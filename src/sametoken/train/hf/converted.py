@@ -153,7 +153,7 @@ class Converted(nn.Module):
 
         That is model.safetensors, the weights in training by their names in this model, which `restore` and
         `transformers.Trainer` read. The model's own weights and its config.json, which is as it was, are written too if
-        `convert` was told to; then the directory is a whole checkpoint of the model.
+        `convert` was asked to; then the directory is a whole checkpoint of the model.
 
         Raises:
             CheckpointError: `head` holds something else, or the disk is full.
