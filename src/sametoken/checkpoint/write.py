@@ -21,7 +21,7 @@ from sametoken.errors import CheckpointError
 from sametoken.model.decoder import Decoder
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-UNFINISHED = ".written-"  # before the name of a directory that is written and not yet in its place
+BEING_WRITTEN = ".written-"  # before the name of a directory that is written and not yet in its place
 TOKENIZER = tuple(pattern for pattern in SMALL_FILES if "config.json" not in pattern)
 
 
@@ -84,7 +84,7 @@ def write_directory(
         content = json.dumps(config, indent=2) + "\n"
         new = not directory.exists()
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=directory.parent if new else directory) as place:
+        with tempfile.TemporaryDirectory(prefix=BEING_WRITTEN, dir=directory.parent if new else directory) as place:
             made = Path(place) / "made"
             made.mkdir()
             (made / CONFIG).write_text(content, encoding="utf-8")

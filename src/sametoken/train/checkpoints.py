@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from sametoken.checkpoint.write import UNFINISHED
+from sametoken.checkpoint.write import BEING_WRITTEN
 from sametoken.errors import CheckpointError, DataError
 from sametoken.files import Stamp, make_directory, read_object, read_tensors, write_json, write_tensors
 
@@ -25,7 +25,7 @@ MANIFEST, WEIGHTS, OPTIMISER = "manifest.json", "model.safetensors", "optimizer.
 PROGRESS = {"step": (int,), "best": (float, int, NoneType), "judged": (int,), "stale": (int,), "ended": (bool,)}
 NAME = re.compile(r"checkpoint-(\d{1,18})")
 EVALUATED = ".judged-"  # before the name of a head that is only there to be evaluated
-LEFT = (".checkpoint-*", f"{EVALUATED}*", f"{UNFINISHED}*", ".head-*", ".model-*")  # what a killed process leaves
+LEFT = (".checkpoint-*", f"{EVALUATED}*", f"{BEING_WRITTEN}*", ".head-*", ".model-*")  # what a killed process leaves
 
 
 class Saved(NamedTuple):

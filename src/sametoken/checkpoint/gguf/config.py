@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sametoken.checkpoint.gguf.blocks import UNQUANTISED_TYPES, read_tensor
 from sametoken.checkpoint.gguf.container import Container
-from sametoken.checkpoint.gguf.families import EACH, FAMILIES, QWEN, SHARED, WINDOW, GgufFamily, special_case
+from sametoken.checkpoint.gguf.families import EACH, FAMILIES, QWEN, SHARED, WINDOW_KEY, GgufFamily, special_case
 from sametoken.errors import CheckpointError, SametokenError, UnsupportedModelError, shown
 from sametoken.model.formats.coded import Coded
 
@@ -68,7 +68,7 @@ def config_of(container: Container) -> dict[str, Any]:
     if "token_embd.weight" not in container.entries:
         raise CheckpointError(f"{container.file} has no token_embd.weight, expected a whole model with its weights")
     sizes = {**SIZES, **family.sizes}
-    config = {ours: stated[key] for key, ours in sizes.items() if key in stated and (key != WINDOW or stated[key])}
+    config = {ours: stated[key] for key, ours in sizes.items() if key in stated and (key != WINDOW_KEY or stated[key])}
     config |= {
         **family.facts,
         "architectures": [family.name],

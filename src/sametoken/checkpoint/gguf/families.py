@@ -13,7 +13,7 @@ from sametoken.model.keys import MOST_LAYERS
 from sametoken.model.window_config import FULL, SLIDING
 
 Stated = Mapping[str, Any]  # values of a file by their keys, without the architecture's name before them
-WINDOW = "attention.sliding_window"
+WINDOW_KEY = "attention.sliding_window"
 EACH = "*"  # in a name: the tensor holds the weights of all experts
 
 
@@ -53,7 +53,7 @@ class GgufFamily(NamedTuple):
 
 def _typed_layers(stated: Stated, config: Stated, step: int) -> dict[str, Any]:
     """Which layers have a window: as stated, else all but every `step`-th one; none where there is no window."""
-    count, pattern = config.get("num_hidden_layers"), stated.get(f"{WINDOW}_pattern", step)
+    count, pattern = config.get("num_hidden_layers"), stated.get(f"{WINDOW_KEY}_pattern", step)
     if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
         return {}  # which is refused where config.json is read
     if isinstance(pattern, list) and len(pattern) == count:
@@ -61,8 +61,8 @@ def _typed_layers(stated: Stated, config: Stated, step: int) -> dict[str, Any]:
     elif isinstance(pattern, int) and pattern > 0:
         windowed = [i % pattern < pattern - 1 for i in range(count)]
     else:
-        raise CheckpointError(f"{WINDOW}_pattern is {shown(pattern)}, expected a number of layers or {count} flags")
-    return {"layer_types": [SLIDING if each and stated.get(WINDOW) else FULL for each in windowed]}
+        raise CheckpointError(f"{WINDOW_KEY}_pattern is {shown(pattern)}, expected a number of layers or {count} flags")
+    return {"layer_types": [SLIDING if each and stated.get(WINDOW_KEY) else FULL for each in windowed]}
 
 
 def _query_scale(config: Stated, largest: int) -> dict[str, Any]:
@@ -105,13 +105,13 @@ CHOSEN = {"expert_used_count": "num_experts_per_tok"}
 QWEN = {**CHOSEN, "expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"}
 SHARED = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 LOCAL = {**CHOSEN, "expert_count": "num_local_experts"}
-WINDOWED = {WINDOW: "sliding_window"}
+WINDOWED = {WINDOW_KEY: "sliding_window"}
 CAPPED = {"final_logit_softcapping": "final_logit_softcapping"}
 ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 BIASES = {**ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_gate.bias"}
 GEMMA_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}
 GLM4_NORMS = {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
-PATTERN = (f"{WINDOW}_pattern",)
+PATTERN = (f"{WINDOW_KEY}_pattern",)
 LAYERS = (*PATTERN, f"{ROPE}_swa")
 
 # By the architecture's name; one that stands for several families has the words of `special_case` behind it.
@@ -159,7 +159,7 @@ FAMILIES = {
 
 def special_case(architecture: str, metadata: Stated) -> str:
     """The name in `FAMILIES` of an architecture: Llama's is also Mixtral's, OLMo 2's is also OLMo 3's."""
-    for name, key in ((f"{architecture} with experts", "expert_count"), (f"{architecture} with windows", WINDOW)):
+    for name, key in ((f"{architecture} with experts", "expert_count"), (f"{architecture} with windows", WINDOW_KEY)):
         if name in FAMILIES and metadata.get(f"{architecture}.{key}"):
             return name
     return architecture
