@@ -53,6 +53,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--llama-cpp", type=Path, help="llama.cpp source tree with its programs in build/bin")
     parser.add_argument("--convert-python", default=sys.executable, help="interpreter for llama.cpp's converter")
     parser.add_argument("--vllm-python", help="interpreter that has vLLM for CPU")
+    parser.add_argument("--made", type=Path, help="directory of converted and quantised models; default OUT/made")
     parser.add_argument("--out", type=Path, required=True, help="directory for results, logs and converted models")
     return parser.parse_args()
 
@@ -183,7 +184,13 @@ def main() -> int:
     longest = max(map(len, prompts)) + args.max_tokens + args.draft_len + SLACK
     common = {"threads": args.threads, "draft_len": args.draft_len, "max_len": -(-longest // 128) * 128}
     peers = Peers(
-        model, draft_directory, args.llama_cpp, args.convert_python, args.vllm_python, args.out / "gguf", common
+        model,
+        draft_directory,
+        args.llama_cpp,
+        args.convert_python,
+        args.vllm_python,
+        args.made or args.out / "made",
+        common,
     )
     print("\n" + reports.text(measure(cells, prompts, peers, args)))
     return 0

@@ -30,31 +30,23 @@ class Cell(NamedTuple):
         return self[:2] if self.engine in ("sametoken", "transformers") else tuple(self)
 
 
+# Formats of files: what the cells of several engines read is one file or directory, made when it is first needed.
+GGUF = ("q8_0", "q4_0", "q4_k_m")
+DIRECTORIES = ("fp8", "w8a8", "w4a16", "awq", "nvfp4", "mxfp4")
+
 # The slow to start come first: when memory is short, the process that was used last is closed.
 CELLS = tuple(
-    Cell.of(text)
-    for text in (
-        "vllm/bf16/plain",
-        "vllm/bf16/draft",
-        "transformers/bf16/plain",
-        "transformers/bf16/draft",
-        "transformers/bf16/ngram",
-        "sametoken/bf16/plain",
-        "sametoken/bf16/draft",
-        "sametoken/bf16/ngram",
-        "sametoken/int8/plain",
-        "sametoken/int8/draft",
-        "sametoken/int4/plain",
-        "sametoken/int4/draft",
-        "llama.cpp/bf16/plain",
-        "llama.cpp/bf16/draft",
-        "llama.cpp/q8_0/plain",
-        "llama.cpp/q8_0/draft",
-        "llama.cpp/q8_0/draft-p75",
-        "llama.cpp/q4_0/plain",
-        "llama.cpp/q4_0/draft",
-        "llama.cpp/q4_0/draft-p75",
+    Cell(engine, dtype, mode)
+    for engine, dtypes, modes in (
+        ("vllm", ("bf16", *DIRECTORIES), ("plain", "draft")),
+        ("transformers", ("bf16",), ("plain", "draft", "ngram")),
+        ("sametoken", ("bf16",), ("plain", "draft", "ngram")),
+        ("sametoken", ("int8", "int4", *DIRECTORIES, *GGUF), ("plain", "draft")),
+        ("llama.cpp", ("bf16",), ("plain", "draft")),
+        ("llama.cpp", GGUF, ("plain", "draft", "draft-p75")),
     )
+    for dtype in dtypes
+    for mode in modes
 )
 
 
@@ -78,6 +70,21 @@ def _goal(above: str, below: str, aim: float | None) -> Goal:
     return Goal(Cell.of(above), tuple(Cell.of(text) for text in below.split()), aim)
 
 
+def _file_goals() -> tuple[Goal, ...]:
+    """On one file: plain at least level with the better engine, with the draft twice the best of anything it does."""
+    rivals = {dtype: [Cell("llama.cpp", dtype, mode) for mode in ("plain", "draft", "draft-p75")] for dtype in GGUF}
+    rivals |= {dtype: [Cell("vllm", dtype, mode) for mode in ("plain", "draft")] for dtype in DIRECTORIES}
+    return tuple(
+        goal
+        for dtype, cells in rivals.items()
+        for goal in (
+            Goal(Cell("sametoken", dtype, "plain"), (cells[0],), 1.0),
+            Goal(Cell("sametoken", dtype, "draft"), tuple(cells), 2.0),
+            Goal(Cell("sametoken", dtype, "draft"), (Cell("sametoken", dtype, "plain"),), None),
+        )
+    )
+
+
 GOALS = (
     _goal("sametoken/bf16/plain", "transformers/bf16/plain", 1.6),
     _goal("sametoken/bf16/plain", "llama.cpp/bf16/plain", 1.0),
@@ -92,6 +99,7 @@ GOALS = (
     _goal("sametoken/int4/draft", "sametoken/int4/plain", None),
     _goal("sametoken/bf16/ngram", "sametoken/bf16/plain", None),
     _goal("sametoken/bf16/ngram", "transformers/bf16/ngram", None),
+    *_file_goals(),
 )
 
 

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from peers_engines.cells import Cell
+from peers_engines import awq_write
+from peers_engines.cells import DIRECTORIES, GGUF, Cell
 from peers_engines.host import EngineError, Launch
 
+# What `sametoken quantize` calls the formats of directories; AWQ is not among them.
+WRITTEN = {"fp8": "fp8", "w8a8": "int8", "w4a16": "int4", "nvfp4": "nvfp4", "mxfp4": "mxfp4"}
 CONVERTER = Path(__file__).with_name("gguf_convert.py")
 
 
@@ -22,7 +25,7 @@ class Peers(NamedTuple):
         llama_cpp: a llama.cpp source tree with its programs in build/bin, or None.
         convert_python: an interpreter that has what llama.cpp's converter needs.
         vllm_python: an interpreter that has vLLM, or None.
-        gguf: where converted models are kept.
+        made: where converted and quantised models are kept.
         common: threads, draft_len, max_len.
     """
 
@@ -31,7 +34,7 @@ class Peers(NamedTuple):
     llama_cpp: Path | None
     convert_python: str
     vllm_python: str | None
-    gguf: Path
+    made: Path
     common: Mapping[str, Any]
 
 
@@ -45,7 +48,8 @@ def launch(cell: Cell, peers: Peers) -> Launch:
     spec |= peers.common
     match cell.engine:
         case "sametoken":
-            return Launch(sys.executable, "ours", spec)
+            on_load = {"quantization": cell.dtype} if cell.dtype in ("int8", "int4") else {}
+            return Launch(sys.executable, "ours", spec | _file(cell, peers) | on_load)
         case "transformers":
             if importlib.util.find_spec("transformers") is None:
                 raise EngineError("transformers is not installed in this interpreter")
@@ -53,11 +57,32 @@ def launch(cell: Cell, peers: Peers) -> Launch:
         case "vllm":
             if peers.vllm_python is None:
                 raise EngineError("not installed: give --vllm-python, an interpreter that has vLLM for CPU")
-            return Launch(peers.vllm_python, "vllm_cpu", spec)
+            return Launch(peers.vllm_python, "vllm_cpu", spec | _file(cell, peers))
         case "llama.cpp":
             return Launch(sys.executable, "llama_cpp", spec | _llama_cpp_files(cell, peers))
         case _:
             raise EngineError(f"engine {cell.engine!r}: expected sametoken, transformers, vllm or llama.cpp")
+
+
+def _file(cell: Cell, peers: Peers) -> dict[str, str]:
+    """The file or directory of the cell's format, beside the draft as it is."""
+    if cell.dtype in GGUF:
+        return {"model": str(_gguf(peers.model, cell.dtype, peers))}
+    return {"model": str(_directory(cell.dtype, peers))} if cell.dtype in DIRECTORIES else {}
+
+
+def _directory(dtype: str, peers: Peers) -> Path:
+    """The model quantised to this format, rounded to nearest, made when it is not there."""
+    path = peers.made / f"{peers.model.name}-{dtype}"
+    if path.exists():
+        return path
+    peers.made.mkdir(parents=True, exist_ok=True)
+    if dtype == "awq":
+        awq_write.write(peers.model, path)
+    else:
+        command = [sys.executable, "-m", "sametoken.cli", "quantize", str(peers.model), "--format", WRITTEN[dtype]]
+        _run([*command, "--output", str(path), "--calibration-tokens", "512", "--held-out-tokens", "256"])
+    return path
 
 
 def _llama_cpp_files(cell: Cell, peers: Peers) -> dict[str, str]:
@@ -77,12 +102,13 @@ def _llama_cpp_files(cell: Cell, peers: Peers) -> dict[str, str]:
 
 def _gguf(model: Path, dtype: str, peers: Peers) -> Path:
     """A model's file in this type, made anew if the model is newer."""
-    assert peers.llama_cpp is not None
-    path = peers.gguf / f"{model.name}-{dtype}.gguf"
+    if peers.llama_cpp is None:
+        raise EngineError("no GGUF file: give --llama-cpp, a source tree with llama-quantize in build/bin")
+    path = peers.made / f"{model.name}-{dtype}.gguf"
     newest = max(file.stat().st_mtime for file in model.glob("*.safetensors"))
     if path.exists() and path.stat().st_mtime > newest:
         return path
-    peers.gguf.mkdir(parents=True, exist_ok=True)
+    peers.made.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     if dtype == "bf16":
         _run([peers.convert_python, str(CONVERTER), str(peers.llama_cpp), str(model), str(part)])

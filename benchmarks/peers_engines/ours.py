@@ -25,7 +25,9 @@ class Ours:
     def __init__(self, spec: dict[str, Any]) -> None:
         torch.set_num_threads(spec["threads"])
         # llama.cpp's quantised cells have an 8-bit draft too.
-        quantized = {"quantization": spec["dtype"], "draft_quantization": "int8"} if spec["dtype"] != "bf16" else {}
+        quantized = {"quantization": spec.get("quantization")}
+        if spec["dtype"] != "bf16":
+            quantized["draft_quantization"] = "int8"
         self.llm = LLM(
             spec["model"],
             spec["draft"],

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from peers import chosen
-from peers_engines import cells, report
+from peers_engines import awq_write, cells, report
 from peers_engines.cells import CELLS, GOALS, Attempt, Cell, Goal, Spread, agreement, ratio, speeds
 from peers_engines.host import EngineError, Host, Hosts, Launch
 from peers_engines.launches import Peers, launch
@@ -133,7 +134,7 @@ def test_every_goal_is_between_cells_that_exist() -> None:
 
 
 def test_cells_are_chosen_by_engine_and_pattern() -> None:
-    assert [str(c) for c in chosen("vllm", "*/draft,*/int8/*")] == ["vllm/bf16/draft"]
+    assert [str(c) for c in chosen("vllm", "*/bf16/draft,*/int8/*")] == ["vllm/bf16/draft"]
     assert chosen(None, "*") == list(CELLS)
     with pytest.raises(ConfigError, match="'vlm'"):
         chosen("vlm", "*")
@@ -302,3 +303,23 @@ def test_all_attempts_are_written(tmp_path: Path) -> None:
     assert written["attempts"][0]["answers"][0]["tokens"] == "1 2"
     assert written["ratios"]["sametoken/bf16/plain / transformers/bf16/plain"]["kept"] == 1
     assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_awq_is_written_as_its_layout_has_it() -> None:
+    """Read back nibble by nibble: output 8 j + ORDER[i] stands in bits 4 i of word j."""
+    weight = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
+    parts = awq_write.rounded(weight)
+    assert {name: tuple(part.shape) for name, part in parts.items()} == {
+        "qweight": (256, 2), "qzeros": (2, 2), "scales": (2, 16),
+    }  # fmt: skip
+
+    def nibble(part: torch.Tensor, row: int, output: int) -> int:
+        place = [0, 4, 1, 5, 2, 6, 3, 7][output % 8]
+        return int(part[row, output // 8]) >> 4 * place & 15
+
+    for output in range(16):
+        for place in range(256):
+            scale = float(parts["scales"][place // 128, output])
+            zero = nibble(parts["qzeros"], place // 128, output)
+            meant = (nibble(parts["qweight"], place, output) - zero) * scale
+            assert abs(meant - float(weight[output, place])) <= 1.01 * scale, (output, place)
