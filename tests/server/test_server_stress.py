@@ -22,7 +22,7 @@ from cli_checks import Pair
 from sametoken import LLM
 from sametoken.checkpoint.tokenizer import LONG_TEXT, Tokenizer
 from sametoken.config import ServerConfig
-from sametoken.errors import EngineError, SametokenError
+from sametoken.errors import EngineError
 from sametoken.server.run import bind, serve
 from sametoken.server.threads import MOST
 from server_checks import MODEL, Gate, Running, running, wait_until
@@ -217,7 +217,7 @@ def test_an_engine_that_fails_is_told_to_everyone_and_the_server_ends(
             assert "RuntimeError: the model is gone" in told["error"]["message"]
         wait_until(lambda: server.server.should_exit)
     assert isinstance(server.server.worker.engine.failure, EngineError)
-    with pytest.raises(SametokenError, match="the model is gone; start a new one"):
+    with pytest.raises(EngineError, match="the model is gone; start a new one"):
         asyncio.run(server.server.worker.engine.generate([[1]]))
 
 

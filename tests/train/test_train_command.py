@@ -52,7 +52,7 @@ def test_the_launch_scripts_lines_work(pair, data, tmp_path, run):
     ("arguments", "message"),
     [
         (["--mode", "eagel3"], "eagle3"),
-        (["--mode", "redrafter"], "HeadSettings.mode = 'redrafter'"),
+        (["--mode", "redrafter"], "--mode = 'redrafter'"),
         ([], "got no --data"),
         (["--data", "absent.jsonl"], "absent.jsonl"),
         (["--do_eval", "perhaps"], "expected True or False"),

@@ -213,12 +213,12 @@ class AsyncLLM:
         """Hands a message to the engine's thread.
 
         Raises:
-            SametokenError: the engine has ended, so that nobody reads it.
+            SametokenError: the engine has ended, so that nobody reads it; an `EngineError` if it failed.
         """
         self._inbox.put(message)
         # Looked at after the message is in: then either the engine thread finds it, or the failure is found here.
         if self.failure is not None and not isinstance(message, _Abort):
-            raise SametokenError(f"{self.failure}; start a new one")
+            raise type(self.failure)(f"{self.failure}; start a new one")
 
     async def close(self) -> None:
         """Stops the engine after its current step; unfinished streams end with an error."""
