@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sametoken import embedded
@@ -14,8 +15,6 @@ from sametoken.options.serving import CACHE
 from sametoken.options.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sametoken.check.memory import EngineSettings
 
 ALIASES = {"max_batch_size": ("--max-num-seqs",), "max_seq_len": ("--max-model-len",)}
@@ -32,6 +31,7 @@ def _options() -> tuple[Option, ...]:
     chosen = [named[name] for name in (*ENGINE, *SPECULATIVE)]
     return (
         Option("draft", str, None, "of a model: its draft, a head or a smaller model.", "DRAFT"),
+        Option("heads", str, None, "of a model: a directory to search for heads, beside the Hub's cache.", "DIR"),
         Option("memory", str, None, "of a model: what it may take, as 24GiB; None is what is free here.", "BYTES"),
         *(option._replace(aliases=(*option.aliases, *ALIASES.get(option.name, ()))) for option in chosen),
         *settings_options(KVCacheConfig, CACHE),
@@ -42,7 +42,8 @@ OPTIONS = _options()
 
 
 def tell_memory(model: str, values: Values) -> int:
-    """Prints what a model will take."""
+    """Prints what a model will take, and without a draft the heads that are known to fit it."""
+    from sametoken.check import fitting
     from sametoken.check.memory import forecast, report
     from sametoken.checkpoint.hub import resolve
 
@@ -50,8 +51,19 @@ def tell_memory(model: str, values: Values) -> int:
     target = resolve(embedded.target(model), weights=False, index=True)
     draft = None if values["draft"] is None else _draft(values["draft"])
     found = forecast(target, draft, _settings(values), memory)
-    print(json.dumps(found.to_json()) if values["json"] else report(found))
+    folders = [] if values["heads"] is None else [_folder(values["heads"])]
+    heads = fitting.fitting_heads(target, model, folders) if draft is None or folders else []
+    if values["json"]:
+        print(json.dumps({**found.to_json(), "heads": [head.to_json() for head in heads]}))
+    else:
+        print("\n".join(filter(None, [report(found), fitting.report(heads)])))
     return 0
+
+
+def _folder(name: str) -> Path:
+    if not Path(name).is_dir():
+        raise ConfigError(f"--heads {name} is no directory; expected a head, or a directory that holds heads")
+    return Path(name)
 
 
 def _draft(name: str) -> Path:

@@ -1,0 +1,118 @@
+"""Heads that fit a target: those on this machine, by their files, and published ones, by the target's name.
+
+Nothing is downloaded, and no weight is read: config.json and the headers of the weight files say what a head fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sametoken.checkpoint.contents import trained_part
+from sametoken.checkpoint.hub import cache_directory, read_config
+from sametoken.errors import SametokenError
+from sametoken.heads.files import Files
+from sametoken.heads.read import describe, is_head
+from sametoken.heads.registry import head_kind
+from sametoken.model.config import ModelConfig
+
+
+class PublishedHead(NamedTuple):
+    """A published draft.
+
+    Attributes:
+        name: on the Hub.
+        kind: as people name it.
+        targets: beginnings of the names of models that it was published for, without their owners.
+    """
+
+    name: str
+    kind: str
+    targets: tuple[str, ...]
+
+
+# As NVIDIA's playbooks and Dynamo's examples name them beside their targets.
+PUBLISHED = (
+    PublishedHead("nvidia/gpt-oss-120b-Eagle3-long-context", "EAGLE-3", ("gpt-oss-120b",)),
+    PublishedHead("nvidia/Qwen3-235B-A22B-Eagle3", "EAGLE-3", ("Qwen3-235B-A22B",)),
+    PublishedHead(
+        "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "EAGLE-3", ("Llama-3.1-8B-Instruct", "Meta-Llama-3.1-8B-Instruct")
+    ),
+    PublishedHead("nvidia/Llama-3.1-8B-Instruct-FP4", "draft model", ("Llama-3.3-70B-Instruct",)),
+)
+
+
+@dataclass(frozen=True)
+class FittingHead:
+    """A head for a target.
+
+    Attributes:
+        name: its directory, or its name on the Hub.
+        kind: as people name it.
+        found: "files" if its files were compared with the target, "published" if only the target's name was.
+        words: what is known of it.
+    """
+
+    name: str
+    kind: str
+    found: str
+    words: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fitting_heads(target: Path, name: str, folders: Iterable[Path] = ()) -> list[FittingHead]:
+    """Heads for a target, those on this machine first.
+
+    Args:
+        target: its directory, of which config.json alone is read.
+        name: what the user called it: a Hub id or a path.
+        folders: directories that are heads, training runs, or hold some.
+    """
+    shape = ModelConfig.from_hf(read_config(target))
+    places = dict.fromkeys(place.resolve() for place in (*_given(folders), *_cached()))
+    local = [found for place in places if (found := _fitting(place, shape)) is not None]
+    return local + _published(name)
+
+
+def _given(folders: Iterable[Path]) -> Iterator[Path]:
+    """Each folder and those directly in it; of a training run the head that it wrote."""
+    for folder in folders:
+        for place in (folder, *(sorted(folder.iterdir()) if folder.is_dir() else ())):
+            if place.is_dir():
+                yield trained_part(place) or place
+
+
+def _cached() -> Iterator[Path]:
+    """The snapshots of the Hub's cache that hold a config.json."""
+    for file in sorted(cache_directory().glob("models--*/snapshots/*/config.json")):
+        yield file.parent
+
+
+def _fitting(place: Path, shape: ModelConfig) -> FittingHead | None:
+    """The head of a directory; None if there is none, or if it is damaged or fits another target."""
+    try:
+        if not (place / "config.json").is_file() or not is_head(place):
+            return None
+        found = describe(Files.of(place), shape)
+    except SametokenError:
+        return None
+    return FittingHead(str(place), head_kind(found.config).title(found.config), "files", found.producer)
+
+
+def _published(name: str) -> list[FittingHead]:
+    last = Path(name).name.partition(":")[0].lower()
+    return [
+        FittingHead(head.name, head.kind, "published", f"published for {target}; not verified here")
+        for head in PUBLISHED
+        for target in head.targets
+        if last.startswith(target.lower()) and last != Path(head.name).name.lower()
+    ]
+
+
+def report(found: Iterable[FittingHead]) -> str:
+    """The heads for people, one a line."""
+    return "\n".join(f"{'head that fits':<16} {each.name}: {each.kind}, {each.words}" for each in found)
