@@ -1,0 +1,75 @@
+"""docs/architecture.md names every room in the order of imports, and every module in its own room."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import sametoken
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(sametoken.__file__).parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("\n## Rooms\n")[2].partition("\n## ")[0]
+KINDS = ("eagle", "eagle1", "eagle3", "medusa", "draft_model")  # their folders share one list of modules
+
+
+def names(text: str) -> list[str]:
+    """What a list of `a`, `b`: description · `c`: description explains."""
+    items = re.split(r" · |\. (?=`)|\.$", text)
+    return [name for item in items if ":" in item for name in re.findall(r"`([^`]+)`", item.partition(":")[0])]
+
+
+def explained(section: str) -> tuple[dict[str, list[str]], list[str]]:
+    """The modules that the page explains in each room, and those in the folders of kinds."""
+    rooms: dict[str, list[str]] = {}
+    kinds = ""
+    for bullet in re.split(r"\n(?=- \*\*)", "\n" + section.partition("\n- ")[1] + section.partition("\n- ")[2]):
+        title, _, rest = bullet.partition("\n")
+        nested = [re.sub(r"\s+", " ", each) for each in re.findall(r"^    - (.*(?:\n      .*)*)", rest, re.M)]
+        kinds += "".join(f"{each} · " for each in nested)
+        lines = [re.sub(r"\s+", " ", each) for each in re.findall(r"^  - (.*(?:\n    (?!-).*)*)", rest, re.M)]
+        owners = re.findall(r"`([a-z_]+)`", title.partition(":")[0])
+        rooms[owners[0] if owners else ""] = [name for line in lines for name in names(line)]
+    return rooms, names(kinds)
+
+
+ROOMS, IN_KINDS = explained(SECTION)
+
+
+def modules(room: str) -> set[str]:
+    """Modules and packages of a room, by their paths in it."""
+    files = [file for file in (PACKAGE / room).rglob("*.py") if file.name != "__init__.py"]
+    return {file.relative_to(PACKAGE / room).with_suffix("").as_posix() for file in files}
+
+
+def test_the_rooms_stand_in_the_order_of_imports() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    levels = [set(re.findall(r"sametoken\.(\w+)", layer)) for layer in reversed(layers)]
+    drawn = SECTION.split("```")[1]
+    assert [set(re.findall(r"\w+", level)) for level in drawn.split("->")] == levels
+    found = {each.stem for each in PACKAGE.iterdir() if each.is_dir() or each.suffix == ".py"}
+    assert set().union(*levels) == {name for name in found if not name.startswith("__")}
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room])
+def test_every_module_is_explained_in_its_room(room: str) -> None:
+    folders = {each.relative_to(PACKAGE / room).as_posix() for each in (PACKAGE / room).rglob("*") if each.is_dir()}
+    listed = {name for name in ROOMS[room] if "." not in name}
+    own = {each for each in modules(room) if each.partition("/")[0] not in KINDS}
+    if room == "commands":  # a command needs no line of its own
+        listed -= {"cli"}
+        own = {
+            each for each in own if "\ndef command(" not in (PACKAGE / room / f"{each}.py").read_text(encoding="utf-8")
+        }
+    assert listed - own - folders == set()
+    assert own - listed == set()
+
+
+def test_every_module_of_a_kind_is_explained() -> None:
+    found = {each.partition("/")[2] for each in modules("heads") if each.partition("/")[0] in KINDS}
+    assert found == set(IN_KINDS)
