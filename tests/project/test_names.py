@@ -1,8 +1,9 @@
-"""A public class name has one meaning in all modules, and a constant that others import has one value."""
+"""A public class has a name of its own, an imported constant one value, and names use the agreed words."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import sametoken
@@ -57,3 +58,42 @@ def test_an_imported_constant_has_one_value() -> None:
 def test_the_scan_sees_what_it_looks_for() -> None:
     assert public_classes("class A: ...\nclass _B: ...\ndef C(): ...") == {"A"}
     assert constants("A = 1\nb = 2\nC = [1]\n_D = 3\nE = 'x'") == {"A": "1", "E": "'x'"}
+
+
+# Words of earlier versions that had several meanings, and what is written now.
+REPLACED = {
+    "bid": "expected gain", "bids": "expected gains", "certain": "committed", "dice": "noise", "ends": "lengths or ids",
+    "goal": "target", "goals": "targets", "half": "the draft's KV", "halves": "the draft's KV", "judge": "evaluate",
+    "judgement": "evaluation", "loudness": "noise", "painter": "token printer", "reach": "ancestors",
+    "speaker": "client", "told": "observed", "trainee": "module", "wish": "requested draft length",
+    "wishes": "requested draft lengths",
+}  # fmt: skip
+
+
+def identifiers(source: str) -> set[str]:
+    """Names of variables, attributes, parameters, keywords, functions and classes."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        for field in ("id", "attr", "arg", "name"):
+            value = getattr(node, field, None)
+            found |= {value} if isinstance(value, str) else set()
+    return found
+
+
+def words(name: str) -> set[str]:
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def test_names_use_the_words_of_the_field() -> None:
+    found = {
+        f"{file}: {name}" for file, text in FILES.items() for name in identifiers(text) if words(name) & {*REPLACED}
+    }
+    assert found == set()
+
+
+def test_the_scan_of_words_sees_every_kind_of_name() -> None:
+    text = "class Judge:\n    def goals(self, bid, *, dice=1): self.reach = f(told=certain)\n    loudness: int"
+    assert set().union(*map(words, identifiers(text))) >= {
+        "judge", "goals", "bid", "dice", "reach", "told", "certain", "loudness"
+    }  # fmt: skip
+    assert words("_heldOut_KVCache") == {"held", "out", "kv", "cache"}

@@ -221,7 +221,7 @@ class CompiledDecoder(Compiled):
 def _span(span: Span, ancestor_mask: Tensor) -> CSpan:
     batch, total = ancestor_mask.shape[:2]
     found: CSpan = struct_of(
-        CSpan, batch=batch, nodes=span.nodes, total=total, rows=span.rows, starts=span.starts, reach=ancestor_mask
+        CSpan, batch=batch, nodes=span.nodes, total=total, rows=span.rows, starts=span.starts, ancestors=ancestor_mask
     )
     return found
 

@@ -16,7 +16,7 @@ from sametoken.model.keys import Keys
 from sametoken.model.rope_config import Defaults, RopeConfig, read_local_rope
 from sametoken.model.window_config import FULL, SLIDING, layer_types, one_window, qwen_windows, typed_windows
 
-GLM_ENDS = (151329, 151336, 151338)
+GLM_END_IDS = (151329, 151336, 151338)
 
 
 def _llama(keys: Keys, plain: KnownFacts) -> Facts:
@@ -119,7 +119,7 @@ def _smollm3(keys: Keys, plain: KnownFacts) -> Facts:
 
 def _glm(keys: Keys, plain: KnownFacts) -> Facts:
     facts = {"qkv_bias": keys.flag("attention_bias", True), "rope": replace(plain.rope, interleaved=True)}
-    end_ids = keys.token_ids("eos_token_id", ()) or GLM_ENDS  # `null` means the default here
+    end_ids = keys.token_ids("eos_token_id", ()) or GLM_END_IDS  # `null` means the default here
     return {**facts, "eos_token_ids": end_ids}
 
 

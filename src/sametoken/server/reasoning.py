@@ -77,11 +77,11 @@ class Style(NamedTuple):
 
 
 _THINK = {BEGIN: {"<think>": REASONING}, REASONING: {"</think>": CONTENT}, CONTENT: {}}
-_ENDS = {"<|end|>": HEADER, "<|return|>": HEADER, "<|call|>": HEADER, "<|start|>": HEADER}
+_END_MARKS = {"<|end|>": HEADER, "<|return|>": HEADER, "<|call|>": HEADER, "<|start|>": HEADER}
 _HARMONY = {
     BEGIN: {"<|channel|>": HEADER, "<|start|>": HEADER},
-    HEADER: {"<|message|>": "", **dict.fromkeys(_ENDS, HEADER)},
-    **{state: {**_ENDS, "<|channel|>": HEADER} for state in (REASONING, CONTENT, ARGUMENTS)},
+    HEADER: {"<|message|>": "", **dict.fromkeys(_END_MARKS, HEADER)},
+    **{state: {**_END_MARKS, "<|channel|>": HEADER} for state in (REASONING, CONTENT, ARGUMENTS)},
 }
 STYLES = {
     "qwen3": Style(_THINK, CONTENT, True, "<think>", "</think>", "</think>"),

@@ -51,7 +51,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
 BEGUN = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}  # texts begin by BOS
 WHOLE_WORDS = {*BEGUN, "tekken", "glm4"}  # a piece that is a token is not merged
 # Tokens that llama.cpp takes as ends of a text wherever a vocabulary has them as control tokens.
-ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "</s>")
+END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "</s>")
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 SPACE = "\u2581"
 
@@ -97,7 +97,7 @@ def tokenizer_files(metadata: Mapping[str, Any], where: object) -> dict[str, dic
         settings["chat_template"] = template
     special = {token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL}
     ids = [eos, *(_token(facts, name, tokens, where) for name in ("eot", "eom"))]
-    ids += [tokens.index(end) for end in ENDS if end in special]
+    ids += [tokens.index(end) for end in END_TOKENS if end in special]
     end_ids = list(dict.fromkeys(index for index in ids if index is not None))
     return {
         "tokenizer.json": {"version": "1.0", "truncation": None, "padding": None, **content},

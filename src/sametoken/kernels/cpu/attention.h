@@ -36,7 +36,7 @@ struct Sixteen {
 struct Span {
   int32_t batch, nodes, total;
   const int64_t *rows, *starts;  // [batch] rows of the page table, and their committed lengths
-  const uint8_t* reach;          // [batch][total][total] whether a node lies on another's path; null: all are chains
+  const uint8_t* ancestors;      // [batch][total][total] whether a node lies on another's path; null: all are chains
 };
 
 struct Heads {
@@ -69,17 +69,17 @@ struct Places {
 
  private:
   void add(const Cache& cache, const Span& span, int b) {
-    const uint8_t* reach = span.reach + int64_t(b) * span.total * span.total;
+    const uint8_t* ancestors = span.ancestors + int64_t(b) * span.total * span.total;
     bool straight = true;
-    for (int n = 0; span.reach != nullptr && n < span.total && straight; n++)
-      for (int m = 0; m <= n && straight; m++) straight = reach[n * span.total + m];
+    for (int n = 0; span.ancestors != nullptr && n < span.total && straight; n++)
+      for (int m = 0; m <= n && straight; m++) straight = ancestors[n * span.total + m];
     chain.push_back(straight);
     for (int n = span.total - span.nodes; n < span.total; n++) {
       std::vector<int32_t> nodes;
       int64_t depth = n;
       if (!straight) {
         for (int m = 0; m <= n; m++)
-          if (reach[n * span.total + m]) nodes.push_back(m);
+          if (ancestors[n * span.total + m]) nodes.push_back(m);
         depth = int64_t(nodes.size()) - 1;
       }
       position.push_back(span.starts[b] + depth);

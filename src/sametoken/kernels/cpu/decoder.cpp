@@ -17,9 +17,9 @@ struct Output {
   float scale, cap;    // of scores: what products are multiplied by; the cap, 0 for none
 };
 
-// What rows read before they guess: chains of certain tokens.
+// What rows read before they guess: chains of committed tokens.
 struct Feed {
-  Span span;               // all nodes of chains, `reach` null
+  Span span;               // all nodes of chains, `ancestors` null
   const int64_t* tokens;   // [batch][nodes]
   const int32_t* lengths;  // [batch] tokens of each row, what follows is padding
   const bf16* features;    // [batch][nodes][width] where the model joins: what `sametoken_fuse` reads; finite in padding too
@@ -144,7 +144,7 @@ int32_t sametoken_fuse(const Model* model, const bf16* features, int32_t count, 
   return guarded([&] { fuse(*model, features, count, x, threads); });
 }
 
-// Reads what became certain and guesses on: guesses [batch][1 + levels] are each row's last token and its continuation,
+// Reads the committed tokens and guesses on: guesses [batch][1 + levels] are each row's last token and its continuation,
 // drawn one token at a time; the last one is not read.
 int32_t sametoken_guess(const Model* model, const Pages* pages, const Feed* feed, const Output* output, const Draw* draw,
                         int64_t* guesses, int32_t levels, int32_t threads, int32_t head_threads) {

@@ -105,7 +105,7 @@ class CSpan(Structure):
 
     _fields_ = [
         ("batch", c_int32), ("nodes", c_int32), ("total", c_int32),
-        ("rows", c_void_p), ("starts", c_void_p), ("reach", c_void_p),
+        ("rows", c_void_p), ("starts", c_void_p), ("ancestors", c_void_p),
     ]  # fmt: skip
 
 

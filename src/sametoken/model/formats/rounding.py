@@ -22,7 +22,7 @@ GREATEST_FP8, GREATEST_FP4 = 448.0, 6.0
 TRIED_FP4 = (1.5, 1.2, 1.1, 1.05, 1.0, 0.95, 0.9, 0.85, 0.8)  # with 1.5 the greatest becomes 4
 TRIED_INT4 = tuple(1.16 - step / 25 for step in range(12))
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of E2M1
-HALF = 1 << 21  # of what the last bit of such a mantissa is worth, in the bits of a float32
+ROUNDING = 1 << 21  # of what the last bit of such a mantissa is worth, in the bits of a float32
 
 
 class Rounding(NamedTuple):
@@ -147,7 +147,7 @@ def _mxfp4(weight: Tensor, group: int, importance: Tensor | None) -> Coded:
 def nearest_fp4(x: Tensor) -> Tensor:
     """The values of E2M1 next to the numbers of `x` in float32: from 1 on a number keeps one bit of its mantissa."""
     limited = x.clamp(-GREATEST_FP4, GREATEST_FP4)
-    kept = (limited.view(torch.int32) + HALF & ~(2 * HALF - 1)).view(torch.float32)
+    kept = (limited.view(torch.int32) + ROUNDING & ~(2 * ROUNDING - 1)).view(torch.float32)
     return torch.where(limited.abs() < 1, (limited * 2).round_().div_(2), kept)
 
 
