@@ -196,10 +196,15 @@ def run() -> None:
     A thread of gloo may still hold Python objects, and letting go of them while the interpreter ends aborts the process
     (PyTorch's pull request 179291).
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what ranks meet is said in our words
     try:
         main()
     except SystemExit as ended:
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not isinstance(ended.code, int):
+        ranks = getattr(sys.modules.get("sametoken.parallel.lead"), "CLOSING", ())
+        for close in ranks:
+            close()
+        alone = int(os.environ.get("WORLD_SIZE", "1")) == 1 and not ranks
+        if alone or not isinstance(ended.code, int):
             raise
         sys.stdout.flush()
         sys.stderr.flush()

@@ -176,7 +176,7 @@ def test_decoding_types(stated: str, method: Any) -> None:
         ("enable_autotuner: maybe", "enable_autotuner = 'maybe': expected true or false"),
         ("max_batch_size: 1\nmax_batch_size: 2", "the key 'max_batch_size' stands twice, again in line 2"),
         ("kv_cache_config: {dtype: auto, dtype: fp8}", "the key 'dtype' stands twice"),
-        ("tensor_parallel_size: 2", "tensor_parallel_size = 2: tensor parallelism is not implemented yet"),
+        ("pipeline_parallel_size: 2", "pipeline_parallel_size = 2: not implemented: one process"),
         ("- 1", "f is a list, expected keys with values"),
         ("max_batch_size: [", "f is not YAML: "),
         ("? [a]\n: 1", "f is not YAML: "),
@@ -238,7 +238,7 @@ def test_vllms_json() -> None:
         ('{"method": ["ngram"]}', "expected one of .*ngram"),
         ('{"method": "ngram", "num_spec_tokens": 2}', "unknown key 'num_spec_tokens': did you mean 'num_speculative"),
         ('{"method": "eagle3", "prompt_lookup_max": 2}', "prompt_lookup_max is for method ngram"),
-        ('{"method": "eagle3", "draft_tensor_parallel_size": 2}', "tensor parallelism is not implemented yet"),
+        ('{"method": "eagle3", "draft_tensor_parallel_size": 2}', "a draft is computed by one process"),
         ('{"method": "ngram", "method": "suffix"}', "the key 'method' stands twice"),
         (
             '{"method": "ngram", "num_speculative_tokens_per_batch_size": [[1, 4, 2], [6, 9, 1]]}',
@@ -254,9 +254,9 @@ def test_errors_of_the_json(text: str, words: str) -> None:
 
 
 def test_flags_are_read_by_their_rules() -> None:
-    with pytest.raises(ConfigError, match="tensor parallelism is not implemented yet"):
-        read_flags({"tp_size": 2})
-    assert read_flags({"tp_size": 1, "enforce_eager": True}).settings["cuda_graphs"].value is False
+    with pytest.raises(ConfigError, match="not implemented: one process"):
+        read_flags({"pp_size": 2})
+    assert read_flags({"pp_size": 1, "enforce_eager": True}).settings["cuda_graphs"].value is False
     both = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
     assert read_flags(both).settings["kv_cache_dtype"].value == "q8_0"
     with pytest.raises(ConfigError, match="--cache-type-k and --cache-type-v both set kv_cache_dtype"):

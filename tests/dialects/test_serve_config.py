@@ -87,7 +87,9 @@ def test_every_setting_has_a_type_to_check_others_words_by() -> None:
 )
 def test_the_playbooks_commands(model: str, playbook: str, flags: dict[str, Any]) -> None:
     file = str(PLAYBOOKS / f"{playbook}.yml")
-    info = resolved(model, backend="pytorch", tp_size=1, max_batch_size=1, extra_llm_api_options=file, **flags)
+    info = resolved(
+        model, backend="pytorch", tensor_parallel_size=1, max_batch_size=1, extra_llm_api_options=file, **flags
+    )
     drafts = "/opt/gpt-oss-120b-Eagle3/" if playbook == "eagle" else "/opt/Llama-3.1-8B-Instruct-FP4/"
     assert (info["model"], info["draft"], info["engine"]["max_batch_size"]) == (model, drafts, 1)
     assert info["speculative"]["max_draft_len"] == {"eagle": 5, "draft_target": 4}[playbook]
@@ -99,21 +101,25 @@ def test_the_playbooks_commands(model: str, playbook: str, flags: dict[str, Any]
     assert any("disable_overlap_scheduler" in note for note in info["notes"])
 
 
-def test_two_nodes_are_refused_and_one_is_served_with_the_rest_of_the_command() -> None:
+def test_the_command_of_two_nodes_serves_in_two_processes() -> None:
     rest = {
         "backend": "pytorch", "max_num_tokens": 1024, "port": 8355, "host": "0.0.0.0",
         "extra_llm_api_options": str(PLAYBOOKS / "two_nodes.yml"),
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="--tp-size = 2: tensor parallelism is not implemented yet"):
-        resolved("nvidia/Qwen3-235B-A22B-FP4", tp_size=2, **rest)
-    info = resolved("nvidia/Qwen3-235B-A22B-FP4", **rest)
+    info = resolved("nvidia/Qwen3-235B-A22B-FP4", tensor_parallel_size=2, **rest)
+    assert (info["engine"]["tensor_parallel_size"], info["speculative"]["max_draft_len"]) == (2, 3)
     assert (info["engine"]["max_num_tokens"], info["server"]["port"], info["server"]["host"]) == (1024, 8355, "0.0.0.0")
 
 
 def test_vllms_options() -> None:
     draft = '{"method": "eagle3", "model": "some/head", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 1}'
     info = resolved(
-        "m", speculative_config=draft, max_model_len=4096, max_num_seqs=3, api_key=["token-abc123"], tp_size=1
+        "m",
+        speculative_config=draft,
+        max_model_len=4096,
+        max_num_seqs=3,
+        api_key=["token-abc123"],
+        tensor_parallel_size=1,
     )
     assert (info["draft"], info["speculative"]["method"], info["speculative"]["max_draft_len"]) == (
         "some/head", "eagle3", 2,

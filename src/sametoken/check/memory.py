@@ -286,7 +286,9 @@ def _remedies(
     for count in DEVICES:
         if plan.config.num_kv_heads % count == 0 or count % plan.config.num_kv_heads == 0:
             total = found.total - (plan.divided + found.pool) * (count - 1) // count
-            yield Remedy(f"{count} devices with tensor parallelism, which is not implemented here", total)
+            here = f"hosts with --tp_size {count}, on each"
+            there = "devices with tensor parallelism, which is not implemented on CUDA"
+            yield Remedy(f"{count} {here if device == 'cpu' else there}", total)
             if total <= found.memory:
                 break
 

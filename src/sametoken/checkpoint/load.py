@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from sametoken.checkpoint import rounded
+from sametoken.checkpoint.cut import own_part
 from sametoken.checkpoint.experts import single_experts
 from sametoken.checkpoint.fill import load_parameters as load_parameters  # drafters of other packages import it here
 from sametoken.checkpoint.gguf import LINK, given_path
@@ -22,10 +23,13 @@ from sametoken.checkpoint.tensors import Stored as Stored  # the same
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.kernels.cpu.memory import release
 from sametoken.model.config import ModelConfig
+from sametoken.model.cut import cut
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS
+from sametoken.runtime.ranks import RankPart
 
 LOG = logging.getLogger("sametoken")
+WHOLE = RankPart()
 
 
 def load_decoder(
@@ -34,6 +38,7 @@ def load_decoder(
     device: torch.device | str,
     max_seq_len: int | None = None,
     quantization: str = "none",
+    part: RankPart = WHOLE,
 ) -> Decoder:
     """The decoder of a checkpoint directory with its weights in place.
 
@@ -43,11 +48,12 @@ def load_decoder(
         device: where the parameters live.
         max_seq_len: longest sequence to serve; by default what config.json states.
         quantization: a name in `model.formats.names`, or "none".
+        part: what this process holds of the decoder.
 
     Raises:
         CheckpointError: a file is missing, unreadable or does not fit the configuration.
         UnsupportedModelError: the architecture or the weight format is not implemented.
-        ConfigError: the weights are quantised already.
+        ConfigError: the weights are quantised already, or cannot be cut into so many parts.
     """
     stated = read_config(directory)
     refuse_to_round_again(directory, quantization)
@@ -56,11 +62,11 @@ def load_decoder(
         config = ModelConfig.from_hf(stated, max_seq_len)
         if config.sinks and device.type == "cuda":
             raise UnsupportedModelError("attention with sinks (gpt-oss) is not supported on CUDA; use --device cpu")
-        rules = rules_for(config)
+        rules, own = rules_for(config), cut(config, part)
         if rules.images:
             LOG.warning(f"{directory} also reads images; only its text part is loaded")
         entry = None
-        if quantization != "none":
+        if quantization != "none" and part == WHOLE:
             entry = rounded.entry_of(directory, config.parameters, quantization, dtype, device)
         if entry is not None and entry.exists():
             try:
@@ -71,8 +77,9 @@ def load_decoder(
                 LOG.warning(f"{error}; the weights are quantised again")
                 shutil.rmtree(entry, ignore_errors=True)
         with torch.device("meta"):
-            decoder = Decoder(config, dtype, FORMATS.get(quantization))
-        load_parameters(decoder, decoder_weights(directory, config), rules, dtype, device)
+            decoder = Decoder(own, dtype, FORMATS.get(quantization))
+        stored = own_part(decoder_weights(directory, config), config, rules, part)
+        load_parameters(decoder, stored, rules_for(own), dtype, device)
         release()
         if entry is not None:
             rounded.keep(decoder, entry)

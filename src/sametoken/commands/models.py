@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from sametoken import embedded, kinds
@@ -38,6 +39,17 @@ def open_llm(model: str | None, values: Values) -> LLM:
         draft_revision=values["draft_revision"],
         **engine.model_dump(),
     )
+
+
+def join_ranks(values: Values) -> None:
+    """Returns on rank 0 and where there is one rank; another rank computes until rank 0 ends, and ends its process."""
+    if values["tensor_parallel_size"] == 1:
+        return
+    use_threads(values["threads"])
+
+    from sametoken.parallel.follow import join
+
+    join(os.environ, values["tensor_parallel_size"], check=values["tensor_parallel_check"])
 
 
 def use_threads(threads: int | None) -> None:

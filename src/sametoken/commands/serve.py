@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from sametoken.commands.models import model_names, open_llm
+from sametoken.commands.models import join_ranks, model_names, open_llm
 from sametoken.commands.options import Chosen, Option, Values, engine_options, settings_of, settings_options
 from sametoken.commands.resolution import Resolution, check_choice, check_text, foreign_options, resolve
 from sametoken.errors import ConfigError
@@ -44,6 +44,7 @@ def command(model: str | None, values: Chosen) -> int:
     except ImportError as error:
         raise ConfigError(f"serving needs {error.name}; it is not there: pip install 'sametoken[server]'") from None
     configure(server.log_level, server.log_format)
+    join_ranks(resolution.values)
     check(server)
     for line in described(info):
         LOG.info(line)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sametoken.dialects.rules import NoEffect, Rule, Sets, Translation, apply, described, keys, spelled, table
-from sametoken.dialects.trtllm import ALWAYS, METRICS, NO_PART, NOT_PARALLEL, ONE_PROCESS, TOP
+from sametoken.dialects.trtllm import ALWAYS, METRICS, NO_PART, ONE_PROCESS, TOP
 from sametoken.options.declaration import members
 from sametoken.options.serving import OPTIONS, elsewhere
 
@@ -73,7 +73,6 @@ OWN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             NO_PART: "telemetry=false",
         },
         {
-            NOT_PARALLEL: "tp_size/tensor_parallel_size=1",
             "give a directory or Hub id as --tokenizer": "custom_tokenizer",
             "modules of others are not imported; leave it out": "custom_module_dirs middleware",
             "served models read text only; leave it out":

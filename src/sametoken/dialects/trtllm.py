@@ -14,7 +14,6 @@ from sametoken.options.serving import elsewhere
 from sametoken.options.speculation import AUTO
 
 ONE_PROCESS = "the model runs in one process"
-NOT_PARALLEL = f"tensor parallelism is not implemented yet: {ONE_PROCESS}; set it to 1"
 KERNELS = "kernels are chosen by the processor or GPU"
 METRICS = "/metrics always has every statistic"
 PAGES = "pages stay where the model computes"
@@ -167,7 +166,6 @@ TOP = table(
         NO_PART: "garbage_collection_gen0_threshold:int sleep_config:dict telemetry_config:dict",
     },
     {
-        NOT_PARALLEL: "tensor_parallel_size=1",
         "not implemented: one process, no beams, a chunk every step; set it to 1":
             "pipeline_parallel_size=1 context_parallel_size=1 moe_tensor_parallel_size=1 moe_expert_parallel_size=1 "
             "moe_cluster_parallel_size=1 max_beam_width=1 stream_interval=1",

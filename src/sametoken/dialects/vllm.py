@@ -67,7 +67,7 @@ COMMON = table(
         "a draft is drawn with the noise that the target draws with": "draft_sample_method:str",
     },
     {
-        "tensor parallelism is not implemented yet: the draft runs in one process; set it to 1":
+        "a draft is computed by one process, whatever the target is computed by; set it to 1":
             "draft_tensor_parallel_size=1",
         "round a draft model's weights with --draft-quantization int8": "quantization",
         "the draft is computed as the target is; leave it out":

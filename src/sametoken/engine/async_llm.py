@@ -170,8 +170,10 @@ class AsyncLLM:
         self.llm, self._pause = llm, 0.0 if max_chunks_per_second is None else 1 / max_chunks_per_second
         self.failure: SametokenError | None = None
         self.on_failure: Callable[[], object] = lambda: None
-        self._inbox: queue.SimpleQueue[_Add | _Abort | _Call | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Add | _Abort | _Call | EngineError | None] = queue.SimpleQueue()
         self._listeners: dict[int, _Listener] = {}
+        if llm.ranks is not None:  # one may end while nothing is computed
+            llm.ranks.group.on_failure = self._inbox.put
         self._thread = threading.Thread(target=self._serve, name="sametoken-engine", daemon=True)
         self._thread.start()
 
@@ -236,6 +238,8 @@ class AsyncLLM:
                         case None:
                             self._fail(SametokenError("the engine has stopped"))
                             return
+                        case EngineError() as error:
+                            raise error  # noqa: TRY301
                         case _Call() as call:
                             _answer(call)
                         case _Add(requests, stream):

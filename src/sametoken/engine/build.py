@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from sametoken import embedded
 from sametoken.checkpoint.generation import recommended_sampling
 from sametoken.checkpoint.hub import read_config, resolve, stored_scheme
+from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.checkpoint.pooling import Pooling, read_pooling
@@ -36,13 +38,17 @@ from sametoken.heads.registry import model_free_drafters
 from sametoken.heads.serve import LoadedDraft, load_draft
 from sametoken.kernels.cpu.library import status
 from sametoken.model.config import ModelConfig
+from sametoken.model.cut import cut
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import least_bytes
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import MODEL_METHODS, NO_DRAFT, SpeculativeConfig
+from sametoken.parallel.lead import Lead, lead
+from sametoken.parallel.messages import Cache, TargetToLoad
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.kv_format import FORMATS
 from sametoken.runtime.memory import available_bytes
+from sametoken.runtime.ranks import RankPart
 
 LOG = logging.getLogger("sametoken")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,6 +62,7 @@ class Loaded(NamedTuple):
         max_seq_len: prompt plus output, as asked for or as the target allows.
         sampling: names and values of the sampling parameters that the model recommends.
         pooling: how it makes vectors of texts, None where it is no embedding model.
+        ranks: the other processes that compute the target, None for none.
     """
 
     target: Decoder
@@ -64,6 +71,7 @@ class Loaded(NamedTuple):
     max_seq_len: int
     sampling: dict[str, Any]
     pooling: Pooling | None
+    ranks: Lead | None = None
 
 
 class Context(NamedTuple):
@@ -98,9 +106,33 @@ def load_models(
         guesser = load_draft(
             place, limited, plan.dtype, plan.device, config.draft_quantization, plan.deterministic, method
         )
-    target = load_decoder(directory, plan.dtype, plan.device, plan.limit, config.quantization)
+    ranks = None if config.tensor_parallel_size == 1 else _ranks(model, revisions[0], directory, plan, config)
+    part = RankPart() if ranks is None else ranks.part
+    target = load_decoder(directory, plan.dtype, plan.device, plan.limit, config.quantization, part)
     target.set_deterministic(plan.deterministic)
-    return Loaded(target, guesser, plan.tokenizer, plan.limit, plan.sampling, plan.pooling)
+    if ranks is not None:
+        target.join(ranks)
+        ranks.loaded()
+    return Loaded(target, guesser, plan.tokenizer, plan.limit, plan.sampling, plan.pooling, ranks)
+
+
+def _ranks(model: str, revision: str | None, directory: Path, plan: _Plan, config: EngineConfig) -> Lead:
+    """The other ranks, which load their parts from now on.
+
+    Raises:
+        ConfigError: the target cannot be cut into so many parts, or not here.
+    """
+    count = config.tensor_parallel_size
+    if plan.device.type != "cpu":
+        raise ConfigError(f"tensor_parallel_size {count} is computed on the CPU only; use --device cpu, or 1 on CUDA")
+    cut(plan.stated, RankPart(0, count))
+    ranks = lead(os.environ, count, check=config.tensor_parallel_check)
+    name = model if ranks.place.launcher else str(directory)
+    wanted = TargetToLoad(
+        name, revision, str(plan.dtype).removeprefix("torch."), plan.limit, config.quantization, plan.deterministic
+    )
+    ranks.load(wanted, model_digest(directory))
+    return ranks
 
 
 class _Plan(NamedTuple):
@@ -242,7 +274,10 @@ def build_engine(
     page = cache.tokens_per_block
     lookahead = lookahead_of(speculative, draft)
     pages, context = _plan_pages(loaded, config, cache, lookahead)
-    table = PageTable(config.max_batch_size, pages, row_pages(context.length, lookahead, page), page, device)
+    per_row = row_pages(context.length, lookahead, page)
+    table = PageTable(config.max_batch_size, pages, per_row, page, device)
+    if loaded.ranks is not None:
+        loaded.ranks.hold(Cache(config.max_batch_size, pages, per_row, page, cache.dtype))
 
     kv_format = FORMATS[cache.dtype]
 
@@ -307,7 +342,9 @@ def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, look
     page, context, asked = cache.tokens_per_block, loaded.max_seq_len, config.max_seq_len is not None
     cached = cached_by(Cached(loaded.target.config, loaded.target.dtype, cache.dtype), loaded.draft)
     per_page = pool_bytes(cached, page, 1)
-    fits = int(available_bytes(loaded.target.embed.weight.device) * cache.free_memory_fraction) // per_page
+    sharing = 1 if loaded.ranks is None else loaded.ranks.place.here  # of this host's memory
+    free = available_bytes(loaded.target.embed.weight.device) // sharing
+    fits = int(free * cache.free_memory_fraction) // per_page
     wanted = -(-cache.max_tokens // page) if cache.max_tokens else None
     pages = min(wanted or pool_pages(config.max_batch_size, context, lookahead, page), fits)
     if cache.max_tokens is not None and pages * page < cache.max_tokens:

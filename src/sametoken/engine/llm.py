@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.options.serving import CACHE
 from sametoken.options.speculation import AUTO, NO_DRAFT, SpeculativeConfig
+from sametoken.parallel.follow import join
 from sametoken.speculation.noise import choice_seed
 from sametoken.speculation.sampling import RowSampling
 
@@ -60,6 +62,10 @@ class LLM:
         engine: keys of `EngineConfig` (dtype, device, max_batch_size, max_num_tokens, max_seq_len, ...), and of
             `KVCacheConfig` as the command line writes them: kv_cache_dtype, ...
 
+    Attributes:
+        ranks: the other processes that compute the target, None for none. Where mpirun, torchrun or srun started this
+            one as another rank than 0, the constructor computes for rank 0 and does not return.
+
     Raises:
         SametokenError: the models cannot be loaded, do not fit each other or the memory.
     """
@@ -80,13 +86,14 @@ class LLM:
         pages = {name.removeprefix(CACHE): engine.pop(name) for name in list(engine) if name.startswith(CACHE)}
         cache = KVCacheConfig(**dict(KVCacheConfig.of(kv_cache)) | pages)
         config = EngineConfig(**engine)
+        join(os.environ, config.tensor_parallel_size, check=config.tensor_parallel_check)
         self.speculative = SpeculativeConfig.of(speculative)
         loaded = load_models(model, draft, (revision, draft_revision), config, self.speculative.method)
         self.method = default_method(self.speculative, loaded.draft)
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.config = loaded.target.config
         self.default_sampling: Mapping[str, Any] = loaded.sampling
-        self.pooling = loaded.pooling
+        self.pooling, self.ranks = loaded.pooling, loaded.ranks
         self.engine: Engine
         self.engine, context = build_engine(loaded, self.speculative, config, cache)
         self.max_seq_len, self._remedy = context

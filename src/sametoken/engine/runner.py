@@ -80,12 +80,18 @@ class Runner:
             logits = self.decoder.logits(last).view(starts.shape[0], nodes, -1)
             verdict = verify(draft, ancestor_mask, draw(logits, draft, ancestor_mask, starts, sampling))
             if decode:
-                self.cache.commit(rows, starts[: len(decode)], verdict.path[: len(decode)])
+                self._commit(rows, starts[: len(decode)], verdict.path[: len(decode)])
         paths = [] if verdict is None else _paths(verdict)
         bonuses = [] if verdict is None else verdict.bonus.tolist()
         if features is None:
             return Verified(paths, bonuses, logits, None, prompt_hidden)
         return Verified(paths, bonuses, logits, _rows(features, paths[: len(decode)], nodes, lengths), prompt_hidden)
+
+    def _commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
+        """Moves what was accepted to the front, in the caches of all ranks."""
+        self.cache.commit(rows, starts, path)
+        if self.decoder.ranks is not None:
+            self.decoder.ranks.commit(rows, starts, path)
 
     def _span(self, piece: PromptPiece) -> Span:
         width = len(piece.tokens)

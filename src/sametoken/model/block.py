@@ -16,6 +16,7 @@ from sametoken.model.formats.base import WeightFormat
 from sametoken.model.layers import ACTIVATIONS, RMSNorm, gated
 from sametoken.model.linear import Linear
 from sametoken.model.rotary import apply_rope
+from sametoken.runtime.ranks import Ranks
 
 # q [T, Hq, D] and k [T, Hk, D], rotated, v [T, Hk, D], layer, window -> [T, Hq * D]; the caller knows where keys lie.
 Attend = Callable[[Tensor, Tensor, Tensor, int, int | None], Tensor]
@@ -32,7 +33,10 @@ class Block(nn.Module):
         rope: of this layer, None where it rotates nothing.
         sinks: [query heads] a score that takes part in each softmax, None for none; the caller of `attend` has it.
         experts: in the place of `gate_up` and `down`, which such a block does not have; None where it has those.
+        ranks: with whom it computes, each a part of the heads and of the MLP; None for nobody.
     """
+
+    ranks: Ranks | None = None
 
     gate_up: Linear
     down: Linear
@@ -91,6 +95,10 @@ class Block(nn.Module):
 
     def _added(self, result: Tensor, norm: RMSNorm | None) -> Tensor:  # [T, H] -> [T, H]
         """What a result adds to the hidden state."""
+        if self.ranks is not None:
+            partial = result.to(torch.float32).contiguous()
+            self.ranks.sum(partial)
+            result = partial.to(result.dtype)
         if norm is not None:
             result = norm(result)
         return result if self.scale == 1 else result * self.scale

@@ -7,9 +7,10 @@ beside a row never shows in its bits, without blocks of rows, padded keys or tre
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import addressof, c_int32, c_int64, pointer
+from ctypes import CFUNCTYPE, addressof, c_float, c_int32, c_int64, c_void_p, cast, pointer
 from itertools import accumulate, chain
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
+from typing import cast as typed
 
 import torch
 import torch.nn.functional as F
@@ -39,12 +40,14 @@ from sametoken.model.linear import Embedding, Linear
 from sametoken.model.rope_config import RopeConfig
 from sametoken.runtime.cache import KVCache, Span, View
 from sametoken.runtime.kv_format import FP8, INT8
+from sametoken.runtime.ranks import Ranks
 from sametoken.speculation.rows import Sampling
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
 KV_FORMS = {INT8: 1, FP8: 2}  # of kv_codes.h; bfloat16 is 0
 NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")
 LANES = 16  # numbers of a vector: rows and heads are whole vectors
+SUM = CFUNCTYPE(None, c_void_p, c_int64)
 
 
 def not_compiled(config: ModelConfig) -> str | None:
@@ -68,6 +71,7 @@ class Parts(NamedTuple):
         head: output head, packed.
         ids: [outputs] int64 the target's token of each output of the head.
         scale, cap: of the head's scores, see `ModelConfig`.
+        ranks: with whom the blocks are computed, None for nobody.
     """
 
     config: ModelConfig
@@ -79,10 +83,11 @@ class Parts(NamedTuple):
     ids: Tensor
     scale: float = 1.0
     cap: float | None = None
+    ranks: Ranks | None = None
 
     def fit(self, *others: Linear) -> bool:
         """Whether the kernels can compute them, and `others` that belong to them."""
-        if not_compiled(self.config) is not None:
+        if not_compiled(self.config) is not None or (self.ranks is not None and self.config.experts is not None):
             return False
         config, linears = self.config, [*chain.from_iterable(map(_linears, self.blocks)), self.head, *others]
         whole = all(linear.native is not None for linear in linears) and self.embed.weight.dtype == torch.bfloat16
@@ -131,6 +136,7 @@ class Compiled:
         tables = [None if block.rope is None else parts.rope(torch.device("cpu"), block.rope) for block in parts.blocks]
         layers = (Layer * config.num_layers)(*map(_layer, parts.blocks, experts, tables))
         self._head, self._norm, self._parts = packed(parts.head), parts.norm, parts
+        summed = None if parts.ranks is None else _sum(parts.ranks)
         self._model = struct_of(
             Model, layers=config.num_layers, hidden=config.hidden_size, heads=config.num_heads,
             kv_heads=config.num_kv_heads, head_size=config.head_dim, rotated=config.rope.dim,
@@ -140,6 +146,7 @@ class Compiled:
             interleaved=config.rope.interleaved, norm_shift=config.norm_shift, residual_scale=config.residual_scale,
             embed_scale=torch.tensor(config.embed_scale, dtype=torch.bfloat16).item(),
             attention_scale=config.attention_scale or 0, attention_cap=config.attention_cap or 0,
+            sum=cast(summed, c_void_p) if summed is not None else None,
         )  # fmt: skip
         ids = F.pad(parts.ids.to(torch.int32), (0, -len(parts.ids) % LANES))
         norm = None if parts.norm is None else parts.norm.weight.detach()
@@ -147,7 +154,7 @@ class Compiled:
             Output, head=pointer(self._head.weight), norm=norm, ids=ids, recycled=recycled,
             scale=parts.scale, cap=parts.cap or 0,
         )  # fmt: skip
-        self._kept = (tables, layers, experts, ids, join)  # what the structures point to
+        self._kept = (tables, layers, experts, ids, join, summed)  # what the structures point to
         self._nbytes = sum(packed(linear).nbytes for block in parts.blocks for linear in _linears(block))
 
     def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
@@ -193,7 +200,11 @@ class Compiled:
     def logits(self, last: Tensor) -> Tensor:
         """[R, outputs] float32 from rows of the last block's output [R, H]."""
         norm = None if self._norm is None else (self._norm.weight, self._norm.eps, self._norm.shift)
-        scores, scale, cap = self._kernels.linear(self._head, last, torch.float32, norm), *self._parts[-2:]
+        scores, scale, cap = (
+            self._kernels.linear(self._head, last, torch.float32, norm),
+            self._parts.scale,
+            self._parts.cap,
+        )
         scores = scores if scale == 1 else scores * scale
         return scores if cap is None else capped(scores, cap)
 
@@ -226,13 +237,22 @@ def _span(span: Span, ancestor_mask: Tensor) -> CSpan:
     return found
 
 
+def _sum(ranks: Ranks) -> Any:
+    """What the kernels call where the results of all ranks are added."""
+
+    def sum_here(numbers: int, count: int) -> None:
+        ranks.sum(torch.frombuffer((c_float * count).from_address(numbers), dtype=torch.float32))
+
+    return SUM(sum_here)
+
+
 def _longs(values: Sequence[int]) -> Any:
     return (c_int64 * len(values))(*values)
 
 
 def blocks_of(module: nn.Module) -> list[Block]:
     """The blocks of a decoder or a head, in order."""
-    return cast("list[Block]", list(cast("nn.ModuleList", module.blocks)))
+    return typed("list[Block]", list(typed("nn.ModuleList", module.blocks)))
 
 
 def _linears(block: Block) -> list[Linear]:

@@ -23,6 +23,7 @@ from sametoken.model.linear import Embedding, Linear
 from sametoken.model.rope_config import RopeConfig
 from sametoken.model.rotary import rope_at, rope_tables
 from sametoken.runtime.cache import KVCache, Span, View
+from sametoken.runtime.ranks import Ranks
 from sametoken.speculation.draft import PADDING
 
 
@@ -66,7 +67,12 @@ class Decoder(nn.Module):
         config: architecture facts; its `max_position` bounds the rotary tables.
         dtype: of weights and activations.
         format: what the linears are quantised to when they are packed, None for nothing.
+
+    Attributes:
+        ranks: with whom it computes, see `join`; None for nobody.
     """
+
+    ranks: Ranks | None = None
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, format: WeightFormat | None = None) -> None:
         super().__init__()
@@ -87,7 +93,7 @@ class Decoder(nn.Module):
         ids = torch.arange(head.out_features)
         parts = Parts(
             self.config, blocks_of(self), self.rope_tables, self.embed, self.norm, head, ids,
-            self.config.logits_scale, self.config.logits_cap,
+            self.config.logits_scale, self.config.logits_cap, self.ranks,
         )  # fmt: skip
         return CompiledDecoder.of(parts)
 
@@ -111,6 +117,12 @@ class Decoder(nn.Module):
             if isinstance(module, Linear | Embedding):
                 module.deterministic = deterministic
 
+    def join(self, ranks: Ranks) -> None:
+        """Computes with others from now on; `config` and the weights are those of this rank's part."""
+        self.ranks = ranks
+        for block in blocks_of(self):
+            block.ranks = ranks
+
     def rope_tables(self, device: torch.device, rope: RopeConfig | None = None) -> Rotation:
         """cos and sin [positions, 1, rotated size] in the activations' dtype, of the main rotation unless given."""
         rope = rope or self.config.rope
@@ -132,6 +144,15 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, cache: KVCache, view: View, taps: tuple[int, ...] = ()) -> Hidden:
         """Runs `tokens` [T] (padding is -1) at the places that `view` names; T >= `least_rows`."""
+        if self.ranks is None:
+            return self._forward(tokens, cache, view, taps)
+        self.ranks.begin(tokens, view)
+        hidden = self._forward(tokens, cache, view, taps)
+        self.ranks.end(hidden.last)
+        return hidden
+
+    def _forward(self, tokens: Tensor, cache: KVCache, view: View, taps: tuple[int, ...]) -> Hidden:
+        """The same in this process."""
         if self.native is not None:
             return Hidden(*self.native(tokens, cache, view, taps))
         config, x = self.config, self.scaled(self.embed(tokens.clamp(min=0)))

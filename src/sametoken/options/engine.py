@@ -13,6 +13,7 @@ Quantization = Literal["none", "int8", "int8_weight_only", "int4", "int4_g128"]
 KVDType = Literal["auto", "bfloat16", "int8", "fp8", "fp8_e4m3"]
 # vLLM's names for a scale per token and head, SGLang's bfloat16, llama.cpp's nearest type.
 KV_ALIASES = {"int8_per_token_head": "int8", "fp8_per_token_head": "fp8", "bf16": "bfloat16", "q8_0": "int8"}
+MOST_RANKS = 64
 MOST_THREADS = 1024  # more than any machine this is for, and few enough to start
 
 
@@ -107,6 +108,16 @@ class EngineConfig(Settings):
     """the same for a draft model."""
     cuda_graphs: bool = True
     """on CUDA, capture whole decoding steps and run them one ahead of the host; the CPU has no graphs."""
+    tensor_parallel_size: Annotated[
+        int,
+        Field(ge=1, le=MOST_RANKS),
+        Shown(("--tp_size", "--tp-size", "-tp")),
+        Elsewhere("trtllm tensor_parallel_size"),
+    ] = 1
+    """processes that each hold and compute a part of every matrix of the target (CPU). mpirun, torchrun or srun may
+    start them; otherwise they are started on this machine, which divides its threads among them."""
+    tensor_parallel_check: bool = False
+    """with several processes, compare a digest of what each computed after every forward."""
     tokenizer: Annotated[str | None, Elsewhere("trtllm tokenizer")] = None
     """directory or Hub id of another tokenizer for the same token ids; without it: the target's."""
     chat_template: str | None = None

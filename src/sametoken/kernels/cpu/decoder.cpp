@@ -56,17 +56,6 @@ auto normed(const bf16* norm, int size, float eps, float shift) {
   };
 }
 
-// A sink that stores float32 rows of `size` numbers.
-auto into_floats(float* y, int64_t stride, int size) {
-  return [=](int row, int at, Floats value) {
-    float* to = y + row * stride + at;
-    if (at + LANES <= size) return store(to, value);
-    float lanes[LANES];
-    store(lanes, value);
-    std::copy(lanes, lanes + (size - at), to);
-  };
-}
-
 void forward(const Model& model, const Pages& pages, const Span* spans, int span_count, const int64_t* tokens, int count,
              bf16* x, bf16* const* taps, int threads) {
   Forward forward(model, pages, spans, span_count, tokens, count, x, taps);
@@ -118,7 +107,7 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 9; }
+int32_t sametoken_interface() { return 11; }
 
 // All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
 // taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.

@@ -44,6 +44,7 @@ struct Model {
   const Join* join;  // null for a decoder, which reads tokens alone
   int32_t whole_norms, interleaved;  // q_norm and k_norm are over all heads; pairs of rotated numbers stand side by side
   float norm_shift, embed_scale, residual_scale, attention_scale, attention_cap;  // see model/config.py; 0: the usual
+  void (*sum)(float*, int64_t);  // replaces so many numbers by their sums over all ranks; null where there is one rank
 };
 
 struct Pages {
@@ -79,9 +80,10 @@ class Forward {
         mixture_(mixture(memory_, model, count)) {
     take(memory_, qkv_, int64_t(count) * qkv_width_);
     take(memory_, gate_up_, int64_t(count) * 2 * model.intermediate);
+    if (model.sum != nullptr) take(memory_, partial_, int64_t(count) * model.hidden);
   }
 
-  int phases() const { return 2 + (13 + (mixture_ ? Mixture::phases(count_) : 0)) * model_.layers; }
+  int phases() const { return 2 + ((model_.sum != nullptr ? 17 : 13) + (mixture_ ? Mixture::phases(count_) : 0)) * model_.layers; }
 
   void run(Worker& worker) const {
     int hidden = model_.hidden;
@@ -117,6 +119,7 @@ class Forward {
     const Experts* sparse = shape_of(model_);
     return scratch.reserve(Input::bytes(count_, joined_width()) + Input::bytes(count_, model_.hidden) + Input::bytes(count_, model_.heads * model_.head_size) +
                            Input::bytes(count_, model_.intermediate) + size_t(count_ * wide * 2) + 1024 +
+                           (model_.sum == nullptr ? 0 : size_t(count_) * size_t(model_.hidden) * sizeof(float)) +
                            (sparse == nullptr ? 0 : Mixture::bytes(*sparse, model_.hidden, count_)));
   }
 
@@ -183,15 +186,24 @@ class Forward {
     add_result(worker, layer.out, mixed_, layer.attention_out_norm);
   }
 
-  // Adds what a linear makes of its rows to the hidden states, normed where there is a norm.
+  // Adds what a linear makes of its rows to the hidden states, normed where there is a norm. Ranks make parts of it in
+  // float32, whose sum is rounded as one rank's result is.
   void add_result(Worker& worker, const Weight& weight, const Input& input, const bf16* norm) const {
     int hidden = model_.hidden;
     float scale = model_.residual_scale;
-    if (norm == nullptr) return linear(worker, weight, input.rows(), onto(x_, hidden, scale));
-    linear(worker, weight, input.rows(), into(normed_.row(0), normed_.stride(), hidden));
+    if (model_.sum != nullptr) {
+      linear(worker, weight, input.rows(), into_floats(partial_, hidden, hidden));
+      worker.each(1, [&](int) { model_.sum(partial_, int64_t(count_) * hidden); });
+    } else if (norm == nullptr) {
+      return linear(worker, weight, input.rows(), onto(x_, hidden, scale));
+    } else {
+      linear(worker, weight, input.rows(), into(normed_.row(0), normed_.stride(), hidden));
+    }
     worker.each(count_, [&](int t) {
       bf16* row = normed_.row(t);
-      rms_norm(row, norm, row, hidden, model_.eps, model_.norm_shift);
+      for (int i = 0; i < hidden && model_.sum != nullptr; i += LANES)
+        store_bf16(row + i, load(partial_ + int64_t(t) * hidden + i));
+      if (norm != nullptr) rms_norm(row, norm, row, hidden, model_.eps, model_.norm_shift);
       auto sink = onto(state(t), hidden, scale);
       for (int i = 0; i < hidden; i += LANES) sink(0, i, load_bf16(row + i));
     });
@@ -254,6 +266,7 @@ class Forward {
   Input joined_, normed_, mixed_, gated_;
   std::optional<Mixture> mixture_;
   bf16 *qkv_ = nullptr, *gate_up_ = nullptr;
+  float* partial_ = nullptr;  // results of this rank before they are summed
 };
 
 }  // namespace sametoken

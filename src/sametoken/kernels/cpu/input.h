@@ -56,6 +56,17 @@ inline auto into(bf16* y, int64_t stride, int size) {
   };
 }
 
+// A sink that stores float32 rows of `size` numbers.
+inline auto into_floats(float* y, int64_t stride, int size) {
+  return [=](int row, int at, Floats value) {
+    float* to = y + row * stride + at;
+    if (at + LANES <= size) return store(to, value);
+    float lanes[LANES];
+    store(lanes, value);
+    std::copy(lanes, lanes + (size - at), to);
+  };
+}
+
 // A sink that adds to bfloat16 rows, times `scale`; each operation is rounded, as separate ones would.
 inline auto onto(bf16* x, int64_t stride, float scale) {
   return [=](int row, int at, Floats value) {

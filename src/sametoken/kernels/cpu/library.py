@@ -24,7 +24,7 @@ from sametoken.kernels.cpu.processor import VARIANTS, processor_features, rebuil
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 9  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 11  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
 ALONE_BYTES = 2**19
@@ -86,7 +86,7 @@ class Model(Structure):
         ("embed_packed", c_int32), ("vocabulary", c_int64), ("embed", c_void_p), ("positions", c_int64),
         ("layer", POINTER(Layer)), ("join", POINTER(Join)), ("whole_norms", c_int32), ("interleaved", c_int32),
         ("norm_shift", c_float), ("embed_scale", c_float), ("residual_scale", c_float), ("attention_scale", c_float),
-        ("attention_cap", c_float),
+        ("attention_cap", c_float), ("sum", c_void_p),
     ]  # fmt: skip
 
 

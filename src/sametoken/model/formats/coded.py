@@ -91,6 +91,29 @@ class Coded:
         moved: dict[str, Any] = {name: value[index] for name, value in self._tensors().items() if name != "order"}
         return replace(self, **moved)
 
+    def part_of_inputs(self, share: range, count: int) -> Coded:
+        """The inputs of `share`, one of `count` equal parts.
+
+        Raises:
+            ValueError: a group of inputs lies in two parts; says for which counts none does.
+        """
+        if self.order is not None:
+            raise ValueError("its inputs lie in an order of their own (g_idx), so that they cannot be cut; use 1")
+        one_scale = self.group >= self.inputs
+        blocks = 1 if self.step is None else self.scale.shape[1] // self.step.shape[1]
+        unit = 2 if one_scale else math.lcm(self.group * blocks, 2)
+        if share.start % unit or (share.stop % unit and share.stop != self.inputs):
+            fits = [n for n in range(1, 65) if self.inputs % n == 0 and self.inputs // n % unit == 0] or [1]
+            words = f"{self.inputs} inputs with {unit} in a group cannot be cut into {count} parts"
+            raise ValueError(f"{words}; use one of {', '.join(map(str, fits))}")
+        packed = self.code in (Code.FP4, Code.INT4)
+        cut: dict[str, Any] = {"codes": _columns(self.codes, share, 2 if packed else 1)}
+        for name, width in (("scale", 1), ("zero", 1), ("offset", 1), ("step", blocks), ("offset_step", blocks)):
+            found = getattr(self, name)
+            if found is not None and not one_scale:
+                cut[name] = _columns(found, share, self.group * width)
+        return replace(self, inputs=len(share), group=min(self.group, len(share)), **cut)
+
     def values(self) -> Tensor:
         """[out, inputs] float32: what the codes mean without zero points, scales and order."""
         if self.code in (Code.FP8, Code.INT8):
@@ -153,6 +176,11 @@ class Coded:
 
     def _factor(self) -> Tensor | None:
         return 1 / self.factor if self.factor is not None and self.divided else self.factor
+
+
+def _columns(x: Tensor, share: range, width: int) -> Tensor:
+    """The columns [out, ...] of `share` inputs, where one has `width` inputs, in memory of their own."""
+    return x[:, share.start // width : -(-share.stop // width)].contiguous()
 
 
 def _fp4_values(codes: Tensor) -> Tensor:

@@ -1,0 +1,86 @@
+"""The stream of a model's tensors with each one cut to what a rank holds of it, before it is copied into memory.
+
+Queries, keys, values, gates and ups are cut by outputs, `out` and `down` by inputs. A plain tensor is a view of its
+file until then, so that no rank has all of it in its own memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from sametoken.checkpoint.mapping import DecoderRules
+from sametoken.checkpoint.quantised.collect import Item
+from sametoken.errors import UnsupportedModelError
+from sametoken.model.config import ModelConfig
+from sametoken.model.formats.coded import Coded
+from sametoken.runtime.ranks import RankPart
+
+BY_INPUTS = ("out", "down")
+
+
+def own_part(stored: Iterable[Item], config: ModelConfig, rules: DecoderRules, part: RankPart) -> Iterator[Item]:
+    """The tensors of a part.
+
+    Args:
+        stored: of the whole model, from `load.decoder_weights`.
+        config, rules: of the whole model.
+
+    Raises:
+        UnsupportedModelError: a quantised weight cannot be cut there; says which numbers of ranks it can be cut for.
+    """
+    for item in stored:
+        place = rules.place(item.name)
+        if place is None or part.size == 1:
+            yield item
+            continue
+        module, _, kind = place.parameter.rpartition(".")
+        layer = module.rpartition(".")[2]
+        if layer in BY_INPUTS and kind == "weight":
+            yield item._replace(tensor=_inputs(item, part))
+        elif layer in BY_INPUTS:  # the sum over ranks has the bias once
+            whole = item.tensor
+            yield item._replace(tensor=torch.zeros_like(whole) if part.rank and isinstance(whole, Tensor) else whole)
+        elif (sizes := _pieces(layer, kind, item, config, place.rows)) is not None:
+            yield item._replace(tensor=_outputs(item.tensor, sizes, part))
+        else:
+            yield item
+
+
+def _pieces(layer: str, kind: str, item: Item, config: ModelConfig, rows: range | None) -> Sequence[int] | None:
+    """Outputs of the pieces that a tensor consists of, each of which is cut; None where it stays whole."""
+    outputs = item.tensor.shape[0]
+    if kind == "sinks":
+        return [outputs]
+    if layer == "qkv":
+        return [config.q_size, config.kv_size, config.kv_size] if rows is None else [outputs]
+    if layer == "gate_up":
+        return [outputs // 2, outputs // 2] if rows is None else [outputs]
+    return None
+
+
+def _outputs(tensor: Tensor | Coded, sizes: Sequence[int], part: RankPart) -> Tensor | Coded:
+    """The part's share of each piece, one below the other."""
+    begin, own = 0, []
+    for size in sizes:
+        share = part.of(size)
+        own.append(range(begin + share.start, begin + share.stop))
+        begin += size
+    if isinstance(tensor, Coded):
+        return tensor.outputs(torch.cat([torch.arange(each.start, each.stop) for each in own]))
+    cut = [tensor[each.start : each.stop] for each in own]
+    return cut[0] if len(cut) == 1 else torch.cat(cut)
+
+
+def _inputs(item: Item, part: RankPart) -> Tensor | Coded:
+    """The part's share of the inputs."""
+    tensor = item.tensor
+    share = part.of(tensor.shape[1])
+    if isinstance(tensor, Tensor):
+        return tensor[:, share.start : share.stop]
+    try:
+        return tensor.part_of_inputs(share, part.size)
+    except ValueError as error:
+        raise UnsupportedModelError(f"tensor_parallel_size {part.size}: {item.name}: {error}") from error

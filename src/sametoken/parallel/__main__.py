@@ -1,0 +1,23 @@
+"""A rank that rank 0 started on its own host: `python -m sametoken.parallel RANK COUNT PORT [--check]`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from sametoken.parallel.follow import follow
+from sametoken.parallel.place import HERE, RankPlace
+
+
+def main() -> None:
+    """The whole process."""
+    rank, count, port = map(int, sys.argv[1:4])
+    torch.set_num_threads(int(os.environ["SAMETOKEN_RANK_THREADS"]))
+    code = follow(RankPlace(rank, count, 1, HERE, port), check="--check" in sys.argv)
+    os._exit(code)  # threads of gloo may still hold Python objects
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""The ranks of one target as each sees the others: messages from rank 0, sums in a fixed order, who is gone.
+
+Everything goes over torch.distributed (gloo). A sum is made of the parts of all ranks, added in the order of the ranks:
+a number depends on its own parts alone, not on how many rows stand beside it. Source of the pattern: Megatron-LM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import socket
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from sametoken.errors import ConfigError, EngineError, SametokenError
+from sametoken.kernels.cpu.library import status
+from sametoken.parallel.place import HERE, RankPlace
+
+DIST: Any = torch.distributed  # its types leave out what is needed here
+MEET_S = 30.0  # until all ranks have come
+BEAT_S, SILENT_S = 0.5, 6.0  # between signs of life; without one a rank is taken to hang
+FOREVER = timedelta(days=365)  # of a collective: whether a rank hangs is known by its signs of life
+LAST_WORDS_S = 1.5  # for whoever waits for a rank that hangs
+HEADER, SMALL = 8, 4096  # bytes of a message's length, and of a message that needs one transfer
+
+
+class RankGroup:
+    """The ranks of one target.
+
+    Args:
+        place: of this process.
+        facts: what must be equal on all ranks, by a name that an error may say.
+        check: compare a digest of each forward over the ranks.
+
+    Attributes:
+        failure: why this group has ended, None while it works.
+        on_failure: called once, by whichever thread finds it.
+
+    Raises:
+        SametokenError: a rank did not come in time.
+        ConfigError: the ranks differ in their facts.
+    """
+
+    def __init__(self, place: RankPlace, facts: dict[str, str], *, check: bool = False) -> None:
+        self.place, self._check = place, check
+        self.failure: EngineError | None = None
+        self.on_failure: Callable[[EngineError], object] = lambda error: None
+        self.end_rank: Callable[[int], object] = lambda rank: None  # ends the process of a rank that hangs
+        self.lost: Callable[[], str | None] = lambda: None  # says which process of ours has ended
+        self._server: Any = self._meet()
+        self.port = self._server.port
+        self._store: Any = DIST.PrefixStore("sametoken", self._server)
+        self._facts, self._forwards, self._closing = facts, 0, threading.Event()
+        self._gloo: Any = None
+        self._small = torch.zeros(SMALL, dtype=torch.uint8)
+        self._failing = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._waiting = False  # for other ranks, in a collective
+        self._beats: list[bytes] = [b""] * place.size
+        self._beats_store = self._store.clone()
+
+    @property
+    def connected(self) -> bool:
+        """Whether all ranks have come."""
+        return self._gloo is not None
+
+    def _meet(self) -> Any:
+        """The store of all ranks, which lives in rank 0's process or in its launcher's."""
+        place = self.place
+        serves, listening = place.rank == 0 and not place.shared_store, None
+        try:
+            if serves and place.host == HERE:  # not on every interface of the machine, as the store would
+                with socket.create_server((place.host, place.port)) as bound:
+                    listening, place = bound.dup().detach(), place._replace(port=bound.getsockname()[1])
+            return DIST.TCPStore(
+                place.host, place.port, None, serves, timeout=timedelta(seconds=MEET_S), wait_for_workers=False,
+                master_listen_fd=listening,
+            )  # fmt: skip
+        except (RuntimeError, ValueError, OSError) as error:
+            if place.rank == 0 and not place.shared_store:
+                raise SametokenError(
+                    f"rank 0 cannot listen on port {place.port} of {place.host} ({_first_line(error)}); set MASTER_PORT"
+                    " to a free port, and MASTER_ADDR to an address of rank 0's host"
+                ) from error
+            raise SametokenError(
+                f"rank {place.rank} does not reach rank 0 at {place.host}:{place.port} within {MEET_S:g} s; check "
+                "that rank 0 has started, and that MASTER_ADDR and MASTER_PORT name its host and a port that is open"
+            ) from error
+
+    def connect(self) -> None:
+        """Waits for all ranks, compares their facts, and opens the connections. Raises as the class says."""
+        place, store = self.place, self._store
+        store.set(f"facts/{place.rank}", json.dumps(self._facts))
+        for rank in range(place.size):
+            self._wait(f"facts/{rank}", rank, MEET_S, "did not come")
+        first = json.loads(store.get("facts/0"))
+        for rank in range(1, place.size):
+            own = json.loads(store.get(f"facts/{rank}"))
+            for name, value in first.items():
+                if own.get(name) != value:
+                    raise ConfigError(
+                        f"rank {rank} has {name} {own.get(name)} and rank 0 has {value}; start all ranks with the same"
+                    )
+        gloo = DIST.ProcessGroupGloo
+        options = gloo._Options()
+        here = place.host == HERE
+        options._devices = [gloo.create_device(hostname=HERE) if here else gloo.create_default_device()]
+        options._timeout = timedelta(seconds=MEET_S)
+        try:
+            prefix = DIST.PrefixStore("gloo", store)
+            self._gloo = gloo(prefix, place.rank, place.size, options)
+            self._gloo.allgather([[torch.zeros(1) for _ in range(place.size)]], [torch.zeros(1)]).wait()
+        except RuntimeError as error:
+            raise SametokenError(
+                f"rank {place.rank} cannot talk to the other ranks: {_first_line(error)}; set GLOO_SOCKET_IFNAME to "
+                "the network interface that joins the hosts"
+            ) from error
+        self._gloo.set_timeout(FOREVER)
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._poll, self._watch)]
+        for thread in self._threads:
+            thread.start()
+
+    # What ranks say to each other beside forwards: rare, and through the store.
+
+    def say(self, key: str, text: str) -> None:
+        """Tells all ranks a text."""
+        self._store.set(f"{key}/{self.place.rank}", text)
+
+    def hear(self, key: str, rank: int, seconds: float = FOREVER.total_seconds()) -> str:
+        """What a rank said; waits for it. Raises EngineError if the rank is gone, SametokenError after `seconds`."""
+        self._wait(f"{key}/{rank}", rank, seconds, f"did not answer ({key})")
+        return str(self._store.get(f"{key}/{rank}").decode())
+
+    def _wait(self, key: str, rank: int, seconds: float, what: str) -> None:
+        end = time.monotonic() + seconds
+        while True:
+            if self.failure is not None:
+                raise self.failure
+            if (lost := self.lost()) is not None:
+                raise EngineError(lost)
+            try:
+                if self._store.check([key]):
+                    return
+            except RuntimeError as error:
+                raise EngineError("rank 0 has ended") from error
+            if time.monotonic() > end:
+                raise SametokenError(
+                    f"rank {rank} of {self.place.size} {what} within {seconds:g} s; look at its own messages"
+                )
+            time.sleep(0.02)
+
+    # Messages of rank 0.
+
+    def send(self, message: object) -> None:
+        """Rank 0 tells the others. Raises EngineError if one is gone."""
+        data = torch.frombuffer(bytearray(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
+        size = data.numel()
+        self._small[:HEADER] = torch.tensor([size]).view(torch.uint8)
+        if size <= SMALL - HEADER:
+            self._small[HEADER : HEADER + size] = data
+        self._collective(self._gloo.broadcast, self._small)
+        if size > SMALL - HEADER:
+            self._collective(self._gloo.broadcast, data)
+        if self.failure is not None:
+            raise self.failure
+
+    def receive(self) -> Any:
+        """What rank 0 sends next; waits for it. Raises EngineError if a rank is gone."""
+        self._collective(self._gloo.broadcast, self._small)
+        size = int(self._small[:HEADER].clone().view(torch.int64))
+        data = self._small[HEADER : HEADER + size]
+        if size > SMALL - HEADER:
+            data = torch.empty(size, dtype=torch.uint8)
+            self._collective(self._gloo.broadcast, data)
+        if self.failure is not None:
+            raise self.failure
+        return pickle.loads(data.numpy().tobytes())
+
+    # A forward.
+
+    def sum(self, partial: Tensor) -> None:
+        """See `Ranks`."""
+        if self.failure is not None:
+            return
+        flat = partial.view(-1)
+        parts = flat.new_empty(self.place.size, flat.numel())
+        self._collective(self._gloo.allgather, list(parts.unbind()), flat)
+        torch.add(parts[0], parts[1], out=flat)
+        for part in parts[2:]:
+            flat += part
+
+    def end(self, last: Tensor) -> None:
+        """See `Ranks`."""
+        self._forwards += 1
+        if self._check and self.failure is None:
+            self._compare(last)
+        if self.failure is not None:
+            raise self.failure
+
+    def _compare(self, last: Tensor) -> None:
+        digest = torch.tensor([zlib.crc32(last.contiguous().view(torch.uint8).numpy().tobytes())])
+        found = [torch.zeros_like(digest) for _ in range(self.place.size)]
+        self._collective(self._gloo.allgather, found, digest)
+        for rank, own in enumerate(found):
+            if self.failure is None and not torch.equal(own, found[0]):
+                self._fail(
+                    f"rank {rank} computed other hidden states than rank 0 in forward {self._forwards}; check that"
+                    " both have the same files and kernels"
+                )
+
+    def _collective(self, call: Callable[..., Any], *tensors: Any) -> None:
+        """Runs a collective of gloo; what fails is noted."""
+        if self.failure is not None:
+            return
+        self._waiting = True
+        try:
+            call(*([each] for each in tensors)).wait()
+        except RuntimeError as error:
+            self._fail(self._reason(error))
+        self._waiting = False
+
+    # Who is gone.
+
+    def _fail(self, reason: str) -> None:
+        with self._failing:
+            if self.failure is not None or self._closing.is_set():
+                self.failure = self.failure or EngineError(reason)
+                return
+            self.failure = EngineError(reason)
+        self.on_failure(self.failure)
+
+    def _reason(self, error: RuntimeError) -> str:
+        """Why a collective failed: the process that has ended, or the rank whose signs of life end now."""
+        for _ in range(int((SILENT_S + 2) / BEAT_S)):
+            if (lost := self.lost()) is not None:
+                return lost
+            if self.failure is not None:
+                return str(self.failure)
+            if self._closing.is_set():
+                break
+            time.sleep(BEAT_S / 2)
+        return f"the connection to another rank ended: {_first_line(error)}"
+
+    def _poll(self) -> None:
+        """Gives signs of life, and reads those of the others; waits where the store does not answer."""
+        names = [f"beat/{rank}" for rank in range(self.place.size)]
+        while not self._closing.wait(BEAT_S) and self.failure is None:
+            try:
+                self._beats_store.set(names[self.place.rank], str(time.monotonic_ns()))
+                self._beats = [
+                    self._beats_store.get(each) if self._beats_store.check([each]) else b"" for each in names
+                ]
+            except RuntimeError:
+                self._fail("rank 0 has ended" if self.place.rank else "the launcher's store has ended")
+
+    def _watch(self) -> None:
+        """Looks for signs of life. The store is in rank 0: if one does not answer, nor does the other."""
+        last, silent, before = self._beats, [0.0] * self.place.size, time.monotonic()
+        while not self._closing.wait(BEAT_S) and self.failure is None:
+            if (lost := self.lost()) is not None:
+                self._fail(lost)
+                return
+            # Time in which this process itself was held up counts little: the others may have been held up too.
+            now, found = time.monotonic(), self._beats
+            passed, before = min(now - before, 2 * BEAT_S), now
+            for rank in range(self.place.size):
+                moved = found[rank] != last[rank] if found is not last else rank > 0
+                silent[rank] = 0.0 if moved or rank == self.place.rank else silent[rank] + passed
+            last = found
+            gone = next((rank for rank, seconds in enumerate(silent) if seconds > SILENT_S), None)
+            if gone is not None:
+                self._hangs(gone)
+
+    def _hangs(self, rank: int) -> None:
+        """A rank does not answer: ends what waits for it, if need be with this process."""
+        self._fail(f"rank {rank} of {self.place.size} has given no sign of life for {SILENT_S:g} s")
+        self.end_rank(rank)
+        if self._waiting and not self._closing.wait(LAST_WORDS_S) and self._waiting:
+            print(f"error: {self.failure}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    def close(self) -> None:
+        """Lets go of the others and of the connections; what the others send is not waited for.
+
+        Threads of torch that are there when the interpreter ends would abort the process.
+        """
+        self._closing.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(BEAT_S)
+        self._gloo = self._beats_store = self._store = self._server = None
+
+
+def facts() -> dict[str, str]:
+    """What all ranks must have alike."""
+    kernels = status().variant or "none"
+    return {"sametoken": version("sametoken"), "torch": torch.__version__, "compiled kernels": kernels}
+
+
+def _first_line(error: Exception) -> str:
+    """What torch says, without the place in its sources and without advice for its authors."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return re.sub(r"^\[[^]]*\] ", "", line).partition(". ")[0]

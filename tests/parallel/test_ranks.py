@@ -1,0 +1,185 @@
+"""Two processes against one: the same tokens in float32, and in bfloat16 the same with drafts and without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli_checks import Pair
+from engine_checks import PLAIN, make_llm, prompts, said, save_pair
+from sametoken import LLM, SamplingParams
+from sametoken.errors import ConfigError, EngineError
+from sametoken.parallel.place import RankPlace, place_of
+
+GREEDY = SamplingParams(max_tokens=24, temperature=0)
+SAMPLED = SamplingParams(max_tokens=24, temperature=0.9, top_p=0.95, seed=11, presence_penalty=0.3, logprobs=2)
+RANKS = {"tensor_parallel_size": 2, "tensor_parallel_check": True}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return save_pair("llama-3", tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def two(models: tuple[str, str]) -> Iterator[LLM]:
+    """A tree of drafts in bfloat16, in two processes."""
+    llm = make_llm(*models, dtype="bfloat16", tree_top_k=3, max_total_draft_tokens=7, **RANKS)
+    yield llm
+    assert llm.ranks is not None
+    llm.ranks.close()
+
+
+def test_two_ranks_give_the_tokens_of_one(models: tuple[str, str]) -> None:
+    one, both = make_llm(*models), make_llm(*models, **RANKS)
+    assert both.ranks is not None
+    assert len(both.ranks.processes) == 1
+    asked = prompts(6)
+    for params in (GREEDY, replace(SAMPLED, logprobs=None)):
+        expected = [c.token_ids for c in one.generate(asked, params)]
+        assert [c.token_ids for c in both.generate(asked, params)] == expected
+    process = both.ranks.processes[1]
+    both.ranks.close()
+    assert process.returncode == 0
+
+
+def test_drafts_change_no_bit_of_two_ranks(two: LLM) -> None:
+    """Log-probabilities are compared as they are, so that a single bit would show."""
+    asked = prompts(6)
+    for params in (GREEDY, SAMPLED):
+        drafted = two.generate(asked, params)
+        assert max(c.speculation.acceptance_length for c in drafted) > 1.2
+        assert [said(c) for c in two.generate(asked, replace(params, speculative=PLAIN))] == [said(c) for c in drafted]
+        alone = [two.generate([prompt], params)[0].token_ids for prompt in asked[:2]]
+        assert alone == [c.token_ids for c in drafted[:2]]
+
+
+def test_prefixes_are_reused_and_rows_preempted_with_two_ranks(models: tuple[str, str]) -> None:
+    llm = make_llm(models[0], cache={"max_tokens": 256}, max_batch_size=4, **RANKS)
+    reference = make_llm(models[0])
+    asked = [[*range(3, 60), n] for n in range(6)]
+    params = replace(GREEDY, max_tokens=30)
+    expected = [c.token_ids for c in reference.generate(asked, params)]
+    assert [c.token_ids for c in llm.generate(asked, params)] == expected
+    again = llm.generate(asked, params)
+    assert [c.token_ids for c in again] == expected
+    assert any(c.cached_tokens for c in again)
+    assert llm.engine.load.preemptions > 0
+
+
+def test_a_rank_that_computes_something_else_is_named_with_its_forward(two: LLM) -> None:
+    assert two.ranks is not None
+    two.generate([[5, 6, 7]], replace(GREEDY, max_tokens=4))
+    with torch.no_grad():  # on rank 0 alone
+        two.engine.runner.decoder.embed.weight[7] += 0.25
+    with pytest.raises(EngineError, match=r"rank 1 computed other hidden states than rank 0 in forward \d+"):
+        two.generate([[5, 6, 7]], replace(GREEDY, max_tokens=4))
+
+
+def test_heads_that_cannot_be_divided_are_refused_before_anything_is_started(models: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size 3: .*num_key_value_heads 2.*; use one of 1, 2$"):
+        make_llm(models[0], tensor_parallel_size=3)
+
+
+# Launchers.
+
+
+def launched(pair: Pair, ranks: Sequence[dict[str, str]], *options: str) -> list[subprocess.CompletedProcess[str]]:
+    """The same command as each of some ranks; variables of other launchers are left out."""
+    arguments = [
+        "generate",
+        str(pair.target),
+        "--prompt",
+        "abcabc",
+        "--max-tokens",
+        "8",
+        "--temperature",
+        "0",
+        *options,
+    ]
+    known = {
+        k: v for k, v in os.environ.items() if not k.startswith(("OMPI", "PMI", "SLURM", "RANK", "WORLD", "MASTER"))
+    }
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "sametoken.cli", *arguments], env=known | own, text=True, stdout=-1, stderr=-1
+        )
+        for own in ranks
+    ]
+    outputs = [each.communicate(timeout=90) for each in running]
+    return [subprocess.CompletedProcess([], p.returncode, *out) for p, out in zip(running, outputs, strict=True)]
+
+
+def open_mpi(rank: int, size: int = 2) -> dict[str, str]:
+    names = {"RANK": rank, "SIZE": size, "LOCAL_SIZE": size}
+    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in names.items()} | {
+        "PMIX_NAMESPACE": str(os.getpid())
+    }
+
+
+def test_ranks_that_mpirun_starts_find_each_other(pair: Pair) -> None:
+    first, second = launched(pair, [open_mpi(0), open_mpi(1)], "--tp_size", "2")
+    (alone,) = launched(pair, [{}])
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert (first.stdout, second.stdout) == (alone.stdout, "")
+
+
+def test_ranks_that_load_other_files_end_with_one_error(pair: Pair, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    save_pair("llama-3", other)
+    here = launched_apart(pair, other / "target")
+    assert {each.returncode for each in here} == {1, 2}
+    assert "rank 1 has other files of" in here[0].stderr
+
+
+def launched_apart(pair: Pair, other: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Two ranks in directories of their own, whose `model` differs."""
+    places = []
+    for rank, model in enumerate((Path(pair.target), other)):
+        place = other.parent / f"host{rank}"
+        place.mkdir()
+        (place / "model").symlink_to(model)
+        places.append(place)
+    command = [sys.executable, "-m", "sametoken.cli", "generate", "model", "--prompt", "a", "--tp_size", "2"]
+    running = [
+        subprocess.Popen(command, cwd=place, env=os.environ | open_mpi(rank), text=True, stdout=-1, stderr=-1)
+        for rank, place in enumerate(places)
+    ]
+    outputs = [each.communicate(timeout=90) for each in running]
+    return [subprocess.CompletedProcess([], p.returncode, *out) for p, out in zip(running, outputs, strict=True)]
+
+
+def test_places_of_each_launcher() -> None:
+    assert place_of({}, 2) == RankPlace(0, 2, 2, "127.0.0.1", 0)
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7"}
+    assert place_of(torchrun, 2) == RankPlace(1, 2, 1, "10.0.0.1", 7, "torchrun")
+    assert place_of(torchrun | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 2).shared_store
+    mpirun = place_of(open_mpi(1), 2)
+    assert (mpirun.rank, mpirun.here, mpirun.host, mpirun.launcher) == (1, 2, "127.0.0.1", "mpirun")
+    assert mpirun.port == place_of(open_mpi(0), 2).port
+    assert place_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, 2).launcher == ""
+    slurm = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LAUNCH_NODE_IPADDR": "10.1.1.1"}
+    assert (place_of(slurm, 2).rank, place_of(slurm, 2).host) == (1, "10.1.1.1")
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        (open_mpi(0, 4), "mpirun started 4 processes, and tensor_parallel_size is 2; .* --tp_size 4"),
+        (
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+            "-x MASTER_ADDR",
+        ),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one' in the environment: expected a number"),
+    ],
+)
+def test_launchers_that_say_something_else(environment: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        place_of(environment, 2)
