@@ -33,7 +33,7 @@ help:
 	@echo "make test-wheel   the wheel of make dist in an environment of its own"
 	@echo "make test-arm  the compiled kernels of arm64, cross-compiled and run in qemu"
 	@echo "make big-models what doctor prints in docs/big-models.md anew"
-	@echo "make support the matrix of families and heads anew, and its page in docs"
+	@echo "make support the matrices of families, weight formats and heads anew, and their page in docs"
 	@echo "make conformance  heads compared with ModelOpt, speculators and vLLM (downloads 4 GB into .conformance)"
 	@echo "make clients published clients, a browser and Prometheus talk to the server (downloads 700 MB into .clients)"
 	@echo "make check   ruff, mypy --strict and the import layers"
@@ -93,7 +93,8 @@ test-arm: $(INSTALLED)
 	tests/kernels/test_native_arm.py
 
 support: $(INSTALLED)
-	SAMETOKEN_WRITE_SUPPORT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/model/test_support_matrix.py -k test_cell
+	SAMETOKEN_WRITE_SUPPORT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/model/test_support_matrix.py \
+		tests/checkpoint/test_support_formats.py -k 'test_cell or test_format'
 	$(BIN)/python scripts/support_page.py
 
 big-models: $(INSTALLED)

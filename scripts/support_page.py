@@ -1,4 +1,4 @@
-"""Writes docs/support.md from docs/support.json, which the tests of the support matrix write: `make support`."""
+"""Writes docs/support.md from the records of the support matrices' tests, docs/support*.json: `make support`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,85 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sametoken.checkpoint.gguf.write import ARCHITECTURES
+
 DOCS = Path(__file__).parents[1] / "docs"
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "speculators": "speculators"}
+
+GGUF_WRITTEN = [f"`{name}`" for name in ARCHITECTURES]  # tests/quantise
+# What a column of the first table is, as (files, equal to, measured speed); `make support` writes the rest.
+KERNELS = "[a product](checkpoints.md#speed-on-a-cpu)"
+FORMATS = {
+    "bf16": ("plain safetensors", "transformers", "[engines](benchmarks.md#peers-side-by-side)"),
+    "FP8": ("Model-Optimizer, compressed-tensors, Qwen and DeepSeek blocks, FBGEMM", "transformers", KERNELS),
+    "NVFP4": ("Model-Optimizer, compressed-tensors", "transformers", KERNELS),
+    "MXFP4": ("compressed-tensors; gpt-oss as published", "transformers", KERNELS),
+    "AWQ": ("AutoAWQ's gemm", "transformers", KERNELS),
+    "GPTQ": ("4 and 8 bits, `desc_act`, version 2", "transformers", "not measured"),
+    "W4A16": ("compressed-tensors", "transformers", KERNELS),
+    "W8A16": ("compressed-tensors", "transformers", KERNELS),
+    "W8A8": ("compressed-tensors", "transformers that rounds rows too", "not measured"),
+    "GGUF": ("llama.cpp", "transformers", KERNELS),
+    "int8": (
+        "plain safetensors, `--quantization int8`",
+        "near transformers",
+        "[engines](benchmarks.md#peers-side-by-side)",
+    ),
+    "int4": (
+        "plain safetensors, `--quantization int4`",
+        "near transformers",
+        "[engines](benchmarks.md#peers-side-by-side)",
+    ),
+}
+SUFFIXES = {"ForCausalLM": "", "ForConditionalGeneration": ", text of a model with images"}
+ALTERED = "experts stay plain: these tools' layouts hold no experts in one tensor, as its files do"
 
 HEAD = """\
 # Support
 
-Written by `make support` from what `tests/model/test_support_matrix.py` found; the tests check that it still holds.
+Written by `make support` from what tests found; the tests check that it still holds. Tiny random models on a CPU.
+
+## Families and weight formats
+
+`tests/checkpoint/test_support_formats.py`. A row is an architecture of `config.json`, a column a format of weights.
+
+| family | {columns} |
+|---|{rules}|
+"""
+
+LEGEND = """
+- **yes**: files of every variant of the format (below) were loaded; logits in float32 are those of transformers with
+  the numbers that the file means, for a prompt read in pieces, longer than the family's windows. In bfloat16, as it is
+  served, tokens, text and log-probabilities with a draft model and with an EAGLE-1 head are those of plain decoding, at
+  temperatures 0 and 0.8.
+- **write**: the same, and what `sametoken quantize` writes in this format is served alike.
+- A number is a note:
+
+{notes}
+
+## Formats
+
+| format | files | variants | logits equal to | drafts tried | `quantize` writes | speed |
+|---|---|---|---|---|---|---|
+"""
+
+HEADS = """
+Logits differ by less than 1e-4 of their norm. Where rows or weights are rounded on load, they are only near: within 0.1
+(W8A8), 0.3 (int8) and 0.8 (int4) of the norm, since a rounded router of experts may choose others; what a stored weight
+means is compared bit for bit in `tests/checkpoint`, and with the other tools' own readers in `make conformance`. Speed
+says where a product or a step of the format was measured; these tiny models say nothing of it. GGUF files were written
+with what they can state: no window for Mistral and Mixtral, and for SmolLM 3 its usual layers without rotation.
+
+## Families and heads
+
+`tests/model/test_support_matrix.py`.
 
 | family | {columns} |
 |---|{rules}|
 """
 
 BODY = """
-**yes** means that all of this was done with a tiny random model of the family, on a CPU, in float32:
+**yes** means that all of this was done with a tiny model of the family in float32:
 
 | step | what happened |
 |---|---|
@@ -61,14 +126,19 @@ END = """
 """
 
 
-def page(record: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+Record = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+def page(record: Record, formats: Record) -> str:
     """The page.
 
     Args:
         record: of each family and kind of head, whether each step was done, and `engines` it was exported for.
+        formats: of each architecture and format, what was `equal`, `refused` (with its reason) and `written`, the
+            `drafts` that were tried, and whether `experts` stayed "plain".
     """
     kinds = list(next(iter(record.values())))
-    text = HEAD.format(columns=" | ".join(kinds), rules="---|" * (len(kinds) - 1) + "---")
+    text = _formats(formats) + HEADS.format(columns=" | ".join(kinds), rules="---|" * (len(kinds) - 1) + "---")
     for family, cells in record.items():
         text += f"| {family} | {' | '.join(_word(cells[kind]) for kind in kinds)} |\n"
     text += BODY.format(engines=" | ".join(ENGINES.values()), engine_rules="---|" * (len(ENGINES) - 1) + "---")
@@ -78,6 +148,39 @@ def page(record: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     return text + END
 
 
+def _formats(formats: Record) -> str:
+    """Both tables of formats."""
+    columns, notes = list(next(iter(formats.values()))), dict[str, int]()
+    text = HEAD.format(columns=" | ".join(columns), rules="---|" * (len(columns) - 1) + "---")
+    for architecture, cells in formats.items():
+        words = [_format_word(cells[column], notes) for column in columns]
+        text += f"| {_family(architecture)} | {' | '.join(words)} |\n"
+    lines = [f"  {number}. {words}" for words, number in notes.items()]
+    text += LEGEND.format(notes="\n".join(lines) or "  (none)")
+    for column in columns:
+        cells = [row[column] for row in formats.values()]
+        files, equal, speed = FORMATS[column]
+        variants = list(dict.fromkeys(name for cell in cells for name in cell["equal"]))
+        drafts = list(dict.fromkeys(draft for cell in cells for draft in cell["drafts"]))
+        written = sum(cell["written"] == "yes" for cell in cells)
+        count = f"{written} families" if written else ", ".join(GGUF_WRITTEN) if column == "GGUF" else "no"
+        text += f"| {column} | {files} | {', '.join(variants)} | {equal} | {', '.join(drafts)} | {count} | {speed} |\n"
+    return text
+
+
+def _family(architecture: str) -> str:
+    suffix = next(each for each in SUFFIXES if architecture.endswith(each))
+    return architecture.removesuffix(suffix) + SUFFIXES[suffix]
+
+
+def _format_word(cell: Mapping[str, Any], notes: dict[str, int]) -> str:
+    """What a cell says, with the numbers of its notes, which are added."""
+    reasons = list(dict.fromkeys(cell["refused"].values())) + ([ALTERED] if cell["experts"] == "plain" else [])
+    found = "no" if not cell["equal"] else "some" if cell["refused"] else "write" if cell["written"] == "yes" else "yes"
+    numbers = [notes.setdefault(reason, len(notes) + 1) for reason in reasons]
+    return found + (f" ({', '.join(map(str, numbers))})" if numbers else "")
+
+
 def _word(cell: Mapping[str, Any]) -> str:
     """Whether all was done, or the first step that was not."""
     missing = [step for step, done in cell.items() if done is False]
@@ -85,5 +188,7 @@ def _word(cell: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    record = json.loads((DOCS / "support.json").read_text(encoding="utf-8"))
-    (DOCS / "support.md").write_text(page(record), encoding="utf-8")
+    heads, formats = (
+        json.loads((DOCS / name).read_text(encoding="utf-8")) for name in ("support.json", "support_formats.json")
+    )
+    (DOCS / "support.md").write_text(page(heads, formats), encoding="utf-8")

@@ -21,7 +21,19 @@ from sametoken.files import json_object
 ARCHITECTURES = {
     "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss", "mixtral": "llama", "mistral": "llama",
     "olmo3": "olmo2", "gemma3_text": "gemma3", "qwen3_vl_text": "qwen3vl", "glm": "chatglm",
+    "glm4_moe": "glm4moe", "deepseek_v3": "deepseek2", "llama4_text": "llama4",
 }  # fmt: skip
+# By tiny model: what files of its family cannot state, as llama.cpp takes it for granted.
+UNSTATED: dict[str, dict[str, Any]] = {
+    "gemma-2": {"query_pre_attn_scalar": 32, "tie_word_embeddings": True},
+    "gemma-3": {"query_pre_attn_scalar": 32},
+    "gemma-3-images": {"query_pre_attn_scalar": 16, "final_logit_softcapping": None},
+    "gpt-oss": {"swiglu_limit": 7.0},
+    "mistral": {"sliding_window": None},
+    "mixtral": {"sliding_window": None},
+    "qwen-2-moe": {"mlp_only_layers": [], "use_sliding_window": False},
+    "smollm-3": {"num_hidden_layers": 5, "no_rope_layers": None},
+}
 PAIRED = ("llama", "mistral", "mixtral", "granite", "smollm3")  # pairs of a rotation lie side by side in their files
 K_TYPES = (Type.Q4_K, Type.Q5_K, Type.Q6_K)
 

@@ -1,7 +1,7 @@
 """Small checkpoints in other tools' formats, and the numbers that they mean, by code of the tests' own.
 
-Codes are chosen as integers and packed bit by bit with Python's own integers, as each tool's documents describe; what a
-weight means is computed from the integers before they are packed, in float64 rounded once or as the tool rounds.
+Codes are chosen as integers and packed by shifts of 64-bit integers, as each tool's documents describe; what a weight
+means is computed from the integers before they are packed, in float64 rounded once or as the tool rounds.
 """
 
 from __future__ import annotations
@@ -35,12 +35,9 @@ def groups(weight: Tensor, size: int) -> Tensor:  # [out, groups, size]
 
 def packed(codes: Tensor, bits: int) -> Tensor:
     """[rows, columns * bits / 32] int32 of codes [rows, columns], the first one lowest."""
-    each = 32 // bits
-    words = []
-    for row in codes.tolist():
-        values = [sum(code << bits * i for i, code in enumerate(row[j : j + each])) for j in range(0, len(row), each)]
-        words.append([value - 2**32 if value >= 2**31 else value for value in values])
-    return torch.tensor(words, dtype=torch.int32)
+    places = torch.arange(32 // bits) * bits
+    values = (codes.long().unflatten(1, (-1, len(places))) << places).sum(2)
+    return torch.where(values >= 2**31, values - 2**32, values).to(torch.int32)
 
 
 def integers(
@@ -219,8 +216,17 @@ MADE: dict[str, Made] = {
 }  # fmt: skip
 
 
+PROJECTIONS = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+IMAGES = ("visual.", "vision_tower.", "multi_modal_projector.")
+
+
+def is_chosen(name: str, tensor: Tensor, chosen: tuple[str, ...] = PROJECTIONS) -> bool:
+    """Whether a tensor of a checkpoint is a weight of its decoder with one of these parts in its name."""
+    return tensor.dim() == 2 and any(part in name for part in chosen) and not any(part in name for part in IMAGES)
+
+
 def quantised(
-    source: Path, name: str, target: Path, plain: Path | None = None, chosen: tuple[str, ...] = ("_proj",)
+    source: Path, name: str, target: Path, plain: Path | None = None, chosen: tuple[str, ...] = PROJECTIONS
 ) -> Path:
     """A copy of a checkpoint with some of its weights in a format.
 
@@ -233,7 +239,7 @@ def quantised(
     meant: dict[str, Tensor] = {}
     (file,) = source.glob("*.safetensors")
     for key, tensor in load_file(file).items():
-        if tensor.dim() == 2 and any(part in key for part in chosen):
+        if is_chosen(key, tensor, chosen):
             parts, meant[key] = make(tensor.float())
             stored |= {f"{key.removesuffix('weight')}{part}": value for part, value in parts.items()}
         else:

@@ -158,9 +158,9 @@ def _text(text: str) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """A value of metadata after its type; a list has one type, that of its first item."""
+    """A value of metadata after its type; a list has one type, that of its first item; an empty one is of texts."""
     if isinstance(value, list):
-        kind, item = _kind(value[0])
+        kind, item = _kind(value[0] if value else "")
         return struct.pack("<IIQ", ARRAY, kind, len(value)) + b"".join(map(item, value))
     kind, item = _kind(value)
     return struct.pack("<I", kind) + item(value)
