@@ -84,7 +84,7 @@ def describe_machine() -> Machine:
     Raises:
         ConfigError: SAMETOKEN_NATIVE asks for kernels that are not there.
     """
-    import torch
+    import torch  # like the imports below; measuring another server needs this module, but not torch
 
     from sametoken.checkpoint.rounded import rounded_directory
     from sametoken.kernels.cpu.library import status

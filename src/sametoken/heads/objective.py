@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -99,23 +99,6 @@ class HeadObjective(Objective):
         """Refuses settings that contradict the head that training starts from, whose architecture is kept."""
 
     @classmethod
-    def best_tree(
-        cls, head: Any, outer: OuterLayers, texts: Iterable[tuple[Tensor, Tensor, int]], nodes: int
-    ) -> tuple[tuple[int, ...], ...]:
-        """The paths of the nodes that are right most often, parents before children, for kinds with fixed trees.
-
-        Args:
-            texts: of each text its tokens [S], the target's last normed states [S, H], and where its answer begins.
-            nodes: how many at most.
-        """
-        raise NotImplementedError
-
-    @classmethod
-    def with_tree(cls, head: Any, paths: tuple[tuple[int, ...], ...]) -> Head:
-        """The head with a tree of these paths, for kinds with fixed trees; the head itself is changed."""
-        raise NotImplementedError
-
-    @classmethod
     def new(cls, start: Start) -> Self:
         settings, target = start.head, start.outer.config
         if settings.init_from is None:
@@ -156,3 +139,24 @@ def refuse_other(start: Start, option: str, own: Any, asked: Any) -> None:
         raise ConfigError(
             f"--init-from {start.head.init_from} has {option} {own}, got {asked}; its architecture is kept"
         )
+
+
+class FixedTrees(Protocol):
+    """The objective of a kind whose heads have trees of fixed shape."""
+
+    @classmethod
+    def best_tree(
+        cls, head: Any, outer: OuterLayers, texts: Iterable[tuple[Tensor, Tensor, int]], nodes: int
+    ) -> tuple[tuple[int, ...], ...]:
+        """The paths of the nodes that are right most often, parents before children.
+
+        Args:
+            texts: of each text its tokens [S], the target's last normed states [S, H], and where its answer begins.
+            nodes: how many at most.
+        """
+        ...
+
+    @classmethod
+    def with_tree(cls, head: Any, paths: tuple[tuple[int, ...], ...]) -> Head:
+        """The head with a tree of these paths; the head itself is changed."""
+        ...

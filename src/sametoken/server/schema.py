@@ -180,7 +180,7 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
     @property
     def own(self) -> dict[str, Any]:
         """Sampling parameters that the body has by other names or in other types."""
-        raise NotImplementedError
+        return {}
 
     @property
     def renamed(self) -> dict[str, str]:

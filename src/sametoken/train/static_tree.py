@@ -10,7 +10,7 @@ import torch
 from sametoken.checkpoint.places import target_directory
 from sametoken.engine.llm import LLM
 from sametoken.errors import ConfigError
-from sametoken.heads.objective import HeadObjective
+from sametoken.heads.objective import FixedTrees
 from sametoken.heads.read import read_head
 from sametoken.heads.write import write_head
 from sametoken.kinds import named
@@ -49,11 +49,11 @@ def write_tree(
     return paths
 
 
-def _objective(name: str, directory: Path) -> type[HeadObjective]:
-    """The objective of a kind whose heads have trees of fixed shape."""
+def _objective(name: str, directory: Path) -> type[FixedTrees]:
+    """What writes trees for heads of this kind."""
     trained = {each.kind.name: each.training for each in TRAINED.values()}
     if name not in trained or not trained[name].tree:
         able = " or ".join(named(each).title for each, training in trained.items() if training.tree)
         raise ConfigError(f"--write-tree is for {able} heads, {directory} holds {named(name).what}; leave it out")
-    found: type[HeadObjective] = named(name).load(trained[name].objective)
+    found: type[FixedTrees] = named(name).load(trained[name].objective)
     return found
