@@ -102,6 +102,31 @@ def make_medusa(target: str, *, seed: int = 1, dtype: torch.dtype = torch.float3
     return heads
 
 
+# A target and heads whose layers have whole groups of 128 inputs, as formats of four bits need.
+WIDE = {"vocab_size": 128, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32,
+        "num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 128}  # fmt: skip
+WIDE_HEADS: dict[str, dict[str, Any]] = {
+    "eagle1": {"version": 1},
+    "eagle3": {"layers": 2, "bias": True, "draft_vocab_size": 60, "norm_before_fc": True},
+    "eagle3.1": {"fc_norm": True, "norm_output": True},
+    "medusa": {},
+}
+
+
+def wide_head(name: str, target: ModelConfig) -> EagleHead | MedusaHeads:
+    """A random plain head of WIDE_HEADS in float32."""
+    head: EagleHead | MedusaHeads
+    if name == "medusa":
+        head = MedusaHeads(MedusaConfig(2, 1, target.hidden_size, target.vocab_size), torch.float32)
+    else:
+        config = eagle_config(target, **WIDE_HEADS[name])
+        own = replace(config.layers, intermediate_size=128, num_kv_heads=2, head_dim=32)
+        own = replace(own, rope=RopeConfig("default", 500.0, 32, 128, 128))
+        head = EagleHead(replace(config, layers=own), torch.float32)
+    random_weights(head)
+    return head
+
+
 @contextmanager
 def given(head: EagleHead | MedusaHeads) -> Iterator[None]:
     """Engines made inside guess with a head that lies in no file."""

@@ -15,67 +15,40 @@ from safetensors.torch import load_file, save_file
 
 from cli_checks import call
 from engine_checks import alone, check_idle, llama, make_llm, prompts, said
-from head_checks import eagle_config, random_weights, shape_of
+from head_checks import WIDE, WIDE_HEADS, shape_of, wide_head
 from quantised_makers import MADE, quantised
 from sametoken import SamplingParams
 from sametoken.errors import ConfigError, SametokenError, UnsupportedModelError
 from sametoken.heads.eagle.compiled import NativeEagle
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.kind import Head
-from sametoken.heads.medusa.config import MedusaConfig
-from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.heads.read import is_head, read_head
 from sametoken.heads.serve import load_draft
 from sametoken.heads.write import write_head
 from sametoken.kernels.cpu.library import library
-from sametoken.model.config import ModelConfig
 from sametoken.model.linear import Linear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# What the formats' group of 128 inputs divides.
-SIZES = {"vocab_size": 128, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32,
-         "num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 128}  # fmt: skip
 CHOSEN = ("_proj", "fc.weight", ".linear.weight")  # their configurations leave `lm_head` plain
-HEADS: dict[str, dict[str, Any]] = {
-    "eagle1": {"version": 1},
-    "eagle3": {"layers": 2, "bias": True, "draft_vocab_size": 60, "norm_before_fc": True},
-    "eagle3.1": {"fc_norm": True, "norm_output": True},
-    "medusa": {},
-}
 REQUESTS = [
     (prompt, SamplingParams(temperature=(0.0, 0.8)[i % 2], seed=i, max_tokens=10, ignore_eos=True, logprobs=2))
     for i, prompt in enumerate(prompts(4, 120))
 ]
 
 
-def new_head(name: str, shape: ModelConfig) -> Head:
-    """A random plain head in float32."""
-    head: EagleHead | MedusaHeads
-    if name == "medusa":
-        head = MedusaHeads(MedusaConfig(2, 1, shape.hidden_size, shape.vocab_size), torch.float32)
-    else:
-        config = eagle_config(shape, **HEADS[name])
-        layers = {"intermediate_size": 128, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
-        for key, value in layers.items():
-            object.__setattr__(config.layers, key, value)
-        head = EagleHead(config, torch.float32)
-    random_weights(head)
-    return head
-
-
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return llama(tmp_path_factory.mktemp("target"), **SIZES)
+    return llama(tmp_path_factory.mktemp("target"), **WIDE)
 
 
 @pytest.fixture(scope="module")
 def heads(target: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Plain heads for it."""
     root, shape = tmp_path_factory.mktemp("heads"), shape_of(target)
-    for name in HEADS:
-        write_head(new_head(name, shape), root / name, shape, target_name=target)
-    return {name: root / name for name in HEADS}
+    for name in WIDE_HEADS:
+        write_head(wide_head(name, shape), root / name, shape, target_name=target)
+    return {name: root / name for name in WIDE_HEADS}
 
 
 def plain(directory: Path, target: str) -> dict[str, torch.Tensor]:
@@ -84,7 +57,7 @@ def plain(directory: Path, target: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("format", MADE)
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", WIDE_HEADS)
 def test_what_is_read_is_what_was_written(
     heads: dict[str, Path], target: str, tmp_path: Path, name: str, format: str
 ) -> None:
@@ -97,7 +70,7 @@ def test_what_is_read_is_what_was_written(
 
 
 @pytest.mark.parametrize("format", ["fp8-blocks", "nvfp4", "w4a16", "w8a8", "awq", "gptq-64-order"])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", WIDE_HEADS)
 def test_the_text_is_that_of_plain_decoding(
     heads: dict[str, Path], target: str, tmp_path: Path, name: str, format: str
 ) -> None:
@@ -111,7 +84,7 @@ def test_the_text_is_that_of_plain_decoding(
 
 
 @pytest.mark.parametrize("format", ["fp8", "mxfp4", "nvfp4-compressed", "w4a16-zeros", "w8a8", "gptq-8"])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", WIDE_HEADS)
 def test_the_compiled_kernels_compute_with_the_codes(
     heads: dict[str, Path], target: str, tmp_path: Path, name: str, format: str
 ) -> None:

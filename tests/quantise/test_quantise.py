@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3MoeConfig
 
 from cli_checks import call, speak
+from quantised_readers import read_elsewhere
 from sametoken import LLM, SamplingParams
 from sametoken.checkpoint.load import read_weights
 from sametoken.checkpoint.quantised.layouts import coded
@@ -68,34 +69,6 @@ def meant(directory: Path) -> dict[str, Tensor]:
         item.name: item.tensor.dequantize() if isinstance(item.tensor, Coded) else item.tensor
         for item in read_weights(directory)
     }
-
-
-def read_elsewhere(directory: Path, format: str) -> dict[str, Tensor]:
-    """The quantised weights as compressed-tensors reads them; of NVFP4 it reads the codes alone."""
-    package = pytest.importorskip("compressed_tensors")
-    from compressed_tensors.compressors.base import BaseCompressor
-    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
-    from compressed_tensors.quantization import QuantizationConfig
-
-    assert package is not None
-    stored = load_file(directory / "model.safetensors")
-    stated = json.loads((directory / "config.json").read_text())["quantization_config"]
-    modules = {name.removesuffix(".weight_scale") for name in stored if name.endswith(".weight_scale")}
-    found = {}
-    for module in modules:
-        parts = {
-            name.rpartition(".")[2]: tensor
-            for name, tensor in stored.items()
-            if name.rpartition(".")[0] == module and not name.endswith("bias")
-        }
-        if format == "nvfp4":
-            values = unpack_fp4_from_uint8(parts["weight"], len(parts["weight"]), 2 * parts["weight"].shape[1])
-            scales = parts["weight_scale"].float() * parts["weight_scale_2"]
-            found[module] = (values.float().unflatten(1, (-1, 16)) * scales.unsqueeze(2)).flatten(1)
-        else:
-            (scheme,) = QuantizationConfig.model_validate(stated).config_groups.values()
-            found[module] = BaseCompressor.get_value_from_registry(stated["format"]).decompress(parts, scheme)["weight"]
-    return found
 
 
 @pytest.mark.parametrize("format", FORMATS)

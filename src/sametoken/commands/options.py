@@ -251,7 +251,7 @@ def _spoken(hint: Any) -> tuple[Any, str | None]:
     (kind,) = kinds
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return str, "|".join(inner)
+        return type(inner[0]), "|".join(map(str, inner))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return (list[str], "ID=BIAS") if inner[1] is float else (str, "SIZE:LENGTH,...")
     if isinstance(origin, type) and issubclass(origin, Sequence):

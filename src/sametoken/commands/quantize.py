@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from sametoken import embedded
 from sametoken.commands.models import use_threads
@@ -13,15 +13,15 @@ from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.interrupt import stop_at_signals
 from sametoken.options.declaration import Positive
-from sametoken.options.training import DATA_PATH
+from sametoken.options.training import DATA_PATH, GroupSize, RoundedFormat
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sametoken.quantise.report import Report
+    from sametoken.quantise.report import HeadReport, Report
 
-FORMATS = ("fp8", "int8", "int4", "nvfp4", "mxfp4", "gguf-q8_0", "gguf-q4_0")
-GROUPS = (32, 64, 128)
+FORMATS = (*get_args(RoundedFormat), "gguf-q8_0", "gguf-q4_0")
+GROUPS = get_args(GroupSize)
 OPTIONS = (
     Option("format", str, None, "what the linear layers are rounded to.", "|".join(FORMATS)),
     Option("output", str, None, "directory to write.", "DIR", ("--out",)),
@@ -34,6 +34,7 @@ OPTIONS = (
     Option("held_out_tokens", Positive, 4096, "tokens that the loss is measured on, at most."),
     Option("group_size", int, None, "int4: inputs that share a scale; None is 128.", "|".join(map(str, GROUPS))),
     Option("draft", str, None, "draft model or head, whose acceptance is measured before and after.", "DRAFT"),
+    Option("target", str, None, "MODEL is a head for this target, whose acceptance is measured.", "TARGET"),
     Option("max_draft_len", Positive, 5, "longest draft of that measurement in tokens."),
     Option("osl", Positive, 64, "tokens of each answer of that measurement at most."),
     Option("overwrite", bool, False, "replace DIR if it is there."),
@@ -43,24 +44,26 @@ OPTIONS = (
 
 
 def command(model: str | None, values: Values) -> int:
-    """Write a quantised copy of a model that our own engine and others read, and report what it costs.
+    """Write a quantised copy of a model or a head that our own engine reads, and others, and report what it costs.
 
-    Layer by layer, on the CPU: memory holds one layer and one file of weights.
+    Layer by layer, on the CPU: memory holds one layer and one file of weights. A head is given with --target.
     """
     _check(values)
     use_threads(values["threads"])
 
     from sametoken.checkpoint.paths import user_path
-    from sametoken.checkpoint.places import draft_directory, target_directory
+    from sametoken.checkpoint.places import draft_directory
     from sametoken.files import check_replaceable, write_json
     from sametoken.quantise.report import REPORT
 
     output = user_path(values["output"])
     check_replaceable(output, replace=values["overwrite"])
     name = model or embedded.NAME
-    directory = target_directory(name, values["revision"])
+    directory = _directory(model, values)
     if output.exists() and output.resolve() == directory.resolve():
         raise ConfigError(f"--output {output} is the model itself; choose another place")
+    if values["target"] is not None:
+        return _print(_write_head(name, directory, output, values), output)
     if values["draft"] is not None:
         draft_directory(values["draft"])  # before the work is done
     with stop_at_signals() as stop, stop.at_once():  # what is half written is removed
@@ -69,9 +72,33 @@ def command(model: str | None, values: Values) -> int:
     if values["draft"] is not None:
         report = _with_acceptance(report, name, written, prompts, values)
         write_json(output / REPORT, report.to_json())
+    return _print(report, written)
+
+
+def _print(report: Report | HeadReport, written: Path) -> int:
+    from sametoken.quantise.report import REPORT
+
     for line in [*report.lines(), f"{written}: written in {report.seconds:.0f} s, with {REPORT} beside it"]:
         print(line)
     return 0
+
+
+def _directory(model: str | None, values: Values) -> Path:
+    """Of the model, or of the head."""
+    from sametoken.checkpoint.paths import user_path
+    from sametoken.checkpoint.places import draft_directory, target_directory
+    from sametoken.heads.read import is_head
+
+    if values["target"] is None:
+        if model is not None and is_head(user_path(model)):
+            raise ConfigError(f"{model} is a head; give --target, the model that it drafts for")
+        return target_directory(model or embedded.NAME, values["revision"])
+    if model is None:
+        raise ConfigError("--target is for a head, and none is given; expected sametoken quantize HEAD --target MODEL")
+    directory = draft_directory(model, values["revision"])
+    if not is_head(directory):
+        raise ConfigError(f"{model} is no head, which --target is for; leave --target out")
+    return directory
 
 
 def _check(values: Values) -> None:
@@ -80,12 +107,62 @@ def _check(values: Values) -> None:
         raise ConfigError("got no --output; expected --output DIR")
     if values["format"] not in FORMATS:
         raise ConfigError(unknown_name("--format", str(values["format"]), FORMATS))
+    if values["target"] is not None:
+        _check_head(values)
     if values["group_size"] is None:
         return
     if values["format"] != "int4":
         raise ConfigError(f"--group-size is for --format int4; leave it out for {values['format']}")
     if values["group_size"] not in GROUPS:
         raise ConfigError(f"--group-size {values['group_size']}: expected one of {', '.join(map(str, GROUPS))}")
+
+
+def _check_head(values: Values) -> None:
+    if values["format"].startswith("gguf"):
+        expected = ", ".join(get_args(RoundedFormat))
+        raise ConfigError(f"--format {values['format']} is for whole models; expected for a head one of {expected}")
+    if values["draft"] is not None:
+        raise ConfigError("--draft is for whole models; leave it out: the acceptance of the head itself is measured")
+
+
+def _write_head(name: str, directory: Path, output: Path, values: Values) -> HeadReport:
+    from sametoken.checkpoint.hub import read_config
+    from sametoken.checkpoint.places import target_directory
+    from sametoken.checkpoint.quantised.write import StoredFormat
+    from sametoken.checkpoint.tensors import weight_files
+    from sametoken.checkpoint.tokenizer import load_tokenizer
+    from sametoken.files import new_directory, write_json
+    from sametoken.heads.files import HEAD_FILES
+    from sametoken.model.config import ModelConfig
+    from sametoken.quantise.documents import read_documents
+    from sametoken.quantise.head import Place, quantise_head
+    from sametoken.quantise.report import REPORT, DraftAcceptance, HeadReport, accepted
+    from sametoken.train.evaluate import Asked
+
+    begun, stored = time.monotonic(), StoredFormat(values["format"], values["group_size"])
+    target = target_directory(values["target"])
+    longest = ModelConfig.from_hf(read_config(target)).max_position
+    most = values["calibration_tokens"], values["held_out_tokens"]
+    documents = read_documents(values["data"], load_tokenizer(target), longest, most)
+    asked = Asked(values["max_draft_len"], values["osl"])
+    with new_directory(output, replace=values["overwrite"]) as place:
+        written = place / "head"
+        layers = quantise_head(Place(directory, target, values["target"]), stored, documents.calibration, written)
+        before, after = (
+            accepted(values["target"], str(head), documents.prompts, asked) for head in (directory, written)
+        )
+        sizes = [sum(file.stat().st_size for file in weight_files(head, HEAD_FILES)) for head in (directory, written)]
+        lengths = before.acceptance_length, after.acceptance_length
+        report = HeadReport(
+            name, values["target"], stored.format, stored.rounding.group, documents.origin,
+            *_counts(documents.calibration), sizes[0], sizes[1], time.monotonic() - begun, layers,
+            DraftAcceptance(name, *lengths, before.prompts, asked.max_draft_len, asked.tokens),
+        )  # fmt: skip
+        for file in written.iterdir():
+            file.rename(place / file.name)
+        written.rmdir()
+        write_json(place / REPORT, report.to_json())
+    return report
 
 
 def _write(name: str, directory: Path, output: Path, values: Values) -> tuple[Report, Path, list[list[int]]]:

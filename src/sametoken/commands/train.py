@@ -109,6 +109,9 @@ def _report(target: str, keep: KeepSettings, outcome: Outcome) -> None:
     ended = "stopped early, " if outcome.stopped_early else ""
     best = "" if outcome.best is None else f"held-out acceptance length {outcome.best:.3f}, "
     print(f"{outcome.head}: {ended}{best}{outcome.steps} steps, {outcome.tokens_per_second:.0f} tokens/s")
+    if outcome.before is not None:
+        plain, rounded = outcome.before
+        print(f"it started with {plain:.3f} as it was, and with {rounded:.3f} when it was rounded without training")
     if outcome.best is not None:
         _tell(
             f"evaluated on up to {keep.eval_prompts} prompts, as by: sametoken evaluate {outcome.head} "

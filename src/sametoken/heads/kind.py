@@ -24,6 +24,7 @@ from sametoken.kinds import Kind
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.base import WeightFormat
+from sametoken.model.formats.coded import Coded
 from sametoken.options.speculation import SpeculativeConfig
 from sametoken.runtime.cache import KVCache
 
@@ -106,12 +107,12 @@ class Written(NamedTuple):
 
     Attributes:
         config: config.json.
-        tensors: by the names in the file.
+        tensors: by the names in the file; weights that are rounded as their codes.
         file: name of the weight file.
     """
 
     config: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor | Coded]
     file: str
 
 
@@ -180,7 +181,7 @@ class HeadKind(Weighted):
     def lay_out(self, head: Any, target: ModelConfig, layout: str, target_name: str) -> Written:
         """A head as an engine reads it, a key of `ENGINES`; nothing is refused here."""
 
-    def refusals(self, config: Any, layout: str, tensors: Mapping[str, Tensor] | None = None) -> list[str]:
+    def refusals(self, config: Any, layout: str, tensors: Mapping[str, Tensor | Coded] | None = None) -> list[str]:
         """Why an engine cannot run a head as it was trained, one reason each; none means that it can.
 
         Args:

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from sametoken.checkpoint.places import draft_directory
+from sametoken.checkpoint.quantised.write import StoredFormat
 from sametoken.errors import ConfigError
 from sametoken.heads.kind import Head
 from sametoken.heads.modelopt import ModelOptNames
+from sametoken.heads.modules import check_groups, linears, round_linears
 from sametoken.heads.read import read_head
 from sametoken.heads.registry import head_kind
 from sametoken.heads.write import write_head
@@ -23,6 +25,8 @@ from sametoken.learning.loss import AcceptanceMetrics, Teacher
 from sametoken.learning.objective import STD, Objective, Start, computing_in
 from sametoken.learning.target import Features, OuterLayers
 from sametoken.model.config import ModelConfig
+from sametoken.model.formats.straight import FakeRounding
+from sametoken.options.training import RoundedLoss
 
 
 class HeadObjective(Objective):
@@ -46,6 +50,11 @@ class HeadObjective(Objective):
     ) -> None:  # fmt: skip
         super().__init__(outer, loss, dtype, recompute=recompute)
         self._target_name, self.head = target_name, head
+        if isinstance(loss, RoundedLoss) and loss.quantize_aware is not None:
+            self.stored = StoredFormat(loss.quantize_aware, loss.quantize_group_size)
+            check_groups(head, self.stored.rounding)
+            for linear in linears(head).values():
+                linear.trained = FakeRounding(self.stored.rounding)
         self.draft_ids = head.draft_ids.to(outer.head.device)
         for parameter in head.parameters():
             parameter.requires_grad_(True)
@@ -118,6 +127,9 @@ class HeadObjective(Objective):
 
     def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, AcceptanceMetrics]:
         teacher = Teacher(features.last, self.outer.head, batch.ahead(1), self.draft_ids, self.outer.config.logits_cap)
+        for linear in linears(self.head).values():
+            if isinstance(linear.trained, FakeRounding):
+                linear.trained.renew(linear.weight)
         with computing_in(self.dtype, self.outer.head.device):
             return self.minimised(batch, features, teacher, weights)
 
@@ -130,7 +142,12 @@ class HeadObjective(Objective):
     def write(self, place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
         whole = head_kind(self.head.config).empty(self.head.config, torch.float32)
         whole.load_state_dict({name.removeprefix("head."): value for name, value in weights.items()})
-        write_head(whole, place, self.outer.config, target_name=self._target_name, dtype=dtype or self.stored_dtype)
+        if self.stored is not None:
+            round_linears(whole, self.stored.rounding)  # the float32 weights, as in training
+        write_head(
+            whole, place, self.outer.config, target_name=self._target_name, dtype=dtype or self.stored_dtype,
+            stored=self.stored,
+        )  # fmt: skip
 
 
 def refuse_other(start: Start, option: str, own: Any, asked: Any) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from sametoken import __version__
+from sametoken.checkpoint.quantised.collect import RANGES
+from sametoken.checkpoint.quantised.write import LAYOUTS, StoredFormat, stated
 from sametoken.checkpoint.write import names_in, write_directory
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError, unknown_name
 from sametoken.heads.files import HEAD_FILES
 from sametoken.heads.kind import ENGINES, NO_SUCH_DRAFTS, Head
+from sametoken.heads.modules import linears
 from sametoken.heads.read import is_head
 from sametoken.heads.registry import head_kind
 from sametoken.model.config import ModelConfig
-from sametoken.model.linear import Linear
+from sametoken.model.formats.coded import Coded
 
 
 def write_head(
@@ -25,16 +30,18 @@ def write_head(
     target_name: str,
     dtype: torch.dtype | None = None,
     force: bool = False,
+    stored: StoredFormat | None = None,
 ) -> tuple[str, ...]:
     """Writes a head for an engine, all of it or nothing.
 
     Args:
-        head: with plain, unpacked linears.
+        head: with plain, unpacked linears, or rounded by `modules.round_linears` to `stored`.
         directory: is made, or replaced if it is empty or holds a head and nothing else.
         target: facts of the model it drafts for, and `target_name` its name for whoever reads the file.
         layout: a key of `heads.kind.ENGINES`.
         dtype: of the stored weights, by default the head's own.
         force: write into a directory that holds other files, which stay.
+        stored: what the linears are rounded to, None where they are plain.
 
     Returns:
         What to know when serving it.
@@ -45,7 +52,7 @@ def write_head(
     """
     if layout not in ENGINES:
         raise ConfigError(unknown_name("layout", layout, ENGINES))
-    if any(isinstance(part, Linear) and (part.packed or part.native or part.stored) for part in head.modules()):
+    if any(part.packed or part.native or part.stored or (part.coded and not stored) for part in linears(head).values()):
         raise CheckpointError("the head is packed for serving; read it with pack=False to write it")
     kind = head_kind(head.config)
     written = kind.lay_out(head, target, layout, target_name)
@@ -65,12 +72,21 @@ def write_head(
     dtype = dtype or (kept.pop() if len(kept) == 1 else torch.float32)
     name = str(dtype).removeprefix("torch.")
     written.config.update({key: name for key in ("dtype", "torch_dtype") if key in written.config})
-    stored = {
-        key: tensor.to(dtype) if tensor.is_floating_point() else tensor for key, tensor in written.tensors.items()
-    }
+    tensors: dict[str, Tensor] = {}
+    for key, value in written.tensors.items():
+        if isinstance(value, Coded):
+            assert stored is not None, "the linears are rounded"
+            module = key.removesuffix("weight")
+            parts = LAYOUTS[stored.format].parts(value, 0.0)
+            tensors |= {f"{module}{part}": tensor for part, tensor in parts.items() if part not in RANGES}
+        else:
+            tensors[key] = value.to(dtype) if value.is_floating_point() else value
+    if stored is not None:
+        group = stored.rounding.group
+        written.config.update(stated(stored.format, group, (), __version__, rows=False)["config.json"])
     _check_place(directory, force)
     others = (name for name in HEAD_FILES if name != written.file)
-    write_directory(directory, written.config, written.file, stored, removed=others)
+    write_directory(directory, written.config, written.file, tensors, removed=others)
     return kind.advice(head.config, layout)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from sametoken.checkpoint.quantised.write import StoredFormat
 from sametoken.learning.batch import Batch
 from sametoken.learning.loss import AcceptanceMetrics, LossRule
 from sametoken.learning.target import Features, OuterLayers
@@ -54,11 +55,13 @@ class Objective(nn.Module, ABC):
         outer: of the target; none of its tensors is a parameter or a buffer here.
         settings: of the loss; `rule`: what they say of one guess.
         draws: `forward` draws random numbers where a batch has seeds.
+        stored: what the linear layers are rounded to in training and in files, None for nothing.
     """
 
     steps: int
     taps: tuple[int, ...] = ()
     draws: bool = False
+    stored: StoredFormat | None = None
 
     def __init__(self, outer: OuterLayers, loss: Any, dtype: torch.dtype, *, recompute: bool = False) -> None:
         super().__init__()

@@ -15,6 +15,7 @@ from sametoken.kernels.devices import device_type
 from sametoken.model.formats.base import UnpackedWeight, WeightFormat
 from sametoken.model.formats.coded import Coded, alike, differs, joined
 from sametoken.model.formats.packing import TILE, pack_bfloat16, unpaired
+from sametoken.model.formats.straight import TrainedForm
 from sametoken.model.product import can_pack, linear
 
 
@@ -32,6 +33,7 @@ class Linear(nn.Module):
         native: the weight in the compiled kernels' layout, where they are used.
         stored: the quantised weight where they are not.
         coded: a weight that another tool quantised, where they are not.
+        trained: in training, what stands for the weight and the rows; None for themselves.
     """
 
     weight: Tensor
@@ -49,6 +51,7 @@ class Linear(nn.Module):
         self.native: PackedWeight | None = None
         self.stored: UnpackedWeight | None = None
         self.coded: Coded | None = None
+        self.trained: TrainedForm | None = None
         self._parts: dict[int, Coded] = {}
         self._library: Library | None = None
 
@@ -113,6 +116,15 @@ class Linear(nn.Module):
         self.native = self.format.packed((self.out_features, self.in_features), data, scale, bias)
         self._library = library()
 
+    @property
+    def matrix(self) -> Tensor:
+        """[out, in] what a training forward multiplies with."""
+        return self.weight if self.trained is None else self.trained.matrix(self.weight)
+
+    def rows(self, x: Tensor) -> Tensor:  # [..., in] -> [..., in]
+        """What a training forward multiplies `matrix` with."""
+        return x if self.trained is None else self.trained.rows(x)
+
     def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out]
         if self.native is not None and self._library is not None:
             return self._library.linear(self.native, x, x.dtype)
@@ -123,7 +135,7 @@ class Linear(nn.Module):
             y = self.coded.linear(x, self.deterministic)
             return (y if self.bias is None else y + self.bias).to(x.dtype)
         if self.weight.requires_grad:  # in training
-            return F.linear(x, self.weight, self.bias)
+            return F.linear(self.rows(x), self.matrix, self.bias)
         return linear(x, self.weight, self.bias, self.packed, self.deterministic)
 
 

@@ -17,6 +17,8 @@ ROW = 512  # tokens of a row where nothing else is said
 LONGEST = 2048  # tokens that conversations are cut at where nothing else is said
 
 Schedule = Literal["cosine", "linear", "constant"]
+RoundedFormat = Literal["fp8", "int8", "int4", "nvfp4", "mxfp4"]  # of `sametoken quantize`, whose files are safetensors
+GroupSize = Literal[32, 64, 128]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -60,6 +62,22 @@ class LossOptions(Settings):
             return float(self.loss_mix)
         except ValueError:
             return self.loss_mix
+
+
+class RoundedLoss(LossOptions):
+    """What is minimised for heads, which may be trained as they are served in few bits."""
+
+    quantize_aware: RoundedFormat | None = None
+    """train with linear layers rounded to this format of `sametoken quantize`, straight through for the gradient, and
+    write the head so; without it: nothing is rounded."""
+    quantize_group_size: GroupSize | None = None
+    """quantize_aware int4: inputs that share a scale; without it: 128."""
+
+    @model_validator(mode="after")
+    def _grouped(self) -> RoundedLoss:
+        if self.quantize_group_size is not None and self.quantize_aware != "int4":
+            raise ValueError("quantize_group_size is for quantize_aware int4; leave it out")
+        return self
 
 
 class RunSettings(Settings):

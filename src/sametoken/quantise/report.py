@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ WORST = 5  # layers that are printed
 
 @dataclass(frozen=True)
 class DraftAcceptance:
-    """Acceptance length of a draft on the held-out prompts, with the plain and with the quantised target."""
+    """Acceptance length of a draft on the held-out prompts before and after: the target, or the draft, is rounded."""
 
     draft: str
     before: float
@@ -24,6 +25,13 @@ class DraftAcceptance:
     prompts: int
     max_draft_len: int
     tokens: int
+
+    def line(self) -> str:
+        """The same for people."""
+        return (
+            f"acceptance length of {self.draft} on {self.prompts} held-out prompts: "
+            f"{self.before:.3f} -> {self.after:.3f}"
+        )
 
 
 @dataclass(frozen=True)
@@ -62,23 +70,58 @@ class Report:
 
     def lines(self) -> list[str]:
         """The same for people."""
-        errors = sorted((each.error, each.module) for each in self.layers if each.error is not None)
-        unseen = len(self.layers) - len(errors)
-        mean = sum(error for error, _ in errors) / max(len(errors), 1)
-        found = [
-            f"{self.format}: {self.bytes_before / 1e6:.1f} MB -> {self.bytes_after / 1e6:.1f} MB of weights",
+        return [
+            _size(self.format, self.bytes_before, self.bytes_after),
             f"calibrated with {self.calibration_tokens} tokens, {self.calibration_documents} documents of {self.data}",
-            f"relative error of a layer's outputs: {mean:.4f} on average; the greatest:",
-            *(f"  {error:.4f}  {module}" for error, module in reversed(errors[-WORST:])),
-            *([f"{unseen} layers were reached by no calibration token, and are rounded without one"] if unseen else []),
+            *_errors(self.layers),
             f"loss on {self.held_out_tokens} held-out tokens: {self.loss_before:.4f} -> {self.loss_after:.4f}",
+            *([] if self.acceptance is None else [self.acceptance.line()]),
         ]
-        if (accepted := self.acceptance) is not None:
-            found.append(
-                f"acceptance length of {accepted.draft} on {accepted.prompts} held-out prompts: "
-                f"{accepted.before:.3f} -> {accepted.after:.3f}"
-            )
-        return found
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """What rounding a head cost, in the words of `Report`; its acceptance is what drafts of it gain and lose."""
+
+    model: str
+    target: str
+    format: str
+    group: int | None
+    data: str
+    calibration_documents: int
+    calibration_tokens: int
+    bytes_before: int
+    bytes_after: int
+    seconds: float
+    layers: list[LayerError]
+    acceptance: DraftAcceptance
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of the report's file."""
+        return {**asdict(self), "layers": [each._asdict() for each in self.layers]}
+
+    def lines(self) -> list[str]:
+        """The same for people."""
+        return [
+            _size(self.format, self.bytes_before, self.bytes_after),
+            f"errors measured with {self.calibration_tokens} tokens, {self.calibration_documents} documents of "
+            f"{self.data}",
+            *_errors(self.layers),
+            self.acceptance.line(),
+        ]
+
+
+def _size(format: str, before: int, after: int) -> str:
+    return f"{format}: {before / 1e6:.1f} MB -> {after / 1e6:.1f} MB of weights"
+
+
+def _errors(layers: Sequence[LayerError]) -> Iterator[str]:
+    errors = sorted((each.error, each.module) for each in layers if each.error is not None)
+    mean = sum(error for error, _ in errors) / max(len(errors), 1)
+    yield f"relative error of a layer's outputs: {mean:.4f} on average; the greatest:"
+    yield from (f"  {error:.4f}  {module}" for error, module in reversed(errors[-WORST:]))
+    if unseen := len(layers) - len(errors):
+        yield f"{unseen} layers were reached by no calibration token, and are rounded without one"
 
 
 def accepted(target: str | Path, draft: str, prompts: list[list[int]], asked: Asked) -> Evaluation:

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from sametoken.checkpoint.paths import user_path
+from sametoken.checkpoint.places import draft_directory
 from sametoken.data.synthesize import derived_seed
 from sametoken.errors import SametokenError
 from sametoken.files import make_directory
@@ -40,6 +41,7 @@ from sametoken.train.targets import Source
 FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_transformer_layer_cls_to_wrap", "device",
         "threads", "gradient_checkpointing")  # fmt: skip
 
+T = TypeVar("T")
 Evaluator = Callable[[Path], float]  # acceptance length of a draft in a directory, on held-out prompts
 
 
@@ -66,6 +68,7 @@ class Outcome(NamedTuple):
         head: directory of what to serve.
         steps: of the optimiser, earlier runs included. `total`: steps of the whole run.
         best: its held-out acceptance length, None if it was not evaluated.
+        before: of the head that training in few bits began with: that length as it is, and rounded without training.
         stopped_early: training ended because evaluations got no better.
         stopped: a signal ended it; its checkpoint holds what was trained.
         tokens_per_second: of this run, documents' tokens, without evaluations.
@@ -75,6 +78,7 @@ class Outcome(NamedTuple):
     steps: int
     total: int
     best: float | None
+    before: tuple[float, float] | None
     stopped_early: bool
     stopped: bool
     tokens_per_second: float
@@ -121,6 +125,7 @@ class Trainer:
         try:
             with self._stop.noticed():
                 self._evaluate_existing(journal)
+                self._evaluate_start(journal)
                 self._go_on(journal, window)
         finally:
             if journal is not None:
@@ -128,7 +133,9 @@ class Trainer:
         best = self._best.acceptance if self.parallel.main else self.progress["best"]
         step, ended = self.progress["step"], self.progress["ended"]
         stopped = self._stopping and not ended and (step < self.schedule.total or self._evaluation_due())
-        return Outcome(self._best.place, step, self.schedule.total, best, ended, stopped, window.overall)
+        start = self.progress.get("plain"), self.progress.get("rounded")
+        before = None if start[0] is None or start[1] is None else (start[0], start[1])
+        return Outcome(self._best.place, step, self.schedule.total, best, before, ended, stopped, window.overall)
 
     def _go_on(self, journal: Journal | None, window: _Window) -> None:
         keep = self.plan.keep
@@ -244,7 +251,29 @@ class Trainer:
         if self._evaluation_due() and not self._stopping:
             self._evaluate_head(journal)
 
-    def _measured(self, how: Callable[[Evaluator], float]) -> float | None:
+    def _evaluate_start(self, journal: Journal | None) -> None:
+        """Evaluates the head that training in few bits starts from: as it is, and rounded, which is the best so far."""
+        stored, origin = self.objective.stored, self.plan.head.init_from
+        if self._evaluator is None or stored is None or origin is None or self.progress["step"] or self._stopping:
+            return
+        weights, _ = whole_states(self.objective, self.optimisers)
+        found = None
+        if journal is not None:
+            place = draft_directory(origin)
+            found = self._measured(lambda measure: (measure(place), self._evaluated_elsewhere(measure, weights)))
+        found = self.parallel.agreed(found)
+        if found is None:
+            self._stopping = True
+            return
+        plain, rounded = found
+        self.progress |= {"best": rounded, "plain": plain, "rounded": rounded}
+        if journal is not None:
+            self._best.offer(rounded, evaluated_by(self.plan.keep), lambda place: self.objective.write(place, weights))
+            journal.write(0, {"eval_acceptance_length": rounded, "plain_acceptance_length": plain})
+            self._tell(f"held-out acceptance length of {origin}: {plain:.3f}, rounded to {stored.format} {rounded:.3f}")
+        self.parallel.agreed(None)
+
+    def _measured(self, how: Callable[[Evaluator], T]) -> T | None:
         """What the evaluator returns, None where a signal cuts that short."""
         assert self._evaluator is not None
         try:

@@ -12,9 +12,26 @@ import torch
 from torch import Tensor
 
 from sametoken.model.formats.coded import Coded
-from sametoken.model.formats.rounding import GREATEST_FP4, GREATEST_FP8
+from sametoken.model.formats.rounding import GREATEST_FP4, GREATEST_FP8, Rounding, rounding_of
 
 Parts = dict[str, Tensor]
+
+
+class StoredFormat(NamedTuple):
+    """What weights are rounded to.
+
+    Attributes:
+        format: a key of LAYOUTS and of `model.formats.rounding.ROUNDINGS`.
+        group: inputs that share a scale where the format has a choice, None for its own.
+    """
+
+    format: str
+    group: int | None = None
+
+    @property
+    def rounding(self) -> Rounding:
+        """How a weight is rounded to it."""
+        return rounding_of(self.format, self.group)
 
 
 class Layout(NamedTuple):
@@ -74,7 +91,9 @@ LAYOUTS: dict[str, Layout] = {
 }  # fmt: skip
 
 
-def stated(format: str, group: int | None, plain: Sequence[str], version: str) -> dict[str, dict[str, Any]]:
+def stated(
+    format: str, group: int | None, plain: Sequence[str], version: str, *, rows: bool = True
+) -> dict[str, dict[str, Any]]:
     """What a checkpoint states of its weights, by file: "config.json" is to be added to, others are whole.
 
     Args:
@@ -82,10 +101,11 @@ def stated(format: str, group: int | None, plain: Sequence[str], version: str) -
         group: inputs that share a scale, None for a row.
         plain: modules that are linear and stay plain.
         version: of this package, which the files name as their maker.
+        rows: NVFP4: whether the files say how products round their rows (`input_scale`).
     """
     layout = LAYOUTS[format]
     if layout.form is None:
-        return _modelopt(format.upper(), group, plain, version)
+        return _modelopt(format.upper() if rows else f"W4A16_{format.upper()}", group, plain, version, rows)
     weights = dict(layout.weights or {})
     if weights["strategy"] == "group":
         weights["group_size"] = group
@@ -101,20 +121,21 @@ def stated(format: str, group: int | None, plain: Sequence[str], version: str) -
     }  # fmt: skip
 
 
-def _modelopt(algorithm: str, group: int | None, plain: Sequence[str], version: str) -> dict[str, dict[str, Any]]:
+def _modelopt(
+    algorithm: str, group: int | None, plain: Sequence[str], version: str, rows: bool
+) -> dict[str, dict[str, Any]]:
     """Model-Optimizer's own file, and the same again in config.json, where its newer versions have it.
 
     vLLM reads its own file only where the producer is "modelopt".
     """
     numbers = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": group}
+    activations = {"input_activations": numbers if rows else None}
     producer = {"name": "modelopt", "version": f"written by sametoken {version}"}
     return {
         "config.json": {
             "quantization_config": {
                 "quant_method": "modelopt", "quant_algo": algorithm, "group_size": group, "ignore": list(plain),
-                "config_groups": {
-                    "group_0": {"input_activations": numbers, "weights": numbers, "targets": ["Linear"]}
-                },
+                "config_groups": {"group_0": {**activations, "weights": numbers, "targets": ["Linear"]}},
                 "producer": producer,
             }
         },

@@ -24,6 +24,7 @@ from sametoken.heads.kind import CacheFor, HeadKind
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.base import WeightFormat
+from sametoken.model.formats.coded import Coded
 from sametoken.options.speculation import SpeculativeConfig
 
 PAIRED = "layers.0.hidden_norm.weight"  # reads token and hidden state side by side in attention: EAGLE-3
@@ -50,10 +51,12 @@ class Eagle(HeadKind):
         head.d2t = offsets(kept.maps, head.config, files.where).to(device)
 
     @abstractmethod
-    def table(self, config: EagleConfig, tensors: Mapping[str, Tensor] | None) -> Table:
+    def table(self, config: EagleConfig, tensors: Mapping[str, Tensor | Coded] | None) -> Table:
         """The parts of a head that some engine does not compute."""
 
-    def refusals(self, config: EagleConfig, layout: str, tensors: Mapping[str, Tensor] | None = None) -> list[str]:
+    def refusals(
+        self, config: EagleConfig, layout: str, tensors: Mapping[str, Tensor | Coded] | None = None
+    ) -> list[str]:
         return reasons(self.table(config, tensors), layout)
 
     def advice(self, config: EagleConfig, layout: str) -> tuple[str, ...]:

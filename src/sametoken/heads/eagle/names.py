@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from sametoken.checkpoint.mapping import DERIVED, TABLE, ParameterRows, filled, rules_for, split_name
 from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.modules import parameters_of, rows_of
+from sametoken.model.formats.coded import Coded
 
 # Stored module -> module of the head; a decoder's table and what only heads have.
 EAGLE_TABLE = {
@@ -87,9 +89,9 @@ class EagleNames:
         return [(f"{filled(name, indices)}.{kind}", self.rows[piece] if piece else None) for name, piece in parts]
 
 
-def eagle_tensors(head: nn.Module, config: EagleConfig) -> Iterator[tuple[str, Tensor]]:
+def eagle_tensors(head: nn.Module, config: EagleConfig) -> Iterator[tuple[str, Tensor | Coded]]:
     """The parameters of an EAGLE head as they are stored: separate projections, `layers.N.` names."""
     names = EagleNames.of(config)
-    for parameter, data in head.named_parameters():
+    for parameter, data in parameters_of(head):
         for name, rows in names.stored(parameter):
-            yield name, data.detach() if rows is None else data.detach()[rows.start : rows.stop]
+            yield name, rows_of(data, rows)

@@ -57,8 +57,9 @@ class EagleObjective(HeadObjective):
     ) -> tuple[Tensor, AcceptanceMetrics]:
         read = self.read_states(features, batch).to(self.dtype)
         unrolled = unroll(self.head, self.outer.vectors, read, batch, self.steps, recompute=self.recompute)
-        layer = self.outer.head if self.head.head is None else self.head.head.weight
-        loss, metrics = guess_loss(unrolled.normed, [layer], teacher, weights, self.rule)
+        own, states = self.head.head, unrolled.normed
+        layer, states = (self.outer.head, states) if own is None else (own.matrix, own.rows(states))
+        loss, metrics = guess_loss(states, [layer], teacher, weights, self.rule)
         return self.combined(loss, unrolled, teacher, weights), metrics
 
     def combined(self, loss: Tensor, unrolled: Unrolled, teacher: Teacher, weights: Tensor) -> Tensor:

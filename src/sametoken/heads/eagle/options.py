@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sametoken.options.training import HeadOptions, LossOptions
+from sametoken.options.training import HeadOptions, RoundedLoss
 
 
 class EagleOptions(HeadOptions):
@@ -20,7 +20,7 @@ class EagleOptions(HeadOptions):
     """tokens that an EAGLE head attends to; without it: all."""
 
 
-class EagleLoss(LossOptions):
+class EagleLoss(RoundedLoss):
     """What is minimised for an EAGLE head."""
 
     ttt_steps: Annotated[int, Field(ge=1, le=32)] | None = None

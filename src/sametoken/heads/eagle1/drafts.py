@@ -17,6 +17,7 @@ from sametoken.heads.eagle1.layouts import config_json, refusals, stored
 from sametoken.heads.files import Files
 from sametoken.heads.kind import Described, Written
 from sametoken.model.config import ModelConfig
+from sametoken.model.formats.coded import Coded
 
 
 class Eagle1(Eagle):
@@ -33,7 +34,7 @@ class Eagle1(Eagle):
     def lay_out(self, head: EagleHead, target: ModelConfig, layout: str, target_name: str) -> Written:
         return Written(config_json(head.config, layout), stored(head, layout), "model.safetensors")
 
-    def table(self, config: EagleConfig, tensors: Mapping[str, Tensor] | None) -> Table:
+    def table(self, config: EagleConfig, tensors: Mapping[str, Tensor | Coded] | None) -> Table:
         return refusals(config, tensors)
 
     def title(self, config: EagleConfig) -> str:

@@ -13,6 +13,7 @@ from sametoken.heads.eagle.layouts import Table, block_fields
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.eagle.names import eagle_tensors
 from sametoken.kinds import OURS
+from sametoken.model.formats.coded import Coded
 
 
 def config_json(config: EagleConfig, layout: str) -> dict[str, Any]:
@@ -29,22 +30,22 @@ def config_json(config: EagleConfig, layout: str) -> dict[str, Any]:
     return made
 
 
-def stored(head: EagleHead, layout: str) -> dict[str, Tensor]:
+def stored(head: EagleHead, layout: str) -> dict[str, Tensor | Coded]:
     """The tensors of a head as `layout` has them.
 
     SGLang always reads a bias of `fc` and leaves it random if there is none; vLLM has none.
     """
     tensors = dict(eagle_tensors(head, head.config))
     if layout == "sglang" and "fc.bias" not in tensors:
-        return {**tensors, "fc.bias": torch.zeros_like(tensors["fc.weight"][:, 0])}
+        return {**tensors, "fc.bias": torch.zeros(head.config.layers.hidden_size, dtype=head.dtype)}
     return {name: tensor for name, tensor in tensors.items() if layout != "vllm" or name != "fc.bias"}
 
 
-def refusals(config: EagleConfig, tensors: Mapping[str, Tensor] | None) -> Table:
+def refusals(config: EagleConfig, tensors: Mapping[str, Tensor | Coded] | None) -> Table:
     """The parts of a head that some engine does not compute."""
     layers = config.layers
     bias = None if tensors is None else tensors.get("fc.bias")
-    biased = config.fc_bias and (bias is None or bool(bias.any()))
+    biased = config.fc_bias and (not isinstance(bias, Tensor) or bool(bias.any()))
     both = ("vllm", "sglang")
     return [
         (True, ("trtllm",), "EAGLE-1: its PyTorch models have EAGLE-3 only"),

@@ -19,6 +19,7 @@ from sametoken.heads.eagle3.taps import Taps
 from sametoken.heads.files import Files
 from sametoken.heads.kind import Described, Reading, Written
 from sametoken.model.config import ModelConfig
+from sametoken.model.formats.coded import Coded
 
 
 class Eagle3(Eagle):
@@ -38,7 +39,7 @@ class Eagle3(Eagle):
     def lay_out(self, head: EagleHead, target: ModelConfig, layout: str, target_name: str) -> Written:
         return lay_out(head, target, layout, target_name)
 
-    def table(self, config: EagleConfig, tensors: Mapping[str, Tensor] | None) -> Table:
+    def table(self, config: EagleConfig, tensors: Mapping[str, Tensor | Coded] | None) -> Table:
         return refusals(config)
 
     def advice(self, config: EagleConfig, layout: str) -> tuple[str, ...]:

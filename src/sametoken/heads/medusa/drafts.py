@@ -22,6 +22,7 @@ from sametoken.heads.medusa.reading import describe_medusa, is_vllm_medusa
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.base import WeightFormat
+from sametoken.model.formats.coded import Coded
 from sametoken.options.speculation import SpeculativeConfig
 
 
@@ -60,7 +61,9 @@ class Medusa(HeadKind):
     def lay_out(self, head: MedusaHeads, target: ModelConfig, layout: str, target_name: str) -> Written:
         return lay_out(head, layout, target_name)
 
-    def refusals(self, config: MedusaConfig, layout: str, tensors: Mapping[str, Tensor] | None = None) -> list[str]:
+    def refusals(
+        self, config: MedusaConfig, layout: str, tensors: Mapping[str, Tensor | Coded] | None = None
+    ) -> list[str]:
         return refusals(config, layout)
 
     def advice(self, config: MedusaConfig, layout: str) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from sametoken.checkpoint.mapping import ParameterRows
 from sametoken.heads.medusa.config import MedusaConfig
+from sametoken.heads.modules import parameters_of
+from sametoken.model.formats.coded import Coded
 
 _MEDUSA_PREFIX = re.compile(r"^(model\.)?medusa_heads?\.")
 # Three digits at most: no head has more parts, and a larger number would be counted up to.
@@ -63,8 +65,8 @@ def _is_output(name: str) -> bool:
     return _OUTPUT.fullmatch(_MEDUSA_PREFIX.sub("", name)) is not None
 
 
-def medusa_tensors(head: nn.Module, config: MedusaConfig) -> Iterator[tuple[str, Tensor]]:
+def medusa_tensors(head: nn.Module, config: MedusaConfig) -> Iterator[tuple[str, Tensor | Coded]]:
     """The parameters of Medusa heads under FasterDecoding's names."""
     names = MedusaNames(config.own_heads)
-    for parameter, data in head.named_parameters():
-        yield names.stored(parameter, config.num_layers), data.detach()
+    for parameter, data in parameters_of(head):
+        yield names.stored(parameter, config.num_layers), data

@@ -70,6 +70,8 @@ class MedusaObjective(HeadObjective):
     def minimised(
         self, batch: Batch, features: Features, teacher: Teacher, weights: Tensor
     ) -> tuple[Tensor, AcceptanceMetrics]:
-        states = torch.stack(self.head.states(features.last.to(self.dtype)))
-        own = [head.head.weight for head in self.head.each() if head.head is not None]
-        return guess_loss(states, own or [self.outer.head], teacher, weights, self.rule)
+        states = self.head.states(features.last.to(self.dtype))
+        if own := [head.head for head in self.head.each() if head.head is not None]:
+            states = [layer.rows(state) for layer, state in zip(own, states, strict=True)]
+        layers = [layer.matrix for layer in own] or [self.outer.head]
+        return guess_loss(torch.stack(states), layers, teacher, weights, self.rule)

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from sametoken.learning.training import Training
-from sametoken.options.training import HeadOptions
+from sametoken.options.training import HeadOptions, RoundedLoss
 
 
 class MedusaOptions(HeadOptions):
@@ -24,6 +24,7 @@ class MedusaOptions(HeadOptions):
 TRAINING = Training(
     objective="sametoken.heads.medusa.objective:MedusaObjective",
     head=MedusaOptions,
+    loss=RoundedLoss,
     compared=("medusa_num_heads",),
     tree=True,
 )

@@ -163,6 +163,12 @@ def _nibbles(codes: Tensor) -> Tensor:
     return flat[:, 0::2] | flat[:, 1::2] << 4
 
 
+def rounding_of(name: str, group: int | None = None) -> Rounding:
+    """A format of ROUNDINGS; `group` is for those with a choice of it."""
+    found = ROUNDINGS[name]
+    return found if group is None else found._replace(group=group)
+
+
 ROUNDINGS: dict[str, Rounding] = {
     "fp8": Rounding(_fp8, None, 8),
     "nvfp4": Rounding(_nvfp4, 16, 4),
