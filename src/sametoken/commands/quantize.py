@@ -135,7 +135,7 @@ def _write_head(name: str, directory: Path, output: Path, values: Values) -> Hea
     from sametoken.heads.files import HEAD_FILES
     from sametoken.model.config import ModelConfig
     from sametoken.quantise.documents import read_documents
-    from sametoken.quantise.head import Place, quantise_head
+    from sametoken.quantise.head import HeadAndTarget, quantise_head
     from sametoken.quantise.report import REPORT, DraftAcceptance, HeadReport, accepted
     from sametoken.train.evaluate import Asked
 
@@ -147,7 +147,9 @@ def _write_head(name: str, directory: Path, output: Path, values: Values) -> Hea
     asked = Asked(values["max_draft_len"], values["osl"])
     with new_directory(output, replace=values["overwrite"]) as place:
         written = place / "head"
-        layers = quantise_head(Place(directory, target, values["target"]), stored, documents.calibration, written)
+        layers = quantise_head(
+            HeadAndTarget(directory, target, values["target"]), stored, documents.calibration, written
+        )
         before, after = (
             accepted(values["target"], str(head), documents.prompts, asked) for head in (directory, written)
         )

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sametoken import __version__
 from sametoken.checkpoint.quantised.collect import RANGES
 from sametoken.checkpoint.quantised.write import LAYOUTS, StoredFormat, stated
 from sametoken.checkpoint.write import names_in, write_directory
@@ -83,7 +82,7 @@ def write_head(
             tensors[key] = value.to(dtype) if value.is_floating_point() else value
     if stored is not None:
         group = stored.rounding.group
-        written.config.update(stated(stored.format, group, (), __version__, rows=False)["config.json"])
+        written.config.update(stated(stored.format, group, (), rows=False)["config.json"])
     _check_place(directory, force)
     others = (name for name in HEAD_FILES if name != written.file)
     write_directory(directory, written.config, written.file, tensors, removed=others)

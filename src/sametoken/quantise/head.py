@@ -26,7 +26,7 @@ from sametoken.quantise.run import LayerError
 from sametoken.train.targets import Source, read_outer, run
 
 
-class Place(NamedTuple):
+class HeadAndTarget(NamedTuple):
     """A head on disk and its target, with the target's name."""
 
     head: Path
@@ -48,7 +48,9 @@ class _Watched:
         return x
 
 
-def quantise_head(place: Place, stored: StoredFormat, documents: list[Tensor], output: Path) -> list[LayerError]:
+def quantise_head(
+    place: HeadAndTarget, stored: StoredFormat, documents: list[Tensor], output: Path
+) -> list[LayerError]:
     """Writes a rounded head and returns the error of each layer.
 
     Weights are rounded as `train --quantize-aware` rounds them: no document has a part in the codes.
@@ -85,7 +87,7 @@ def _error(seen: Inputs, weight: Tensor, head: Head, name: str) -> float | None:
 
 
 @torch.no_grad()
-def _calibrated(head: Head, place: Place, documents: list[Tensor]) -> dict[str, Inputs]:
+def _calibrated(head: Head, place: HeadAndTarget, documents: list[Tensor]) -> dict[str, Inputs]:
     """What each layer reads in the unrolled head; nothing for kinds that cannot be trained."""
     watched = {name: _Watched() for name in linears(head)}
     kind = head_kind(head.config).kind

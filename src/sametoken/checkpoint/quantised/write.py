@@ -92,7 +92,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def stated(
-    format: str, group: int | None, plain: Sequence[str], version: str, *, rows: bool = True
+    format: str, group: int | None, plain: Sequence[str], version: str = "", *, rows: bool = True
 ) -> dict[str, dict[str, Any]]:
     """What a checkpoint states of its weights, by file: "config.json" is to be added to, others are whole.
 
@@ -100,7 +100,7 @@ def stated(
         format: a key of LAYOUTS.
         group: inputs that share a scale, None for a row.
         plain: modules that are linear and stay plain.
-        version: of this package, which the files name as their maker.
+        version: of this package, which the files name as their maker; "" names it alone.
         rows: NVFP4: whether the files say how products round their rows (`input_scale`).
     """
     layout = LAYOUTS[format]
@@ -130,7 +130,7 @@ def _modelopt(
     """
     numbers = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": group}
     activations = {"input_activations": numbers if rows else None}
-    producer = {"name": "modelopt", "version": f"written by sametoken {version}"}
+    producer = {"name": "modelopt", "version": f"written by sametoken {version}".rstrip()}
     return {
         "config.json": {
             "quantization_config": {
