@@ -17,6 +17,7 @@ from sametoken.errors import CheckpointError, UnsupportedModelError
 from sametoken.model.formats.coded import Coded
 from sametoken.model.linear import Linear
 
+CHUNK = 1 << 20  # numbers of a quantised tensor that are dequantised at once
 PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -110,29 +111,36 @@ class _Filling:
                 "config.json and the weights describe different models",
                 field=str(item.file),
             )
-        linear = isinstance(self.module.get_submodule(_parent(name)), Linear)
+        module = self.module.get_submodule(_parent(name))
+        linear = isinstance(module, Linear) and name.endswith(".weight")
         if isinstance(stored, Coded) and self.pack and (linear or item.file.name != LINK):
             self._adopt(name, rows, item, stored)
             self._arrived(name, len(rows))
             return
-        dense = stored.dequantize() if isinstance(stored, Coded) else stored
-        if dense.dtype not in PLAIN:
+        if isinstance(stored, Tensor) and stored.dtype not in PLAIN:
             raise UnsupportedModelError(
-                f"{item.name} holds {dense.dtype}, expected a floating type of 16 bits or more, or scales beside "
+                f"{item.name} holds {stored.dtype}, expected a floating type of 16 bits or more, or scales beside "
                 "it; use the unquantised checkpoint",
                 field=str(item.file),
             )
         self._check_alike(name, item, coded=linear and self.pack and isinstance(stored, Coded))
-        target = self._parameter(name)[rows.start : rows.stop]
-        target.copy_(dense)
-        # aminmax carries NaN and Inf through, without the mask as large as the tensor that isfinite would need.
-        if not target.is_meta and not torch.stack(torch.aminmax(target)).isfinite().all():
+        if isinstance(stored, Tensor) and isinstance(module, Linear) and linear and self._packs_parts(module):
+            finite = module.place(rows.start, stored)  # its only copy
+        else:
+            target = self._parameter(name)[rows.start : rows.stop]
+            copy_numbers(stored, target)
+            # aminmax carries NaN and Inf through, without the mask as large as the tensor that isfinite would need.
+            finite = target.is_meta or bool(torch.stack(torch.aminmax(target)).isfinite().all())
+        if not finite:
             raise CheckpointError(
                 f"{item.name} holds NaN or Inf as {self.dtype}; the file is damaged, the training diverged, or the "
                 "values need a wider dtype",
                 field=str(item.file),
             )
         self._arrived(name, len(rows))
+
+    def _packs_parts(self, module: Linear) -> bool:
+        return self.pack and module.packs_plain(self.device)
 
     def _adopt(self, name: str, rows: range, item: Stored | Item, weight: Coded) -> None:
         """Leaves a quantised weight to its linear layer."""
@@ -186,6 +194,16 @@ class _Filling:
         pack = getattr(self.module.get_submodule(parent), "pack", None)
         if self.pack and pack is not None and not self.open[parent]:
             pack()
+
+
+def copy_numbers(stored: Tensor | Coded, target: Tensor) -> None:
+    """Copies a tensor, or what codes mean: some rows of it at a time, since torch needs several copies in float32."""
+    if isinstance(stored, Tensor):
+        target.copy_(stored)
+    if target.is_meta or isinstance(stored, Tensor):
+        return
+    for rows in torch.split(torch.arange(len(target)), max(1, CHUNK // stored.inputs)):
+        target[rows[0] : rows[-1] + 1] = stored.outputs(rows).dequantize().to(target.dtype)
 
 
 def _parent(name: str) -> str:

@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,20 @@ DTYPES = {
 MOST_HEADER = 100_000_000  # bytes, safetensors' own limit
 
 
-def safetensors_header(file: Path) -> list[tuple[str, Tensor]]:
+class StoredPlace(NamedTuple):
+    """A tensor of a file.
+
+    Attributes:
+        tensor: on the meta device.
+        start: of its data, in bytes from the start of the file.
+    """
+
+    name: str
+    tensor: Tensor
+    start: int
+
+
+def safetensors_header(file: Path) -> list[StoredPlace]:
     """The tensors of a safetensors file in the order of their data, which need not be there.
 
     Raises:
@@ -42,8 +55,11 @@ def safetensors_header(file: Path) -> list[tuple[str, Tensor]]:
     stated = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
     try:
         stated.sort(key=lambda item: item[1]["data_offsets"])
-        return [(name, _stated_tensor(name, entry, file)) for name, entry in stated]
-    except (KeyError, TypeError, RuntimeError) as error:
+        return [
+            StoredPlace(name, _stated_tensor(name, entry, file), 8 + length + entry["data_offsets"][0])
+            for name, entry in stated
+        ]
+    except (KeyError, TypeError, RuntimeError, IndexError) as error:
         raise CheckpointError(damaged(file, error), field=str(file)) from error
 
 

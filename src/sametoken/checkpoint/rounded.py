@@ -18,13 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from sametoken.checkpoint.hub import cache_directory
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.shards import Shards
-from sametoken.checkpoint.tensors import tensor_names, weight_files
+from sametoken.checkpoint.tensors import read_tensors, weight_files
 from sametoken.errors import CheckpointError, ConfigError, SametokenError, shown
 from sametoken.files import UNFINISHED, discard_unfinished, holding, new_directory, write_json
 from sametoken.kernels.cpu.library import library
@@ -106,12 +104,12 @@ def restore(decoder: Decoder, entry: Path) -> None:
         with holding(entry, shared=True):
             with suppress(OSError):  # a directory that others wrote
                 os.utime(entry / FACTS)
-            parts = dict(_read(entry))
+            parts = {item.name: settled(item.tensor) for item in read_tensors(entry)}
         for name, linear in _rounded(decoder):
             linear.restore(parts[f"{name}.data"], parts[f"{name}.scale"])
         if decoder.embed.tied:
             decoder.embed.restore(parts["embed.head.data"], parts["embed.head.scale"])
-    except (CheckpointError, SafetensorError, OSError, KeyError, ValueError) as error:
+    except (CheckpointError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"is damaged ({error})", field=str(entry)) from error
     for module in decoder.modules():
         if isinstance(module, Linear | Embedding):
@@ -186,11 +184,3 @@ def _rounded(decoder: Decoder) -> Iterator[tuple[str, Linear]]:
     for name, module in decoder.named_modules():
         if isinstance(module, Linear) and module.format is not None:
             yield name, module
-
-
-def _read(entry: Path) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor in memory that kernels read fast; the files are mapped one tensor at a time."""
-    for file in weight_files(entry):
-        for name in tensor_names(file):
-            with safe_open(file, framework="pt") as opened:
-                yield name, settled(opened.get_tensor(name))

@@ -22,6 +22,7 @@ from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.container import AGAIN
 from sametoken.checkpoint.gguf.directory import read_gguf
 from sametoken.checkpoint.headers import safetensors_header
+from sametoken.checkpoint.mapped import mapped
 from sametoken.errors import CheckpointError, shown
 from sametoken.files import json_object
 from sametoken.model.formats.coded import Coded
@@ -65,7 +66,7 @@ def read_tensors(
         if data:
             yield from READERS[file.suffix](file, wanted)
         elif file.suffix == ".safetensors":
-            yield from (Stored(name, tensor, file) for name, tensor in safetensors_header(file))
+            yield from (Stored(name, tensor, file) for name, tensor, _ in safetensors_header(file))
         else:
             yield from (item._replace(tensor=item.tensor.to("meta")) for item in READERS[file.suffix](file, wanted))
 
@@ -129,13 +130,13 @@ def tensor_names(file: Path) -> list[str]:
 
 
 def _read_safetensors(file: Path, wanted: Wanted) -> Iterator[Stored]:
+    tensor_names(file)  # the library looks at the whole header, and whether the file is as long as it says
     try:
-        for name in filter(wanted, tensor_names(file)):
-            # Opened anew for each tensor: one mapping for all would keep every page that was read resident.
-            with safe_open(file, framework="pt") as opened:
-                tensor = opened.get_tensor(name)
-            yield Stored(name, tensor, file)
-    except (SafetensorError, OSError) as error:
+        with file.open("rb") as opened:
+            for name, tensor, start in safetensors_header(file):
+                if wanted(name):
+                    yield Stored(name, mapped(opened, start, tensor.shape, tensor.dtype), file)
+    except (OSError, ValueError) as error:
         raise CheckpointError(damaged(file, error), field=str(file)) from error
 
 

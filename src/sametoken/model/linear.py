@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sametoken.kernels.cpu.library import Library, PackedWeight, library
+from sametoken.kernels.cpu.library import BF16, FINITE_BF16, Library, PackedWeight, library
 from sametoken.kernels.devices import device_type
 from sametoken.model.formats.base import UnpackedWeight, WeightFormat
-from sametoken.model.formats.coded import Coded, alike, differs, joined
-from sametoken.model.formats.packing import TILE, pack_bfloat16, unpaired
+from sametoken.model.formats.coded import Coded, alike, differs, joined, packed
+from sametoken.model.formats.packing import TILE, Tiles, pack_bfloat16, packed_weight, pair_tiles, unpaired
 from sametoken.model.formats.straight import TrainedForm
 from sametoken.model.product import can_pack, linear
 
@@ -53,6 +53,7 @@ class Linear(nn.Module):
         self.coded: Coded | None = None
         self.trained: TrainedForm | None = None
         self._parts: dict[int, Coded] = {}
+        self._tiles: Tiles | None = None
         self._library: Library | None = None
 
     def adopt(self, row: int, part: Coded) -> None:
@@ -66,15 +67,26 @@ class Linear(nn.Module):
                 raise ValueError(reason)
         self._parts[row] = part
 
+    def packs_plain(self, device: torch.device) -> bool:
+        """Whether `place` can take the parts of a weight on a device."""
+        compiled = device.type == "cpu" and self.weight.dtype == torch.bfloat16 and library() is not None
+        return compiled and self.format is None
+
+    def place(self, row: int, part: Tensor) -> bool:
+        """Packs the outputs from `row` on of a plain weight, `part` [R, in]; False where a number is not finite."""
+        if self._tiles is None:
+            self._tiles = pair_tiles(self.out_features, self.in_features, torch.bfloat16)
+        return self._tiles.put(row, part.to(torch.bfloat16), FINITE_BF16)
+
     def _pack_parts(self) -> None:
-        whole = joined([self._parts[row] for row in sorted(self._parts)])
+        parts = [self._parts[row] for row in sorted(self._parts)]
         self._parts.clear()
-        on_cpu = device_type(whole.codes) == "cpu" and self.weight.dtype == torch.bfloat16
+        on_cpu = device_type(parts[0].codes) == "cpu" and self.weight.dtype == torch.bfloat16
         self._library = library() if on_cpu else None
         if self._library is None:
-            self.coded = whole
+            self.coded = joined(parts)
         else:
-            self.native = whole.pack(None if self.bias is None else self.bias.detach())
+            self.native = packed(parts, None if self.bias is None else self.bias.detach())
 
     def pack(self) -> None:
         """Packs the weight and frees the plain one; a second call changes nothing."""
@@ -86,7 +98,10 @@ class Linear(nn.Module):
             return
         weight, bias = self.weight.detach(), None if self.bias is None else self.bias.detach()
         self._library = kernels_for(weight)
-        if self.format is not None:
+        if self._tiles is not None:
+            shape, self._library = (self.out_features, self.in_features), library()
+            self.native, self._tiles = packed_weight(BF16, shape, self._tiles.data, bias=bias), None
+        elif self.format is not None:
             stored = self.format.quantise(weight)
             if self._library is None:
                 self.stored = stored

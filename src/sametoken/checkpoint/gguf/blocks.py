@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sametoken.checkpoint.gguf.container import Container
+from sametoken.kernels.cpu.library import library
 from sametoken.model.formats.coded import Code, Coded
 
 UNQUANTISED_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -42,20 +43,33 @@ def _nibbles(data: Tensor) -> Tensor:
     return torch.cat([data & 15, data >> 4], 2).flatten(1)
 
 
+def _codes(kind: str, blocks: Tensor, numbers: int, in_torch: Callable[[Tensor], Tensor]) -> Tensor:
+    """[out, inputs] int8 or, of four bits, [out, inputs / 2] uint8: compiled where there are kernels, else in torch.
+
+    Args:
+        numbers: bytes of the codes of a block.
+    """
+    found = None if blocks.is_meta else library()
+    return in_torch(blocks) if found is None else found.block_codes(kind, blocks, numbers)
+
+
 def _q8_0(blocks: Tensor, inputs: int) -> Coded:
-    codes = blocks[:, :, 2:].contiguous().view(torch.int8).flatten(1)
+    codes = _codes("Q8_0", blocks, 32, lambda x: x[:, :, 2:].flatten(1)).view(torch.int8)
     return Coded(Code.INT8, codes, _floats(blocks[:, :, :2]), inputs, 32)
 
 
 def _q4_0(blocks: Tensor, inputs: int) -> Coded:
-    return Coded(Code.INT4, _four_bits(_nibbles(blocks[:, :, 2:])), _floats(blocks[:, :, :2]), inputs, 32)
+    codes = _codes("Q4_0", blocks, 16, lambda x: _four_bits(_nibbles(x[:, :, 2:])))
+    return Coded(Code.INT4, codes, _floats(blocks[:, :, :2]), inputs, 32)
 
 
 def _mxfp4(blocks: Tensor, inputs: int) -> Coded:
-    nibbles = _nibbles(blocks[:, :, 1:])
-    codes = _four_bits(torch.where(nibbles == 8, 0, nibbles))  # ggml has no negative zero
+    def in_torch(x: Tensor) -> Tensor:
+        nibbles = _nibbles(x[:, :, 1:])
+        return _four_bits(torch.where(nibbles == 8, 0, nibbles))  # ggml has no negative zero
+
     scale = blocks[:, :, 0].contiguous().view(torch.float8_e8m0fnu)
-    return Coded(Code.FP4, codes, scale, inputs, 32)
+    return Coded(Code.FP4, _codes("MXFP4", blocks, 16, in_torch), scale, inputs, 32)
 
 
 def _scales_and_offsets(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,24 +93,30 @@ def _k_coded(blocks: Tensor, code: Code, codes: Tensor, inputs: int) -> Coded:
 
 
 def _q4_k(blocks: Tensor, inputs: int) -> Coded:
-    return _k_coded(blocks, Code.INT4, _four_bits(_pairs_of_32(blocks[:, :, 16:]).flatten(1)), inputs)
+    codes = _codes("Q4_K", blocks, 128, lambda x: _four_bits(_pairs_of_32(x[:, :, 16:]).flatten(1)))
+    return _k_coded(blocks, Code.INT4, codes, inputs)
 
 
 def _q5_k(blocks: Tensor, inputs: int) -> Coded:
-    high = blocks[:, :, 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
-    codes = (_pairs_of_32(blocks[:, :, 48:]) | high << 4).flatten(1).to(torch.int8)
-    return _k_coded(blocks, Code.INT8, codes, inputs)
+    def in_torch(x: Tensor) -> Tensor:
+        high = x[:, :, 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
+        return (_pairs_of_32(x[:, :, 48:]) | high << 4).flatten(1)
+
+    return _k_coded(blocks, Code.INT8, _codes("Q5_K", blocks, 256, in_torch).view(torch.int8), inputs)
 
 
 def _q6_k(blocks: Tensor, inputs: int) -> Coded:
-    shape = blocks.shape[:2]
-    low = blocks[:, :, :128].reshape(*shape, 2, 1, 64)
-    low = torch.cat([low & 15, low >> 4], 3).reshape(*shape, 8, 32)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1)
-    high = (blocks[:, :, 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3).flatten(2, 3)
-    codes = (low | high << 4).to(torch.int8) - 32
+    def in_torch(x: Tensor) -> Tensor:
+        shape = x.shape[:2]
+        low = x[:, :, :128].reshape(*shape, 2, 1, 64)
+        low = torch.cat([low & 15, low >> 4], 3).reshape(*shape, 8, 32)
+        shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1)
+        high = (x[:, :, 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3).flatten(2, 3)
+        return ((low | high << 4).to(torch.int8) - 32).flatten(1)
+
+    codes = _codes("Q6_K", blocks, 256, in_torch).view(torch.int8)
     scale = blocks[:, :, 192:208].contiguous().view(torch.int8).flatten(1)
-    return Coded(Code.INT8, codes.flatten(1), scale, inputs, 16, step=_floats(blocks[:, :, 208:]))
+    return Coded(Code.INT8, codes, scale, inputs, 16, step=_floats(blocks[:, :, 208:]))
 
 
 READERS: dict[str, Callable[[Tensor, int], Coded]] = {

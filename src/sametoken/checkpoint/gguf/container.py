@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sametoken.checkpoint.mapped import mapped
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -101,12 +102,11 @@ class Container:
         row = entry.shape[-1] // entry.type.numbers * entry.type.bytes
         if not self.data:
             return torch.empty(entry.nbytes // row, row, dtype=torch.uint8, device="meta")
-        data = bytearray(entry.nbytes)
-        with self.file.open("rb") as opened:
-            opened.seek(entry.start)
-            if opened.readinto(data) != entry.nbytes:
-                raise CheckpointError(f"{self.file}: ends within {name}; {AGAIN}")
-        return torch.frombuffer(data, dtype=torch.uint8).view(-1, row)
+        try:
+            with self.file.open("rb") as opened:
+                return mapped(opened, entry.start, (entry.nbytes // row, row), torch.uint8)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.file}: ends within {name}; {AGAIN}") from error
 
 
 class _Bytes:

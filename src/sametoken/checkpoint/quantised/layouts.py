@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sametoken.checkpoint.quantised.scheme import WeightScheme
 from sametoken.errors import CheckpointError
+from sametoken.kernels.cpu.library import library
 from sametoken.model.formats.coded import Code, Coded
 
 Parts = Mapping[str, Tensor]
@@ -92,7 +93,11 @@ def _fp8(parts: Parts, layer: WeightScheme) -> Coded:
     """A scale for the weight, for each row, or for blocks; all multiply."""
     codes, scale = parts["weight"], _part(parts, "weight_scale", "weight_scale_inv").to(torch.float32)
     outputs, inputs = _matrix("weight", codes)
-    if not codes.is_meta and ((codes.view(torch.uint8) & 127) == 127).any():
+    if (
+        not codes.is_meta
+        and codes.numel()
+        and (codes.view(torch.int8).amax() == 127 or codes.view(torch.uint8).amax() == 255)
+    ):
         raise CheckpointError(f"its weight holds NaN; {DAMAGED}")
     if layer.block is None or scale.numel() == 1:
         return Coded(Code.FP8, codes, _rows("weight_scale", scale, outputs), inputs, inputs)
@@ -171,11 +176,16 @@ def _awq(parts: Parts, layer: WeightScheme) -> Coded:
     outputs, groups = 8 * columns, scale.shape[0]
     _shaped("scales", scale, groups, outputs)
     zeros = _shaped("qzeros", _part(parts, "qzeros"), groups, columns)
-    places = torch.tensor(AWQ_PLACES)
-    nibbles = _bytes_of(words, 4).view(inputs, columns, 8)[:, :, places].flatten(1).t()
-    zero = _bytes_of(zeros, 4).view(groups, columns, 8)[:, :, places].flatten(1).t().to(torch.int8)
-    codes = _halved(nibbles)
+    zero = _awq_nibbles(zeros).to(torch.int8)
+    compiled = None if words.is_meta or words.dtype != torch.int32 or inputs % 2 else library()
+    codes = _halved(_awq_nibbles(words)) if compiled is None else compiled.awq_codes(words)
     return Coded(Code.INT4, codes, scale.t().contiguous(), inputs, _group(layer, inputs, groups), zero=zero)
+
+
+def _awq_nibbles(words: Tensor) -> Tensor:
+    """[out, in] uint8 codes of [in, out / 8] words."""
+    places = torch.tensor(AWQ_PLACES)
+    return _bytes_of(words, 4).view(*words.shape, 8)[:, :, places].flatten(1).t()
 
 
 def _gptq(parts: Parts, layer: WeightScheme) -> Coded:
@@ -189,7 +199,7 @@ def _gptq(parts: Parts, layer: WeightScheme) -> Coded:
     zero = zero - (128 if layer.bits == 8 else 0)
     if not zero.is_meta and int(zero.max()) > 127:
         raise CheckpointError(f"its qzeros hold a zero point past the last code; {DAMAGED}")
-    codes = words.contiguous().view(torch.uint8).view(rows, outputs, 4).transpose(0, 1).flatten(1)
+    codes = _bytes_of(words.t(), 8)
     codes = codes if layer.bits == 4 else _centred(codes, 8)
     weight = Coded(
         _integer(layer), codes, scale.t().contiguous(), inputs, _group(layer, inputs, groups), zero=zero.to(torch.int8)
@@ -265,7 +275,12 @@ def _check_scales(weight: Coded) -> None:
     """Scales are positive finite numbers; only a group of four-bit floats may be all zero."""
     if weight.scale.is_meta:
         return
-    for name, each in (("scale", weight.scale.to(torch.float32)), ("global scale", weight.factors())):
+    checked = [("global scale", weight.factors())]
+    # Of the bytes of positive finite numbers the greatest is 126 (E4M3) or 254 (E8M0); torch is slow to convert them.
+    greatest = {torch.float8_e4m3fn: 126, torch.float8_e8m0fnu: 254}.get(weight.scale.dtype, -1)
+    if greatest < 0 or weight.scale.view(torch.uint8).amax() > greatest:
+        checked.insert(0, ("scale", weight.scale.to(torch.float32)))
+    for name, each in checked:
         low, high = (float(limit) for limit in torch.aminmax(each))
         zero = low == 0 and name == "scale" and weight.scale.dtype == torch.float8_e4m3fn
         if not ((low > 0 or zero) and high < float("inf")):

@@ -1,8 +1,9 @@
-// The functions that Python calls: one linear, the fusion of a head's features, one forward, and guesses.
+// The functions that Python calls: one linear, the fusion of a head's features, one forward, guesses, and packing.
 //
 // Return values: 0, or -1 when memory ran out.
 #include "draw.h"
 #include "forward.h"
+#include "pack.h"
 
 using namespace sametoken;
 
@@ -107,7 +108,7 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 11; }
+int32_t sametoken_interface() { return 12; }
 
 // All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
 // taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.
@@ -125,6 +126,23 @@ int32_t sametoken_linear(const Weight* weight, const bf16* x, int32_t count, con
     if (wide) product(*weight, x, count, threads, read, into_floats(static_cast<float*>(y), out, out), nothing);
     else product(*weight, x, count, threads, read, into(static_cast<bf16*>(y), out, out), nothing);
   });
+}
+
+// Rows of a weight into tiles; 1 where a number is not finite, of turns that look.
+int32_t sametoken_pack(const Packing* packing, int32_t unit, int32_t turn, int32_t threads) {
+  bool good = true;
+  int32_t status = guarded([&] { good = pack(*packing, unit, Turn(turn), threads); });
+  return status != 0 ? status : good ? 0 : 1;
+}
+
+// Codes of AWQ's words [inputs][columns] as rows [8 * columns][inputs / 2].
+int32_t sametoken_awq(const char* words, int64_t inputs, int64_t columns, uint8_t* codes, int32_t threads) {
+  return guarded([&] { awq_codes(words, inputs, columns, codes, threads); });
+}
+
+// Codes of `count` blocks of llama.cpp.
+int32_t sametoken_blocks(int32_t kind, const uint8_t* blocks, int64_t count, uint8_t* codes, int32_t threads) {
+  return guarded([&] { block_codes(kind, blocks, count, codes, threads); });
 }
 
 // x [count][hidden], the hidden states that a head reads, of the target's features: [count][in] of the fusion (EAGLE-3)

@@ -24,7 +24,7 @@ from sametoken.kernels.cpu.processor import VARIANTS, processor_features, rebuil
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 11  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 12  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
 ALONE_BYTES = 2**19
@@ -133,6 +133,20 @@ class Draw(Structure):
     ]  # fmt: skip
 
 
+class Packing(Structure):
+    """See pack.h."""
+
+    _fields_ = [
+        ("source", c_void_p), ("rows", c_int64), ("row_bytes", c_int64), ("stride", c_int64), ("target", c_void_p),
+        ("first", c_int64), ("outputs", c_int64), ("units", c_int64),
+    ]  # fmt: skip
+
+
+# What becomes of a row's units: see Turn in pack.h.
+AS_IS, FINITE_BF16, FLIPPED, FINITE_FP8, NIBBLES = range(5)
+BLOCK_KINDS = ("Q8_0", "Q4_0", "MXFP4", "Q4_K", "Q5_K", "Q6_K")  # of llama.cpp, see BlockKind in pack.h
+
+
 class PackedWeight(NamedTuple):
     """A linear's weight in the library's layout.
 
@@ -173,6 +187,44 @@ class Library:
             POINTER(Model), POINTER(Pages), POINTER(Feed), POINTER(Output), POINTER(Draw), c_void_p,
             c_int32, c_int32, c_int32,
         ]  # fmt: skip
+        self._pack, self._awq, self._blocks = library.sametoken_pack, library.sametoken_awq, library.sametoken_blocks
+        self._pack.argtypes = [POINTER(Packing), c_int32, c_int32, c_int32]
+        self._awq.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int32]
+        self._blocks.argtypes = [c_int32, c_void_p, c_int64, c_void_p, c_int32]
+
+    def pack(self, rows: Tensor, target: Tensor, first: int, outputs: int, turn: int) -> bool:
+        """Puts rows of a weight into its tiles; False where a number is not finite, of turns that look.
+
+        Args:
+            rows: [R, n], each contiguous.
+            target: [tiles, units, 16, ...] contiguous.
+            first: the output that the first row is.
+            outputs: of the weight; more ones of a tile become zero.
+        """
+        row_bytes, unit = rows.shape[1] * rows.itemsize, target[0, 0, 0].numel() * target.itemsize
+        packing = Packing(
+            rows.data_ptr(), rows.shape[0], row_bytes, rows.stride(0) * rows.itemsize, target.data_ptr(), first,
+            outputs, target.shape[1],
+        )  # fmt: skip
+        status = self._pack(packing, unit, turn, _threads(rows.shape[0] * row_bytes))
+        _check(min(status, 0))
+        return bool(status == 0)
+
+    def awq_codes(self, words: Tensor) -> Tensor:
+        """[out, in / 2] uint8 codes, an even input in the low four bits, of AWQ's words [in, out / 8] int32."""
+        inputs, columns = words.shape
+        codes = torch.empty(8 * columns, inputs // 2, dtype=torch.uint8)
+        words = words.contiguous()
+        _check(self._awq(words.data_ptr(), inputs, columns, codes.data_ptr(), _threads(words.nbytes)))
+        return codes
+
+    def block_codes(self, kind: str, blocks: Tensor, codes: int) -> Tensor:
+        """[out, blocks * codes] uint8 of llama.cpp's blocks [out, blocks, bytes], of which each has so many bytes."""
+        found = torch.empty(blocks.shape[0], blocks.shape[1] * codes, dtype=torch.uint8)
+        blocks, count = blocks.contiguous(), blocks.shape[0] * blocks.shape[1]
+        number = BLOCK_KINDS.index(kind)
+        _check(self._blocks(number, blocks.data_ptr(), count, found.data_ptr(), _threads(blocks.nbytes)))
+        return found
 
     def linear(
         self, packed: PackedWeight, x: Tensor, dtype: torch.dtype, norm: tuple[Tensor, float, float] | None = None

@@ -20,6 +20,7 @@ from sametoken.kernels.cpu.library import FP4, FP8, GROUPED_INT4, GROUPED_INT8, 
 from sametoken.model.formats.base import UnpackedWeight
 from sametoken.model.formats.coded_packing import pack_codes
 from sametoken.model.formats.int8 import Int8
+from sametoken.model.formats.packing import padded_outputs, quads
 from sametoken.model.product import linear
 
 DYNAMIC = Int8("int8", dynamic=True)
@@ -153,10 +154,14 @@ class Coded:
 
     def pack(self, bias: Tensor | None) -> PackedWeight:
         """The compiled kernels' layout; `bias` [out] bfloat16."""
+        return packed([self], bias)
+
+    def _pack(self, codes: Sequence[Tensor], bias: Tensor | None) -> PackedWeight:
+        """The same with codes of the outputs one below the other, which stand in the place of its own."""
         if self.dynamic:
-            return DYNAMIC.pack(self.rounded(), self.inputs, bias)
+            return DYNAMIC.packed(self.shape, quads(*codes), padded_outputs(self.rounded().scale), bias)
         return pack_codes(
-            self.code.value, self.shape, self.codes, self.scale, self.group, bias,
+            self.code.value, self.shape, codes, self.scale, self.group, bias,
             factor=self._factor(), zero=self.zero, order=self.order, step=self.step, offset=self.offset,
             offset_step=self.offset_step,
         )  # fmt: skip
@@ -251,6 +256,13 @@ def joined(parts: Sequence[Coded]) -> Coded:
         if getattr(first, name) is not None:
             whole[name] = torch.cat([getattr(part, name) for part in parts])
     return replace(first, **whole)
+
+
+def packed(parts: Sequence[Coded], bias: Tensor | None) -> PackedWeight:
+    """Weights of the same inputs in the compiled kernels' layout, one below the other; raises as `joined`."""
+    parts = alike(parts)
+    facts = joined([replace(part, codes=part.codes[:, :0]) for part in parts])  # each code is copied once
+    return facts._pack([part.codes for part in parts], bias)
 
 
 def differs(one: Coded, other: Coded) -> str | None:

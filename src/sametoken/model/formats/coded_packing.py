@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.kernels.cpu.library import FP8, GROUPED_INT8, PackedWeight, address
-from sametoken.kernels.cpu.memory import settled
-from sametoken.model.formats.packing import TILE, WIDTH, packed_weight, padded, padded_outputs, pairs
+from sametoken.kernels.cpu.library import FINITE_FP8, FP8, GROUPED_INT8, NIBBLES, PackedWeight, address
+from sametoken.model.formats.packing import WIDTH, Tiles, packed_weight, padded_outputs, pairs, wide
 
 SCALES = {dtype: i for i, dtype in enumerate(
     (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.int8)
@@ -18,7 +18,7 @@ SCALES = {dtype: i for i, dtype in enumerate(
 def pack_codes(
     kind: int,
     shape: tuple[int, int],
-    codes: Tensor,
+    codes: Sequence[Tensor],
     scale: Tensor,
     group: int,
     bias: Tensor | None,
@@ -35,9 +35,10 @@ def pack_codes(
     Args:
         kind: of the kernel.
         shape: [out, in].
+        codes: of the outputs one below the other.
         bias: [out] bfloat16.
     """  # fmt: skip
-    data = quads(codes) if kind == FP8 else pairs(codes) if kind == GROUPED_INT8 else words(codes)
+    data = quads(*codes) if kind == FP8 else pairs(*codes) if kind == GROUPED_INT8 else words(*codes)
     parts = (
         by_group(scale),
         None if factor is None else padded_outputs(factor),
@@ -53,26 +54,21 @@ def pack_codes(
     return PackedWeight(packed.weight, (*packed.kept, *(part for part in parts if part is not None)))
 
 
-def words(codes: Tensor) -> Tensor:
+def words(*parts: Tensor) -> Tensor:
     """[tiles, in / 8, 16, 4] bytes of codes [out, in / 2]: a word has 8 inputs, the even ones in its low 16 bits."""
-    missing = -codes.shape[0] % TILE, -codes.shape[1] % (WIDTH // 2)
-    whole = F.pad(codes, (0, missing[1], 0, missing[0])) if any(missing) else codes
-    first, second = whole.reshape(whole.shape[0], -1, 2, 2).unbind(3)
-    found = torch.cat([(first & 15) | (second << 4), (first >> 4) | (second & 240)], 2)
-    return settled(found.view(-1, TILE, found.shape[1], 4).transpose(1, 2))
+    tiles = Tiles(sum(map(len, parts)), wide(2 * parts[0].shape[1]) // 8, (4,), torch.uint8)
+    return tiles.filled(parts, NIBBLES)
 
 
-def quads(codes: Tensor) -> Tensor:
-    """[tiles, in / 4, 16, 4] bytes of codes [out, in] of a byte: of four inputs the even ones come first."""
-    whole = padded(codes.view(torch.int8))
-    return settled(whole.view(-1, TILE, whole.shape[1] // 4, 2, 2).permute(0, 2, 1, 4, 3))
+def quads(*parts: Tensor) -> Tensor:
+    """[tiles, in / 4, 16, 4] bytes of float8_e4m3fn codes [out, in]: of four inputs the even ones come first."""
+    tiles = Tiles(sum(map(len, parts)), wide(parts[0].shape[1]) // 4, (4,), torch.int8)
+    return tiles.filled([part.view(torch.int8) for part in parts], FINITE_FP8)
 
 
 def by_group(x: Tensor) -> Tensor:
     """[tiles, groups, 16] of [out, groups]."""
-    narrow = x.dtype.itemsize == 1  # torch cannot pad eight-bit floats
-    whole = padded_outputs(x.view(torch.int8) if narrow else x)
-    return settled(whole.view(-1, TILE, whole.shape[1]).transpose(1, 2)).view(x.dtype)
+    return Tiles(len(x), x.shape[1], (), x.dtype).filled([x])
 
 
 def padded_order(order: Tensor) -> Tensor:

@@ -5,20 +5,63 @@ See linear.h. Outputs are padded to whole tiles, inputs to 128, with weights of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.kernels.cpu.library import BF16, PackedWeight, Weight, address
-from sametoken.kernels.cpu.memory import settled
+from sametoken.kernels.cpu.library import AS_IS, BF16, FINITE_BF16, FLIPPED, PackedWeight, Weight, address, library
+from sametoken.kernels.cpu.memory import new_memory
 
 TILE, WIDTH = 16, 128
 
 
-def pairs(weight: Tensor) -> Tensor:
-    """[tiles, in / 2, 16, 2] of a weight [out, in] in bfloat16 or int8."""
-    whole = padded(weight)
-    return settled(whole.view(-1, TILE, whole.shape[1] // 2, 2).transpose(1, 2))
+class Tiles:
+    """A tensor [tiles, units, 16, ...] that rows of a weight are put into, output by output.
+
+    Args:
+        outputs: of the weight; those that fill its last tile are zero.
+        units: of each output.
+        unit: shape of a unit.
+    """
+
+    def __init__(self, outputs: int, units: int, unit: Sequence[int], dtype: torch.dtype) -> None:
+        self._outputs = outputs
+        self.data = new_memory((-(-outputs // TILE), units, TILE, *unit), dtype)
+
+    def put(self, first: int, rows: Tensor, turn: int = AS_IS) -> bool:
+        """Puts rows [R, n], the outputs from `first` on; False where a number is not finite, of turns that look."""
+        found = library()
+        if self.data.is_meta:
+            return True
+        assert found is not None  # without the kernels nobody packs for them
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        return found.pack(rows, self.data, first, self._outputs, turn)
+
+    def filled(self, parts: Sequence[Tensor], turn: int = AS_IS) -> Tensor:
+        """The tensor with the rows of all parts, one below the other."""
+        first = 0
+        for rows in parts:
+            self.put(first, rows, turn)
+            first += rows.shape[0]
+        return self.data
+
+
+def wide(inputs: int) -> int:
+    """Inputs with those of weight zero that make whole steps."""
+    return -(-inputs // WIDTH) * WIDTH
+
+
+def pair_tiles(outputs: int, inputs: int, dtype: torch.dtype) -> Tiles:
+    """[tiles, in / 2, 16, 2] in bfloat16 or int8."""
+    return Tiles(outputs, wide(inputs) // 2, (2,), dtype)
+
+
+def pairs(*parts: Tensor) -> Tensor:
+    """[tiles, in / 2, 16, 2] of a weight in bfloat16 or int8, whose parts [out, in] are one below the other."""
+    first, turn = parts[0], FINITE_BF16 if parts[0].dtype == torch.bfloat16 else AS_IS
+    return pair_tiles(sum(map(len, parts)), first.shape[1], first.dtype).filled(parts, turn)
 
 
 def unpaired(packed: Tensor, rows: Tensor, size: int) -> Tensor:
@@ -26,17 +69,19 @@ def unpaired(packed: Tensor, rows: Tensor, size: int) -> Tensor:
     return packed[rows // TILE, :, rows % TILE].flatten(1)[:, :size]
 
 
-def quads(values: Tensor) -> Tensor:
-    """[tiles, in / 4, 16, 4] bytes, each value + 128, of int8 values [out, in]."""
-    whole = (padded(values).to(torch.int16) + 128).to(torch.uint8)
-    return settled(whole.view(-1, TILE, whole.shape[1] // 4, 4).transpose(1, 2))
+def quads(*parts: Tensor) -> Tensor:
+    """[tiles, in / 4, 16, 4] bytes, each value + 128, of int8 values whose parts [out, in] are one below the other."""
+    return Tiles(sum(map(len, parts)), wide(parts[0].shape[1]) // 4, (4,), torch.uint8).filled(parts, FLIPPED)
 
 
 def nibbles(values: Tensor) -> Tensor:
     """[tiles, in / 8, 16, 4] bytes of values -8 .. 7 [out, in]: byte b holds value b in its low half, 4 + b above."""
-    whole = (padded(values).to(torch.int16) + 8).to(torch.uint8)
-    low, high = whole.view(-1, TILE, whole.shape[1] // 8, 2, 4).unbind(3)
-    return settled((low | (high << 4)).transpose(1, 2))
+    whole = values if values.shape[1] % WIDTH == 0 else F.pad(values, (0, -values.shape[1] % WIDTH))
+    low, high = (whole.view(torch.uint8) ^ 8).view(len(values), -1, 2, 4).unbind(2)
+    rows = (low & 15 | high << 4).flatten(1)
+    found = Tiles(len(values), rows.shape[1] // 4, (4,), torch.uint8).filled([rows])
+    found[-1, :, len(values) - TILE * (len(found) - 1) :] = 0x88  # outputs that are not there are zero, too
+    return found
 
 
 def padded_outputs(x: Tensor) -> Tensor:
@@ -63,9 +108,3 @@ def packed_weight(
 def pack_bfloat16(weight: Tensor, bias: Tensor | None) -> PackedWeight:
     """An unquantised weight [out, in] in bfloat16."""
     return packed_weight(BF16, (weight.shape[0], weight.shape[1]), pairs(weight), bias=bias)
-
-
-def padded(weight: Tensor) -> Tensor:
-    """A weight [out, in] with zeros up to whole tiles and steps."""
-    missing = -weight.shape[0] % TILE, -weight.shape[1] % WIDTH
-    return F.pad(weight, (0, missing[1], 0, missing[0])) if any(missing) else weight

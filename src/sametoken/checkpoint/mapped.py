@@ -1,0 +1,38 @@
+"""Parts of files as tensors whose bytes stay in the system's file cache: each part is a mapping of its own.
+
+One mapping for a whole file would keep every page that was read in this process's memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+AHEAD = 64 << 20  # bytes that the system is asked to read meanwhile
+
+
+def mapped(file: BinaryIO, start: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor at byte `start` of an open file; its pages are given back when the tensor is gone.
+
+    Raises:
+        OSError, ValueError: the file cannot be mapped or ends before the tensor does.
+    """
+    size = dtype.itemsize
+    for each in shape:
+        size *= each
+    if size == 0:
+        return torch.empty(shape, dtype=dtype)
+    skipped = start % mmap.ALLOCATIONGRANULARITY
+    # Writable copies of pages, since torch knows no tensors that cannot be written to; nobody writes.
+    pages = mmap.mmap(file.fileno(), skipped + size, access=mmap.ACCESS_COPY, offset=start - skipped)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), start, size + AHEAD, os.POSIX_FADV_WILLNEED)
+    found = torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=skipped)
+    if found.data_ptr() % dtype.itemsize:
+        found = found.clone()
+    return found.view(dtype).view(tuple(shape))

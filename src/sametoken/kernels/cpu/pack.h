@@ -1,0 +1,233 @@
+// Weights as files hold them, in the layouts that the kernels read: tiles of 16 outputs, within a tile step by step of the
+// inputs; and codes of llama.cpp's blocks and of AWQ's words as rows.
+#pragma once
+#include <cstring>
+
+#include "rows.h"
+#include "team.h"
+
+namespace sametoken {
+
+// What becomes of the units of a row; FINITE ones are looked at too.
+enum Turn : int32_t {
+  AS_IS = 0,
+  FINITE_BF16 = 1,  // pairs of bfloat16
+  FLIPPED = 2,      // four signed bytes with 128 added
+  FINITE_FP8 = 3,   // four float8_e4m3fn, the even ones first
+  NIBBLES = 4,      // eight codes of four bits, the even ones first
+};
+
+template <Turn TURN>
+inline uint32_t turned(uint32_t x) {
+  auto evens = [](uint32_t y) {
+    y &= 0x0f0f0f0f;
+    y = (y | y >> 4) & 0x00ff00ff;
+    return (y | y >> 8) & 0xffff;
+  };
+  if (TURN == FLIPPED) return x ^ 0x80808080;
+  if (TURN == FINITE_FP8) return (x & 0xff0000ff) | (x >> 8 & 0xff00) | (x & 0xff00) << 8;
+  if (TURN == NIBBLES) return evens(x) | evens(x >> 4) << 16;
+  return x;
+}
+
+// Whether four bytes of a row hold no Inf or NaN.
+template <Turn TURN>
+inline bool finite(uint32_t x) {
+  if (TURN == FINITE_BF16) return (x & 0x7f80) != 0x7f80 && (x & 0x7f800000) != 0x7f800000;
+  if (TURN == FINITE_FP8) {  // NaN alone: the lower seven bits of a byte are ones
+    uint32_t missing = ~x & 0x7f7f7f7f;
+    return ((missing + 0x7f7f7f7f) & 0x80808080) == 0x80808080;
+  }
+  return true;
+}
+
+// Rows of a weight, and where they go.
+struct Packing {
+  const char* source;       // [rows], `stride` bytes apart
+  int64_t rows, row_bytes, stride;
+  char* target;             // [tile][units][16] units of `unit` bytes
+  int64_t first, outputs;   // the output that the first row is, and how many there are in all: more ones of a tile are zero
+  int64_t units;            // of a row of the target; those past the source's are zero
+};
+
+// A tile's part of a packing; false where a number is not finite.
+template <class Unit, Turn TURN>
+bool pack_tile(const Packing& p, int64_t tile) {
+  constexpr int BLOCK = 64;
+  Unit block[LANES][BLOCK];
+  int64_t begin = tile * LANES, low = std::max(p.first - begin, int64_t(0));
+  int64_t end = p.first + p.rows, high = end == p.outputs ? LANES : std::min(end - begin, int64_t(LANES));
+  bool good = true;
+  for (int64_t at = 0; at < p.units; at += BLOCK) {
+    int64_t count = std::min<int64_t>(BLOCK, p.units - at);
+    for (int64_t lane = low; lane < high; lane++) {
+      int64_t row = begin + lane - p.first, from = at * int64_t(sizeof(Unit));
+      size_t whole = size_t(count) * sizeof(Unit), bytes = 0;
+      if (row < p.rows && from < p.row_bytes) bytes = std::min(whole, size_t(p.row_bytes - from));
+      Unit* to = block[lane];
+      if (bytes < whole) std::memset(to, 0, whole);
+      if (bytes > 0) std::memcpy(to, p.source + row * p.stride + from, bytes);
+      if (TURN == AS_IS) continue;
+      bool all = true;
+      for (int64_t i = 0; i < count; i++) {
+        all &= finite<TURN>(uint32_t(to[i]));
+        to[i] = Unit(turned<TURN>(uint32_t(to[i])));
+      }
+      good &= all;
+    }
+    Unit* out = reinterpret_cast<Unit*>(p.target) + (tile * p.units + at) * LANES;
+    if (low == 0 && high == LANES)
+      for (int64_t i = 0; i < count; i++)
+        for (int lane = 0; lane < LANES; lane++) out[i * LANES + lane] = block[lane][i];
+    else
+      for (int64_t i = 0; i < count; i++)
+        for (int64_t lane = low; lane < high; lane++) out[i * LANES + lane] = block[lane][i];
+  }
+  return good;
+}
+
+// Packs rows; false where a number is not finite.
+inline bool pack(const Packing& p, int unit, Turn turn, int threads) {
+  bool (*work)(const Packing&, int64_t) = nullptr;
+  switch (turn) {
+    case FINITE_BF16: work = pack_tile<uint32_t, FINITE_BF16>; break;
+    case FLIPPED: work = pack_tile<uint32_t, FLIPPED>; break;
+    case FINITE_FP8: work = pack_tile<uint32_t, FINITE_FP8>; break;
+    case NIBBLES: work = pack_tile<uint32_t, NIBBLES>; break;
+    default: work = unit == 1 ? pack_tile<uint8_t, AS_IS> : unit == 2 ? pack_tile<uint16_t, AS_IS> : pack_tile<uint32_t, AS_IS>;
+  }
+  if (p.rows == 0) return true;
+  int64_t begin = p.first / LANES, end = (p.first + p.rows + LANES - 1) / LANES;
+  std::atomic<bool> good{true};
+  Pool::instance().run(threads, 1, [&](Worker& worker) {
+    worker.each(int(end - begin), [&](int tile) {
+      if (!work(p, begin + tile)) good.store(false, std::memory_order_relaxed);
+    });
+  });
+  return good.load();
+}
+
+// Codes [out][in / 2] of AWQ's words [in][out / 8]: an even input in the low four bits.
+inline void awq_codes(const char* words, int64_t inputs, int64_t columns, uint8_t* codes, int threads) {
+  constexpr int WORDS = 16, BLOCK = 64;            // words of a cache line, and codes that are written in one piece
+  constexpr int EVENS[] = {0, 4, 1, 5}, ODDS[] = {2, 6, 3, 7};  // outputs at the even and odd places of a word
+  Pool::instance().run(threads, 1, [&](Worker& worker) {
+    worker.each(int((columns + WORDS - 1) / WORDS), [&](int task) {
+      uint8_t block[8 * WORDS][BLOCK];
+      int64_t column = int64_t(task) * WORDS, wide = std::min<int64_t>(WORDS, columns - column), half = inputs / 2;
+      for (int64_t at = 0; at < half; at += BLOCK) {
+        int64_t count = std::min<int64_t>(BLOCK, half - at);
+        for (int64_t i = 0; i < count; i++) {
+          uint32_t rows[2][WORDS];
+          for (int row = 0; row < 2; row++)
+            std::memcpy(rows[row], words + ((2 * (at + i) + row) * columns + column) * 4, size_t(wide) * 4);
+          for (int64_t w = 0; w < wide; w++) {
+            uint32_t first = rows[0][w], second = rows[1][w];
+            uint32_t even = (first & 0x0f0f0f0f) | (second & 0x0f0f0f0f) << 4;
+            uint32_t odd = (first >> 4 & 0x0f0f0f0f) | (second & 0xf0f0f0f0);
+            for (int b = 0; b < 4; b++) {
+              block[8 * w + EVENS[b]][i] = uint8_t(even >> 8 * b);
+              block[8 * w + ODDS[b]][i] = uint8_t(odd >> 8 * b);
+            }
+          }
+        }
+        for (int64_t row = 0; row < 8 * wide; row++)
+          std::memcpy(codes + (8 * column + row) * half + at, block[row], size_t(count));
+      }
+    });
+  });
+}
+
+// Codes of a block of llama.cpp as Coded has them: four-bit ones with an even input in the low half of a byte.
+enum BlockKind : int32_t { Q8_0 = 0, Q4_0 = 1, MXFP4 = 2, Q4_K = 3, Q5_K = 4, Q6_K = 5 };
+
+// 2 * N four-bit codes, the low halves of N bytes and then the high ones, as N bytes of pairs.
+template <int N>
+inline void pair_halves(const uint8_t* from, uint8_t* to) {
+  for (int i = 0; i < N / 2; i++) {
+    to[i] = uint8_t((from[2 * i] & 15) | from[2 * i + 1] << 4);
+    to[N / 2 + i] = uint8_t(from[2 * i] >> 4 | (from[2 * i + 1] & 240));
+  }
+}
+
+template <int KIND>
+struct BlockOf;
+template <>
+struct BlockOf<Q8_0> {
+  static constexpr int BYTES = 34, CODES = 32;
+  static void read(const uint8_t* from, uint8_t* to) { std::memcpy(to, from + 2, 32); }
+};
+template <>
+struct BlockOf<Q4_0> {
+  static constexpr int BYTES = 18, CODES = 16;
+  static void read(const uint8_t* from, uint8_t* to) { pair_halves<16>(from + 2, to); }
+};
+template <>
+struct BlockOf<MXFP4> {
+  static constexpr int BYTES = 17, CODES = 16;
+  static void read(const uint8_t* from, uint8_t* to) {
+    pair_halves<16>(from + 1, to);
+    for (int i = 0; i < 16; i++) {  // ggml has no negative zero
+      if ((to[i] & 15) == 8) to[i] &= 240;
+      if (to[i] >> 4 == 8) to[i] &= 15;
+    }
+  }
+};
+template <>
+struct BlockOf<Q4_K> {
+  static constexpr int BYTES = 144, CODES = 128;
+  static void read(const uint8_t* from, uint8_t* to) {
+    for (int part = 0; part < 4; part++) pair_halves<32>(from + 16 + 32 * part, to + 32 * part);
+  }
+};
+template <>
+struct BlockOf<Q5_K> {
+  static constexpr int BYTES = 176, CODES = 256;
+  static void read(const uint8_t* from, uint8_t* to) {
+    const uint8_t *high = from + 16, *low = from + 48;
+    for (int part = 0; part < 4; part++)
+      for (int i = 0; i < 32; i++) {
+        to[64 * part + i] = uint8_t((low[32 * part + i] & 15) | (high[i] >> (2 * part) & 1) << 4);
+        to[64 * part + 32 + i] = uint8_t(low[32 * part + i] >> 4 | (high[i] >> (2 * part + 1) & 1) << 4);
+      }
+  }
+};
+template <>
+struct BlockOf<Q6_K> {
+  static constexpr int BYTES = 210, CODES = 256;
+  static void read(const uint8_t* from, uint8_t* to) {
+    for (int part = 0; part < 2; part++, to += 128) {
+      const uint8_t *low = from + 64 * part, *high = from + 128 + 32 * part;
+      for (int i = 0; i < 32; i++)
+        for (int j = 0; j < 4; j++) {
+          int nibble = j < 2 ? low[32 * j + i] & 15 : low[32 * (j - 2) + i] >> 4;
+          to[32 * j + i] = uint8_t((nibble | (high[i] >> (2 * j) & 3) << 4) - 32);
+        }
+    }
+  }
+};
+
+template <int KIND>
+void block_codes(const uint8_t* blocks, int64_t count, uint8_t* codes, int threads) {
+  constexpr int64_t SHARE = 256;
+  Pool::instance().run(threads, 1, [&](Worker& worker) {
+    worker.each(int((count + SHARE - 1) / SHARE), [&](int task) {
+      for (int64_t i = task * SHARE; i < std::min(count, (task + 1) * SHARE); i++)
+        BlockOf<KIND>::read(blocks + i * BlockOf<KIND>::BYTES, codes + i * BlockOf<KIND>::CODES);
+    });
+  });
+}
+
+// Codes of `count` blocks, one after the other.
+inline void block_codes(int kind, const uint8_t* blocks, int64_t count, uint8_t* codes, int threads) {
+  switch (kind) {
+    case Q8_0: return block_codes<Q8_0>(blocks, count, codes, threads);
+    case Q4_0: return block_codes<Q4_0>(blocks, count, codes, threads);
+    case MXFP4: return block_codes<MXFP4>(blocks, count, codes, threads);
+    case Q4_K: return block_codes<Q4_K>(blocks, count, codes, threads);
+    case Q5_K: return block_codes<Q5_K>(blocks, count, codes, threads);
+    default: return block_codes<Q6_K>(blocks, count, codes, threads);
+  }
+}
+
+}  // namespace sametoken
