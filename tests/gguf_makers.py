@@ -21,7 +21,7 @@ from sametoken.files import json_object
 ARCHITECTURES = {
     "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "gpt_oss": "gpt-oss", "mixtral": "llama", "mistral": "llama",
     "olmo3": "olmo2", "gemma3_text": "gemma3", "qwen3_vl_text": "qwen3vl", "glm": "chatglm",
-    "glm4_moe": "glm4moe", "deepseek_v3": "deepseek2", "llama4_text": "llama4",
+    "glm4_moe": "glm4moe", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "llama4_text": "llama4",
 }  # fmt: skip
 # By tiny model: what files of its family cannot state, as llama.cpp takes it for granted.
 UNSTATED: dict[str, dict[str, Any]] = {

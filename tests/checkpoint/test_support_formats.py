@@ -136,6 +136,8 @@ def wide(name: str, width: int, changes: dict[str, Any]) -> PreTrainedModel:
     for key in ("moe_intermediate_size", "shared_expert_intermediate_size"):
         if key in MEMBERS[name].options:
             sizes[key] = width
+    if "kv_lora_rank" in MEMBERS[name].options:  # latent attention has a key for every query
+        sizes |= {"num_key_value_heads": heads, "kv_lora_rank": width, "q_lora_rank": width}
     if name.startswith("phi"):
         sizes["hidden_size"] = 256  # heads of 16, for which their rotation has divisors
     model = build(name, **{**sizes, "initializer_range": 0.1, **changes})
