@@ -166,7 +166,8 @@ def test_places_of_each_launcher() -> None:
     assert mpirun.port == place_of(open_mpi(0), 2).port
     assert place_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, 2).launcher == ""
     slurm = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LAUNCH_NODE_IPADDR": "10.1.1.1"}
-    assert (place_of(slurm, 2).rank, place_of(slurm, 2).host) == (1, "10.1.1.1")
+    slurm["SLURM_STEP_TASKS_PER_NODE"] = "1(x2)"
+    assert place_of(slurm, 2)[:4] == (1, 2, 1, "10.1.1.1")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import MODEL_METHODS, NO_DRAFT, SpeculativeConfig
 from sametoken.parallel.lead import Lead, lead
 from sametoken.parallel.messages import Cache, TargetToLoad
+from sametoken.parallel.place import place_of
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.kv_format import FORMATS
 from sametoken.runtime.memory import available_bytes
@@ -175,10 +176,17 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
     if device.type != "cpu" and (config.quantization, config.draft_quantization) != ("none", "none"):
         raise ConfigError(f"quantization {config.quantization!r} is computed on the CPU only; leave it out on {device}")
     scheme = stored_scheme(directory)
-    _check_memory(model, stated, limit, dtype, device, config.quantization, scheme)
+    own = _share_of_weights(config.tensor_parallel_size)
+    _check_memory(model, stated, limit, dtype, device, config.quantization, scheme, own)
     tokenizer = _tokenizer(directory, stated, config)
     sampling = recommended_sampling(directory) if config.generation_config == "auto" else {}
     return _Plan(stated, limit, tokenizer, device, dtype, deterministic, sampling, read_pooling(directory))
+
+
+def _share_of_weights(ranks: int) -> float:
+    """How much of a target all ranks of this host hold together."""
+    place = place_of(os.environ, ranks) if ranks > 1 else None
+    return 1.0 if place is None else place.here / place.size
 
 
 @cache
@@ -192,12 +200,12 @@ def note_missing_kernels() -> None:
 
 def _check_memory(
     model: str, stated: ModelConfig, limit: int, dtype: torch.dtype, device: torch.device, quantization: str,
-    scheme: Scheme | None,
+    scheme: Scheme | None, share: float = 1.0,
 ) -> None:  # fmt: skip
-    """Refuses a model whose weights and rotary tables alone are larger than the free memory."""
+    """Refuses a model whose weights, of which this host holds a share, and tables are larger than the free memory."""
     name = quantization if quantization != "none" else str(dtype).removeprefix("torch.")
     name, size = (name, least_bytes(quantization, dtype)) if scheme is None else (scheme.name, scheme.bits / 8)
-    weights = stated.parameters * size
+    weights = stated.parameters * size * share
     rotated = sum(rope.dim for rope in {*stated.ropes} if rope is not None)
     tables = limit * rotated * (2 * dtype.itemsize + 6)  # cos and sin, and what they are computed from
     free = available_bytes(device)

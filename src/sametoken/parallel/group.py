@@ -113,11 +113,15 @@ class RankGroup:
                     raise ConfigError(
                         f"rank {rank} has {name} {own.get(name)} and rank 0 has {value}; start all ranks with the same"
                     )
-        gloo = DIST.ProcessGroupGloo
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._poll, self._watch)]
+        for thread in self._threads:
+            thread.start()
+        gloo, interface = DIST.ProcessGroupGloo, os.environ.get("GLOO_SOCKET_IFNAME", "")
         options = gloo._Options()
-        here = place.host == HERE
-        options._devices = [gloo.create_device(hostname=HERE) if here else gloo.create_default_device()]
+        own = {"interface": interface} if interface else {"hostname": _own_address(place)}
+        options._devices = [gloo.create_device(**own)]
         options._timeout = timedelta(seconds=MEET_S)
+        self._waiting = True
         try:
             prefix = DIST.PrefixStore("gloo", store)
             self._gloo = gloo(prefix, place.rank, place.size, options)
@@ -127,10 +131,8 @@ class RankGroup:
                 f"rank {place.rank} cannot talk to the other ranks: {_first_line(error)}; set GLOO_SOCKET_IFNAME to "
                 "the network interface that joins the hosts"
             ) from error
+        self._waiting = False
         self._gloo.set_timeout(FOREVER)
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._poll, self._watch)]
-        for thread in self._threads:
-            thread.start()
 
     # What ranks say to each other beside forwards: rare, and through the store.
 
@@ -307,6 +309,14 @@ def facts() -> dict[str, str]:
     """What all ranks must have alike."""
     kernels = status().variant or "none"
     return {"sametoken": version("sametoken"), "torch": torch.__version__, "compiled kernels": kernels}
+
+
+def _own_address(place: RankPlace) -> str:
+    """The address of this host in the network that leads to rank 0."""
+    family, _, _, _, address = socket.getaddrinfo(place.host, place.port or 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting sends nothing
+        probe.connect(address)
+        return str(probe.getsockname()[0])
 
 
 def _first_line(error: Exception) -> str:

@@ -31,7 +31,8 @@ LAUNCHERS = (
         ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     ),
     Launcher(
-        "srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), (), ("SLURM_JOB_ID", "SLURM_STEP_ID")
+        "srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_STEP_TASKS_PER_NODE",),
+        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
     ),
     Launcher("mpirun", "PMIX_RANK", ("PMIX_SIZE", "PMI_SIZE"), (), ("PMIX_NAMESPACE",)),
 )  # fmt: skip
@@ -108,7 +109,8 @@ def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
+    """The number that a variable states; of SLURM's lists, such as "2(x3)" and "2,1", the first."""
     try:
-        return int(environment[name])
+        return int(environment[name].partition(",")[0].partition("(")[0])
     except ValueError as error:
         raise ConfigError(f"{name}={environment[name]!r} in the environment: expected a number") from error
