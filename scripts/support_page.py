@@ -56,7 +56,7 @@ Written by `make support` from what tests found; the tests check that it still h
 LEGEND = """
 - **yes**: files of every variant of the format (below) were loaded; logits in float32 are those of transformers with
   the numbers that the file means, for a prompt read in pieces, longer than the family's windows. In bfloat16, as it is
-  served, tokens, text and log-probabilities with a draft model and with an EAGLE-1 head are those of plain decoding, at
+  served, tokens and text with a draft model and with an EAGLE-1 head are those of plain decoding, at
   temperatures 0 and 0.8.
 - **write**: the same, and what `sametoken quantize` writes in this format is served alike.
 - A number is a note:

@@ -214,7 +214,7 @@ def check_equal(found: Variant, column: str, limit: int | None) -> None:
 
 
 def check_drafts(target: Path, drafts: list[Path], limit: int | None, quantization: str = "none") -> None:
-    """In bfloat16, as it is served: tokens and log-probabilities with any draft are those of plain decoding."""
+    """In bfloat16, as it is served: tokens and text with any draft are those of plain decoding."""
     options = {"dtype": "bfloat16", "max_seq_len": limit or 96, "quantization": quantization}
     llm = make_llm(str(target), **options)
     expected = [said(alone(llm, *asked)) for asked in REQUESTS]
