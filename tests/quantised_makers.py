@@ -61,8 +61,8 @@ def meaning(codes: Tensor, zero: Tensor, scale: Tensor) -> Tensor:
     return (codes.unflatten(1, (-1, size)) - zero.unsqueeze(2)).float().mul(scale.float().unsqueeze(2)).flatten(1)
 
 
-def float8(scales: str) -> Callable[[Tensor], tuple[Parts, Tensor]]:
-    """`scales` of a tensor, of rows or of blocks of 32 x 32."""
+def float8(scales: str, size: int = 32) -> Callable[[Tensor], tuple[Parts, Tensor]]:
+    """`scales` of a tensor, of rows or of square blocks, of which the last ones may be parts."""
 
     def make(weight: Tensor) -> tuple[Parts, Tensor]:
         if scales == "tensor":
@@ -70,9 +70,11 @@ def float8(scales: str) -> Callable[[Tensor], tuple[Parts, Tensor]]:
         elif scales == "rows":
             scale = whole = (weight.abs().amax(1, keepdim=True) / 448).float()
         else:
-            blocks = weight.unflatten(0, (-1, 32)).unflatten(2, (-1, 32))
+            rows, columns = weight.shape
+            padded = torch.nn.functional.pad(weight, (0, -columns % size, 0, -rows % size))
+            blocks = padded.unflatten(0, (-1, size)).unflatten(2, (-1, size))
             scale = (blocks.abs().amax((1, 3)) / 448).to(torch.bfloat16)
-            whole = scale.float().repeat_interleave(32, 0).repeat_interleave(32, 1)
+            whole = scale.float().repeat_interleave(size, 0).repeat_interleave(size, 1)[:rows, :columns]
         codes = (weight / whole).clamp(-448, 448).to(torch.float8_e4m3fn)
         name = "weight_scale_inv" if scales == "blocks" else "weight_scale"
         return {"weight": codes, name: scale, "input_scale": torch.tensor(0.5)}, codes.float() * whole
@@ -214,6 +216,8 @@ MADE: dict[str, Made] = {
     "w8a16-zeros": Made(compressed("int", 8, "pack-quantized", "channel"), words(-1, 8, symmetric=False)),
     "w8a8": Made(compressed("int", 8, "int-quantized", "channel", rows=8), bytes_),
 }  # fmt: skip
+# As published, in blocks larger than most weights of tiny models.
+DEEPSEEK = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3", "activation_scheme": "dynamic"}
 
 
 PROJECTIONS = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
@@ -234,7 +238,7 @@ def quantised(
         plain: where to write a checkpoint of the numbers that it means, in float32.
         chosen: parts of the names of weights that are quantised.
     """
-    config, make = MADE[name]
+    config, make = Made(DEEPSEEK, float8("blocks", 128)) if name == "fp8-deepseek" else MADE[name]
     stored: dict[str, Tensor] = {}
     meant: dict[str, Tensor] = {}
     (file,) = source.glob("*.safetensors")

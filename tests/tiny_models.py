@@ -13,6 +13,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
@@ -69,6 +71,11 @@ GROUPS = {
     "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 48,
     "n_shared_experts": 2,
 }  # fmt: skip
+LATENT = {
+    "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
 
 LAYERS = {"sliding_attention": rope(theta=100.0), "full_attention": rope("linear", 50000.0, factor=4.0)}
 YARN_LAYERS = {**LAYERS, "full_attention": rope("yarn", 50000.0, factor=4.0, original_max_position_embeddings=32)}
@@ -169,6 +176,22 @@ FAMILIES: dict[str, Tiny] = {
     "smollm-3-windows": Tiny(SmolLM3Config, {**WINDOWS, "no_rope_layer_interval": 2, "tie_word_embeddings": False}),
     "glm": Tiny(GlmConfig, {"head_dim": 32, "rope_parameters": rope(partial_rotary_factor=0.5)}),
     "glm-4": Tiny(Glm4Config, {"head_dim": 16, "attention_bias": False, "partial_rotary_factor": 0.75}),
+    "deepseek-v3": Tiny(
+        DeepseekV3Config,
+        {**LATENT, **GROUPS, "q_lora_rank": 40, "attention_bias": True, "routed_scaling_factor": 1.7}
+        | {"rope_parameters": rope("yarn", mscale=0.7, mscale_all_dim=1.1, **YARN)},
+    ),
+    "deepseek-v3-plain": Tiny(
+        DeepseekV3Config,
+        {**LATENT, **GROUPS, "q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False, "v_head_dim": 24}
+        | {"tie_word_embeddings": True, "first_k_dense_replace": 2},
+    ),
+    "deepseek-v2": Tiny(
+        DeepseekV2Config,
+        {**LATENT, **GROUPS, "q_lora_rank": 40, "topk_method": "group_limited_greedy"}
+        | {"rope_parameters": rope("yarn", mscale=0.707, mscale_all_dim=0.707, **YARN)},
+    ),
+    "deepseek-v2-lite": Tiny(DeepseekV2Config, {**LATENT, **GROUPS, "q_lora_rank": None}),
     "glm-4.5-moe": Tiny(
         Glm4MoeConfig,
         {**GROUPS, "attention_bias": True, "use_qk_norm": True, "head_dim": 32, "first_k_dense_replace": 1}

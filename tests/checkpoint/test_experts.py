@@ -21,7 +21,9 @@ from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 
 
-@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "qwen-2-moe", "qwen-3-moe", "glm-4.5-moe"])
+@pytest.mark.parametrize(
+    "family", ["mixtral", "gpt-oss", "qwen-2-moe", "qwen-3-moe", "glm-4.5-moe", "deepseek-v2", "deepseek-v3-plain"]
+)
 def test_what_is_written_is_what_transformers_writes(family: str, tmp_path: Path) -> None:
     model = tiny_models.save(family, tmp_path)
     config = ModelConfig.from_hf({**model.config.to_dict(), "architectures": [type(model).__name__]})

@@ -30,6 +30,7 @@ SHAPES = SimpleNamespace(
     tie_word_embeddings=False,
     num_layers=2,
     further_layers=0,
+    latent=None,
     architecture="Qwen3ForCausalLM",
     family="qwen3",
     experts=None,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+import tiny_models
 from native_checks import BUILT, use
 from quantised_makers import MADE, quantised
 from sametoken.checkpoint.load import load_decoder, read_weights
@@ -64,10 +65,9 @@ def test_parts_of_a_fused_product_are_joined_without_loss(name: str) -> None:
 
 def logits(decoder: Decoder, tokens: Tensor, pieces: tuple[int, ...]) -> Tensor:
     """[T, V] of a prompt that is read in pieces."""
-    config = decoder.config
     table = PageTable(1, 9, 8, 16, "cpu")
     table.extend(0, list(range(1, 9)))
-    cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, decoder.dtype, "cpu")
+    cache = KVCache.of(decoder.config, table, decoder.dtype, "cpu")
     found, start = [], 0
     for count in pieces:
         parents = torch.arange(-1, count - 1).unsqueeze(0)
@@ -145,3 +145,21 @@ def test_a_biased_model_keeps_its_biases(tmp_path: Path) -> None:
         expected = AutoModelForCausalLM.from_pretrained(tmp_path / "meant")(tokens.unsqueeze(0)).logits[0]
         found = logits(load_decoder(directory, torch.float32, "cpu"), tokens, (20,))
     assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+@torch.inference_mode()
+def test_deepseek_as_published(tmp_path: Path) -> None:
+    """FP8 in blocks of 128 x 128, which weights end within; W_k and W_v of the heads become numbers."""
+    sizes = {
+        "hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128, "kv_lora_rank": 128,
+        "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64, "q_lora_rank": 96,
+    }  # fmt: skip
+    tiny_models.build("deepseek-v3", **sizes).save_pretrained(tmp_path / "source")
+    quantised(tmp_path / "source", "fp8-deepseek", tmp_path / "fp8", tmp_path / "plain")
+    tokens = torch.randint(tiny_models.VOCAB, (40,), generator=torch.Generator().manual_seed(1))
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
+    expected = oracle(tokens.unsqueeze(0)).logits[0]
+    exact = logits(load_decoder(tmp_path / "fp8", torch.float32, "cpu"), tokens, (30, 10))
+    assert (exact - expected).norm() <= 1e-5 * expected.norm()
+    unrounded = logits(load_decoder(tmp_path / "source", torch.float32, "cpu"), tokens, (40,))
+    assert (unrounded - expected).norm() >= 1e-3 * expected.norm()

@@ -137,7 +137,7 @@ def wide(name: str, width: int, changes: dict[str, Any]) -> PreTrainedModel:
         if key in MEMBERS[name].options:
             sizes[key] = width
     if "kv_lora_rank" in MEMBERS[name].options:  # latent attention has a key for every query
-        sizes |= {"num_key_value_heads": heads, "kv_lora_rank": width, "q_lora_rank": width}
+        sizes |= {"num_key_value_heads": heads, "kv_lora_rank": width, "q_lora_rank": width, "qk_rope_head_dim": 32}
     if name.startswith("phi"):
         sizes["hidden_size"] = 256  # heads of 16, for which their rotation has divisors
     model = build(name, **{**sizes, "initializer_range": 0.1, **changes})
@@ -169,7 +169,8 @@ def variant(source: Source, architecture: str, name: str, column: str, place: Pa
     oracle = plain_model(place / f"{name}-meant")
     if column == "W8A8":
         for path, module in oracle.named_modules():
-            if isinstance(module, torch.nn.Linear) and is_chosen(f"{path}.weight", module.weight):
+            read = isinstance(module, torch.nn.Linear) and not path.endswith("kv_b_proj")  # which is no product here
+            if read and is_chosen(f"{path}.weight", module.weight):
                 module.register_forward_pre_hook(in_eight_bits)
     return Variant(directory, oracle)
 

@@ -48,9 +48,20 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return save_pair("llama-3.1", tmp_path_factory.mktemp("pair"))
 
 
-@pytest.fixture(scope="module", params=["float32 int8", "bfloat16 int8", "bfloat16 fp8", "float32 bfloat16"])
-def case(request: pytest.FixtureRequest, pair: tuple[str, str]) -> Case:
-    dtype, kv_dtype = request.param.split()
+@pytest.fixture(scope="module")
+def latent_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return save_pair("deepseek-v3", tmp_path_factory.mktemp("latent"))
+
+
+CASES = [
+    "float32 int8", "bfloat16 int8", "bfloat16 fp8", "float32 bfloat16", "latent float32 int8", "latent bfloat16 fp8"
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    *latent, dtype, kv_dtype = request.param.split()
+    pair = request.getfixturevalue("latent_pair" if latent else "pair")
     plain = make_llm(pair[0], dtype=dtype, cache={"dtype": kv_dtype, "enable_block_reuse": False})
     return Case(*pair, dtype, kv_dtype, [alone(plain, *each) for each in REQUESTS])
 

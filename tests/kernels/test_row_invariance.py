@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
@@ -94,13 +96,13 @@ def test_pointwise(dtype: torch.dtype, activation: Any, width: int) -> None:
 class Rows:
     """Rows of one cache that all hold the same keys: row 0 side by side, the others in scattered pages."""
 
-    def __init__(self, rows: int, layers: int, heads: int, size: int, dtype: torch.dtype) -> None:
+    def __init__(self, rows: int, layers: int, heads: int, size: int, dtype: torch.dtype, shared: bool = False) -> None:
         self.table = PageTable(rows, rows * CAPACITY + CAPACITY, CAPACITY + 40, PAGE, "cpu")
         self.table.extend(0, range(1, CAPACITY + 1))
         rest = torch.randperm((rows - 1) * CAPACITY, generator=torch.Generator().manual_seed(4)) + CAPACITY + 1
         for row, pages in enumerate(rest.view(-1, CAPACITY).tolist(), start=1):
             self.table.extend(row, pages)
-        self.cache = KVCache(layers, heads, size, self.table, dtype, "cpu")
+        self.cache = KVCache(layers, heads, size, self.table, dtype, "cpu", shared_values=shared)
 
     def span(self, rows: Sequence[int], starts: Sequence[int], parents: Sequence[int]) -> Span:
         ancestor_mask = ancestors(torch.tensor([parents] * len(rows)))
@@ -194,7 +196,7 @@ def test_logits_of_every_format(
 @pytest.mark.parametrize("threads", [1], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", [*BUILT, None], ids=lambda each: "off" if each is None else each.name)
-@pytest.mark.parametrize("kind", [Qwen2MoeConfig, GptOssConfig])
+@pytest.mark.parametrize("kind", [Qwen2MoeConfig, GptOssConfig, Glm4MoeConfig, DeepseekV3Config])
 def test_logits_of_experts(
     kind: type[PreTrainedConfig],
     dtype: torch.dtype,
@@ -209,6 +211,10 @@ def test_logits_of_experts(
     options = {"num_hidden_layers": 2, "max_position_embeddings": 1024, "hidden_size": 128, "num_attention_heads": 2}
     experts = {"num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 80, "mlp_only_layers": [1]}
     shared = {"shared_expert_intermediate_size": 48, "initializer_range": 0.05}
+    if kind in (Glm4MoeConfig, DeepseekV3Config):
+        options |= {**tiny_models.GROUPS, "num_key_value_heads": 2, "first_k_dense_replace": 1}
+    if kind is DeepseekV3Config:
+        options |= {**tiny_models.LATENT, "num_key_value_heads": 2}
     config = kind(**{**tiny_models.COMMON, **options, **experts, **shared})
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
     check_decoder(tmp_path, dtype, "none")
@@ -248,7 +254,7 @@ def check_decoder(directory: Path, dtype: torch.dtype, quantization: str) -> Non
     decoder = load_decoder(directory, dtype, "cpu", quantization=quantization)
     facts = decoder.config
     text = torch.randint(0, tiny_models.VOCAB, (560,), generator=torch.Generator().manual_seed(1)).tolist()
-    rows = Rows(4, facts.num_layers, facts.num_kv_heads, facts.head_dim, dtype)
+    rows = Rows(4, facts.num_layers, facts.cached_heads, facts.cached_size, dtype, facts.shared_values)
 
     def run(company: list[int], starts: list[int], tokens: list[list[int]], parents: list[int]) -> Tensor:
         view = rows.cache.view([rows.span(company, starts, parents)])

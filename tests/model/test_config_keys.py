@@ -38,7 +38,9 @@ SHAPE = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64, "initializer_range": 0.2,
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
     "num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 48, "n_routed_experts": 6, "first_k_dense_replace": 1,
+    "shared_expert_intermediate_size": 48, "n_routed_experts": 6, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_rope_head_dim": 16, "qk_nope_head_dim": 12,
+    "v_head_dim": 20,
 }  # fmt: skip
 ORIGINAL = "original_max_position_embeddings"
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, ORIGINAL: 16}
@@ -139,6 +141,13 @@ CHANGES: list[dict[str, Any]] = [
     {"first_k_dense_replace": 0},
     {"first_k_dense_replace": 9},
     {"n_shared_experts": 3},
+    {"q_lora_rank": None},
+    {"rope_interleave": False},
+    {"qk_nope_head_dim": 32},
+    {"v_head_dim": 8},
+    {"kv_lora_rank": 48},
+    {"qk_rope_head_dim": 8},
+    {"num_experts": 6, "num_local_experts": 6, "n_group": 3, "topk_group": 2, "topk_method": "group_limited_greedy"},
     {"rope_scaling": {"rope_type": "default", "mrope_section": [3, 3, 2], "mrope_interleaved": True}},
 ]
 LAYERED = {**WINDOW, **TYPES, "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 50.0}}}
@@ -147,7 +156,13 @@ LAYERED_FAMILIES = [name for name, family in FAMILIES.items() if family.defaults
 # What transformers refuses and older files state: an absent value means the default, as it did there.
 OLDER = ({"num_key_value_heads": None},)
 # What transformers runs and is refused here.
-REFUSED = {"use_bidirectional_attention"}
+REFUSED = {
+    "Gemma": {"use_bidirectional_attention"},
+    "DeepseekV2": {"norm_topk_prob", "mlp_bias"},
+    "DeepseekV3": {"topk_method"},
+}
+# What a family's code overwrites.
+OVERWRITTEN = {"DeepseekV2ForCausalLM": {"head_dim"}}
 MODEL_TYPES = {
     name: kind
     for table in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -163,6 +178,11 @@ def quick() -> Iterator[None]:
     with torch.inference_mode():
         yield
     torch.set_num_threads(threads)
+
+
+def shape_of(architecture: str) -> dict[str, Any]:
+    """The common sizes; DeepSeek has a key for every query."""
+    return {**SHAPE, "num_key_value_heads": 4} if architecture.startswith("Deepseek") else SHAPE
 
 
 def nested(architecture: str, stated: dict[str, Any]) -> dict[str, Any]:
@@ -240,8 +260,10 @@ IMAGES = {
 def test_every_key_of_a_configuration_class_is_read_or_has_no_effect(architecture: str) -> None:
     config = AutoConfig.for_model(MODEL_TYPES[architecture])
     levels = [config] if architecture not in VISION else [config, config.text_config]
-    # So that what they decide about is read; GLM-4.5's class has no `head_dim`, and its other sizes make no whole one.
-    used = {**WINDOW, "use_sliding_window": True, "no_rope_layers": None, "head_dim": 128}
+    # So that what they decide about is read, and of sizes that the class leaves open.
+    used = {**WINDOW, "use_sliding_window": True, "no_rope_layers": None, "num_experts_per_tok": 2}
+    used |= {} if hasattr(levels[-1], "head_dim") else {"head_dim": 128}
+    used |= {"topk_method": "group_limited_greedy"} if hasattr(levels[-1], "topk_method") else {}
     inner = Recorded({**levels[-1].to_dict(), **used})
     outer = inner if len(levels) == 1 else Recorded({**config.to_dict(), "text_config": inner})
     outer["architectures"] = [architecture]
@@ -249,7 +271,7 @@ def test_every_key_of_a_configuration_class_is_read_or_has_no_effect(architectur
     for level, read in zip(levels, (outer, inner), strict=False):
         own = {level.attribute_map.get(field.name, field.name) for field in fields(level)}
         other = set() if len(levels) == 1 else IMAGES if read is outer else WHOLE
-        assert own - read.read - NO_EFFECT - other == set()
+        assert own - read.read - NO_EFFECT - other - OVERWRITTEN.get(architecture, set()) == set()
         assert NO_EFFECT.isdisjoint(read.read)
 
 
@@ -268,9 +290,13 @@ def test_rotations_of_layer_types_are_refused_where_a_family_has_one(architectur
     ids=lambda value: str(value)[:90],
 )
 def test_a_key_changes_what_it_changes_in_transformers(architecture: str, change: dict[str, Any]) -> None:
-    stated = nested(architecture, {**SHAPE, **change})
+    stated = nested(architecture, {**shape_of(architecture), **change})
     ids = torch.randint(VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
-    found = None if REFUSED & change.keys() and architecture.startswith("Gemma") else theirs(stated, ids)
+    refused = any(
+        architecture.startswith(name) and keys & {key for key, value in change.items() if value}
+        for name, keys in REFUSED.items()
+    )
+    found = None if refused else theirs(stated, ids)
     if found is not None:
         torch.testing.assert_close(ours(stated, found[1], ids), found[0], rtol=0, atol=1e-4)
     elif change not in OLDER:

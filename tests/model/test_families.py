@@ -33,11 +33,10 @@ class Sequence:
     """One row of a cache and how many of its tokens are committed: the least that can run a decoder."""
 
     def __init__(self, decoder: Decoder, pages: tuple[int, ...] = SCATTERED) -> None:
-        config = decoder.config
         self.decoder, self.length = decoder, 0
         self.table = PageTable(1, 10, len(pages), PAGE, DEVICE)
         self.table.extend(0, pages)
-        self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, self.table, torch.float32, DEVICE)
+        self.cache = KVCache.of(decoder.config, self.table, torch.float32, DEVICE)
 
     def forward(self, tokens: list[int], parents: list[int]) -> Tensor:
         """Logits [N, V] after each node of a tree that follows the committed tokens; commits nothing."""

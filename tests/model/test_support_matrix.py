@@ -57,6 +57,8 @@ FAMILIES = {
     "Mixtral": "mixtral",  # experts, a window on every block
     "Qwen 2 MoE": "qwen-2-moe",  # a shared expert, blocks without experts
     "Qwen 3 MoE": "qwen-3-moe",
+    "DeepSeek V2": "deepseek-v2",  # latent attention, experts from groups
+    "DeepSeek V3": "deepseek-v3",  # the same, chosen by sigmoids and a bias
     "GLM 4.5 MoE": "glm-4.5-moe",  # chosen by sigmoids and a bias, from groups
     "gpt-oss": "gpt-oss",  # sinks, alternating windows, clamped activations
 }

@@ -23,6 +23,7 @@ from sametoken.runtime.ranks import RankPart
 
 TOKENS = [5, 17, 99, 3, 42, 64, 101, 7, 23, 88, 12]
 REFUSED = {"olmo-2": UnsupportedModelError, "olmo-3": UnsupportedModelError, "tinyllama": ConfigError}
+REFUSED |= {name: UnsupportedModelError for name in tiny_models.FAMILIES if name.startswith("deepseek")}
 
 
 def compare(directory: Path, dtype: torch.dtype, tolerance: float, quantization: str = "none", size: int = 2) -> None:

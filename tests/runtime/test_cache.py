@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sametoken.runtime.cache import KEY_BLOCK, SINK_PAGE, KVCache, PageTable, Span
 from sametoken.runtime.chains import chains, is_chain
+from sametoken.runtime.kv_format import FORMATS
 from sametoken.speculation.draft import ancestors
 
 PAGE = 4
@@ -158,6 +159,23 @@ def test_who_sees_whom(parents: list[int], start: int, window: int | None, partl
         assert keys[line, 0, seen, 0].sort().values.tolist() == sorted(expected.tolist())
         if segment.chains:
             assert keys[line, 0, seen, 0].tolist() == expected.tolist(), "a path lies side by side, in order"
+
+
+@pytest.mark.parametrize("form", ["auto", "int8"])
+def test_keys_that_are_values_move_once(form: str) -> None:
+    """A path that overlaps the places it moves to."""
+    cache = KVCache(2, 1, 4, table_of([2, 1, 3]), torch.float32, "cpu", FORMATS[form], shared_values=True)
+    other = KVCache(2, 1, 4, table_of([2, 1, 3]), torch.float32, "cpu", FORMATS[form])
+    stored, path = torch.randn(6, 1, 4), torch.tensor([[0, 2, 3, 5]])
+    read = []
+    for each in (cache, other):
+        view = each.view([span_of([0], [0], [list(range(-1, 5))])])
+        each.write(1, view.slots, stored, stored)
+        each.commit(torch.tensor([0]), torch.tensor([0]), path)
+        read.append(each.read(1, view.segments[0]))
+    assert torch.equal(read[0][0], read[1][0])
+    assert torch.equal(read[0][1], read[1][1])
+    assert cache.values is cache.keys
 
 
 @pytest.mark.parametrize("owned", [[1, 2, 3], [3, 1, 2], [PAGES - 3, PAGES - 2, PAGES - 1]])

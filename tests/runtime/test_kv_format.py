@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -58,15 +59,18 @@ def test_numbers_are_stored_as_they_are() -> None:
     assert FORMATS["fp8"] is FORMATS["fp8_e4m3"]
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
-def test_bytes_are_those_that_are_allocated(name: str) -> None:
+def test_bytes_are_those_that_are_allocated(name: str, shared: bool) -> None:
     table = PageTable(1, 5, 4, 16, "cpu")
     form = FORMATS[name]
-    cache = KVCache(3, 2, 48, table, torch.float32, "cpu", form)
-    parts = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
-    taken = sum(part.numel() * part.element_size() for part in parts if part is not None)
-    assert taken == 5 * KVCache.bytes_per_page(3, 2, 48, 16, torch.float32, form)
-    assert taken / (5 * 16 * 3 * 2 * 2) == {"auto": 192, "bfloat16": 96}.get(name, 52)
+    shape = SimpleNamespace(num_layers=3, cached_heads=2, cached_size=48, shared_values=shared)
+    cache = KVCache.of(shape, table, torch.float32, "cpu", form)
+    stored = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
+    parts = {part.data_ptr(): part for part in stored if part is not None}
+    taken = sum(part.numel() * part.element_size() for part in parts.values())
+    assert taken == 5 * KVCache.bytes_per_page(shape, 16, torch.float32, form)
+    assert taken / (5 * 16 * 3 * 2 * (1 if shared else 2)) == {"auto": 192, "bfloat16": 96}.get(name, 52)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -113,7 +113,8 @@ class _Filling:
             )
         module = self.module.get_submodule(_parent(name))
         linear = isinstance(module, Linear) and name.endswith(".weight")
-        if isinstance(stored, Coded) and self.pack and (linear or item.file.name != LINK):
+        dense = item.file.name == LINK or getattr(module, "dense", False)
+        if isinstance(stored, Coded) and self.pack and (linear or not dense):
             self._adopt(name, rows, item, stored)
             self._arrived(name, len(rows))
             return

@@ -62,6 +62,8 @@ def load_decoder(
         config = ModelConfig.from_hf(stated, max_seq_len)
         if config.sinks and device.type == "cuda":
             raise UnsupportedModelError("attention with sinks (gpt-oss) is not supported on CUDA; use --device cpu")
+        if config.latent is not None and device.type == "cuda":
+            raise UnsupportedModelError("latent attention (DeepSeek) is not supported on CUDA; use --device cpu")
         rules, own = rules_for(config), cut(config, part)
         if rules.images:
             LOG.warning(f"{directory} also reads images; only its text part is loaded")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from sametoken.model.expert_config import ExpertConfig
+from sametoken.model.latent_config import LatentConfig
 
 # Stored module -> module of the decoder, and the piece of it when several stored modules are fused into one.
 # `N` stands for an index, of the block or of an expert; the fused form of a name comes before its parts.
@@ -22,6 +23,12 @@ TABLE: dict[str, tuple[str, str | None]] = {
     "layers.N.self_attn.q_proj": ("blocks.N.qkv", "q"),
     "layers.N.self_attn.k_proj": ("blocks.N.qkv", "k"),
     "layers.N.self_attn.v_proj": ("blocks.N.qkv", "v"),
+    "layers.N.self_attn.q_a_proj": ("blocks.N.latent.q_down", None),
+    "layers.N.self_attn.q_a_layernorm": ("blocks.N.latent.q_norm", None),
+    "layers.N.self_attn.q_b_proj": ("blocks.N.latent.q", None),
+    "layers.N.self_attn.kv_a_proj_with_mqa": ("blocks.N.latent.kv_down", None),
+    "layers.N.self_attn.kv_a_layernorm": ("blocks.N.latent.kv_norm", None),
+    "layers.N.self_attn.kv_b_proj": ("blocks.N.latent.up", None),
     "layers.N.self_attn.q_norm": ("blocks.N.q_norm", None),
     "layers.N.self_attn.k_norm": ("blocks.N.k_norm", None),
     "layers.N.self_attn.o_proj": ("blocks.N.out", None),
@@ -58,6 +65,8 @@ _GEMMA = {**_OLMO, ".pre_feedforward_layernorm.": ".post_attention_layernorm."}
 
 # Parts of names for which a family has other words in its files, by its words; read in this order, written in reverse.
 SPELLINGS: dict[str, dict[str, str]] = {
+    "deepseek_v2": _SHARED,
+    "deepseek_v3": _SHARED,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "olmo2": _OLMO,
@@ -102,6 +111,8 @@ class Shapes(Protocol):
     def family(self) -> str: ...
     @property
     def experts(self) -> ExpertConfig | None: ...
+    @property
+    def latent(self) -> LatentConfig | None: ...
     @property
     def num_layers(self) -> int: ...
     @property
@@ -245,8 +256,11 @@ def rules_for(config: Shapes) -> DecoderRules:
         for name, size in (("expert", config.experts.width), ("shared", config.experts.shared)):
             rows |= {f"{name} gate": range(size), f"{name} up": range(size, 2 * size)}
     images = config.architecture.endswith("ForConditionalGeneration")
+    spellings = SPELLINGS.get(config.family, {})
+    if config.latent is not None and config.latent.query_rank is None:
+        spellings = {**spellings, ".self_attn.q_proj.": ".self_attn.q_b_proj."}
     further = range(config.num_layers, config.num_layers + config.further_layers)
     return DecoderRules(
-        rows, config.tie_word_embeddings, SPELLINGS.get(config.family, {}), FUSED.get(config.family, ()),
+        rows, config.tie_word_embeddings, spellings, FUSED.get(config.family, ()),
         PREFIXES[0] if images else "model.", images, further,
     )  # fmt: skip

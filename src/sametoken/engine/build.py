@@ -290,7 +290,7 @@ def build_engine(
     kv_format = FORMATS[cache.dtype]
 
     def cache_for(shape: ModelConfig, dtype: torch.dtype) -> KVCache:
-        return KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, table, dtype, device, kv_format)
+        return KVCache.of(shape, table, dtype, device, kv_format)
 
     drafters = model_free_drafters(speculative)
     if draft is not None:

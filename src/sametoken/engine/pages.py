@@ -27,8 +27,7 @@ class Cached(NamedTuple):
 
     def page_bytes(self, page: int) -> int:
         """Bytes of a page of `page` tokens."""
-        shape, kv_format = self.shape, FORMATS[self.kv_format]
-        return KVCache.bytes_per_page(shape.num_layers, shape.num_kv_heads, shape.head_dim, page, self.dtype, kv_format)
+        return KVCache.bytes_per_page(self.shape, page, self.dtype, FORMATS[self.kv_format])
 
 
 def cached_by(target: Cached, draft: LoadedDraft | None) -> list[Cached]:

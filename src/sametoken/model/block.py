@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sametoken.model.config import ModelConfig
 from sametoken.model.experts import Experts
 from sametoken.model.formats.base import WeightFormat
+from sametoken.model.latent import LatentAttention
 from sametoken.model.layers import ACTIVATIONS, RMSNorm, gated
 from sametoken.model.linear import Linear
 from sametoken.model.rotary import apply_rope
@@ -32,12 +33,14 @@ class Block(nn.Module):
     Attributes:
         rope: of this layer, None where it rotates nothing.
         sinks: [query heads] a score that takes part in each softmax, None for none; the caller of `attend` has it.
+        latent: in the place of `qkv`, which such a block does not have; None where it has that.
         experts: in the place of `gate_up` and `down`, which such a block does not have; None where it has those.
         ranks: with whom it computes, each a part of the heads and of the MLP; None for nobody.
     """
 
     ranks: Ranks | None = None
 
+    qkv: Linear
     gate_up: Linear
     down: Linear
 
@@ -56,10 +59,12 @@ class Block(nn.Module):
 
         before, after = "before" in config.norms, "after" in config.norms
         self.attention_norm, self.attention_out_norm = norm(before), norm(after)
-        self.qkv = Linear(reads or hidden, (heads + 2 * kv_heads) * size, config.qkv_bias, dtype, format)
+        self.latent = None if config.latent is None else LatentAttention(config, config.latent, dtype, format)
+        if self.latent is None:
+            self.qkv = Linear(reads or hidden, (heads + 2 * kv_heads) * size, config.qkv_bias, dtype, format)
         self.q_norm = norm(config.qk_norm, config.q_size if config.whole_qk_norm else size)
         self.k_norm = norm(config.qk_norm, config.kv_size if config.whole_qk_norm else size)
-        self.out = Linear(heads * size, hidden, config.out_bias, dtype, format)
+        self.out = Linear(config.read_size, hidden, config.out_bias, dtype, format)
         self.mlp_norm, self.mlp_out_norm = norm(before), norm(after)
         self.sinks = nn.Parameter(torch.empty(heads, dtype=dtype), requires_grad=False) if config.sinks else None
         sparse = config.experts is not None and config.experts.layers[layer]
@@ -76,6 +81,10 @@ class Block(nn.Module):
 
     def attention(self, read: Tensor, rope: Rotation | None, attend: Attend) -> Tensor:  # [T, reads] -> [T, H]
         """What attention adds to the hidden state, from its normed input."""
+        if self.latent is not None and rope is not None:
+            interleaved = self.rope is not None and self.rope.interleaved
+            sums = self.latent(read, rope, interleaved, lambda q, k: attend(q, k, k, self.layer, self.window))
+            return self._added(self.out(sums), self.attention_out_norm)
         qkv = self.qkv(read).view(read.shape[0], -1, self.size)
         qk, v = torch.split_with_sizes(qkv, [self.heads + self.kv_heads, self.kv_heads], 1)
         if self.q_norm is not None and self.k_norm is not None:

@@ -53,6 +53,7 @@ SUM = CFUNCTYPE(None, c_void_p, c_int64)
 def not_compiled(config: ModelConfig) -> str | None:
     """What the kernels lack for blocks of these facts, so that torch runs them layer by layer; None for nothing."""
     lacking = {
+        "latent attention": config.latent is not None,
         "experts between norms other than the usual, or with multipliers": config.experts is not None
         and (config.norms != ("before",) or config.residual_scale != 1),
     }

@@ -10,6 +10,7 @@ from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.model.expert_config import ExpertConfig
 from sametoken.model.families import FAMILIES
 from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, Keys
+from sametoken.model.latent_config import LatentConfig
 from sametoken.model.rope_config import Defaults, RopeConfig, read_rope
 from sametoken.model.unsupported import refused_architecture, refused_format
 
@@ -41,6 +42,7 @@ class ModelConfig:
         layer_ropes: of each layer where they differ, None for a layer without rotation; () where all have `rope`.
         max_position: positions the decoder has rotations for: the model's own limit, or the engine's where it has one.
         further_layers: blocks behind the last one that files may hold, which guess more tokens (MTP) and are left out.
+        latent: attention reads one small vector for each token (MLA of DeepSeek), None where it has keys and values.
         dtype: torch name of the dtype that the weights were saved in.
     """
 
@@ -79,6 +81,7 @@ class ModelConfig:
     sinks: bool = False
     experts: ExpertConfig | None = None
     further_layers: int = 0
+    latent: LatentConfig | None = None
 
     @property
     def q_size(self) -> int:
@@ -91,6 +94,26 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def cached_heads(self) -> int:
+        """Keys that a layer keeps of a token."""
+        return self.num_kv_heads if self.latent is None else 1
+
+    @property
+    def cached_size(self) -> int:
+        """Numbers of such a key."""
+        return self.head_dim if self.latent is None else self.latent.cached
+
+    @property
+    def shared_values(self) -> bool:
+        """Whether keys are the values too."""
+        return self.latent is not None
+
+    @property
+    def read_size(self) -> int:
+        """Width of what the output layer of attention reads."""
+        return self.q_size if self.latent is None else self.num_heads * self.latent.value
+
+    @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
         """The rotation of each layer, None for none."""
         return self.layer_ropes or (self.rope,) * self.num_layers
@@ -100,7 +123,10 @@ class ModelConfig:
         """Numbers in the weights."""
         hidden, width = self.hidden_size, self.intermediate_size
         norms = self.qk_norm * (self.q_size + self.kv_size if self.whole_qk_norm else 2 * self.head_dim)
-        attention = hidden * (2 * self.q_size + 2 * self.kv_size) + 2 * len(self.norms) * hidden + norms
+        attention = hidden * (self.q_size + 2 * self.kv_size)
+        if self.latent is not None:
+            attention = self.latent.parameters(hidden, self.num_heads)
+        attention += hidden * self.read_size + 2 * len(self.norms) * hidden + norms
         attention += self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.out_bias * hidden
         attention += self.sinks * self.num_heads
         dense = 3 * hidden * width + self.mlp_bias * (2 * width + hidden)
@@ -150,7 +176,7 @@ def _plain(keys: Keys, defaults: Defaults) -> ModelConfig:
     layers = keys.integer("num_hidden_layers", most=MOST_LAYERS)
     absent_kv = defaults.num_kv_heads if "num_key_value_heads" not in keys.values else None
     kv_heads = keys.integer("num_key_value_heads", absent_kv or heads, MOST_HEADS)
-    head_dim = keys.integer("head_dim", defaults.head_dim or hidden // heads, MOST_HEADS)
+    head_dim = keys.integer(defaults.head_key, defaults.head_dim or hidden // heads, MOST_HEADS)
     if heads % kv_heads:
         raise CheckpointError(
             f"config.json has {heads} 'num_attention_heads' and {kv_heads} 'num_key_value_heads', "

@@ -25,6 +25,10 @@ def cut(config: ModelConfig, part: RankPart) -> ModelConfig:
             f"{OPTION} {part.size}: {config.family} norms the queries of all heads together, which ranks cannot do "
             f"apart; use {OPTION} 1"
         )
+    if config.latent is not None:
+        raise UnsupportedModelError(
+            f"{OPTION} {part.size}: {config.family} has latent attention, whose heads are not divided; use {OPTION} 1"
+        )
     experts = config.experts
     dense = experts is None or not all(experts.layers)
     sizes = {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}

@@ -72,7 +72,7 @@ def read_experts(
     count_keys: tuple[str, ...],
     count: int,
     *,
-    chosen: int,
+    chosen: int | None,
     width: int,
     normalised: bool,
     layers: tuple[bool, ...],
@@ -99,14 +99,14 @@ def read_experts(
     return ExpertConfig(count, chosen, width, normalised, layers, shared)
 
 
-def grouped(experts: ExpertConfig, keys: Keys, group_best: int = 2) -> ExpertConfig:
-    """The same experts in the groups that a `config.json` states, by default one.
+def grouped(experts: ExpertConfig, keys: Keys, absent: tuple[int, int], group_best: int) -> ExpertConfig:
+    """The same experts in the groups that a `config.json` states, by default so many and so many chosen ones.
 
     Raises:
         CheckpointError: the groups are not equal, or hold too few experts to choose from.
     """
-    groups = keys.integer("n_group", 1, MOST_EXPERTS)
-    chosen = keys.integer("topk_group", 1, MOST_EXPERTS)
+    groups = keys.integer("n_group", absent[0], MOST_EXPERTS)
+    chosen = keys.integer("topk_group", absent[1], MOST_EXPERTS)
     size = experts.count // groups
     if experts.count % groups or chosen > groups or size < group_best or size * chosen < experts.chosen:
         raise CheckpointError(

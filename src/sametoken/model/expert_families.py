@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from sametoken.errors import CheckpointError
+from sametoken.errors import CheckpointError, UnsupportedModelError
 from sametoken.model.expert_config import ExpertConfig, grouped, read_experts, sparse_layers
 from sametoken.model.family import Facts, Family, KnownFacts, biases, every
-from sametoken.model.keys import MOST_LAYERS, Keys
+from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, Keys
+from sametoken.model.latent_config import read_latent, score_scale
 from sametoken.model.rope_config import Defaults
 from sametoken.model.window_config import FULL, NO_WINDOW, SLIDING, layer_types, one_window, qwen_windows
 
@@ -63,10 +65,11 @@ def _gpt_oss(keys: Keys, plain: KnownFacts) -> Facts:
     }  # fmt: skip
 
 
-def _first_dense(keys: Keys, plain: KnownFacts, **absent: int) -> ExpertConfig:
+def _first_dense(keys: Keys, plain: KnownFacts, group_best: int = 2, **absent: Any) -> ExpertConfig:
     """The experts of GLM-4.5 and DeepSeek: behind some dense layers, with shared ones that have no gate.
 
     Args:
+        group_best: see `ExpertConfig`.
         absent: what absent keys mean.
     """
     first = keys.integer("first_k_dense_replace", absent["first_k_dense_replace"], MOST_LAYERS, least=0)
@@ -77,8 +80,9 @@ def _first_dense(keys: Keys, plain: KnownFacts, **absent: int) -> ExpertConfig:
         layers=tuple(i >= first for i in range(plain.num_layers)),
         shared=width * keys.integer("n_shared_experts", absent["n_shared_experts"]),
     )  # fmt: skip
-    scale = keys.number("routed_scaling_factor", 1.0)
-    return replace(grouped(experts, keys), shared_gate=False, weight_scale=scale)
+    scale = keys.number("routed_scaling_factor", absent.get("routed_scaling_factor", 1.0))
+    groups = absent.get("n_group", 1), absent.get("topk_group", 1)
+    return replace(grouped(experts, keys, groups, group_best), shared_gate=False, weight_scale=scale)
 
 
 def _glm4_moe(keys: Keys, plain: KnownFacts) -> Facts:
@@ -96,6 +100,51 @@ def _further_layers(keys: Keys) -> int:
     return keys.integer("num_nextn_predict_layers", 1, MOST_LAYERS, least=0)
 
 
+def _deepseek(keys: Keys, plain: KnownFacts, interleaved: bool) -> Facts:
+    """What DeepSeek V2 and V3 share, but for the experts."""
+    latent = read_latent(keys, plain.num_heads)
+    size = latent.unrotated + latent.rotated
+    for key in ("moe_layer_freq", "ep_size"):
+        if keys.integer(key, 1) != 1:
+            raise UnsupportedModelError(f"config.json has {keys.values[key]} for {key!r}; supported: 1")
+    return {
+        "latent": latent, "num_kv_heads": plain.num_heads, "head_dim": size, "out_bias": latent.bias,
+        "attention_scale": score_scale(keys, latent), "rope": replace(plain.rope, interleaved=interleaved),
+    }  # fmt: skip
+
+
+def _deepseek_v3(keys: Keys, plain: KnownFacts) -> Facts:
+    if keys.integer("head_dim", plain.head_dim, MOST_HEADS) != plain.head_dim:
+        raise CheckpointError(
+            f"config.json has {keys.values['head_dim']} for 'head_dim', expected {plain.head_dim} as "
+            "'qk_rope_head_dim', or no such key"
+        )
+    keys.choice("scoring_func", "sigmoid", ("sigmoid",))
+    keys.choice("topk_method", "noaux_tc", ("noaux_tc",))
+    experts = _first_dense(
+        keys, plain, first_k_dense_replace=3, moe_intermediate_size=2048, n_routed_experts=256, num_experts_per_tok=8,
+        n_shared_experts=1, n_group=8, topk_group=4, routed_scaling_factor=2.5,
+    )  # fmt: skip
+    return {
+        **_deepseek(keys, plain, keys.flag("rope_interleave", True)), "further_layers": _further_layers(keys),
+        "experts": replace(experts, sigmoid=True, choice_bias=True),
+    }  # fmt: skip
+
+
+def _deepseek_v2(keys: Keys, plain: KnownFacts) -> Facts:
+    for key in ("norm_topk_prob", "mlp_bias"):  # transformers ignores the first, and other engines do not
+        if keys.flag(key, False):
+            raise UnsupportedModelError(f"config.json has {key!r} true, which is not supported for DeepSeek V2")
+    keys.choice("scoring_func", "softmax", ("softmax",))
+    method = keys.choice("topk_method", "greedy", ("greedy", "group_limited_greedy"))
+    limited = keys if method != "greedy" else keys.over({"n_group": 1, "topk_group": 1})
+    experts = _first_dense(
+        limited.over({"num_local_experts": keys.values.get("num_experts")}), plain, first_k_dense_replace=0,
+        moe_intermediate_size=1407, n_routed_experts=64, num_experts_per_tok=None, n_shared_experts=2, group_best=1,
+    )  # fmt: skip
+    return {**_deepseek(keys, plain, True), "experts": replace(experts, normalised=False)}
+
+
 MIXTRAL = Defaults(
     "mixtral", max_position=131072, norm_eps=1e-5, num_kv_heads=8, eos_token_ids=(2,), bos_token_ids=(1,), theta=1e6
 )
@@ -106,7 +155,14 @@ GLM4_MOE = Defaults(
     "glm4_moe", max_position=131072, norm_eps=1e-5, num_kv_heads=8, partial_rotation=0.5
 )  # fmt: skip
 
+DEEPSEEK_V2 = Defaults(
+    "deepseek_v2", max_position=2048, eos_token_ids=(2,), bos_token_ids=(1,), head_dim=64, head_key="qk_rope_head_dim"
+)
+DEEPSEEK_V3 = replace(DEEPSEEK_V2, family="deepseek_v3", max_position=4096, eos_token_ids=(1,), bos_token_ids=(0,))
+
 EXPERT_FAMILIES: Mapping[str, Family] = {
+    "DeepseekV2ForCausalLM": Family(DEEPSEEK_V2, _deepseek_v2),
+    "DeepseekV3ForCausalLM": Family(DEEPSEEK_V3, _deepseek_v3),
     "Glm4MoeForCausalLM": Family(GLM4_MOE, _glm4_moe),
     "GptOssForCausalLM": Family(GPT_OSS, _gpt_oss),
     "MixtralForCausalLM": Family(MIXTRAL, _mixtral),

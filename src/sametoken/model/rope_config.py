@@ -59,6 +59,7 @@ class Defaults:
         partial_rotation: an absent `partial_rotary_factor`, None where the code does not read it.
         local_theta: the key, if there is one, and the default of the base for layers with a window, where their
             rotation is another than that of the others; None where it is the same.
+        head_key: what the size of a head, or of its rotated part (DeepSeek), is called.
         tied: an absent `tie_word_embeddings`. `activation`: its key and what an absent one means.
     """
 
@@ -68,6 +69,7 @@ class Defaults:
     norm_eps: float = 1e-6
     num_kv_heads: int | None = None
     head_dim: int | None = None
+    head_key: str = "head_dim"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_ids: tuple[int, ...] = ()
     theta: float = 10000.0

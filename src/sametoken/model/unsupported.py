@@ -37,7 +37,7 @@ ARCHITECTURES: dict[str, ModelGroup] = {
          "OlmoeForCausalLM", "PhimoeForCausalLM", "PhiMoEForCausalLM", "DbrxForCausalLM",
          "MiniMaxM2ForCausalLM", "GraniteMoeForCausalLM", "Grok1ForCausalLM"), EXPERTS),
     **dict.fromkeys(
-        ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "KimiK2ForCausalLM"), LATENT),
+        ("DeepseekV32ForCausalLM", "KimiK2ForCausalLM"), LATENT),
     "Llama4ForConditionalGeneration": ModelGroup(
         "Llama 4, a mixture of experts that also reads images, which is not supported yet",
         "use Llama 3.1 to 3.3, for example meta-llama/Llama-3.3-70B-Instruct",

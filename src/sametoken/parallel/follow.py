@@ -71,9 +71,7 @@ class FollowingRank:
 
     def _cache(self, size: Cache, decoder: Decoder) -> KVCache:
         table = PageTable(size.rows, size.pages, size.pages_per_row, size.page_size, "cpu")
-        config = decoder.config
-        form = FORMATS[size.form]
-        return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, decoder.dtype, "cpu", form)
+        return KVCache.of(decoder.config, table, decoder.dtype, "cpu", FORMATS[size.form])
 
     def _forward(self, message: Forward, decoder: Decoder, cache: KVCache) -> None:
         for moved in message.moved:

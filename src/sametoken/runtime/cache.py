@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import chain, pairwise
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -203,11 +203,29 @@ class View:
         return torch.cat([segment.slots for segment in self.segments])
 
 
+class CacheShape(Protocol):
+    """What a decoder keeps of a token in each layer; a `ModelConfig`.
+
+    Attributes:
+        cached_heads: vectors of keys. cached_size: their size, and that of values.
+        shared_values: the keys are the values too, and are kept once.
+    """
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def cached_heads(self) -> int: ...
+    @property
+    def cached_size(self) -> int: ...
+    @property
+    def shared_values(self) -> bool: ...
+
+
 class KVCache:
     """Keys and values of every layer, addressed through a shared `PageTable`.
 
     Attributes:
-        keys, values: [layers, slots, kv heads, D] as `kv_format` stores them.
+        keys, values: [layers, slots, kv heads, D] as `kv_format` stores them; the same tensor where values are shared.
         key_scales, value_scales: [layers, slots, kv heads] float32 where these are codes, otherwise None; in memory the
             slots of a head lie side by side, since a head is what attention reads.
         dtype: of the vectors that are written and read.
@@ -223,23 +241,37 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str,
         kv_format: KVFormat = OWN,
+        shared_values: bool = False,
     ) -> None:
         shape = (layers, table.pages * table.page_size, kv_heads)
         self.table, self.dtype, self.kv_format = table, dtype, kv_format
         # Zeros, not empty: a masked key still enters the sum as 0 * value, which garbage NaN would poison.
         self.keys = torch.zeros(*shape, head_dim, dtype=kv_format.dtype(dtype), device=device)
-        self.values = torch.zeros_like(self.keys)
+        self.values = self.keys if shared_values else torch.zeros_like(self.keys)
         self.key_scales: Tensor | None = None
         self.value_scales: Tensor | None = None
         if kv_format.greatest is not None:
             scales = torch.zeros(2, layers, kv_heads, shape[1], dtype=torch.float32, device=device).transpose(2, 3)
-            self.key_scales, self.value_scales = scales.unbind()
+            self.key_scales, self.value_scales = (scales[0], scales[0]) if shared_values else scales.unbind()
 
     @staticmethod
-    def bytes_per_page(
-        layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, kv_format: KVFormat = OWN
-    ) -> int:
-        return 2 * layers * kv_heads * page_size * kv_format.vector_bytes(head_dim, dtype)
+    def of(
+        shape: CacheShape, table: PageTable, dtype: torch.dtype, device: torch.device | str, kv_format: KVFormat = OWN
+    ) -> KVCache:
+        """The cache of a decoder or a head."""
+        sizes = shape.num_layers, shape.cached_heads, shape.cached_size
+        return KVCache(*sizes, table, dtype, device, kv_format, shape.shared_values)
+
+    @staticmethod
+    def bytes_per_page(shape: CacheShape, page_size: int, dtype: torch.dtype, kv_format: KVFormat = OWN) -> int:
+        vectors = (1 if shape.shared_values else 2) * shape.num_layers * shape.cached_heads
+        return vectors * page_size * kv_format.vector_bytes(shape.cached_size, dtype)
+
+    @property
+    def _stored(self) -> list[tuple[Tensor, Tensor | None]]:
+        """What is kept, with its scales: keys, and values where these are others."""
+        found = [(self.keys, self.key_scales), (self.values, self.value_scales)]
+        return found[:1] if self.values is self.keys else found
 
     def view(self, spans: Sequence[Span]) -> View:
         """How one forward reads and writes this cache."""
@@ -247,7 +279,7 @@ class KVCache:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores [T, kv heads, D] keys and values."""
-        for x, stored, scales in ((keys, self.keys, self.key_scales), (values, self.values, self.value_scales)):
+        for x, (stored, scales) in zip((keys, values), self._stored, strict=False):
             codes, scale = self.kv_format.encode(x)
             stored[layer].index_copy_(0, slots, codes)
             if scales is not None and scale is not None:
@@ -255,8 +287,8 @@ class KVCache:
 
     def read(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
         """Keys and values [B, kv heads, L, D] of a segment: a view when the row's pages lie side by side."""
-        keys = self._read(layer, segment, self.keys, self.key_scales)
-        return keys, self._read(layer, segment, self.values, self.value_scales)
+        read = [self._read(layer, segment, *stored) for stored in self._stored]
+        return read[0], read[-1]
 
     def _read(self, layer: int, segment: Segment, stored: Tensor, scales: Tensor | None) -> Tensor:
         scale = None if scales is None else self._gather(scales[layer], segment)
@@ -290,6 +322,6 @@ class KVCache:
         front = torch.arange(path.shape[1], device=path.device).expand_as(path)
         source = self.table.slots(rows, starts.unsqueeze(1) + path).flatten()
         target = self.table.slots(rows, starts.unsqueeze(1) + front).flatten()
-        for stored in (self.keys, self.values, self.key_scales, self.value_scales):
+        for stored in chain.from_iterable(self._stored):
             if stored is not None:
                 stored.index_copy_(1, target, stored.index_select(1, source))

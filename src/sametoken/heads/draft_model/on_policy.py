@@ -100,5 +100,4 @@ def _cache(decoder: Decoder, rows: int, longest: int, device: torch.device) -> K
     table = PageTable(rows, rows * each + 1, each, PAGE, device)
     for row in range(rows):
         table.extend(row, range(1 + row * each, 1 + (row + 1) * each))
-    config = decoder.config
-    return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, decoder.dtype, device)
+    return KVCache.of(decoder.config, table, decoder.dtype, device)

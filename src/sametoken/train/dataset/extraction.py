@@ -52,12 +52,10 @@ class FeatureReader:
     def __init__(self, decoder: Decoder, taps: tuple[int, ...], longest: int) -> None:
         self._decoder, self._taps = decoder, taps
         self.device = decoder.embed.weight.device
-        config, pages = decoder.config, -(-(longest + 1) // PAGE)
+        pages = -(-(longest + 1) // PAGE)
         self._table = PageTable(1, pages + 1, pages, PAGE, self.device)
         self._table.extend(0, range(1, pages + 1))
-        self._cache = KVCache(
-            config.num_layers, config.num_kv_heads, config.head_dim, self._table, decoder.dtype, self.device
-        )
+        self._cache = KVCache.of(decoder.config, self._table, decoder.dtype, self.device)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """[S, n + 1, H] of `tokens` [S]: the taps and the last state after the final norm, in the decoder's dtype."""
