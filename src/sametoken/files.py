@@ -143,8 +143,13 @@ def discard_unfinished(parent: Path, name: str = "*") -> None:
         name: of the directories that were to be made; "*" stands for all.
     """
     for place in parent.glob(f".{name if name == '*' else glob.escape(name)}-*{UNFINISHED}"):
+        try:  # a young one is not even locked: who makes it would go without the lock
+            if time.time() - place.stat().st_mtime < SETTLED_S:
+                continue
+        except FileNotFoundError:  # another process ended meanwhile
+            continue
         with holding(place) as alone:
-            if not alone or time.time() - place.stat().st_mtime < SETTLED_S:
+            if not alone:
                 continue
             _put_back(place / "old", parent / place.name[1:].rpartition("-")[0])
             shutil.rmtree(place, ignore_errors=True)

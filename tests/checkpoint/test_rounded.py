@@ -198,6 +198,8 @@ def test_what_was_read_longest_ago_is_removed_above_the_limit(
         make_older(made[name], 1000 - age)
     (kept / "another's").mkdir()
     (kept / "another's" / "file").write_bytes(bytes(1 << 20))
+    (kept / "another's" / rounded.FACTS).write_text("{}")  # a name alone makes no entry
+    make_older(kept / "another's", 2000)
     load(directory, "int8")  # now the one that was read last
     whole = sum(file.stat().st_size for file in kept.glob("*/*") if file.parent.name != "another's")
     monkeypatch.setenv(rounded.LIMIT_VARIABLE, str(whole / 1e9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ from cli_checks import Pair
 from engine_checks import PLAIN, make_llm, prompts, said, save_pair
 from sametoken import LLM, SamplingParams
 from sametoken.errors import ConfigError, EngineError
+from sametoken.parallel.follow import join
+from sametoken.parallel.messages import Forward, read
 from sametoken.parallel.place import RankPlace, place_of
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0)
@@ -184,3 +187,35 @@ def test_places_of_each_launcher() -> None:
 def test_launchers_that_say_something_else(environment: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         place_of(environment, 2)
+
+
+def test_an_interrupted_forward_is_raised_and_the_next_one_does_not_wait(
+    models: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes while results are added, which compiled code calls."""
+    llm = make_llm(*models, dtype="bfloat16", tensor_parallel_size=2)
+    assert llm.ranks is not None
+
+    def interrupted(part: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.ranks, "sum", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts(1), GREEDY)
+    with pytest.raises(EngineError, match="interrupted"):
+        llm.generate(prompts(1), GREEDY)
+    llm.ranks.close()
+    assert llm.ranks.processes[1].returncode is not None
+
+
+def test_one_rank_takes_no_notice_of_a_launcher() -> None:
+    join({"RANK": "3", "WORLD_SIZE": "4"}, 1, check=False)
+    join({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "RANK": "none"}, 1, check=False)
+
+
+def test_a_message_names_nothing_but_messages() -> None:
+    message = Forward([], {0: [1, 2]}, [5, 6], [])
+    assert read(pickle.dumps(message)) == message
+    with pytest.raises(pickle.UnpicklingError, match="subprocess"):
+        read(pickle.dumps(subprocess.run))

@@ -255,6 +255,7 @@ def test_what_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path, plai
         ("--output", str(place)): "is there already; choose another place, or give --overwrite",
         ("--output", str(tmp_path), "--overwrite"): "is no directory of files alone",
         ("--output", source, "--overwrite"): "is the model itself",
+        ("--output", str(place), "--overwrite", "--draft", str(place)): "is --draft",
         (): "got no --output; expected --output DIR",
         ("--output", new, "--format", "int5"): "did you mean 'int8'?",
         ("--output", new, "--group-size", "32"): "--group-size is for --format int4",

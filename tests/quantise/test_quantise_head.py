@@ -137,3 +137,6 @@ def test_what_is_refused(
     small = llama(tmp_path / "small", **{**WIDE, "hidden_size": 64})
     capfd.readouterr()
     assert "another model" in refused(head, "--format", "fp8", "--target", small)
+    same = call(capfd, "quantize", head, "--format", "fp8", "--target", small, "--output", small, "--overwrite")
+    assert (same.code, "is --target" in same.err) == (2, True)
+    assert (Path(small) / "config.json").exists()

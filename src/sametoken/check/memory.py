@@ -284,6 +284,8 @@ def _remedies(
         smaller, _ = _plan(target, draft, other, device)
         yield Remedy(f"--quantization {name}", _total(smaller, other, found.batch, found.context))
     for count in DEVICES:
+        if plan.config.latent is not None or plan.config.whole_qk_norm:  # as `model.cut` refuses
+            break
         if plan.config.num_kv_heads % count == 0 or count % plan.config.num_kv_heads == 0:
             total = found.total - (plan.divided + found.pool) * (count - 1) // count
             here = f"hosts with --tp_size {count}, on each"

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ CACHE_VARIABLE = "SAMETOKEN_QUANTIZATION_CACHE"  # "0" switches it off, another 
 LIMIT_VARIABLE = "SAMETOKEN_QUANTIZATION_CACHE_GB"  # that all entries take together
 LIMIT_GB = 64.0
 FACTS = "entry.json"  # its time of change is that of the last start that read the entry
+ENTRY = re.compile(r".+-[0-9a-f]{16}")  # names of entries: others' directories are not looked at
 VERSION = 1  # of the layouts, and of how weights are rounded
 LEAST = 1 << 25  # numbers of a model; fewer are rounded in a second
 FILE_BYTES = 256 << 20
@@ -127,6 +129,8 @@ def keep(decoder: Decoder, entry: Path) -> None:
     size = sum(tensor.nbytes for tensor in parts.values())
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
+        if entry.exists():  # another process was faster, and nothing needs to make room
+            return
         discard_unfinished(entry.parent)
         if not _make_room(entry.parent, size):
             LOG.warning(
@@ -156,6 +160,8 @@ def _make_room(root: Path, size: int) -> bool:
         return False
     entries: list[tuple[float, int, Path]] = []
     for facts in root.glob(f"*/{FACTS}"):
+        if not ENTRY.fullmatch(facts.parent.name) or facts.parent.is_symlink():
+            continue
         with suppress(OSError):  # another process removes it
             used = sum(file.stat().st_size for file in facts.parent.iterdir())
             entries.append((facts.stat().st_mtime, used, facts.parent))

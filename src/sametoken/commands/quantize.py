@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from sametoken import embedded
@@ -16,8 +18,6 @@ from sametoken.options.declaration import Positive
 from sametoken.options.training import DATA_PATH, GroupSize, RoundedFormat
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sametoken.quantise.report import HeadReport, Report
 
 FORMATS = (*get_args(RoundedFormat), "gguf-q8_0", "gguf-q4_0")
@@ -60,10 +60,13 @@ def command(model: str | None, values: Values) -> int:
     check_replaceable(output, replace=values["overwrite"])
     name = model or embedded.NAME
     directory = _directory(model, values)
-    if output.exists() and output.resolve() == directory.resolve():
-        raise ConfigError(f"--output {output} is the model itself; choose another place")
+    _check_output(
+        output, {"the model itself": str(directory), "--target": values["target"], "--draft": values["draft"]}
+    )
     if values["target"] is not None:
-        return _print(_write_head(name, directory, output, values), output)
+        with stop_at_signals() as stop, stop.at_once():  # as below
+            head = _write_head(name, directory, output, values)
+        return _print(head, output)
     if values["draft"] is not None:
         draft_directory(values["draft"])  # before the work is done
     with stop_at_signals() as stop, stop.at_once():  # what is half written is removed
@@ -73,6 +76,13 @@ def command(model: str | None, values: Values) -> int:
         report = _with_acceptance(report, name, written, prompts, values)
         write_json(output / REPORT, report.to_json())
     return _print(report, written)
+
+
+def _check_output(output: Path, read: Mapping[str, str | None]) -> None:
+    """Raises where the directory to write is one that is read: writing replaces it."""
+    for name, place in read.items():
+        if place is not None and output.exists() and output.resolve() == Path(place).expanduser().resolve():
+            raise ConfigError(f"--output {output} is {name}; choose another place")
 
 
 def _print(report: Report | HeadReport, written: Path) -> int:

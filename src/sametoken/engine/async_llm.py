@@ -174,6 +174,8 @@ class AsyncLLM:
         self._listeners: dict[int, _Listener] = {}
         if llm.ranks is not None:  # one may end while nothing is computed
             llm.ranks.group.on_failure = self._inbox.put
+            if llm.ranks.group.failure is not None:
+                self._inbox.put(llm.ranks.group.failure)
         self._thread = threading.Thread(target=self._serve, name="sametoken-engine", daemon=True)
         self._thread.start()
 

@@ -96,6 +96,7 @@ def load_models(
     Args:
         method: how drafts are made, which may say what kind of draft the model is.
     """
+    met = _met(config)
     directory = target_directory(model, revisions[0], lambda place: _plan(model, place, config))
     plan = _plan(model, directory, config)
     guesser: LoadedDraft | None = None
@@ -107,7 +108,7 @@ def load_models(
         guesser = load_draft(
             place, limited, plan.dtype, plan.device, config.draft_quantization, plan.deterministic, method
         )
-    ranks = None if config.tensor_parallel_size == 1 else _ranks(model, revisions[0], directory, plan, config)
+    ranks = None if config.tensor_parallel_size == 1 else _ranks(model, revisions[0], directory, plan, config, met)
     part = RankPart() if ranks is None else ranks.part
     target = load_decoder(directory, plan.dtype, plan.device, plan.limit, config.quantization, part)
     target.set_deterministic(plan.deterministic)
@@ -117,7 +118,17 @@ def load_models(
     return Loaded(target, guesser, plan.tokenizer, plan.limit, plan.sampling, plan.pooling, ranks)
 
 
-def _ranks(model: str, revision: str | None, directory: Path, plan: _Plan, config: EngineConfig) -> Lead:
+def _met(config: EngineConfig) -> Lead | None:
+    """The ranks that a launcher has started: they wait now, and downloads and drafts may take long."""
+    count = config.tensor_parallel_size
+    if count == 1 or not place_of(os.environ, count).launcher:
+        return None
+    return lead(os.environ, count, check=config.tensor_parallel_check)
+
+
+def _ranks(
+    model: str, revision: str | None, directory: Path, plan: _Plan, config: EngineConfig, met: Lead | None
+) -> Lead:
     """The other ranks, which load their parts from now on.
 
     Raises:
@@ -127,7 +138,7 @@ def _ranks(model: str, revision: str | None, directory: Path, plan: _Plan, confi
     if plan.device.type != "cpu":
         raise ConfigError(f"tensor_parallel_size {count} is computed on the CPU only; use --device cpu, or 1 on CUDA")
     cut(plan.stated, RankPart(0, count))
-    ranks = lead(os.environ, count, check=config.tensor_parallel_check)
+    ranks = met or lead(os.environ, count, check=config.tensor_parallel_check)
     name = model if ranks.place.launcher else str(directory)
     wanted = TargetToLoad(
         name, revision, str(plan.dtype).removeprefix("torch."), plan.limit, config.quantization, plan.deterministic

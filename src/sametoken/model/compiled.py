@@ -137,7 +137,8 @@ class Compiled:
         tables = [None if block.rope is None else parts.rope(torch.device("cpu"), block.rope) for block in parts.blocks]
         layers = (Layer * config.num_layers)(*map(_layer, parts.blocks, experts, tables))
         self._head, self._norm, self._parts = packed(parts.head), parts.norm, parts
-        summed = None if parts.ranks is None else _sum(parts.ranks)
+        self._raised: list[BaseException] = []  # in `sum`, which the kernels call
+        summed = None if parts.ranks is None else _sum(parts.ranks, self._raised)
         self._model = struct_of(
             Model, layers=config.num_layers, hidden=config.hidden_size, heads=config.num_heads,
             kv_heads=config.num_kv_heads, head_size=config.head_dim, rotated=config.rope.dim,
@@ -162,6 +163,8 @@ class Compiled:
         kept = [(span, span.ancestor_mask.contiguous()) for span in view.spans]
         spans = [_span(span, ancestor_mask) for span, ancestor_mask in kept]
         self._kernels.forward(self._model, self._pages(cache), spans, tokens.contiguous(), x, taps, self._nbytes)
+        if self._raised:
+            raise self._raised.pop()
         return x
 
     def guess(self, committed: Committed, cache: KVCache, levels: int, sampling: Sampling) -> Tensor:
@@ -238,11 +241,16 @@ def _span(span: Span, ancestor_mask: Tensor) -> CSpan:
     return found
 
 
-def _sum(ranks: Ranks) -> Any:
-    """What the kernels call where the results of all ranks are added."""
+def _sum(ranks: Ranks, raised: list[BaseException]) -> Any:
+    """What the kernels call where the results of all ranks are added; Ctrl-C in it ends up in `raised`, not lost."""
 
     def sum_here(numbers: int, count: int) -> None:
-        ranks.sum(torch.frombuffer((c_float * count).from_address(numbers), dtype=torch.float32))
+        if raised:
+            return
+        try:
+            ranks.sum(torch.frombuffer((c_float * count).from_address(numbers), dtype=torch.float32))
+        except BaseException as error:
+            raised.append(error)
 
     return SUM(sum_here)
 

@@ -28,6 +28,8 @@ from sametoken.runtime.cache import KVCache, PageTable, View
 from sametoken.runtime.kv_format import FORMATS
 from sametoken.runtime.ranks import RankPart
 
+NOT_STARTED = "rank 0 ended before the model was ready; its own messages say why"
+
 
 class FollowingRank:
     """A rank's part of the target; as `Ranks` it begins nothing of its own."""
@@ -44,8 +46,14 @@ class FollowingRank:
 
     def run(self) -> None:
         """Computes until rank 0 ends. Raises EngineError if a rank is gone, SametokenError if loading fails."""
-        decoder = self._load(self.group.receive())
-        cache = self._cache(self.group.receive(), decoder)
+        wanted = self.group.receive()
+        if not isinstance(wanted, TargetToLoad):
+            raise SametokenError(NOT_STARTED)
+        decoder = self._load(wanted)
+        size = self.group.receive()
+        if not isinstance(size, Cache):
+            raise SametokenError(NOT_STARTED)
+        cache = self._cache(size, decoder)
         with nullcontext() if decoder.native is None else serial_torch():
             while isinstance(message := self.group.receive(), Forward):
                 self._forward(message, decoder, cache)
@@ -89,8 +97,10 @@ def join(environment: Mapping[str, str], count: int, *, check: bool) -> None:
     Raises:
         ConfigError: the launcher started another number of processes, or says too little.
     """
+    if count == 1:  # a launcher may have started processes for another purpose
+        return
     place = place_of(environment, count)
-    if count > 1 and place.rank:
+    if place.rank:
         code = follow(place, check=check)
         sys.stdout.flush()
         os._exit(code)  # threads of gloo may still hold Python objects

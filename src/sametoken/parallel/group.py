@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sametoken.errors import ConfigError, EngineError, SametokenError
 from sametoken.kernels.cpu.library import status
+from sametoken.parallel.messages import read
 from sametoken.parallel.place import HERE, RankPlace
 
 DIST: Any = torch.distributed  # its types leave out what is needed here
@@ -188,7 +189,10 @@ class RankGroup:
             self._collective(self._gloo.broadcast, data)
         if self.failure is not None:
             raise self.failure
-        return pickle.loads(data.numpy().tobytes())
+        try:
+            return read(data.numpy().tobytes())
+        except pickle.UnpicklingError as error:
+            raise EngineError(f"what came from rank 0 is no message of a rank: {error}") from error
 
     # A forward.
 

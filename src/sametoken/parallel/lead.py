@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sametoken.errors import ConfigError, EngineError
-from sametoken.parallel.group import MEET_S, RankGroup, facts
+from sametoken.parallel.group import RankGroup, facts
 from sametoken.parallel.messages import Cache, End, Forward, Moved, TargetToLoad, packed
 from sametoken.parallel.place import RankPlace, place_of
 from sametoken.runtime.cache import View
@@ -71,7 +71,7 @@ class Lead:
         """
         self.group.send(wanted)
         for rank in range(1, self.place.size):
-            if (found := self.group.hear("model", rank, MEET_S * 20)) not in (digest, ""):
+            if (found := self.group.hear("model", rank, LOAD_S)) not in (digest, ""):
                 raise ConfigError(
                     f"rank {rank} has other files of {wanted.model} than rank 0 (digests {found[:12]} and "
                     f"{digest[:12]}); copy the same checkpoint to all hosts"
@@ -91,19 +91,18 @@ class Lead:
 
     def begin(self, tokens: Tensor, view: View) -> None:
         """Sends what the forward reads."""
-        self._turn.acquire()
-        try:
-            table = view.table
-            rows = [span.rows.tolist() for span in view.spans]
-            pages = {row: list(table.owned(row)) for each in rows for row in each}
-            changed = {row: owned for row, owned in pages.items() if self._pages.get(row, []) != owned}
-            self._pages.update(changed)
-            spans = [packed(span, own) for span, own in zip(view.spans, rows, strict=True)]
-            moved, self._moved = self._moved, []
-            self.group.send(Forward(moved, changed, tokens.tolist(), spans))
-        except BaseException:
-            self._turn.release()
-            raise
+        # Kept for good where a forward or its message was interrupted: then the ranks are no longer at the same place.
+        if not self._turn.acquire(blocking=False):
+            words = "a forward was interrupted, after which the ranks cannot go on; make a new LLM"
+            raise self.group.failure or EngineError(words)
+        table = view.table
+        rows = [span.rows.tolist() for span in view.spans]
+        pages = {row: list(table.owned(row)) for each in rows for row in each}
+        changed = {row: owned for row, owned in pages.items() if self._pages.get(row, []) != owned}
+        self._pages.update(changed)
+        spans = [packed(span, own) for span, own in zip(view.spans, rows, strict=True)]
+        moved, self._moved = self._moved, []
+        self.group.send(Forward(moved, changed, tokens.tolist(), spans))
 
     def end(self, last: Tensor) -> None:
         """Raises what failed in the forward."""

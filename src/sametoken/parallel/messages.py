@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sametoken.options.engine import KVDType
 from sametoken.runtime.cache import Span
+from sametoken.runtime.chains import is_chain
+from sametoken.speculation.draft import chain_mask
 
 
 class TargetToLoad(NamedTuple):
@@ -34,11 +38,11 @@ class Cache(NamedTuple):
 
 
 class SpanOf(NamedTuple):
-    """A `Span` as lists; `ancestor_mask` has its shape and a byte for each entry."""
+    """A `Span` as lists; `ancestor_mask` has its shape and a byte for each entry, none at all for chains."""
 
     rows: list[int]
     starts: list[int]
-    shape: tuple[int, ...]
+    shape: tuple[int, int, int]
     ancestor_mask: bytes
     nodes: int
     longest: int
@@ -65,15 +69,37 @@ class End(NamedTuple):
     """Nothing more will come."""
 
 
+MESSAGES = {each.__name__: each for each in (TargetToLoad, Cache, SpanOf, Moved, Forward, End)}
+
+
+class _Reader(pickle.Unpickler):
+    """Reads messages and plain data: what comes from the network names no other class or function."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module != __name__ or name not in MESSAGES:
+            raise pickle.UnpicklingError(f"a message names {module}.{name}")
+        return MESSAGES[name]
+
+
+def read(data: bytes) -> Any:
+    """The message that was pickled."""
+    return _Reader(io.BytesIO(data)).load()
+
+
 def packed(span: Span, rows: Sequence[int]) -> SpanOf:
     """A span as data; `rows` are its rows."""
-    mask = span.ancestor_mask.to(torch.uint8)
-    return SpanOf(list(rows), span.starts.tolist(), tuple(mask.shape), mask.numpy().tobytes(), span.nodes, span.longest)
+    mask = span.ancestor_mask
+    count, nodes, _ = mask.shape
+    entries = b"" if is_chain(mask) else mask.to(torch.uint8).numpy().tobytes()
+    return SpanOf(list(rows), span.starts.tolist(), (count, nodes, nodes), entries, span.nodes, span.longest)
 
 
 def unpacked(span: SpanOf) -> Span:
     """The span of a message."""
-    mask = torch.frombuffer(bytearray(span.ancestor_mask), dtype=torch.uint8).view(span.shape).bool()
+    if span.ancestor_mask:
+        mask = torch.frombuffer(bytearray(span.ancestor_mask), dtype=torch.uint8).view(span.shape).bool()
+    else:
+        mask = chain_mask(*span.shape[:2])
     return Span(_ints(span.rows), span.rows, _ints(span.starts), mask, span.nodes, span.longest)
 
 

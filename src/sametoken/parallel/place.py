@@ -85,11 +85,12 @@ def place_of(environment: Mapping[str, str], count: int) -> RankPlace:
 
 
 def _host(environment: Mapping[str, str], launcher: Launcher, here: int, count: int) -> str:
-    stated = environment.get("MASTER_ADDR") or environment.get("SLURM_LAUNCH_NODE_IPADDR")
-    if stated:
+    if stated := environment.get("MASTER_ADDR"):
         return stated
     if here == count:
         return HERE
+    if stated := environment.get("SLURM_LAUNCH_NODE_IPADDR"):  # that of rank 0 where srun was started in the job
+        return stated
     raise ConfigError(
         f"{launcher.name} started ranks on several hosts, and MASTER_ADDR is not set; set it to the address of rank 0's"
         " host for all of them, with mpirun by -x MASTER_ADDR=ADDRESS"

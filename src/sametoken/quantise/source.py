@@ -60,7 +60,8 @@ class PlainCheckpoint:
         place = self.rules.place(name)
         if place is None and not self.rules.ignores(name):
             raise CheckpointError(f"{self.directory}: {name} is no weight of a {self.config.architecture}")
-        parts = ["outer"] if place is None else place.parameter.split(".")
+        unread = place is None or self.rules.ignores(name)  # blocks that guess further tokens stay as they are
+        parts = ["outer"] if unread or place is None else place.parameter.split(".")
         return int(parts[1]) if parts[0] == "blocks" else OUTER
 
     def stored(self, block: int) -> Iterator[Stored]:
