@@ -8,8 +8,8 @@ import glob
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -114,22 +114,24 @@ def new_directory(directory: Path, *, replace: bool = False) -> Iterator[Path]:
         discard_unfinished(directory.parent, directory.name)
         check_replaceable(directory, replace=replace)
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            tempfile.TemporaryDirectory(prefix=f".{directory.name}-", suffix=UNFINISHED, dir=directory.parent) as name,
-            holding(place := Path(name)),
-        ):
-            made, old = place / "new", place / "old"
-            made.mkdir()
-            yield made
-            for file in made.iterdir():
-                _sync(file)
-            try:
-                if directory.exists():
-                    directory.rename(old)
-                made.rename(directory)
-            finally:
-                _put_back(old, directory)
-            _sync(directory.parent)
+        place = directory.parent / f".{directory.name}-{secrets.token_hex(6)}{UNFINISHED}"
+        made, old = place / "new", place / "old"
+        try:  # the name is known before the place is made: a signal between the two leaves nothing
+            place.mkdir(mode=0o700)
+            with holding(place):
+                made.mkdir()
+                yield made
+                for file in made.iterdir():
+                    _sync(file)
+                try:
+                    if directory.exists():
+                        directory.rename(old)
+                    made.rename(directory)
+                finally:
+                    _put_back(old, directory)
+                _sync(directory.parent)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{directory} cannot be written ({_reason(error)}); nothing was left half written") from error
 

@@ -68,9 +68,9 @@ def test_frequencies_match_the_enumerated_distribution(options: dict[str, Any]) 
 
 
 def _frozen_end_ban(sampling: Sampling) -> Sampling:
-    assert sampling.ends is not None
-    forever = sampling.ends._replace(until=torch.full_like(sampling.ends.until, 10**9))
-    return dataclasses.replace(sampling, ends=forever)
+    assert sampling.end_ban is not None
+    forever = sampling.end_ban._replace(until=torch.full_like(sampling.end_ban.until, 10**9))
+    return dataclasses.replace(sampling, end_ban=forever)
 
 
 @settings(max_examples=200, deadline=None)
@@ -167,7 +167,7 @@ def test_nothing_is_carried_for_what_nobody_asks() -> None:
     plain = Sampling.of([row(SamplingParams()), row(SamplingParams(temperature=0.5))])
     assert plain.reusable
     assert not plain.greedy
-    assert (plain.truncation, plain.bias, plain.ends, plain.words, plain.penalties, plain.noise_scale) == (None,) * 6
+    assert (plain.truncation, plain.bias, plain.end_ban, plain.words, plain.penalties, plain.noise_scale) == (None,) * 6
     greedy = Sampling.of([row(SamplingParams(temperature=0, top_p=0.5, top_k=3, min_p=0.1))] * 3)
     assert greedy.greedy
     assert greedy.seed is None
