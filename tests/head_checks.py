@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -27,6 +28,7 @@ from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.heads.modules import pack
 from sametoken.heads.registry import head_kind
 from sametoken.heads.serve import LoadedDraft
+from sametoken.heads.write import write_head
 from sametoken.model.config import ModelConfig
 from sametoken.model.rope_config import RopeConfig
 
@@ -248,3 +250,11 @@ class Reference:
 def weights_of(head: EagleHead) -> dict[str, Tensor]:
     """A copy of the parameters, to be taken before they are packed."""
     return {name: parameter.detach().clone() for name, parameter in head.named_parameters()}
+
+
+def write_wide_heads(target: str, root: Path) -> dict[str, Path]:
+    """Plain heads for a target of this shape, by name."""
+    shape = shape_of(target)
+    for name in WIDE_HEADS:
+        write_head(wide_head(name, shape), root / name, shape, target_name=target)
+    return {name: root / name for name in WIDE_HEADS}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from cli_checks import call
 from engine_checks import alone, check_idle, llama, make_llm, prompts, said
-from head_checks import WIDE, WIDE_HEADS, shape_of, wide_head
+from head_checks import WIDE, WIDE_HEADS, shape_of, write_wide_heads
 from quantised_makers import MADE, quantised
 from sametoken import SamplingParams
 from sametoken.errors import ConfigError, SametokenError, UnsupportedModelError
@@ -24,7 +24,6 @@ from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.kind import Head
 from sametoken.heads.read import is_head, read_head
 from sametoken.heads.serve import load_draft
-from sametoken.heads.write import write_head
 from sametoken.kernels.cpu.library import library
 from sametoken.model.linear import Linear
 
@@ -44,11 +43,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def heads(target: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Plain heads for it."""
-    root, shape = tmp_path_factory.mktemp("heads"), shape_of(target)
-    for name in WIDE_HEADS:
-        write_head(wide_head(name, shape), root / name, shape, target_name=target)
-    return {name: root / name for name in WIDE_HEADS}
+    return write_wide_heads(target, tmp_path_factory.mktemp("heads"))
 
 
 def plain(directory: Path, target: str) -> dict[str, torch.Tensor]:

@@ -12,13 +12,12 @@ from safetensors.torch import load_file
 
 from cli_checks import call
 from engine_checks import alone, llama, make_llm, prompts, said
-from head_checks import WIDE, WIDE_HEADS, shape_of, wide_head
+from head_checks import WIDE, WIDE_HEADS, shape_of, write_wide_heads
 from quantised_readers import read_elsewhere
 from sametoken import SamplingParams
 from sametoken.heads.kind import Head
 from sametoken.heads.modules import linears
 from sametoken.heads.read import read_head
-from sametoken.heads.write import write_head
 from sametoken.model.formats.rounding import ROUNDINGS
 from sametoken.quantise.report import REPORT
 
@@ -38,10 +37,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def heads(target: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root, shape = tmp_path_factory.mktemp("heads"), shape_of(target)
-    for name in WIDE_HEADS:
-        write_head(wide_head(name, shape), root / name, shape, target_name=target)
-    return {name: root / name for name in WIDE_HEADS}
+    return write_wide_heads(target, tmp_path_factory.mktemp("heads"))
 
 
 def quantised(
