@@ -307,8 +307,9 @@ def _experts(block: Block, config: ModelConfig) -> CExperts | None:
         CExperts, count=facts.count, chosen=facts.chosen, width=facts.width, shared=facts.shared,
         normalised=facts.normalised, sigmoid=facts.sigmoid, groups=facts.groups, chosen_groups=facts.chosen_groups,
         group_best=facts.group_best, choice_bias=bias, weight_scale=facts.weight_scale,
-        shared_gate=facts.shared > 0 and facts.shared_gate, gate=CGate(ACTIVATIONS[config.activation], gain, limit),
-        router=packed(experts.router).weight, gate_up=gate_up, down=down,
+        shared_gate=facts.shared > 0 and facts.shared_gate, wide_router=facts.wide_router,
+        gate=CGate(ACTIVATIONS[config.activation], gain, limit), router=packed(experts.router).weight,
+        gate_up=gate_up, down=down,
     )  # fmt: skip
     found.kept = bias
     return found

@@ -31,6 +31,7 @@ class ExpertConfig:
         group_best: so many of a group's best scores are summed to the group's own.
         weight_scale: what the weights of the chosen experts are multiplied by.
         shared_gate: the shared expert has a gate; without it its result counts whole.
+        wide_router: the logits of experts are float32, not rounded to the dtype of the model.
     """
 
     count: int
@@ -48,6 +49,7 @@ class ExpertConfig:
     group_best: int = 2
     weight_scale: float = 1.0
     shared_gate: bool = True
+    wide_router: bool = False
 
     @property
     def router_outputs(self) -> int:

@@ -82,7 +82,8 @@ def _first_dense(keys: Keys, plain: KnownFacts, group_best: int = 2, **absent: A
     )  # fmt: skip
     scale = keys.number("routed_scaling_factor", absent.get("routed_scaling_factor", 1.0))
     groups = absent.get("n_group", 1), absent.get("topk_group", 1)
-    return replace(grouped(experts, keys, groups, group_best), shared_gate=False, weight_scale=scale)
+    chosen = grouped(experts, keys, groups, group_best)
+    return replace(chosen, shared_gate=False, weight_scale=scale, wide_router=True)
 
 
 def _glm4_moe(keys: Keys, plain: KnownFacts) -> Facts:

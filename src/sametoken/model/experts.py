@@ -56,7 +56,7 @@ class Experts(nn.Module):
         super().__init__()
         self.config = experts
         # The shared expert's gate is one more output: a product with one output alone would not keep a row's bits.
-        self.router = Linear(config.hidden_size, experts.router_outputs, experts.bias, dtype)
+        self.router = Linear(config.hidden_size, experts.router_outputs, experts.bias, dtype, wide=experts.wide_router)
         bias = torch.empty(experts.count, dtype=torch.float32) if experts.choice_bias else None
         self.choice_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.each = nn.ModuleList(GatedMLP(config, experts, experts.width, dtype, format) for _ in range(experts.count))

@@ -28,6 +28,7 @@ class Linear(nn.Module):
     """y = x W^T + b. Built plain; `pack()` replaces the weight by its fast form once it is filled.
 
     Attributes:
+        wide: results are float32, whatever dtype the rows have.
         format: what `pack` quantises the weight to, None for nothing.
         packed: whether `weight` was reordered for oneDNN.
         native: the weight in the compiled kernels' layout, where they are used.
@@ -41,10 +42,17 @@ class Linear(nn.Module):
     deterministic = True
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, format: WeightFormat | None = None
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        dtype: torch.dtype,
+        format: WeightFormat | None = None,
+        *,
+        wide: bool = False,
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.format = in_features, out_features, format
+        self.in_features, self.out_features, self.format, self.wide = in_features, out_features, format, wide
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype), requires_grad=False) if bias else None
         self.packed = False
@@ -109,7 +117,7 @@ class Linear(nn.Module):
                 self.native = self.format.pack(stored, self.in_features, bias)
         elif self._library is not None:
             self.native = pack_bfloat16(weight, bias)
-        elif can_pack(weight):
+        elif can_pack(weight := self._widened(weight)):
             del self.weight
             meta = weight.is_meta
             self.weight = torch.empty_like(weight) if meta else torch.ops.mkldnn._reorder_linear_weight(weight)
@@ -141,8 +149,10 @@ class Linear(nn.Module):
         return x if self.trained is None else self.trained.rows(x)
 
     def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out]
+        dtype = torch.float32 if self.wide else x.dtype
         if self.native is not None and self._library is not None:
-            return self._library.linear(self.native, x, x.dtype)
+            return self._library.linear(self.native, x, dtype)
+        x = x.to(dtype)
         if self.stored is not None and self.format is not None:
             y = self.format.linear(x, self.stored)
             return (y if self.bias is None else y + self.bias).to(x.dtype)
@@ -150,8 +160,11 @@ class Linear(nn.Module):
             y = self.coded.linear(x, self.deterministic)
             return (y if self.bias is None else y + self.bias).to(x.dtype)
         if self.weight.requires_grad:  # in training
-            return F.linear(self.rows(x), self.matrix, self.bias)
-        return linear(x, self.weight, self.bias, self.packed, self.deterministic)
+            return F.linear(self.rows(x), self._widened(self.matrix), self.bias)
+        return linear(x, self._widened(self.weight), self.bias, self.packed, self.deterministic)
+
+    def _widened(self, weight: Tensor) -> Tensor:
+        return weight.float() if self.wide else weight
 
 
 class Embedding(nn.Module):

@@ -22,6 +22,7 @@ struct Experts {
   const float* choice_bias;      // [padded count] added to scores for the choice, null for nothing
   float weight_scale;            // of the weights
   int32_t shared_gate;           // whether the shared expert has a gate
+  int32_t wide_router;           // logits stay float32, others are rounded to bfloat16
   Gate gate;
   Weight router;                 // an output for each expert, and one for the shared expert's gate
   const Weight *gate_up, *down;  // [count], then the shared expert's
@@ -47,12 +48,12 @@ class Choices {
   }
 
   // Chooses for row t by its logits [padded count], of equal ones the first.
-  void route(int t, const bf16* logits, const Experts& shape) const {
+  void route(int t, const float* logits, const Experts& shape) const {
     thread_local Scratch scratch;
     int64_t wide = padded(count_, LANES);
     float* shares = reinterpret_cast<float*>(scratch.reserve(size_t(2 * wide) * 4));
     float* ranks = shares;
-    for (int e = 0; e < count_; e += LANES) store(shares + e, load_bf16(logits + e));
+    for (int e = 0; e < count_; e += LANES) store(shares + e, load(logits + e));
     if (shape.sigmoid) rank(shares, ranks = shares + wide, shape);
     int32_t* best = expert_ + int64_t(t) * chosen_;
     choose(ranks, count_, best, chosen_);
@@ -184,9 +185,9 @@ class Gathered {
 class Mixture {
  public:
   static size_t bytes(const Experts& shape, int64_t hidden, int64_t count) {
-    int64_t choices = std::min<int64_t>(count, TOGETHER) * shape.chosen, floats = count * (stride_of(shape) + 2 * shape.shared + hidden);
+    int64_t choices = std::min<int64_t>(count, TOGETHER) * shape.chosen, numbers = count * (2 * stride_of(shape) + 2 * shape.shared + hidden);
     return Choices::bytes(count, shape) + Input::bytes(count, shape.shared) + Gathered::bytes(choices, hidden) +
-           Gathered::bytes(choices, shape.width) + size_t(floats + choices * (2 * shape.width + hidden)) * 2 + 5 * 64;
+           Gathered::bytes(choices, shape.width) + size_t(numbers + choices * (2 * shape.width + hidden)) * 2 + 5 * 64;
   }
 
   Mixture(char*& memory, const Experts& shape, int hidden, int count)
@@ -205,7 +206,10 @@ class Mixture {
   // Adds to rows x what the experts make of the normed rows, which are in the form that the router reads. Rows whose
   // token is negative stay as they are.
   void run(Worker& worker, const Experts& experts, const Input& normed, const int64_t* tokens, bf16* x) const {
-    linear(worker, experts.router, normed.rows(), into(logits_, stride_, experts.router.out));
+    auto store_logits = into_floats(logits_, stride_, experts.router.out);
+    linear(worker, experts.router, normed.rows(), [&](int row, int at, Floats value) {
+      store_logits(row, at, experts.wide_router ? value : rounded(value));
+    });
     worker.each(count_, [&](int t) {
       if (tokens[t] < 0) choices_.skip(t);
       else choices_.route(t, logits_ + t * stride_, experts);
@@ -272,7 +276,7 @@ class Mixture {
   void mix(const Experts& experts, int t, bf16* x) const {
     if (choices_.skipped(t)) return;
     Floats gate = spread(1.0f);
-    if (experts.shared_gate) gate = rounded(sigmoid(spread(to_float(logits_[t * stride_ + experts.count]))));
+    if (experts.shared_gate) gate = rounded(sigmoid(spread(logits_[t * stride_ + experts.count])));
     for (int i = 0; i < hidden_; i += LANES) {
       Floats sum = zeros();
       for (int k = 0; k < experts.chosen; k++) {
@@ -289,7 +293,8 @@ class Mixture {
   Choices choices_;
   Input shared_gated_;
   Gathered read_, gated_;
-  bf16 *logits_ = nullptr, *shared_gate_up_ = nullptr, *shared_ = nullptr, *gate_up_ = nullptr, *results_ = nullptr;
+  float* logits_ = nullptr;
+  bf16 *shared_gate_up_ = nullptr, *shared_ = nullptr, *gate_up_ = nullptr, *results_ = nullptr;
 };
 
 }  // namespace sametoken

@@ -24,7 +24,7 @@ from sametoken.kernels.cpu.processor import VARIANTS, processor_features, rebuil
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 12  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 13  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
 ALONE_BYTES = 2**19
@@ -51,8 +51,8 @@ class CExperts(Structure):
     _fields_ = [
         ("count", c_int32), ("chosen", c_int32), ("width", c_int32), ("shared", c_int32), ("normalised", c_int32),
         ("sigmoid", c_int32), ("groups", c_int32), ("chosen_groups", c_int32), ("group_best", c_int32),
-        ("choice_bias", c_void_p), ("weight_scale", c_float), ("shared_gate", c_int32), ("gate", CGate),
-        ("router", Weight), ("gate_up", POINTER(Weight)), ("down", POINTER(Weight)),
+        ("choice_bias", c_void_p), ("weight_scale", c_float), ("shared_gate", c_int32), ("wide_router", c_int32),
+        ("gate", CGate), ("router", Weight), ("gate_up", POINTER(Weight)), ("down", POINTER(Weight)),
     ]  # fmt: skip
     kept: Tensor | None  # what `choice_bias` points to
 
