@@ -28,6 +28,8 @@ class Behaviour:
         continuous: counts tokens in every chunk if asked to.
         pause: seconds between pieces.
         hold: requests beyond so many wait until this is raised; None for none.
+        pages: what GET answers, by path: one text after the other, and the last one again. Other paths list a model,
+            unless there are pages: then they are not found.
         bodies: what was asked, in order. `running`, `most`: requests at once, now and ever.
     """
 
@@ -36,6 +38,7 @@ class Behaviour:
     continuous: bool = False
     pause: float = 0.0
     hold: int | None = None
+    pages: dict[str, list[str]] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -51,7 +54,14 @@ class Handler(BaseHTTPRequestHandler):
         """Keeps quiet."""
 
     def do_GET(self) -> None:
-        self._reply(200, {"object": "list", "data": [{"id": "canned"}]})
+        if pages := self.behaviour.pages:
+            self.behaviour.keys.append(self.headers.get("Authorization"))
+        if texts := pages.get(self.path):
+            self._send(200, (texts.pop(0) if len(texts) > 1 else texts[0]).encode())
+        elif pages and self.path != "/v1/models":
+            self._reply(404, {"detail": "Not Found"})
+        else:
+            self._reply(200, {"object": "list", "data": [{"id": "canned"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -73,7 +83,9 @@ class Handler(BaseHTTPRequestHandler):
                 state.running -= 1
 
     def _reply(self, status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> None:
-        data = json.dumps(content).encode()
+        self._send(status, json.dumps(content).encode(), headers)
+
+    def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
             self.send_header(name, value)

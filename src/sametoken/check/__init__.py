@@ -4,5 +4,6 @@
 - `diagnosis.diagnose(directory, target)` and `measure`: what is this head, and how much does a target accept?
   (`sametoken doctor HEAD`)
 - `machine.describe()`: what does this machine compute with? (`sametoken doctor`)
+- `remote.examine(first, second, seconds, about)`: does speculation pay on a server? (`sametoken doctor --url URL`)
 - `race.race(llms, prompt, params, repeat)`: how much sooner do the same tokens come? (`sametoken demo`)
 """

@@ -126,6 +126,14 @@ class Client:
         """The address of a path, for messages."""
         return f"{self._http.base_url}{path}"
 
+    def beside(self, path: str) -> str:
+        """The address of a path that is not below /v1, such as "metrics"."""
+        return str(self._http.base_url).removesuffix("v1/") + path
+
+    async def page(self, path: str) -> bytes:
+        """What a GET of a path that is not below /v1 answers. Raises RemoteError if it fails."""
+        return (await self._whole("GET", self.beside(path))).content
+
     async def first_model(self, retries: int = 0) -> str:
         """The first model that the server lists.
 

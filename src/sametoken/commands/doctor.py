@@ -1,6 +1,7 @@
 """`sametoken doctor`: what this machine computes with; of a head what it is, who runs it, and what a target accepts.
 
-Of a model it says the memory that it will take, see `doctor_memory`.
+Of a model it says the memory that it will take, see `doctor_memory`; of a running server whether its speculation pays,
+see `doctor_server`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sametoken import embedded
-from sametoken.commands import doctor_memory
+from sametoken.commands import doctor_memory, doctor_server
 from sametoken.commands.options import Argument, Option, Values, refuse_given
 from sametoken.commands.terminal import open_console
 from sametoken.errors import ConfigError
@@ -38,7 +39,7 @@ OF_A_HEAD = (
     Option("device", str, "auto", "where to measure: auto, cpu or cuda[:N]."),
     Option("json", bool, False, "one JSON object instead of tables."),
 )
-OPTIONS = (*OF_A_HEAD, *doctor_memory.OPTIONS)
+OPTIONS = (*OF_A_HEAD, *doctor_memory.OPTIONS, *doctor_server.OPTIONS)
 
 HEAD_ALONE = ("measure", "num_prompts", "max_tokens", "temperature")
 FOR_A_HEAD = "a head: give one as HEAD, and --target"
@@ -49,8 +50,16 @@ def command(name: str | None, values: Values) -> int:
     """Explain this machine: processor, compiled kernels, torch, memory, versions. Or, with HEAD, a head or a model.
 
     Of a head: kind, layer convention, norms, rotation, vocabulary, engines, and its acceptance. Of a model: the memory
-    that weights, cache and activations will take, from the headers of its files, and what fits.
+    that weights, cache and activations will take, from the headers of its files, and what fits. With --url, a running
+    server of sametoken, vLLM or SGLang: whether its speculation pays, and what to change.
     """
+    if values["url"] is not None:
+        if name is not None:
+            raise ConfigError(f"HEAD is {name!r} and --url is {values['url']!r}; give one of them")
+        here = [option for option in (*OF_A_HEAD, *doctor_memory.OPTIONS) if option.name != "json"]
+        refuse_given(here, values, "files on this machine: leave out --url")
+        return doctor_server.tell_server(values)
+    refuse_given(doctor_server.OPTIONS, values, "a running server: give --url")
     if name is None:
         return _machine(values)
     if values["target"] is None and _is_model(name):
