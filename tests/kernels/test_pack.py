@@ -110,17 +110,30 @@ def test_numbers_that_are_not_finite_are_seen(bad: float, place: tuple[int, int]
     assert not packing.pair_tiles(37, 72, torch.bfloat16).put(0, weight, FINITE_BF16)
 
 
-@pytest.mark.parametrize("kind", gguf_blocks.READERS)
-def test_codes_of_llama_cpps_blocks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", gguf_blocks.KINDS)
+def test_weights_of_llama_cpps_blocks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     size = {"Q8_0": 34, "Q4_0": 18, "MXFP4": 17, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[kind]
     torch.manual_seed(1)
     blocks = torch.randint(0, 256, (7, 60, size), dtype=torch.uint8)
     inputs = 60 * (256 if kind.endswith("K") else 32)
-    found = gguf_blocks.READERS[kind](blocks, inputs).codes
+    found = gguf_blocks.coded_blocks(kind, blocks, inputs)._tensors()
     monkeypatch.setattr(gguf_blocks, "library", lambda: None)
-    wanted = gguf_blocks.READERS[kind](blocks, inputs).codes
-    assert found.dtype == wanted.dtype
-    assert torch.equal(found, wanted)
+    wanted = gguf_blocks.coded_blocks(kind, blocks, inputs)._tensors()
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("bad", [127, 255])
+@pytest.mark.parametrize("place", [0, 5000, 2**19 + 2])
+def test_fp8_codes_that_are_nan_are_seen(bad: int, place: int) -> None:
+    codes = (torch.arange(2**19 + 3) % 127).to(torch.uint8)
+    compiled = library()
+    assert compiled is not None
+    assert compiled.is_finite(codes | 128)
+    codes[place] = bad
+    assert not compiled.is_finite(codes)
 
 
 @pytest.mark.parametrize(("inputs", "columns"), [(8, 1), (256, 16), (136, 37)])

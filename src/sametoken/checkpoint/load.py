@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from sametoken.checkpoint.quantised.collect import Item, collected
 from sametoken.checkpoint.tensors import WEIGHT_FILES, Wanted, read_tensors, tensor_names, weight_files
 from sametoken.checkpoint.tensors import Stored as Stored  # the same
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
+from sametoken.kernels.cpu.library import library, serial_torch
 from sametoken.kernels.cpu.memory import release
 from sametoken.model.config import ModelConfig
 from sametoken.model.cut import cut
@@ -80,8 +82,12 @@ def load_decoder(
                 shutil.rmtree(entry, ignore_errors=True)
         with torch.device("meta"):
             decoder = Decoder(own, dtype, FORMATS.get(quantization))
-        stored = own_part(decoder_weights(directory, config), config, rules, part)
-        load_parameters(decoder, stored, rules_for(own), dtype, device)
+        # Compiled code reads the weights in parallel. Torch only has small tensors left, for which its threads would
+        # wait for each other; where it rounds weights itself, it keeps them.
+        compiled = device.type == "cpu" and library() is not None and quantization == "none"
+        with serial_torch() if compiled else nullcontext():
+            stored = own_part(decoder_weights(directory, config), config, rules, part)
+            load_parameters(decoder, stored, rules_for(own), dtype, device)
         release()
         if entry is not None:
             rounded.keep(decoder, entry)

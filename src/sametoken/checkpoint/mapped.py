@@ -13,7 +13,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-AHEAD = 64 << 20  # bytes that the system is asked to read meanwhile
+AHEAD = 32 << 20  # bytes that the system is asked to read meanwhile; it looks at each page that it is asked for
 
 
 def mapped(file: BinaryIO, start: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -30,8 +30,9 @@ def mapped(file: BinaryIO, start: int, shape: Sequence[int], dtype: torch.dtype)
     skipped = start % mmap.ALLOCATIONGRANULARITY
     # Writable copies of pages, since torch knows no tensors that cannot be written to; nobody writes.
     pages = mmap.mmap(file.fileno(), skipped + size, access=mmap.ACCESS_COPY, offset=start - skipped)
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file.fileno(), start, size + AHEAD, os.POSIX_FADV_WILLNEED)
+    first, last = -(-start // AHEAD), (start + size) // AHEAD  # of the multiples of AHEAD within the tensor
+    if first <= last and hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), first * AHEAD, (last + 2 - first) * AHEAD, os.POSIX_FADV_WILLNEED)
     found = torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=skipped)
     if found.data_ptr() % dtype.itemsize:
         found = found.clone()

@@ -6,6 +6,7 @@ Sources: ggml's ggml-quants.c, and the library gguf, whose `dequantize` the test
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,25 @@ from sametoken.kernels.cpu.library import library
 from sametoken.model.formats.coded import Code, Coded
 
 UNQUANTISED_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-SUPER = 256  # numbers of a block of the K types
+Parts = tuple[Tensor, ...]
+
+
+class Kind(NamedTuple):
+    """What a type of blocks holds.
+
+    Attributes:
+        code: what a number is stored as.
+        group: consecutive inputs that share a scale.
+        sizes: bytes of a block's codes, scales, offsets, steps and offset steps.
+        scale: dtype of the scales.
+        in_torch: these parts [out, blocks * size] of uint8 [out, blocks, bytes], as compiled code gives them.
+    """
+
+    code: Code
+    group: int
+    sizes: tuple[int, int, int, int, int]
+    scale: torch.dtype
+    in_torch: Callable[[Tensor], Parts]
 
 
 def read_tensor(container: Container, name: str) -> Tensor | Coded:
@@ -25,59 +44,61 @@ def read_tensor(container: Container, name: str) -> Tensor | Coded:
     if kind in UNQUANTISED_TYPES:
         return data.view(UNQUANTISED_TYPES[kind]).view(entry.shape)
     blocks = data.view(data.shape[0], -1, entry.type.bytes)
-    return READERS[kind](blocks, entry.shape[-1])
+    return coded_blocks(kind, blocks, entry.shape[-1])
 
 
-def _floats(data: Tensor) -> Tensor:
-    """[out, blocks] float16 of uint8 [out, blocks, 2]."""
-    return data.contiguous().view(torch.float16).squeeze(2)
+def coded_blocks(kind: str, blocks: Tensor, inputs: int) -> Coded:
+    """The weight [out, inputs] of uint8 [out, blocks, bytes of a block], with compiled code where there is some."""
+    found, compiled = KINDS[kind], None if blocks.is_meta else library()
+    parts = found.in_torch(blocks) if compiled is None else compiled.read_blocks(kind, blocks, found.sizes)
+    codes, scale, offset, step, offset_step = parts
+    return Coded(
+        found.code,
+        codes.view(torch.int8) if found.code is Code.INT8 else codes,
+        scale.view(found.scale),
+        inputs,
+        found.group,
+        offset=offset.view(torch.int8) if found.sizes[2] else None,
+        step=step.view(torch.float16) if found.sizes[3] else None,
+        offset_step=offset_step.view(torch.float16) if found.sizes[4] else None,
+    )
 
 
-def _four_bits(nibbles: Tensor) -> Tensor:
-    """[out, inputs / 2] of uint8 [out, inputs], an even input in the low four bits."""
-    return nibbles[:, 0::2] | nibbles[:, 1::2] << 4
+def _parts(blocks: Tensor, codes: Tensor, *others: Tensor | None) -> Parts:
+    """Codes, scales and what follows, from [out, blocks, size]; without bytes where a type has none."""
+    listed = [codes, *others, *[None] * (4 - len(others))]
+    return tuple(blocks[:, :, :0].flatten(1) if part is None else part.flatten(1).contiguous() for part in listed)
+
+
+def _four_bits(numbers: Tensor) -> Tensor:
+    """[out, blocks, n / 2] of uint8 [out, blocks, n], an even input in the low four bits."""
+    return numbers[:, :, 0::2] | numbers[:, :, 1::2] << 4
 
 
 def _nibbles(data: Tensor) -> Tensor:
-    """[out, blocks * 32] of uint8 [out, blocks, 16]: the low four bits of all bytes, then the high ones."""
-    return torch.cat([data & 15, data >> 4], 2).flatten(1)
+    """[out, blocks, 32] of uint8 [out, blocks, 16]: the low four bits of all bytes, then the high ones."""
+    return torch.cat([data & 15, data >> 4], 2)
 
 
-def _codes(kind: str, blocks: Tensor, numbers: int, in_torch: Callable[[Tensor], Tensor]) -> Tensor:
-    """[out, inputs] int8 or, of four bits, [out, inputs / 2] uint8: compiled where there are kernels, else in torch.
-
-    Args:
-        numbers: bytes of the codes of a block.
-    """
-    found = None if blocks.is_meta else library()
-    return in_torch(blocks) if found is None else found.block_codes(kind, blocks, numbers)
+def _q8_0(blocks: Tensor) -> Parts:
+    return _parts(blocks, blocks[:, :, 2:], blocks[:, :, :2])
 
 
-def _q8_0(blocks: Tensor, inputs: int) -> Coded:
-    codes = _codes("Q8_0", blocks, 32, lambda x: x[:, :, 2:].flatten(1)).view(torch.int8)
-    return Coded(Code.INT8, codes, _floats(blocks[:, :, :2]), inputs, 32)
+def _q4_0(blocks: Tensor) -> Parts:
+    return _parts(blocks, _four_bits(_nibbles(blocks[:, :, 2:])), blocks[:, :, :2])
 
 
-def _q4_0(blocks: Tensor, inputs: int) -> Coded:
-    codes = _codes("Q4_0", blocks, 16, lambda x: _four_bits(_nibbles(x[:, :, 2:])))
-    return Coded(Code.INT4, codes, _floats(blocks[:, :, :2]), inputs, 32)
-
-
-def _mxfp4(blocks: Tensor, inputs: int) -> Coded:
-    def in_torch(x: Tensor) -> Tensor:
-        nibbles = _nibbles(x[:, :, 1:])
-        return _four_bits(torch.where(nibbles == 8, 0, nibbles))  # ggml has no negative zero
-
-    scale = blocks[:, :, 0].contiguous().view(torch.float8_e8m0fnu)
-    return Coded(Code.FP4, _codes("MXFP4", blocks, 16, in_torch), scale, inputs, 32)
+def _mxfp4(blocks: Tensor) -> Parts:
+    numbers = _nibbles(blocks[:, :, 1:])
+    return _parts(blocks, _four_bits(torch.where(numbers == 8, 0, numbers)), blocks[:, :, :1])  # ggml has no -0
 
 
 def _scales_and_offsets(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Two [out, blocks * 8] int8 tensors of six-bit numbers, from uint8 [out, blocks, 12]."""
+    """Two [out, blocks, 8] tensors of six-bit numbers, from uint8 [out, blocks, 12]."""
     first, second, both = torch.split_with_sizes(packed, [4, 4, 4], 2)
     scale = torch.cat([first & 63, (both & 15) | (first >> 2 & 48)], 2)
     offset = torch.cat([second & 63, (both >> 4) | (second >> 2 & 48)], 2)
-    return scale.flatten(1).to(torch.int8), offset.flatten(1).to(torch.int8)
+    return scale, offset
 
 
 def _pairs_of_32(data: Tensor) -> Tensor:
@@ -86,39 +107,31 @@ def _pairs_of_32(data: Tensor) -> Tensor:
     return torch.cat([split & 15, split >> 4], 3).flatten(2, 3)
 
 
-def _k_coded(blocks: Tensor, code: Code, codes: Tensor, inputs: int) -> Coded:
-    scale, offset = _scales_and_offsets(blocks[:, :, 4:16])
-    step, offset_step = _floats(blocks[:, :, :2]), _floats(blocks[:, :, 2:4])
-    return Coded(code, codes, scale, inputs, 32, step=step, offset=offset, offset_step=offset_step)
+def _q4_k(blocks: Tensor) -> Parts:
+    codes = _four_bits(_pairs_of_32(blocks[:, :, 16:]).flatten(2))
+    return _parts(blocks, codes, *_scales_and_offsets(blocks[:, :, 4:16]), blocks[:, :, :2], blocks[:, :, 2:4])
 
 
-def _q4_k(blocks: Tensor, inputs: int) -> Coded:
-    codes = _codes("Q4_K", blocks, 128, lambda x: _four_bits(_pairs_of_32(x[:, :, 16:]).flatten(1)))
-    return _k_coded(blocks, Code.INT4, codes, inputs)
+def _q5_k(blocks: Tensor) -> Parts:
+    high = blocks[:, :, 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
+    codes = _pairs_of_32(blocks[:, :, 48:]) | high << 4
+    return _parts(blocks, codes, *_scales_and_offsets(blocks[:, :, 4:16]), blocks[:, :, :2], blocks[:, :, 2:4])
 
 
-def _q5_k(blocks: Tensor, inputs: int) -> Coded:
-    def in_torch(x: Tensor) -> Tensor:
-        high = x[:, :, 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
-        return (_pairs_of_32(x[:, :, 48:]) | high << 4).flatten(1)
-
-    return _k_coded(blocks, Code.INT8, _codes("Q5_K", blocks, 256, in_torch).view(torch.int8), inputs)
-
-
-def _q6_k(blocks: Tensor, inputs: int) -> Coded:
-    def in_torch(x: Tensor) -> Tensor:
-        shape = x.shape[:2]
-        low = x[:, :, :128].reshape(*shape, 2, 1, 64)
-        low = torch.cat([low & 15, low >> 4], 3).reshape(*shape, 8, 32)
-        shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1)
-        high = (x[:, :, 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3).flatten(2, 3)
-        return ((low | high << 4).to(torch.int8) - 32).flatten(1)
-
-    codes = _codes("Q6_K", blocks, 256, in_torch).view(torch.int8)
-    scale = blocks[:, :, 192:208].contiguous().view(torch.int8).flatten(1)
-    return Coded(Code.INT8, codes, scale, inputs, 16, step=_floats(blocks[:, :, 208:]))
+def _q6_k(blocks: Tensor) -> Parts:
+    shape = blocks.shape[:2]
+    low = blocks[:, :, :128].reshape(*shape, 2, 1, 64)
+    low = torch.cat([low & 15, low >> 4], 3).reshape(*shape, 8, 32)
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1)
+    high = (blocks[:, :, 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3).flatten(2, 3)
+    return _parts(blocks, (low | high << 4) - 32, blocks[:, :, 192:208], None, blocks[:, :, 208:])
 
 
-READERS: dict[str, Callable[[Tensor, int], Coded]] = {
-    "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "MXFP4": _mxfp4,
-}  # fmt: skip
+KINDS = {
+    "Q8_0": Kind(Code.INT8, 32, (32, 2, 0, 0, 0), torch.float16, _q8_0),
+    "Q4_0": Kind(Code.INT4, 32, (16, 2, 0, 0, 0), torch.float16, _q4_0),
+    "MXFP4": Kind(Code.FP4, 32, (16, 1, 0, 0, 0), torch.float8_e8m0fnu, _mxfp4),
+    "Q4_K": Kind(Code.INT4, 32, (128, 8, 8, 2, 2), torch.int8, _q4_k),
+    "Q5_K": Kind(Code.INT8, 32, (256, 8, 8, 2, 2), torch.int8, _q5_k),
+    "Q6_K": Kind(Code.INT8, 16, (256, 16, 0, 2, 0), torch.int8, _q6_k),
+}

@@ -93,11 +93,7 @@ def _fp8(parts: Parts, layer: WeightScheme) -> Coded:
     """A scale for the weight, for each row, or for blocks; all multiply."""
     codes, scale = parts["weight"], _part(parts, "weight_scale", "weight_scale_inv").to(torch.float32)
     outputs, inputs = _matrix("weight", codes)
-    if (
-        not codes.is_meta
-        and codes.numel()
-        and (codes.view(torch.int8).amax() == 127 or codes.view(torch.uint8).amax() == 255)
-    ):
+    if not _is_finite(codes):
         raise CheckpointError(f"its weight holds NaN; {DAMAGED}")
     if layer.block is None or scale.numel() == 1:
         return Coded(Code.FP8, codes, _rows("weight_scale", scale, outputs), inputs, inputs)
@@ -105,6 +101,16 @@ def _fp8(parts: Parts, layer: WeightScheme) -> Coded:
     blocks = -(-outputs // high), -(-inputs // wide)
     scale = _shaped("scale", scale[:, 0, :, 0] if scale.dim() == 4 else scale, *blocks)
     return Coded(Code.FP8, codes, scale.repeat_interleave(high, 0)[:outputs], inputs, wide)
+
+
+def _is_finite(codes: Tensor) -> bool:
+    """Whether float8_e4m3fn codes hold no NaN."""
+    if codes.is_meta or not codes.numel():
+        return True
+    compiled = library() if codes.is_contiguous() else None
+    if compiled is not None:
+        return compiled.is_finite(codes)
+    return bool(codes.view(torch.int8).amax() != 127 and codes.view(torch.uint8).amax() != 255)
 
 
 def _nvfp4(parts: Parts, layer: WeightScheme) -> Coded:

@@ -140,9 +140,16 @@ int32_t sametoken_awq(const char* words, int64_t inputs, int64_t columns, uint8_
   return guarded([&] { awq_codes(words, inputs, columns, codes, threads); });
 }
 
-// Codes of `count` blocks of llama.cpp.
-int32_t sametoken_blocks(int32_t kind, const uint8_t* blocks, int64_t count, uint8_t* codes, int32_t threads) {
-  return guarded([&] { block_codes(kind, blocks, count, codes, threads); });
+// The parts of `count` blocks of llama.cpp, each kind of part into memory of its own.
+int32_t sametoken_blocks(int32_t kind, const uint8_t* blocks, int64_t count, uint8_t* const* parts, int32_t threads) {
+  return guarded([&] { read_blocks(kind, blocks, count, parts, threads); });
+}
+
+// 1 where float8_e4m3fn codes hold NaN.
+int32_t sametoken_check_fp8(const char* codes, int64_t size, int32_t threads) {
+  bool good = true;
+  int32_t status = guarded([&] { good = finite_fp8(codes, size, threads); });
+  return status != 0 ? status : good ? 0 : 1;
 }
 
 // x [count][hidden], the hidden states that a head reads, of the target's features: [count][in] of the fusion (EAGLE-3)

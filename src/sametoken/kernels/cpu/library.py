@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sametoken.errors import ConfigError
+from sametoken.kernels.cpu.memory import lent_memory
 from sametoken.kernels.cpu.processor import VARIANTS, processor_features, rebuild, unsupported
 
 LOG = logging.getLogger("sametoken")
@@ -190,7 +191,9 @@ class Library:
         self._pack, self._awq, self._blocks = library.sametoken_pack, library.sametoken_awq, library.sametoken_blocks
         self._pack.argtypes = [POINTER(Packing), c_int32, c_int32, c_int32]
         self._awq.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int32]
-        self._blocks.argtypes = [c_int32, c_void_p, c_int64, c_void_p, c_int32]
+        self._blocks.argtypes = [c_int32, c_void_p, c_int64, POINTER(c_void_p), c_int32]
+        self._check_fp8 = library.sametoken_check_fp8
+        self._check_fp8.argtypes = [c_void_p, c_int64, c_int32]
 
     def pack(self, rows: Tensor, target: Tensor, first: int, outputs: int, turn: int) -> bool:
         """Puts rows of a weight into its tiles; False where a number is not finite, of turns that look.
@@ -213,18 +216,32 @@ class Library:
     def awq_codes(self, words: Tensor) -> Tensor:
         """[out, in / 2] uint8 codes, an even input in the low four bits, of AWQ's words [in, out / 8] int32."""
         inputs, columns = words.shape
-        codes = torch.empty(8 * columns, inputs // 2, dtype=torch.uint8)
+        codes = lent_memory((8 * columns, inputs // 2), torch.uint8)
         words = words.contiguous()
         _check(self._awq(words.data_ptr(), inputs, columns, codes.data_ptr(), _threads(words.nbytes)))
         return codes
 
-    def block_codes(self, kind: str, blocks: Tensor, codes: int) -> Tensor:
-        """[out, blocks * codes] uint8 of llama.cpp's blocks [out, blocks, bytes], of which each has so many bytes."""
-        found = torch.empty(blocks.shape[0], blocks.shape[1] * codes, dtype=torch.uint8)
-        blocks, count = blocks.contiguous(), blocks.shape[0] * blocks.shape[1]
+    def read_blocks(self, kind: str, blocks: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """The codes, scales, offsets, steps and offset steps of llama.cpp's blocks [out, blocks, bytes].
+
+        Args:
+            sizes: bytes of each in a block.
+
+        Returns:
+            uint8 [out, blocks * size] of each size.
+        """
+        blocks, (outputs, count, _) = blocks.contiguous(), blocks.shape
+        found = [lent_memory((outputs, count * size), torch.uint8) for size in sizes]
+        parts = (c_void_p * len(found))(*(part.data_ptr() for part in found))
         number = BLOCK_KINDS.index(kind)
-        _check(self._blocks(number, blocks.data_ptr(), count, found.data_ptr(), _threads(blocks.nbytes)))
+        _check(self._blocks(number, blocks.data_ptr(), outputs * count, parts, _threads(blocks.nbytes)))
         return found
+
+    def is_finite(self, codes: Tensor) -> bool:
+        """Whether contiguous float8_e4m3fn codes hold no NaN."""
+        status = self._check_fp8(codes.data_ptr(), codes.nbytes, _threads(codes.nbytes))
+        _check(min(status, 0))
+        return bool(status == 0)
 
     def linear(
         self, packed: PackedWeight, x: Tensor, dtype: torch.dtype, norm: tuple[Tensor, float, float] | None = None

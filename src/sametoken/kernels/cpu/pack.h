@@ -1,5 +1,5 @@
 // Weights as files hold them, in the layouts that the kernels read: tiles of 16 outputs, within a tile step by step of the
-// inputs; and codes of llama.cpp's blocks and of AWQ's words as rows.
+// inputs; and llama.cpp's blocks and AWQ's words as rows of codes.
 #pragma once
 #include <cstring>
 
@@ -30,15 +30,13 @@ inline uint32_t turned(uint32_t x) {
   return x;
 }
 
-// Whether four bytes of a row hold no Inf or NaN.
+// Not zero where four bytes of a row hold Inf or NaN (bfloat16) or NaN (FP8): then an exponent, or the lower seven bits of
+// a byte, are all ones, and adding one to them carries into the sign's place.
 template <Turn TURN>
-inline bool finite(uint32_t x) {
-  if (TURN == FINITE_BF16) return (x & 0x7f80) != 0x7f80 && (x & 0x7f800000) != 0x7f800000;
-  if (TURN == FINITE_FP8) {  // NaN alone: the lower seven bits of a byte are ones
-    uint32_t missing = ~x & 0x7f7f7f7f;
-    return ((missing + 0x7f7f7f7f) & 0x80808080) == 0x80808080;
-  }
-  return true;
+inline uint32_t not_finite(uint32_t x) {
+  if (TURN == FINITE_BF16) return ((x & 0x7f807f80) + 0x00800080) & 0x80008000;
+  if (TURN == FINITE_FP8) return ((x & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
+  return 0;
 }
 
 // Rows of a weight, and where they go.
@@ -54,36 +52,35 @@ struct Packing {
 template <class Unit, Turn TURN>
 bool pack_tile(const Packing& p, int64_t tile) {
   constexpr int BLOCK = 64;
-  Unit block[LANES][BLOCK];
+  alignas(64) Unit block[LANES][BLOCK];
   int64_t begin = tile * LANES, low = std::max(p.first - begin, int64_t(0));
   int64_t end = p.first + p.rows, high = end == p.outputs ? LANES : std::min(end - begin, int64_t(LANES));
-  bool good = true;
+  uint32_t bad = 0;
   for (int64_t at = 0; at < p.units; at += BLOCK) {
     int64_t count = std::min<int64_t>(BLOCK, p.units - at);
     for (int64_t lane = low; lane < high; lane++) {
-      int64_t row = begin + lane - p.first, from = at * int64_t(sizeof(Unit));
-      size_t whole = size_t(count) * sizeof(Unit), bytes = 0;
-      if (row < p.rows && from < p.row_bytes) bytes = std::min(whole, size_t(p.row_bytes - from));
+      int64_t row = begin + lane - p.first, from = at * int64_t(sizeof(Unit)), left = 0;
+      if (row < p.rows) left = std::max(std::min(int64_t(sizeof(block[0])), p.row_bytes - from), int64_t(0));
       Unit* to = block[lane];
-      if (bytes < whole) std::memset(to, 0, whole);
-      if (bytes > 0) std::memcpy(to, p.source + row * p.stride + from, bytes);
+      if (left > 0) std::memcpy(to, p.source + row * p.stride + from, size_t(left));
+      std::memset(reinterpret_cast<char*>(to) + left, 0, sizeof(block[0]) - size_t(left));
       if (TURN == AS_IS) continue;
-      bool all = true;
-      for (int64_t i = 0; i < count; i++) {
-        all &= finite<TURN>(uint32_t(to[i]));
+      for (int i = 0; i < BLOCK; i++) {
+        bad |= not_finite<TURN>(uint32_t(to[i]));
         to[i] = Unit(turned<TURN>(uint32_t(to[i])));
       }
-      good &= all;
     }
     Unit* out = reinterpret_cast<Unit*>(p.target) + (tile * p.units + at) * LANES;
-    if (low == 0 && high == LANES)
-      for (int64_t i = 0; i < count; i++)
-        for (int lane = 0; lane < LANES; lane++) out[i * LANES + lane] = block[lane][i];
-    else
+    if (low == 0 && high == LANES && sizeof(Unit) == 4 && count % 16 == 0) {
+      for (int64_t i = 0; i < count; i += 16)
+        for (int lane = 0; lane < LANES; lane += 4)
+          for (int part = 0; part < 16; part += 4) transpose4(&block[lane][i + part], BLOCK, out + (i + part) * LANES + lane, LANES);
+    } else {
       for (int64_t i = 0; i < count; i++)
         for (int64_t lane = low; lane < high; lane++) out[i * LANES + lane] = block[lane][i];
+    }
   }
-  return good;
+  return bad == 0;
 }
 
 // Packs rows; false where a number is not finite.
@@ -138,8 +135,26 @@ inline void awq_codes(const char* words, int64_t inputs, int64_t columns, uint8_
   });
 }
 
-// Codes of a block of llama.cpp as Coded has them: four-bit ones with an even input in the low half of a byte.
+// Whether float8_e4m3fn codes hold no NaN.
+inline bool finite_fp8(const char* codes, int64_t size, int threads) {
+  constexpr int64_t SHARE = 1 << 18;
+  std::atomic<bool> good{true};
+  Pool::instance().run(threads, 1, [&](Worker& worker) {
+    worker.each(int((size + SHARE - 1) / SHARE), [&](int task) {
+      uint32_t bad = 0;
+      int64_t at = task * SHARE, end = std::min(size, at + SHARE);
+      for (; at + 4 <= end; at += 4) bad |= not_finite<FINITE_FP8>(dword(codes + at));
+      for (; at < end; at++) bad |= not_finite<FINITE_FP8>(uint8_t(codes[at]));
+      if (bad != 0) good.store(false, std::memory_order_relaxed);
+    });
+  });
+  return good.load();
+}
+
+// Blocks of llama.cpp as Coded has them: codes, four-bit ones with an even input in the low half of a byte, and scales,
+// offsets, steps and offset steps as they are where a kind has them. SIZES says how many bytes of each a block has.
 enum BlockKind : int32_t { Q8_0 = 0, Q4_0 = 1, MXFP4 = 2, Q4_K = 3, Q5_K = 4, Q6_K = 5 };
+enum BlockPart : int { CODES, SCALE, OFFSET, STEP, OFFSET_STEP, PARTS };
 
 // 2 * N four-bit codes, the low halves of N bytes and then the high ones, as N bytes of pairs.
 template <int N>
@@ -150,83 +165,114 @@ inline void pair_halves(const uint8_t* from, uint8_t* to) {
   }
 }
 
+// Steps of scales and offsets, and eight six-bit numbers of each.
+inline void read_k_scales(const uint8_t* from, uint8_t* const* to) {
+  std::memcpy(to[STEP], from, 2);
+  std::memcpy(to[OFFSET_STEP], from + 2, 2);
+  const uint8_t *first = from + 4, *second = from + 8, *both = from + 12;
+  for (int i = 0; i < 4; i++) {
+    to[SCALE][i] = first[i] & 63;
+    to[SCALE][4 + i] = uint8_t((both[i] & 15) | (first[i] >> 2 & 48));
+    to[OFFSET][i] = second[i] & 63;
+    to[OFFSET][4 + i] = uint8_t(both[i] >> 4 | (second[i] >> 2 & 48));
+  }
+}
+
 template <int KIND>
 struct BlockOf;
 template <>
 struct BlockOf<Q8_0> {
-  static constexpr int BYTES = 34, CODES = 32;
-  static void read(const uint8_t* from, uint8_t* to) { std::memcpy(to, from + 2, 32); }
+  static constexpr int BYTES = 34, SIZES[PARTS] = {32, 2, 0, 0, 0};
+  static void read(const uint8_t* from, uint8_t* const* to) {
+    std::memcpy(to[SCALE], from, 2);
+    std::memcpy(to[CODES], from + 2, 32);
+  }
 };
 template <>
 struct BlockOf<Q4_0> {
-  static constexpr int BYTES = 18, CODES = 16;
-  static void read(const uint8_t* from, uint8_t* to) { pair_halves<16>(from + 2, to); }
+  static constexpr int BYTES = 18, SIZES[PARTS] = {16, 2, 0, 0, 0};
+  static void read(const uint8_t* from, uint8_t* const* to) {
+    std::memcpy(to[SCALE], from, 2);
+    pair_halves<16>(from + 2, to[CODES]);
+  }
 };
 template <>
 struct BlockOf<MXFP4> {
-  static constexpr int BYTES = 17, CODES = 16;
-  static void read(const uint8_t* from, uint8_t* to) {
-    pair_halves<16>(from + 1, to);
+  static constexpr int BYTES = 17, SIZES[PARTS] = {16, 1, 0, 0, 0};
+  static void read(const uint8_t* from, uint8_t* const* to) {
+    uint8_t* codes = to[CODES];
+    to[SCALE][0] = from[0];
+    pair_halves<16>(from + 1, codes);
     for (int i = 0; i < 16; i++) {  // ggml has no negative zero
-      if ((to[i] & 15) == 8) to[i] &= 240;
-      if (to[i] >> 4 == 8) to[i] &= 15;
+      uint8_t even = codes[i] & 15, odd = codes[i] >> 4;
+      codes[i] = uint8_t((even == 8 ? 0 : even) | (odd == 8 ? 0 : odd) << 4);
     }
   }
 };
 template <>
 struct BlockOf<Q4_K> {
-  static constexpr int BYTES = 144, CODES = 128;
-  static void read(const uint8_t* from, uint8_t* to) {
-    for (int part = 0; part < 4; part++) pair_halves<32>(from + 16 + 32 * part, to + 32 * part);
+  static constexpr int BYTES = 144, SIZES[PARTS] = {128, 8, 8, 2, 2};
+  static void read(const uint8_t* from, uint8_t* const* to) {
+    read_k_scales(from, to);
+    for (int part = 0; part < 4; part++) pair_halves<32>(from + 16 + 32 * part, to[CODES] + 32 * part);
   }
 };
 template <>
 struct BlockOf<Q5_K> {
-  static constexpr int BYTES = 176, CODES = 256;
-  static void read(const uint8_t* from, uint8_t* to) {
+  static constexpr int BYTES = 176, SIZES[PARTS] = {256, 8, 8, 2, 2};
+  static void read(const uint8_t* from, uint8_t* const* to) {
+    read_k_scales(from, to);
     const uint8_t *high = from + 16, *low = from + 48;
     for (int part = 0; part < 4; part++)
       for (int i = 0; i < 32; i++) {
-        to[64 * part + i] = uint8_t((low[32 * part + i] & 15) | (high[i] >> (2 * part) & 1) << 4);
-        to[64 * part + 32 + i] = uint8_t(low[32 * part + i] >> 4 | (high[i] >> (2 * part + 1) & 1) << 4);
+        to[CODES][64 * part + i] = uint8_t((low[32 * part + i] & 15) | (high[i] >> (2 * part) & 1) << 4);
+        to[CODES][64 * part + 32 + i] = uint8_t(low[32 * part + i] >> 4 | (high[i] >> (2 * part + 1) & 1) << 4);
       }
   }
 };
 template <>
 struct BlockOf<Q6_K> {
-  static constexpr int BYTES = 210, CODES = 256;
-  static void read(const uint8_t* from, uint8_t* to) {
-    for (int part = 0; part < 2; part++, to += 128) {
+  static constexpr int BYTES = 210, SIZES[PARTS] = {256, 16, 0, 2, 0};
+  static void read(const uint8_t* from, uint8_t* const* to) {
+    std::memcpy(to[SCALE], from + 192, 16);
+    std::memcpy(to[STEP], from + 208, 2);
+    for (int part = 0; part < 2; part++) {
       const uint8_t *low = from + 64 * part, *high = from + 128 + 32 * part;
-      for (int i = 0; i < 32; i++)
-        for (int j = 0; j < 4; j++) {
-          int nibble = j < 2 ? low[32 * j + i] & 15 : low[32 * (j - 2) + i] >> 4;
-          to[32 * j + i] = uint8_t((nibble | (high[i] >> (2 * j) & 3) << 4) - 32);
-        }
+      uint8_t* codes = to[CODES] + 128 * part;
+      for (int i = 0; i < 32; i++) {
+        codes[i] = uint8_t(((low[i] & 15) | (high[i] & 3) << 4) - 32);
+        codes[32 + i] = uint8_t(((low[32 + i] & 15) | (high[i] >> 2 & 3) << 4) - 32);
+        codes[64 + i] = uint8_t((low[i] >> 4 | (high[i] >> 4 & 3) << 4) - 32);
+        codes[96 + i] = uint8_t((low[32 + i] >> 4 | (high[i] >> 6) << 4) - 32);
+      }
     }
   }
 };
 
 template <int KIND>
-void block_codes(const uint8_t* blocks, int64_t count, uint8_t* codes, int threads) {
+void read_blocks(const uint8_t* blocks, int64_t count, uint8_t* const* parts, int threads) {
+  using Block = BlockOf<KIND>;
   constexpr int64_t SHARE = 256;
   Pool::instance().run(threads, 1, [&](Worker& worker) {
     worker.each(int((count + SHARE - 1) / SHARE), [&](int task) {
-      for (int64_t i = task * SHARE; i < std::min(count, (task + 1) * SHARE); i++)
-        BlockOf<KIND>::read(blocks + i * BlockOf<KIND>::BYTES, codes + i * BlockOf<KIND>::CODES);
+      for (int64_t i = task * SHARE; i < std::min(count, (task + 1) * SHARE); i++) {
+        uint8_t* to[PARTS];
+        for (int part = 0; part < PARTS; part++) to[part] = parts[part] + i * Block::SIZES[part];
+        Block::read(blocks + i * Block::BYTES, to);
+      }
     });
   });
 }
 
-// Codes of `count` blocks, one after the other.
-inline void block_codes(int kind, const uint8_t* blocks, int64_t count, uint8_t* codes, int threads) {
+// The parts of `count` blocks, each kind of part one after the other.
+inline void read_blocks(int kind, const uint8_t* blocks, int64_t count, uint8_t* const* parts, int threads) {
   switch (kind) {
-    case Q8_0: return block_codes<Q8_0>(blocks, count, codes, threads);
-    case Q4_0: return block_codes<Q4_0>(blocks, count, codes, threads);
-    case MXFP4: return block_codes<MXFP4>(blocks, count, codes, threads);
-    case Q4_K: return block_codes<Q4_K>(blocks, count, codes, threads);
-    case Q5_K: return block_codes<Q5_K>(blocks, count, codes, threads);
-    default: return block_codes<Q6_K>(blocks, count, codes, threads);
+    case Q8_0: return read_blocks<Q8_0>(blocks, count, parts, threads);
+    case Q4_0: return read_blocks<Q4_0>(blocks, count, parts, threads);
+    case MXFP4: return read_blocks<MXFP4>(blocks, count, parts, threads);
+    case Q4_K: return read_blocks<Q4_K>(blocks, count, parts, threads);
+    case Q5_K: return read_blocks<Q5_K>(blocks, count, parts, threads);
+    default: return read_blocks<Q6_K>(blocks, count, parts, threads);
   }
 }
 

@@ -29,6 +29,28 @@ inline void relax() {
 #endif
 }
 
+// Four rows of four words, `from_stride` words apart, as columns, `to_stride` words apart.
+inline void transpose4(const void* from, int64_t from_stride, void* to, int64_t to_stride) {
+  auto source = [&](int i) { return static_cast<const char*>(from) + 4 * from_stride * i; };
+  auto target = [&](int i) { return static_cast<char*>(to) + 4 * to_stride * i; };
+#if defined(__aarch64__)
+  auto row = [&](int i) { return vld1q_u32(reinterpret_cast<const uint32_t*>(source(i))); };
+  uint32x4x2_t first = vzipq_u32(row(0), row(2)), second = vzipq_u32(row(1), row(3));
+  for (int half = 0; half < 2; half++) {
+    uint32x4x2_t columns = vzipq_u32(first.val[half], second.val[half]);
+    for (int i = 0; i < 2; i++) vst1q_u32(reinterpret_cast<uint32_t*>(target(2 * half + i)), columns.val[i]);
+  }
+#else
+  auto row = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(source(i))); };
+  auto column = [&](int i, __m128i x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(target(i)), x); };
+  __m128i a = row(0), b = row(1), c = row(2), d = row(3);
+  __m128i ac = _mm_unpacklo_epi32(a, c), bd = _mm_unpacklo_epi32(b, d);
+  column(0, _mm_unpacklo_epi32(ac, bd)), column(1, _mm_unpackhi_epi32(ac, bd));
+  ac = _mm_unpackhi_epi32(a, c), bd = _mm_unpackhi_epi32(b, d);
+  column(2, _mm_unpacklo_epi32(ac, bd)), column(3, _mm_unpackhi_epi32(ac, bd));
+#endif
+}
+
 #if !defined(__AVX512F__)
 // 16 numbers float16, none of them infinite or NaN.
 inline Floats load_fp16(const uint16_t* p) {

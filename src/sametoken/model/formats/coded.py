@@ -119,10 +119,19 @@ class Coded:
         """[out, inputs] float32: what the codes mean without zero points, scales and order."""
         if self.code in (Code.FP8, Code.INT8):
             return self.codes.to(torch.float32)
-        nibbles = torch.stack([self.codes & 15, self.codes >> 4], 2).flatten(1)[:, : self.inputs]
         if self.code is Code.FP4:
-            return _fp4_values(nibbles)
-        return nibbles.to(torch.float32) - (8 if self.zero is None and self.offset is None else 0)
+            return _fp4_values(self._nibbles())
+        return self.integers().to(torch.float32)
+
+    def integers(self) -> Tensor:
+        """[out, inputs] int8: the same of integers."""
+        if self.code is Code.INT8:
+            return self.codes
+        nibbles = self._nibbles().view(torch.int8)
+        return nibbles if self.zero is not None or self.offset is not None else nibbles.sub_(8)
+
+    def _nibbles(self) -> Tensor:
+        return torch.stack([self.codes & 15, self.codes >> 4], 2).flatten(1)[:, : self.inputs]
 
     def scales(self) -> Tensor:
         """[out, groups] float32."""
@@ -218,7 +227,7 @@ def alike(parts: Sequence[Coded]) -> list[Coded]:
         if part.offset is not None:
             offset = stepped(part.offset, part.offset_step).repeat_interleave(times, 1)
         return Coded(
-            Code.INT8, part.values().to(torch.int8), scale, part.inputs, group, step=part.step if stepped_all else None,
+            Code.INT8, part.integers(), scale, part.inputs, group, step=part.step if stepped_all else None,
             offset=offset if shifted else None,
         )  # fmt: skip
 
