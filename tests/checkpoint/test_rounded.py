@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -216,20 +217,86 @@ def test_what_was_read_longest_ago_is_removed_above_the_limit(
         load(directory)
 
 
+def while_it_is_read(monkeypatch: pytest.MonkeyPatch, done: Callable[[], None]) -> None:
+    """Lets the next start that reads an entry do something in the middle of it, once."""
+    settled, calls = rounded.settled, [done]
+
+    def interrupted(tensor: Tensor) -> Tensor:
+        if calls:
+            calls.pop()()
+        return settled(tensor)
+
+    monkeypatch.setattr(rounded, "settled", interrupted)
+
+
+def size_of(entry: Path) -> int:
+    return sum(file.stat().st_size for file in entry.iterdir())
+
+
 def test_an_entry_that_is_being_read_is_not_removed(
-    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = saved("llama", tmp_path / "model")
-    load(directory)
+    wanted = load(directory)
     (first,) = kept.iterdir()
-    size = sum(file.stat().st_size for file in first.iterdir())
-    monkeypatch.setenv(rounded.LIMIT_VARIABLE, str(1.5 * size / 1e9))
-    with holding(first, shared=True):
+    monkeypatch.setenv(rounded.LIMIT_VARIABLE, str(1.5 * size_of(first) / 1e9))
+    found = []
+
+    def another_start() -> None:
         load(directory, "int4_g128")
-    assert [entry.name for entry in kept.iterdir()] == [first.name]
+        found.extend(entry.name for entry in kept.iterdir())
+
+    while_it_is_read(monkeypatch, another_start)
+    assert same(wanted, load(directory))
+    assert found == [first.name]
+    assert "allows no more" in caplog.text
     load(directory, "int4_g128")
     (second,) = kept.iterdir()
     assert second.name != first.name
+
+
+def test_a_damaged_entry_is_left_to_those_who_read_it(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have mapped the files before they were damaged, or may be about to say the same."""
+    load(saved("llama", tmp_path / "model"))
+    (entry,) = kept.iterdir()
+    while_it_is_read(monkeypatch, lambda: rounded.discard(entry))
+    load(tmp_path / "model")
+    assert [each.name for each in kept.iterdir()] == [entry.name]
+    rounded.discard(entry)
+    assert not list(kept.iterdir())
+
+
+def test_nothing_is_removed_for_weights_that_do_not_fit_all_the_same(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = saved("llama", tmp_path / "model")
+    load(directory, "int8")
+    (old,) = kept.iterdir()
+    make_older(old, 1000)
+    load(directory, "int4")
+    names = {entry.name for entry in kept.iterdir()}
+    (new,) = names - {old.name}
+    # Both would have to go, and one of them is being read: then the other one stays as well.
+    monkeypatch.setenv(rounded.LIMIT_VARIABLE, str((size_of(kept / new) + 1000) / 1e9))
+    while_it_is_read(monkeypatch, lambda: bool(load(directory, "int4_g128")))
+    load(directory, "int4")
+    assert {entry.name for entry in kept.iterdir()} == names
+    monkeypatch.delenv(rounded.LIMIT_VARIABLE)
+    monkeypatch.setattr(rounded, "FREE_BYTES", 1 << 60)
+    load(directory, "int4_g128")
+    assert {entry.name for entry in kept.iterdir()} == names
+
+
+def test_entries_belong_to_the_kernels_that_wrote_them(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = saved("llama", tmp_path / "model")
+    first = load(directory)
+    monkeypatch.setattr(rounded, "INTERFACE", rounded.INTERFACE + 1)
+    assert same(first, load(directory))
+    assert len(list(kept.iterdir())) == 2
 
 
 def test_what_a_killed_start_left_is_removed(tmp_path: Path, kept: Path) -> None:
@@ -275,7 +342,7 @@ def test_doctor_says_where_and_how_much(
     found = json.loads(call(capfd, "doctor", "--json").out)
     (entry,) = kept.iterdir()
     assert found["quantised"] == str(kept)
-    assert found["quantised_bytes"] == sum(file.stat().st_size for file in entry.iterdir())
+    assert found["quantised_bytes"] == size_of(entry)
     monkeypatch.setenv(rounded.CACHE_VARIABLE, "0")
     assert json.loads(call(capfd, "doctor", "--json").out)["quantised"] is None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -79,7 +78,7 @@ def load_decoder(
                 if error.field != str(entry):
                     raise
                 LOG.warning(f"{error}; the weights are quantised again")
-                shutil.rmtree(entry, ignore_errors=True)
+                rounded.discard(entry)
         with torch.device("meta"):
             decoder = Decoder(own, dtype, FORMATS.get(quantization))
         # Compiled code reads the weights in parallel. Torch only has small tensors left, for which its threads would

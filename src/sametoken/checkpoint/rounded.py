@@ -1,8 +1,8 @@
 """Weights that `quantization` rounded, kept beside the Hub's cache: the second start reads them instead of searching.
 
-An entry is a directory named by the content of the model's files, the format and the layout of the compiled kernels. It
-appears when it is whole; several processes may write it at once, and the first one stays. Where all entries would take
-more than a limit, those that were read longest ago are removed, unless a process is reading them.
+An entry is a directory named by the content of the model's files, the format and the interface of the compiled kernels.
+It appears when it is whole; several processes may write it at once, and the first one stays. Where all entries would
+take more than a limit, those that were read longest ago are removed, unless a process is reading them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from sametoken.checkpoint.shards import Shards
 from sametoken.checkpoint.tensors import read_tensors, weight_files
 from sametoken.errors import CheckpointError, ConfigError, SametokenError, shown
 from sametoken.files import UNFINISHED, discard_unfinished, holding, new_directory, write_json
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.library import INTERFACE, library
 from sametoken.kernels.cpu.memory import settled
 from sametoken.model.decoder import Decoder
 from sametoken.model.linear import Embedding, Linear
@@ -37,7 +37,7 @@ LIMIT_VARIABLE = "SAMETOKEN_QUANTIZATION_CACHE_GB"  # that all entries take toge
 LIMIT_GB = 64.0
 FACTS = "entry.json"  # its time of change is that of the last start that read the entry
 ENTRY = re.compile(r".+-[0-9a-f]{16}")  # names of entries: others' directories are not looked at
-VERSION = 1  # of the layouts, and of how weights are rounded
+VERSION = 1  # of how weights are rounded; INTERFACE stands for the kernels' layouts
 LEAST = 1 << 25  # numbers of a model; fewer are rounded in a second
 FILE_BYTES = 256 << 20
 FREE_BYTES = 1 << 30  # that an entry leaves on the disk
@@ -83,7 +83,7 @@ def entry_of(directory: Path, numbers: int, quantization: str, dtype: torch.dtyp
     limit_bytes()
     # The digest reads samples of large files: a file that was written anew has another time.
     times = [file.stat().st_mtime_ns for file in weight_files(directory)]
-    key = f"{VERSION} {quantization} {model_digest(directory)} {times}"
+    key = f"{VERSION} {INTERFACE} {quantization} {model_digest(directory)} {times}"
     return root / f"{directory.name}-{quantization}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
@@ -133,12 +133,6 @@ def keep(decoder: Decoder, entry: Path) -> None:
             return
         discard_unfinished(entry.parent)
         if not _make_room(entry.parent, size):
-            LOG.warning(
-                f"{size / 1e9:.1f} GB of quantised weights are more than {LIMIT_VARIABLE} allows; none are kept"
-            )
-            return
-        if shutil.disk_usage(entry.parent).free < size + FREE_BYTES:
-            LOG.warning(f"{entry.parent} has no room for {size / 1e9:.1f} GB of quantised weights; none are kept")
             return
         with new_directory(entry) as place:
             shards = Shards(place, FILE_BYTES)
@@ -153,36 +147,55 @@ def keep(decoder: Decoder, entry: Path) -> None:
     LOG.info(f"{entry} keeps {size / 1e9:.1f} GB of quantised weights for the next start")
 
 
+def discard(entry: Path) -> None:
+    """Removes a damaged entry, unless another process is reading it or has removed it meanwhile."""
+    with holding(entry) as alone:
+        if alone:
+            _remove(entry)
+
+
 def _make_room(root: Path, size: int) -> bool:
-    """Removes entries, the one that was read longest ago first, until `size` bytes more fit; False if they never do."""
-    limit = limit_bytes()
-    if size > limit:
-        return False
-    entries: list[tuple[float, int, Path]] = []
+    """Whether `size` bytes more fit; entries are removed for them, the one that was read longest ago first.
+
+    None is removed if they do not fit all the same, which is logged.
+    """
+    limit, entries = limit_bytes(), sorted(_entries(root))
+    total, free = size + sum(used for _, used, _ in entries), shutil.disk_usage(root).free - size - FREE_BYTES
+    with ExitStack() as held:
+        chosen = []
+        for _, used, entry in entries:
+            if total <= limit:
+                break
+            if held.enter_context(holding(entry)):
+                chosen.append(entry)
+                total, free = total - used, free + used
+        if total > limit or free < 0:
+            lack = f"{LIMIT_VARIABLE}={limit / 1e9:g} allows no more" if total > limit else f"{root} has no room"
+            LOG.warning(f"{size / 1e9:.1f} GB of quantised weights are not kept for the next start: {lack}")
+            return False
+        for entry in chosen:
+            _remove(entry)
+            LOG.info(f"{entry} was removed: quantised weights take {LIMIT_VARIABLE}={limit / 1e9:g} at most")
+    return True
+
+
+def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
+    """When each entry was read last, its bytes and its place."""
     for facts in root.glob(f"*/{FACTS}"):
         if not ENTRY.fullmatch(facts.parent.name) or facts.parent.is_symlink():
             continue
         with suppress(OSError):  # another process removes it
             used = sum(file.stat().st_size for file in facts.parent.iterdir())
-            entries.append((facts.stat().st_mtime, used, facts.parent))
-    total = size + sum(used for _, used, _ in entries)
-    for _, used, entry in sorted(entries):
-        if total > limit and _removed(entry):
-            LOG.info(f"{entry} was removed: quantised weights take {LIMIT_VARIABLE}={limit / 1e9:g} at most")
-            total -= used
-    return total <= limit
+            yield facts.stat().st_mtime, used, facts.parent
 
 
-def _removed(entry: Path) -> bool:
-    """Whether an entry is gone; one that a process is reading stays."""
+def _remove(entry: Path) -> None:
+    """Removes an entry whose lock is held; for others it is gone at once."""
     with (
-        holding(entry) as alone,
         tempfile.TemporaryDirectory(prefix=f".{entry.name}-", suffix=UNFINISHED, dir=entry.parent) as place,
         suppress(OSError),  # a directory that others wrote
     ):
-        if alone:
-            entry.rename(Path(place) / "removed")
-    return not entry.exists()
+        entry.rename(Path(place) / "removed")
 
 
 def _rounded(decoder: Decoder) -> Iterator[tuple[str, Linear]]:
