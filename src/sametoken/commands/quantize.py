@@ -46,7 +46,8 @@ OPTIONS = (
 def command(model: str | None, values: Values) -> int:
     """Write a quantised copy of a model or a head that our own engine reads, and others, and report what it costs.
 
-    Layer by layer, on the CPU: memory holds one layer and one file of weights. A head is given with --target.
+    Layer by layer, on the CPU: memory holds one layer and one file of weights. A head is given with --target, which is
+    held whole.
     """
     _check(values)
     use_threads(values["threads"])

@@ -71,7 +71,7 @@ def quantise_head(
     target = ModelConfig.from_hf(read_config(place.target))
     head = read_head(place.head, target, torch.float32, "cpu", pack=False).module
     weights = {name: linear.weight.detach() for name, linear in linears(head).items()}
-    seen = _calibrated(head, place, documents)
+    seen = _calibrated(head, place, target, documents)
     round_linears(head, stored.rounding)
     write_head(head, output, target, target_name=place.target_name, dtype=stored_dtype(place.head), stored=stored)
     return [LayerError(name, _error(seen[name], weights[name], head, name)) for name in weights]
@@ -87,7 +87,7 @@ def _error(seen: Inputs, weight: Tensor, head: Head, name: str) -> float | None:
 
 
 @torch.no_grad()
-def _calibrated(head: Head, place: HeadAndTarget, documents: list[Tensor]) -> dict[str, Inputs]:
+def _calibrated(head: Head, place: HeadAndTarget, target: ModelConfig, documents: list[Tensor]) -> dict[str, Inputs]:
     """What each layer reads in the unrolled head; nothing for kinds that cannot be trained."""
     watched = {name: _Watched() for name in linears(head)}
     kind = head_kind(head.config).kind
@@ -98,7 +98,8 @@ def _calibrated(head: Head, place: HeadAndTarget, documents: list[Tensor]) -> di
         objective = made(head, outer, training.loss(), torch.float32, target_name=place.target_name)
         for name, linear in linears(head).items():
             linear.trained = watched[name]
-        source = run(place.target, objective.taps, max(map(len, documents)), torch.float32, torch.device("cpu"))
+        dtype = torch.bfloat16 if target.dtype == "bfloat16" else torch.float32  # as it is served: packed, in its size
+        source = run(place.target, objective.taps, max(map(len, documents)), dtype, torch.device("cpu"))
         for ids in documents:
             _forward(objective, source, ids)
         for linear in linears(head).values():
@@ -109,4 +110,4 @@ def _calibrated(head: Head, place: HeadAndTarget, documents: list[Tensor]) -> di
 def _forward(objective: HeadObjective, source: Source, ids: Tensor) -> None:
     batch = Batch.of([(ids, ids >= 0)])
     weighed = guess_weights(batch, objective.steps, 1.0, per_document=True)
-    objective(batch, Features(*source(0, ids)), weighed.weights)
+    objective(batch, Features(*(part.to(torch.float32) for part in source(0, ids))), weighed.weights)
