@@ -21,7 +21,7 @@ LOWEST_TESTS := $(addprefix tests/,commands/test_embedded.py checkpoint/test_tok
 kernels/test_native.py checkpoint/test_hub.py project/test_public.py dialects/test_serve_config.py \
 server/test_server_api.py engine/test_structured.py train/test_trainer.py train/test_distill.py train/test_convert.py)
 
-.PHONY: help setup demo serve test test-triton test-arm test-lowest support big-models conformance clients programs check dist test-wheel clean
+.PHONY: help setup demo serve test test-triton test-arm test-lowest support big-models troubleshooting conformance clients programs check dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
@@ -33,6 +33,7 @@ help:
 	@echo "make test-wheel   the wheel of make dist in an environment of its own"
 	@echo "make test-arm  the compiled kernels of arm64, cross-compiled and run in qemu"
 	@echo "make big-models what doctor prints in docs/big-models.md anew"
+	@echo "make troubleshooting docs/troubleshooting.md anew"
 	@echo "make support the matrices of families, weight formats and heads anew, and their page in docs"
 	@echo "make conformance  heads compared with ModelOpt, speculators and vLLM (downloads 4 GB into .conformance)"
 	@echo "make clients published clients, a browser and Prometheus talk to the server (downloads 700 MB into .clients)"
@@ -99,6 +100,9 @@ support: $(INSTALLED)
 
 big-models: $(INSTALLED)
 	$(BIN)/python scripts/big_models_page.py
+
+troubleshooting: $(INSTALLED)
+	$(BIN)/python scripts/troubleshooting_page.py
 
 # Writes docs/conformance.md. Peers get environments of their own; heads to serve are trained on first use.
 conformance: $(INSTALLED)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sametoken import __version__
-from sametoken.errors import NO_WINDOWS, ConfigError, SametokenError
+from sametoken.errors import NO_WINDOWS, ConfigError, SametokenError, memory_ran_out
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -42,9 +42,13 @@ COMMANDS = {
     "shard": "Cut a file of conversations into shards, or put shards together.",
     "export": "Write a head for another engine.",
     "quantize": "Write a model with fewer bits that other engines read.",
-    "doctor": "Explain this machine, or a head and how much of it a target accepts.",
+    "doctor": "Explain this machine, a model's memory, a head, or a running server's speculation.",
 }
 MODEL = "directory, Hub id, or 'embedded' for the pair that comes with the package."
+LESS_MEMORY = (
+    "use smaller batches, a shorter context, less of the memory for the cache (--kv-cache-free-memory-fraction) or "
+    "weights in fewer bits; `sametoken doctor MODEL` says what fits"
+)
 EPILOG = "A default of None means: not given. Names may be written with dashes or underscores."
 
 
@@ -134,6 +138,14 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except (RuntimeError, MemoryError) as error:
+        if not memory_ran_out(error):
+            raise
+        if debug:
+            traceback.print_exc()
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        print(f"error: memory ran out: {first}; {LESS_MEMORY}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -116,6 +116,13 @@ def not_finite() -> ModelOutputError:
     )
 
 
+def memory_ran_out(error: BaseException) -> bool:
+    """Whether an error says that the host or a device has no memory left; torch raises RuntimeError for both."""
+    words = str(error).lower()
+    said = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(each in words for each in said)
+
+
 def found_wrong(problem: Mapping[str, Any]) -> str:
     """What pydantic found wrong with a value, from an entry of `ValidationError.errors()`: our own words, if it was us.
 

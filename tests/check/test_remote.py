@@ -265,3 +265,15 @@ def test_a_controller_that_does_not_draft_is_named(ours: Running) -> None:
     found = examine(first, second, 1.0, {"model": "embedded", "method": "eagle3", "adaptive": True})
     assert found.verdict == "does not pay"
     assert "was measured slower" in found.reason
+
+
+def test_a_drafter_that_takes_most_of_the_time(ours: Running) -> None:
+    text = ours.client.get("/metrics", headers={"Authorization": "Bearer k"}).text
+    name = 'sametoken_engine_step_seconds_total{model_name="embedded",part="'
+    lines = [line for line in text.splitlines() if not line.startswith(name)]
+    slow = "\n".join([*lines, f'{name}draft"}} 80', f'{name}verify"}} 15', f'{name}other"}} 5', ""])
+    found = examine(read(slow), read(slow), 1.0, {"model": "embedded", "method": "eagle3"})
+    assert found.draft_share == 0.8
+    assert found.verdict == "does not pay"
+    assert "drafting takes 80% of the time: at most" in found.reason
+    assert any("take a smaller draft" in each for each in found.advice)

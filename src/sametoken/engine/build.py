@@ -48,7 +48,7 @@ from sametoken.parallel.messages import Cache, TargetToLoad
 from sametoken.parallel.place import place_of
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.kv_format import FORMATS
-from sametoken.runtime.memory import available_bytes
+from sametoken.runtime.memory import available_bytes, flush_advice
 from sametoken.runtime.ranks import RankPart
 
 LOG = logging.getLogger("sametoken")
@@ -227,10 +227,15 @@ def _check_memory(
             f"rotary tables for {limit} positions take {tables / 1e9:.1f} GB beside {weights / 1e9:.1f} GB of weights, "
             f"and {free / 1e9:.1f} GB are free; lower max_seq_len"
         )
+    if flush := flush_advice(device, int(weights + tables)):
+        raise MemoryPlanError(
+            f"{model} takes {(weights + tables) / 1e9:.1f} GB, and the device has {free / 1e9:.1f} GB free; {flush}"
+        )
     smaller = "" if scheme or quantization.startswith("int4") or device.type != "cpu" else "quantization int8 or int4, "
     raise MemoryPlanError(
         f"the weights of {model} take {weights / 1e9:.1f} GB ({stated.parameters / 1e9:.2f} billion numbers in "
-        f"{name}), and {free / 1e9:.1f} GB are free; use {smaller}a smaller model or a larger machine"
+        f"{name}), and {free / 1e9:.1f} GB are free; use {smaller}a smaller model or a larger machine; "
+        f"`sametoken doctor {model}` says what fits"
     )
 
 

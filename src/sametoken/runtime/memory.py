@@ -19,6 +19,18 @@ def available_bytes(device: torch.device) -> int:
         return total_bytes()
 
 
+def flush_advice(device: torch.device, needed: int) -> str:
+    """What makes room where files of the system's cache fill memory that host and device share; "" elsewhere.
+
+    On the CPU `available_bytes` counts these files as free already; the driver of such a device does not.
+    """
+    if device.type != "cuda" or not torch.cuda.get_device_properties(device).is_integrated:
+        return ""
+    if not available_bytes(device) < needed <= available_bytes(torch.device("cpu")):
+        return ""
+    return "the rest is taken by cached files, which this frees: sudo sh -c 'sync; echo 3 > /proc/sys/vm/drop_caches'"
+
+
 def total_bytes() -> int:
     """The memory of the machine, used or not."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
