@@ -101,10 +101,10 @@ at temperatures 0 and 0.8, with a chain and with a tree of guesses (EAGLE-2's; M
 The tiny models have what is special about a family: scaled rotations (Llama 3.1, Phi 3, Qwen 2.5), sliding windows
 (Mistral, Phi 3), fused projections (Phi 3), biases (Qwen 1.5, 2, 2.5), tied token vectors (Qwen 2, Qwen 3), norms of
 queries and keys (Qwen 3), norms after attention and MLP (Gemma, OLMo, GLM 4), capped scores (Gemma 2), two rotations
-(Gemma 3, OLMo 3), multipliers (Granite 3, Gemma), layers without rotation (SmolLM 3), interleaved rotation (GLM 4),
-experts (Mixtral, Qwen 2 and 3 MoE, gpt-oss), chosen by sigmoids from groups (GLM 4.5, DeepSeek V3), sinks
-(gpt-oss), latent attention (DeepSeek). A head has none of this unless it is asked for: it is a Llama block with a
-rotation of its own.
+(Gemma 3, OLMo 3), multipliers (Granite 3, Gemma), layers without rotation (SmolLM 3, Llama 4), interleaved rotation
+(GLM 4, Llama 4), experts (Mixtral, Qwen 2 and 3 MoE, gpt-oss), chosen by sigmoids from groups (GLM 4.5, DeepSeek V3),
+whose inputs have weights (Llama 4), sinks (gpt-oss), attention in chunks (Llama 4), latent attention (DeepSeek). A head
+has none of this unless it is asked for: it is a Llama block with a rotation of its own.
 
 ## Engines
 

@@ -28,7 +28,8 @@ DEPTH = 4  # longest draft of the engines here
 def sharpen(model: PreTrainedModel, factor: float = 3.0) -> PreTrainedModel:
     """Makes a random model sure of itself, so that a draft is right more often than by chance."""
     with torch.no_grad():
-        model.get_decoder().norm.weight.mul_(factor)
+        decoder = model.get_decoder()
+        getattr(decoder, "model", decoder).norm.weight.mul_(factor)  # Llama 4 gives the whole model
     return model
 
 

@@ -221,7 +221,7 @@ DEEPSEEK = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3
 
 
 PROJECTIONS = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
-IMAGES = ("visual.", "vision_tower.", "multi_modal_projector.")
+IMAGES = ("vision_model.", "visual.", "vision_tower.", "multi_modal_projector.")
 
 
 def is_chosen(name: str, tensor: Tensor, chosen: tuple[str, ...] = PROJECTIONS) -> bool:

@@ -23,6 +23,8 @@ from transformers import (
     GlmConfig,
     GptOssConfig,
     GraniteConfig,
+    Llama4Config,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -87,6 +89,15 @@ SIGLIP = {
 QWEN_VISION = {
     "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4,
     "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+}  # fmt: skip
+
+LLAMA4 = {
+    "head_dim": 32, "intermediate_size_mlp": 80, "num_local_experts": 5, "attention_chunk_size": 9, "floor_scale": 4,
+    "attn_scale": 0.3, "no_rope_layers": [1, 0, 1],
+}  # fmt: skip
+LLAMA4_VISION = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32,
 }  # fmt: skip
 
 FAMILIES: dict[str, Tiny] = {
@@ -201,6 +212,16 @@ FAMILIES: dict[str, Tiny] = {
         Glm4MoeConfig,
         {**GROUPS, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "first_k_dense_replace": 2}
         | {"n_shared_experts": 1, "tie_word_embeddings": True, "partial_rotary_factor": 0.75},
+    ),
+    "llama-4": Tiny(
+        Llama4TextConfig,
+        {**LLAMA4, "attention_bias": True, "interleave_moe_layer_step": 2, "rope_parameters": rope("llama3", **LLAMA3)},
+    ),
+    "llama-4-images": Tiny(
+        Llama4Config,
+        {**LLAMA4, "moe_layers": [0, 2], "num_experts_per_tok": 2, "use_qk_norm": False, "no_rope_layers": [0, 1, 1]}
+        | {"layer_types": ["chunked_attention", "full_attention", "chunked_attention"]},
+        vision=LLAMA4_VISION,
     ),
     "qwen-3-vl": Tiny(
         Qwen3VLConfig,

@@ -88,7 +88,8 @@ def test_formats_of_other_tools(plain: Path, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma-3", "gemma-3-images", "glm-4", "glm-4.5-moe", "deepseek-v3", "olmo-3", "qwen-3-vl", "smollm-3"]
+    "family",
+    ["gemma-3", "gemma-3-images", "glm-4", "glm-4.5-moe", "deepseek-v3", "llama-4", "olmo-3", "qwen-3-vl", "smollm-3"],
 )
 def test_families(family: str, tmp_path: Path) -> None:
     """Layers with rotations of their own, fused projections, and files that hold a part that reads images."""

@@ -59,8 +59,6 @@ PUBLISHED: list[tuple[dict[str, Any], str, str]] = [
     ({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}, "is a Gemma decoder of the first kind",
      "Gemma 2 or 3"),
     ({"architectures": ["LlamaForCausalLM"], "is_encoder_decoder": True}, "is an encoder-decoder", "ForCausalLM"),
-    ({"architectures": ["Llama4ForConditionalGeneration"], "text_config": {}, "vision_config": {}},
-     "is Llama 4, a mixture of experts", "Llama-3.3-70B-Instruct"),
     ({"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": {}},
      "is Mistral Small 3.1 or later", "mistralai/Mistral-Small-24B-Instruct-2501"),
     ({"architectures": ["OlmoeForCausalLM"], "num_experts": 64}, "mixture of experts with other parts", "30B-A3B"),

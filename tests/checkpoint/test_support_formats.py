@@ -133,7 +133,7 @@ def wide(name: str, width: int, changes: dict[str, Any]) -> PreTrainedModel:
     """A tiny member with sizes that blocks divide, in bfloat16's numbers."""
     heads = 16 if width == 256 or name.startswith("phi") else 8
     sizes = {"hidden_size": width, "intermediate_size": width, "num_attention_heads": heads, "num_key_value_heads": 4}
-    for key in ("moe_intermediate_size", "shared_expert_intermediate_size"):
+    for key in ("moe_intermediate_size", "shared_expert_intermediate_size", "intermediate_size_mlp"):
         if key in MEMBERS[name].options:
             sizes[key] = width
     if "kv_lora_rank" in MEMBERS[name].options:  # latent attention has a key for every query
@@ -163,7 +163,7 @@ def variant(source: Source, architecture: str, name: str, column: str, place: Pa
         plain_model(source.directory).bfloat16().save_pretrained(place / name)
         speak(place / name)
         return Variant(place / name, plain_model(place / name))
-    if column == "MXFP4" and source.joined_experts:
+    if column == "MXFP4" and architecture == "GptOssForCausalLM":
         return gpt_oss(source, place)
     directory = quantised(source.directory, name, place / name, place / f"{name}-meant")
     oracle = plain_model(place / f"{name}-meant")
@@ -277,7 +277,8 @@ def test_format(
         if not cell["drafts"]:
             check_drafts(found.target, [found.target, source.head], limit, found.quantization)
             cell["drafts"] = ["draft model", "EAGLE-1"]
-    if source.joined_experts and column not in ("bf16", "MXFP4", "GGUF", *ON_LOAD):
+    own = ("MXFP4",) if architecture == "GptOssForCausalLM" else ()
+    if source.joined_experts and column not in ("bf16", "GGUF", *own, *ON_LOAD):
         cell["experts"] = "plain"
     if WRITE:
         cell["written"] = export(run, source, column, tmp_path, limit)

@@ -240,7 +240,7 @@ def test_bfloat16(shape: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "qwen-2-moe", "glm-4.5-moe", "deepseek-v3"])
+@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "qwen-2-moe", "glm-4.5-moe", "deepseek-v3", "llama-4"])
 def test_experts_in_bfloat16(family: str, quantization: str, tmp_path: Path) -> None:
     """In the compiled call, where kernels are: trees of several rows share experts, a request alone does not.
 

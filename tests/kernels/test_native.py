@@ -18,6 +18,7 @@ from transformers import (
     Glm4Config,
     GptOssConfig,
     GraniteConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -78,6 +79,18 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     ),
     "smollm3": SmolLM3Config(**SIZES, no_rope_layers=[0, 1], pad_token_id=None),
     "glm4": Glm4Config(**SIZES, pad_token_id=None),
+    "llama4": Llama4TextConfig(
+        **SIZES,
+        intermediate_size_mlp=96,
+        num_local_experts=5,
+        moe_layers=[0],
+        no_rope_layers=[1, 0],
+        floor_scale=16,
+        attention_chunk_size=21,
+        num_experts_per_tok=2,
+        attn_scale=0.5,
+        initializer_range=0.1,
+    ),
 }
 
 

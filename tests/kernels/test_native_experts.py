@@ -45,6 +45,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "topk_group": 2, "moe_intermediate_size": 32, "n_shared_experts": 2, "routed_scaling_factor": 1.7,
         "first_k_dense_replace": 0, "use_qk_norm": True,
     },
+    "llama-4": {
+        "architectures": ["Llama4ForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2, "floor_scale": 8,
+        "attention_chunk_size": 16, "no_rope_layers": [1, 0],
+    },
     "gpt-oss": {
         "architectures": ["GptOssForCausalLM"], "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 16,
         "swiglu_limit": 0.5,

@@ -22,6 +22,7 @@ from transformers import (
     Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
+    Llama4TextConfig,
     LlamaConfig,
     Olmo2Config,
     PreTrainedConfig,
@@ -196,7 +197,7 @@ def test_logits_of_every_format(
 @pytest.mark.parametrize("threads", [1], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", [*BUILT, None], ids=lambda each: "off" if each is None else each.name)
-@pytest.mark.parametrize("kind", [Qwen2MoeConfig, GptOssConfig, Glm4MoeConfig, DeepseekV3Config])
+@pytest.mark.parametrize("kind", [Qwen2MoeConfig, GptOssConfig, Glm4MoeConfig, DeepseekV3Config, Llama4TextConfig])
 def test_logits_of_experts(
     kind: type[PreTrainedConfig],
     dtype: torch.dtype,
@@ -215,6 +216,8 @@ def test_logits_of_experts(
         options |= {**tiny_models.GROUPS, "num_key_value_heads": 2, "first_k_dense_replace": 1}
     if kind is DeepseekV3Config:
         options |= {**tiny_models.LATENT, "num_key_value_heads": 2}
+    if kind is Llama4TextConfig:
+        options |= {**tiny_models.LLAMA4, "no_rope_layers": [1, 0], "interleave_moe_layer_step": 2}
     config = kind(**{**tiny_models.COMMON, **options, **experts, **shared})
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
     check_decoder(tmp_path, dtype, "none")

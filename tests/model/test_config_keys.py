@@ -30,7 +30,7 @@ from sametoken.errors import SametokenError
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.families import FAMILIES
-from tiny_models import QWEN_VISION, SIGLIP
+from tiny_models import LLAMA4_VISION, QWEN_VISION, SIGLIP
 
 VOCAB, LENGTH = 64, 24
 SHAPE = {
@@ -40,7 +40,8 @@ SHAPE = {
     "num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48, "n_routed_experts": 6, "n_group": 1, "topk_group": 1,
     "first_k_dense_replace": 1, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_rope_head_dim": 16, "qk_nope_head_dim": 12,
-    "v_head_dim": 20,
+    "v_head_dim": 20, "intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "attention_chunk_size": 7,
+    "floor_scale": 3,
 }  # fmt: skip
 ORIGINAL = "original_max_position_embeddings"
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, ORIGINAL: 16}
@@ -150,6 +151,22 @@ CHANGES: list[dict[str, Any]] = [
     {"num_experts": 6, "num_local_experts": 6, "n_group": 3, "topk_group": 2, "topk_method": "group_limited_greedy"},
     {"rope_scaling": {"rope_type": "default", "mrope_section": [3, 3, 2], "mrope_interleaved": True}},
 ]
+LLAMA4: list[dict[str, Any]] = [
+    {"no_rope_layers": [1, 0], "attn_temperature_tuning": False},
+    {"no_rope_layers": [1, 0], "floor_scale": 9, "attn_scale": 0.7},
+    {"no_rope_layers": []},
+    {"use_qk_norm": False},
+    {"attention_chunk_size": 11, "layer_types": ["full_attention", "chunked_attention"]},
+    {"attention_chunk_size": None},
+    {"layer_types": ["chunked_attention", "sliding_attention"]},
+    {"moe_layers": [1]},
+    {"moe_layers": []},
+    {"moe_layers": [0, 5], "interleave_moe_layer_step": 2},
+    {"interleave_moe_layer_step": 1},
+    {"interleave_moe_layer_step": 3},
+    {"intermediate_size_mlp": 112},
+    {"num_experts_per_tok": 1},
+]
 LAYERED = {**WINDOW, **TYPES, "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 50.0}}}
 NO_LAYERS = {**WINDOW, **TYPES, "rope_parameters": {"full_attention": None, "sliding_attention": None}}
 LAYERED_FAMILIES = [name for name, family in FAMILIES.items() if family.defaults.local_theta is not None]
@@ -162,13 +179,19 @@ REFUSED = {
     "DeepseekV3": {"topk_method"},
 }
 # What a family's code overwrites.
-OVERWRITTEN = {"DeepseekV2ForCausalLM": {"head_dim"}}
+OVERWRITTEN = {
+    "DeepseekV2ForCausalLM": {"head_dim"},
+    "Llama4ForConditionalGeneration": {"tie_word_embeddings"},  # of the whole; that of the text part counts
+}
 MODEL_TYPES = {
     name: kind
     for table in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     for kind, name in table.items()
 } | {"Gemma3ForConditionalGeneration": "gemma3", "Gemma3ForCausalLM": "gemma3_text"}
-VISION = {"Gemma3ForConditionalGeneration": SIGLIP, "Qwen3VLForConditionalGeneration": QWEN_VISION}
+VISION = {
+    "Gemma3ForConditionalGeneration": SIGLIP, "Llama4ForConditionalGeneration": LLAMA4_VISION,
+    "Qwen3VLForConditionalGeneration": QWEN_VISION,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -285,6 +308,7 @@ def test_rotations_of_layer_types_are_refused_where_a_family_has_one(architectur
     ("architecture", "change"),
     [
         *((name, change) for name in FAMILIES for change in CHANGES),
+        *((name, change) for name in FAMILIES if name.startswith("Llama4") for change in LLAMA4),
         *((name, change) for name in LAYERED_FAMILIES for change in (LAYERED, NO_LAYERS)),
     ],
     ids=lambda value: str(value)[:90],

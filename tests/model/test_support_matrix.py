@@ -60,12 +60,14 @@ FAMILIES = {
     "DeepSeek V2": "deepseek-v2",  # latent attention, experts from groups
     "DeepSeek V3": "deepseek-v3",  # the same, chosen by sigmoids and a bias
     "GLM 4.5 MoE": "glm-4.5-moe",  # chosen by sigmoids and a bias, from groups
+    "Llama 4": "llama-4",  # attention in chunks, layers without rotation, weighted inputs of experts
     "gpt-oss": "gpt-oss",  # sinks, alternating windows, clamped activations
 }
 LAYERS = 7
 # What a tiny member states layer by layer, by default for so many.
 BY_LAYER = {
-    "gemma-3": {"layer_types": None}, "olmo-3": {"layer_types": None}, "smollm-3": {"no_rope_layers": None}
+    "gemma-3": {"layer_types": None}, "olmo-3": {"layer_types": None}, "smollm-3": {"no_rope_layers": None},
+    "llama-4": {"no_rope_layers": None},
 }  # fmt: skip
 # The columns, with the options of `sametoken train` and the configuration of `sametoken.train.convert`.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {

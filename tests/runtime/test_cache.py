@@ -129,8 +129,8 @@ def test_committing_a_chain_moves_nothing() -> None:
 
 
 @settings(deadline=None)
-@given(trees, st.integers(0, 20), st.sampled_from([None, 1, 3, 9]), st.booleans())
-def test_who_sees_whom(parents: list[int], start: int, window: int | None, partly: bool) -> None:
+@given(trees, st.integers(0, 20), st.sampled_from([None, 1, 3, 9]), st.booleans(), st.booleans())
+def test_who_sees_whom(parents: list[int], start: int, window: int | None, chunked: bool, partly: bool) -> None:
     """Which slots every node attends to, through whatever view the cache makes of a tree."""
     table = table_of([11, 3, 4, 30, 2, 9, 21, 8], [12, 13, 14, 15, 16, 17, 18, 19])
     cache = filled(table)
@@ -142,7 +142,7 @@ def test_who_sees_whom(parents: list[int], start: int, window: int | None, partl
     assert keys.shape == (segment.batch, 1, segment.length, 1)
     assert segment.length % KEY_BLOCK == 0
     assert torch.equal(keys, -values)
-    mask = segment.mask(window, 1, segment.nodes)[:, 0]
+    mask = segment.mask(window, chunked, 1, segment.nodes)[:, 0]
     places = segment.chains.place.tolist() if segment.chains else range(segment.tokens)
     first = len(parents) - nodes
     for token, place in enumerate(places):
@@ -151,7 +151,8 @@ def test_who_sees_whom(parents: list[int], start: int, window: int | None, partl
         position = starts[row] + len(path) - 1
         assert view.positions[token] == position
         index = [*range(starts[row]), *(starts[row] + n for n in path)]
-        index = index[max(0, len(index) - window) :] if window else index
+        if window:
+            index = index[position - position % window if chunked else max(0, len(index) - window) :]
         expected = table.slots(torch.tensor([row]), torch.tensor([index])).flatten() + 1000
         line, column = divmod(place, segment.nodes)
         seen = mask[line, column] == 0

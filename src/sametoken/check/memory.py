@@ -194,8 +194,8 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
             f"the index states {planned.stated_bytes} bytes and config.json amounts to {sizes}: the files hold more or "
             "less than the model needs"
         )
-    if device == "cuda" and planned.config.sinks:
-        notes.append("attention with sinks (gpt-oss) is not supported on CUDA; use --device cpu")
+    if device == "cuda" and planned.config.refused_on_cuda is not None:
+        notes.append(planned.config.refused_on_cuda)
     cached = [Cached(planned.config, dtype, settings.cache.dtype)]
     parts = [Part("target", str(target), planned.stored, planned.held, _token_bytes(cached[0], settings))]
     lookahead, taps = lookahead_of(settings.speculative, None), 0

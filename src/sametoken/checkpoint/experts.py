@@ -16,9 +16,12 @@ from sametoken.errors import CheckpointError
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Coded
 
-FUSED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+FUSED = re.compile(r"(.*\.(?:mlp|feed_forward)\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 PACKED = re.compile(r"((.*\.mlp\.experts)\.(gate_up_proj|down_proj))_(blocks|scales)")  # gpt-oss in MXFP4
-SINGLE = re.compile(r"(.*\.mlp\.experts)\.\d+\.(gate_up_proj|down_proj)\.(weight|bias)")
+SINGLE = re.compile(r"(.*\.(?:mlp|feed_forward)\.experts)\.\d+\.(gate_up_proj|down_proj)\.(weight|bias)")
+
+# Families whose files hold such weights as [experts, in, out], and those in which gates and ups alternate.
+TURNED, PAIRED = ("gpt_oss", "llama4_text"), ("gpt_oss",)
 
 
 def single_experts(stored: Iterable[Item], config: ModelConfig, scheme: Scheme | None = None) -> Iterator[Item]:
@@ -47,13 +50,13 @@ def single_experts(stored: Iterable[Item], config: ModelConfig, scheme: Scheme |
                 field=str(item.file),
             )
         for expert, weight in enumerate(item.tensor):
-            if config.family == "gpt_oss":
-                weight = _own_order(weight, paired=match[2] == "gate_up_proj")
+            if config.family in TURNED:
+                weight = _own_order(weight, paired=config.family in PAIRED and match[2] == "gate_up_proj")
             yield Item(f"{match[1]}.{expert}.{match[2]}.{'bias' if match[3] else 'weight'}", weight, item.file)
 
 
 def _own_order(stored: Tensor, *, paired: bool) -> Tensor:
-    """A weight [in, out] or bias [out] of gpt-oss as [out, ...], with gates before ups where they alternate."""
+    """A weight [in, out] or bias [out] as [out, ...], with gates before ups where they alternate."""
     turned = stored.t() if stored.dim() == 2 else stored
     return torch.cat([turned[::2], turned[1::2]]) if paired else turned
 
@@ -111,15 +114,15 @@ def _bytes(item: Item, expected: str, fits: Callable[[tuple[int, ...]], bool]) -
     )
 
 
-def joined_experts(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors as gpt-oss's files have them: those of all experts in one, in its order; the reverse of the above."""
+def joined_experts(tensors: Iterable[tuple[str, Tensor]], family: str) -> Iterator[tuple[str, Tensor]]:
+    """Tensors as the files of a family in TURNED have them: the reverse of `single_experts`."""
     found: dict[str, list[Tensor]] = defaultdict(list)
     for name, tensor in tensors:
         match = SINGLE.fullmatch(name)
         if match is None:
             yield name, tensor
             continue
-        paired = match[2] == "gate_up_proj"
+        paired = family in PAIRED and match[2] == "gate_up_proj"
         stored = torch.stack(tensor.chunk(2), 1).flatten(0, 1) if paired else tensor
         ending = "_bias" if match[3] == "bias" else ""
         found[f"{match[1]}.{match[2]}{ending}"].append(stored.t() if stored.dim() == 2 else stored)

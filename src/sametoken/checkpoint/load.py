@@ -61,10 +61,8 @@ def load_decoder(
     device = torch.device(device)
     try:
         config = ModelConfig.from_hf(stated, max_seq_len)
-        if config.sinks and device.type == "cuda":
-            raise UnsupportedModelError("attention with sinks (gpt-oss) is not supported on CUDA; use --device cpu")
-        if config.latent is not None and device.type == "cuda":
-            raise UnsupportedModelError("latent attention (DeepSeek) is not supported on CUDA; use --device cpu")
+        if config.refused_on_cuda is not None and device.type == "cuda":
+            raise UnsupportedModelError(config.refused_on_cuda)
         rules, own = rules_for(config), cut(config, part)
         if rules.images:
             LOG.warning(f"{directory} also reads images; only its text part is loaded")

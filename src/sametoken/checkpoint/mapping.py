@@ -73,15 +73,21 @@ SPELLINGS: dict[str, dict[str, str]] = {
     "olmo3": _OLMO,
     "glm4_moe": _SHARED,
     "gpt_oss": {".mlp.router.": ".mlp.gate."},
+    "llama4_text": {".feed_forward.": ".mlp.", ".mlp.router.": ".mlp.gate."},
     "mixtral": {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."},
 }
 
 # What stands before the names of a decoder's tensors: the longest first. Models that read images have them nested.
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
-IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\..*")
+IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual)\..*")
 
 # Projections that a family's files hold together, by parts of our names.
-FUSED = {"glm": (".gate_up.",), "glm4": (".gate_up.",), "gpt_oss": (".experts.",), "phi3": (".",)}
+FUSED = {
+    "glm": (".gate_up.",), "glm4": (".gate_up.",), "gpt_oss": (".experts.",), "llama4_text": (".each.",), "phi3": (".",)
+}  # fmt: skip
+
+# Families with images whose names of the text part do not begin with PREFIXES[0].
+OUTSIDE = {"llama4_text": "language_model.model."}
 
 # Buffers that older exporters wrote beside the weights; they follow from config.json.
 DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -220,7 +226,10 @@ class DecoderRules:
 
     def _written(self, path: str, indices: Sequence[str], kind: str) -> str:
         """A stored name of the table in the family's spelling."""
-        name = f"{'' if path == 'lm_head' else self.prefix}{filled(path, indices)}.{kind}"
+        prefix = self.prefix
+        if path == "lm_head":
+            prefix = prefix.removesuffix("model.") if prefix.endswith(".model.") else ""
+        name = f"{prefix}{filled(path, indices)}.{kind}"
         for stored, meant in reversed(list(self.spellings.items())):
             name = name.replace(meant, stored)
         return name
@@ -262,5 +271,5 @@ def rules_for(config: Shapes) -> DecoderRules:
     further = range(config.num_layers, config.num_layers + config.further_layers)
     return DecoderRules(
         rows, config.tie_word_embeddings, spellings, FUSED.get(config.family, ()),
-        PREFIXES[0] if images else "model.", images, further,
+        OUTSIDE.get(config.family, PREFIXES[0]) if images else "model.", images, further,
     )  # fmt: skip

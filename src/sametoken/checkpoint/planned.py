@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.checkpoint.experts import FUSED, PACKED, single_experts
+from sametoken.checkpoint.experts import FUSED, PACKED, TURNED, single_experts
 from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.container import read_container
@@ -191,7 +191,7 @@ class _Index(NamedTuple):
             return (count, rows, inputs // 32, *([16] if packed[4] == "blocks" else [])), torch.uint8
         if self.config.experts is not None and (fused := FUSED.fullmatch(moved)):
             count, *own = self._fused(fused[1], fused[2], "bias" if fused[3] else "weight")
-            return (count, *(own[::-1] if self.config.family == "gpt_oss" else own)), dtype
+            return (count, *(own[::-1] if self.config.family in TURNED else own)), dtype
         module, _, kind = name.rpartition(".")
         if kind in self.quantised.get(module, ()) and self.scheme is not None and (layer := self.scheme.layer(module)):
             weight = self._placed(f"{moved.rpartition('.')[0]}.weight")

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sametoken.checkpoint.experts import joined_experts
+from sametoken.checkpoint.experts import TURNED, joined_experts
 from sametoken.checkpoint.hub import SMALL_FILES
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.errors import CheckpointError
@@ -111,8 +111,8 @@ def write_directory(
 
 def tensors(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
     """The parameters under the names, and in the pieces, that transformers has for the family."""
-    found = _named(decoder)
-    return joined_experts(found) if decoder.config.family == "gpt_oss" else found
+    found, family = _named(decoder), decoder.config.family
+    return joined_experts(found, family) if family in TURNED else found
 
 
 def _named(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:

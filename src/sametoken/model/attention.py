@@ -33,6 +33,7 @@ def attend(
     view: View,
     layer: int,
     window: int | None,
+    chunked: bool = False,
     sinks: Tensor | None = None,
     scale: float | None = None,
     cap: float | None = None,
@@ -42,6 +43,7 @@ def attend(
     Args:
         q: [T, Hq, D] rotated queries; k, v: [T, Hk, D] rotated keys, and values.
         window: sliding window in positions (a token sees itself and window - 1 before it), or None.
+        chunked: windows stand side by side, and a token sees its own up to itself; not on CUDA.
         sinks: [Hq] scores without a key, one in the softmax of each query of a head, or None.
         scale: what the products are multiplied by, None for 1 / sqrt(D).
         cap: scores become cap tanh(score / cap), None for no cap.
@@ -53,7 +55,10 @@ def attend(
         k, v = _bounded(k), _bounded(v)
     cache.write(layer, view.slots, k, v)
     pieces = torch.split(q, [segment.tokens for segment in view.segments]) if len(view.segments) > 1 else (q,)
-    outs = [_segment(x, cache, s, layer, window, sinks, scale, cap) for x, s in zip(pieces, view.segments, strict=True)]
+    outs = [
+        _segment(x, cache, s, layer, window, chunked, sinks, scale, cap)
+        for x, s in zip(pieces, view.segments, strict=True)
+    ]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -64,8 +69,8 @@ def _bounded(x: Tensor) -> Tensor:
 
 
 def _segment(
-    q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None, sinks: Tensor | None,
-    scale: float | None, cap: float | None,
+    q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None, chunked: bool,
+    sinks: Tensor | None, scale: float | None, cap: float | None,
 ) -> Tensor:  # fmt: skip
     if fused(q):
         return _paged(q, cache, segment, layer, window, scale, cap)
@@ -84,7 +89,7 @@ def _segment(
     q = q.reshape(batch * tiles, key_heads, groups * tile, size)
     if tiles > 1:
         keys, values = (_repeat(x, tiles) for x in (keys, values))
-    mask = segment.mask(window, groups, tile)
+    mask = segment.mask(window, chunked, groups, tile)
     if cap is not None:  # the scores as a mask, beside products of zeros
         mask, q = mask + _capped_scores(q, keys, scale, cap), torch.zeros_like(q)
     if sinks is not None:

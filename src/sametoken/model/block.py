@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sametoken.model.config import ModelConfig
@@ -32,6 +33,7 @@ class Block(nn.Module):
 
     Attributes:
         rope: of this layer, None where it rotates nothing.
+        rotated_eps: of a norm without weights over each head after rotation, None where there is none.
         sinks: [query heads] a score that takes part in each softmax, None for none; the caller of `attend` has it.
         latent: in the place of `qkv`, which such a block does not have; None where it has that.
         experts: in the place of `gate_up` and `down`, which such a block does not have; None where it has those.
@@ -62,6 +64,7 @@ class Block(nn.Module):
         self.latent = None if config.latent is None else LatentAttention(config, config.latent, dtype, format)
         if self.latent is None:
             self.qkv = Linear(reads or hidden, (heads + 2 * kv_heads) * size, config.qkv_bias, dtype, format)
+        self.rotated_eps = config.norm_eps if config.rotated_norm and self.rope is not None else None
         self.q_norm = norm(config.qk_norm, config.q_size if config.whole_qk_norm else size)
         self.k_norm = norm(config.qk_norm, config.kv_size if config.whole_qk_norm else size)
         self.out = Linear(config.read_size, hidden, config.out_bias, dtype, format)
@@ -92,6 +95,8 @@ class Block(nn.Module):
             qk = torch.cat([_normed(self.q_norm, q), _normed(self.k_norm, k)], dim=1)
         if rope is not None:
             qk = apply_rope(qk, *rope, interleaved=self.rope is not None and self.rope.interleaved)
+        if self.rotated_eps is not None:
+            qk = F.rms_norm(qk, qk.shape[-1:], None, self.rotated_eps)
         q, k = torch.split_with_sizes(qk, [self.heads, self.kv_heads], 1)
         return self._added(self.out(attend(q, k, v, self.layer, self.window)), self.attention_out_norm)
 

@@ -38,6 +38,7 @@ from sametoken.model.config import ModelConfig
 from sametoken.model.layers import RMSNorm, capped
 from sametoken.model.linear import Embedding, Linear
 from sametoken.model.rope_config import RopeConfig
+from sametoken.model.rotary import query_scales
 from sametoken.runtime.cache import KVCache, Span, View
 from sametoken.runtime.kv_format import FP8, INT8
 from sametoken.runtime.ranks import Ranks
@@ -135,7 +136,9 @@ class Compiled:
         config, embed, self._kernels = parts.config, parts.embed, kernels
         experts = [_experts(block, config) for block in parts.blocks]
         tables = [None if block.rope is None else parts.rope(torch.device("cpu"), block.rope) for block in parts.blocks]
-        layers = (Layer * config.num_layers)(*map(_layer, parts.blocks, experts, tables))
+        scales = None if config.query_scale is None else query_scales(*config.query_scale, config.max_position)
+        own_scales = [None if block.rope is not None else scales for block in parts.blocks]
+        layers = (Layer * config.num_layers)(*map(_layer, parts.blocks, experts, tables, own_scales))
         self._head, self._norm, self._parts = packed(parts.head), parts.norm, parts
         self._raised: list[BaseException] = []  # in `sum`, which the kernels call
         summed = None if parts.ranks is None else _sum(parts.ranks, self._raised)
@@ -148,6 +151,7 @@ class Compiled:
             interleaved=config.rope.interleaved, norm_shift=config.norm_shift, residual_scale=config.residual_scale,
             embed_scale=torch.tensor(config.embed_scale, dtype=torch.bfloat16).item(),
             attention_scale=config.attention_scale or 0, attention_cap=config.attention_cap or 0,
+            chunks=config.chunked, rotated_norm=config.rotated_norm,
             sum=cast(summed, c_void_p) if summed is not None else None,
         )  # fmt: skip
         ids = F.pad(parts.ids.to(torch.int32), (0, -len(parts.ids) % LANES))
@@ -156,7 +160,7 @@ class Compiled:
             Output, head=pointer(self._head.weight), norm=norm, ids=ids, recycled=recycled,
             scale=parts.scale, cap=parts.cap or 0,
         )  # fmt: skip
-        self._kept = (tables, layers, experts, ids, join, summed)  # what the structures point to
+        self._kept = (tables, scales, layers, experts, ids, join, summed)  # what the structures point to
         self._nbytes = sum(packed(linear).nbytes for block in parts.blocks for linear in _linears(block))
 
     def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
@@ -278,13 +282,16 @@ def packed(linear: Linear) -> PackedWeight:
     return linear.native
 
 
-def _layer(block: Block, experts: CExperts | None, rope: tuple[Tensor, Tensor] | None) -> Layer:
+def _layer(
+    block: Block, experts: CExperts | None, rope: tuple[Tensor, Tensor] | None, query_scale: Tensor | None
+) -> Layer:
     norms = {name: getattr(block, name) for name in NORMS}
     cos, sin = (None, None) if rope is None else rope
     weights = ("qkv", "out") if experts is not None else ("qkv", "out", "gate_up", "down")
     found: Layer = struct_of(
         Layer, window=block.window or 0, sinks=None if block.sinks is None else block.sinks.detach(),
         experts=None if experts is None else pointer(experts), cos=cos, sin=sin,
+        query_scale=query_scale,
         **{name: None if norm is None else norm.weight.detach() for name, norm in norms.items()},
         **{name: packed(getattr(block, name)).weight for name in weights},
     )  # fmt: skip
@@ -308,8 +315,8 @@ def _experts(block: Block, config: ModelConfig) -> CExperts | None:
         normalised=facts.normalised, sigmoid=facts.sigmoid, groups=facts.groups, chosen_groups=facts.chosen_groups,
         group_best=facts.group_best, choice_bias=bias, weight_scale=facts.weight_scale,
         shared_gate=facts.shared > 0 and facts.shared_gate, wide_router=facts.wide_router,
-        gate=CGate(ACTIVATIONS[config.activation], gain, limit), router=packed(experts.router).weight,
-        gate_up=gate_up, down=down,
+        weighted_input=facts.weighted_input, gate=CGate(ACTIVATIONS[config.activation], gain, limit),
+        router=packed(experts.router).weight, gate_up=gate_up, down=down,
     )  # fmt: skip
     found.kept = bias
     return found

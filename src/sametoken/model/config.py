@@ -9,6 +9,7 @@ from typing import Any
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.model.expert_config import ExpertConfig
 from sametoken.model.families import FAMILIES
+from sametoken.model.family import Family
 from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, Keys
 from sametoken.model.latent_config import LatentConfig
 from sametoken.model.rope_config import Defaults, RopeConfig, read_rope
@@ -38,6 +39,10 @@ class ModelConfig:
         attention_cap, logits_cap: scores become cap tanh(score / cap), before the softmax and at the end; None for no
             cap.
         sliding_windows: per layer, how many tokens a query sees, itself included; None is full attention.
+        chunked: windows stand side by side, and a query sees the one that it is in, up to itself (Llama 4).
+        rotated_norm: queries and keys of rotated layers have a norm without weights after rotation.
+        query_scale: (floor, gain) of layers without rotation, whose queries grow with their position, see
+            `rotary.query_scales`; None where they do not.
         rope: of the layers with full attention.
         layer_ropes: of each layer where they differ, None for a layer without rotation; () where all have `rope`.
         max_position: positions the decoder has rotations for: the model's own limit, or the engine's where it has one.
@@ -82,6 +87,9 @@ class ModelConfig:
     experts: ExpertConfig | None = None
     further_layers: int = 0
     latent: LatentConfig | None = None
+    chunked: bool = False
+    rotated_norm: bool = False
+    query_scale: tuple[float, float] | None = None
 
     @property
     def q_size(self) -> int:
@@ -92,6 +100,22 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Width of all key heads together, and of all value heads."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def usual_attention(self) -> bool:
+        """Whether attention is a softmax of products, in windows or not, with nothing else in it."""
+        return not (self.sinks or self.attention_cap or self.chunked or self.query_scale)
+
+    @property
+    def refused_on_cuda(self) -> str | None:
+        """The sentence about what the kernels there lack for this model, None for nothing."""
+        lacking = {
+            "attention with sinks (gpt-oss)": self.sinks,
+            "latent attention (DeepSeek)": self.latent is not None,
+            "attention in chunks (Llama 4)": self.chunked,
+        }
+        found = next((what for what, present in lacking.items() if present), None)
+        return found and f"{found} is not supported on CUDA; use --device cpu"
 
     @property
     def cached_heads(self) -> int:
@@ -156,18 +180,19 @@ class ModelConfig:
         if reason := refused_architecture(config, FAMILIES) or refused_format(config):
             raise UnsupportedModelError(reason)
         family = FAMILIES[architecture]
-        keys = Keys(config) if family.inner is None else _inner(Keys(config), family.inner)
+        keys = Keys(config) if family.inner is None else _inner(Keys(config), family)
         plain = _plain(keys, family.defaults)
         model = replace(plain, **family.differs(keys, plain))
         return model if max_seq_len is None else replace(model, max_position=max_seq_len)
 
 
-def _inner(outer: Keys, absent: Mapping[str, Any]) -> Keys:
+def _inner(outer: Keys, family: Family) -> Keys:
     """The keys of the decoder in a model that reads images too; what both levels state of the whole is the outer's."""
     names = "architectures", "eos_token_id", "bos_token_id", "dtype", "torch_dtype"
     whole = {key: outer.values.get(key) for key in names if outer.values.get(key) is not None}
-    tied = {"tie_word_embeddings": outer.values.get("tie_word_embeddings")}
-    return Keys(outer.mapping("text_config")).over({**whole, **tied}, absent)
+    if not family.inner_tie:
+        whole["tie_word_embeddings"] = outer.values.get("tie_word_embeddings")
+    return Keys(outer.mapping("text_config")).over(whole, family.inner)
 
 
 def _plain(keys: Keys, defaults: Defaults) -> ModelConfig:

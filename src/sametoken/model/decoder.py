@@ -21,7 +21,7 @@ from sametoken.model.formats.base import WeightFormat
 from sametoken.model.layers import RMSNorm, capped
 from sametoken.model.linear import Embedding, Linear
 from sametoken.model.rope_config import RopeConfig
-from sametoken.model.rotary import rope_at, rope_tables
+from sametoken.model.rotary import query_scales, rope_at, rope_tables
 from sametoken.runtime.cache import KVCache, Span, View
 from sametoken.runtime.ranks import Ranks
 from sametoken.speculation.draft import PADDING
@@ -45,17 +45,33 @@ def attend_in(
     sinks: Sequence[Tensor | None] = (),
     scale: float | None = None,
     cap: float | None = None,
+    chunked: bool = False,
+    query_scales: Sequence[Tensor | None] = (),
 ) -> Attend:
     """Attention over a view of a cache, which takes the new keys and values.
 
     Args:
         sinks: of each layer, none where no layer has them.
-        scale, cap: of the scores, see `ModelConfig`.
+        scale, cap: of the scores; chunked: what windows are, see `ModelConfig`.
+        query_scales: [T, 1, 1] of each layer, by which queries are multiplied, none where no layer has them.
     """
 
     def attend_here(q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
-        own = sinks[layer] if sinks else None
-        return attend(q, k, v, cache=cache, view=view, layer=layer, window=window, sinks=own, scale=scale, cap=cap)
+        own, growth = sinks[layer] if sinks else None, query_scales[layer] if query_scales else None
+        q = q if growth is None else (q * growth).to(q.dtype)
+        return attend(
+            q,
+            k,
+            v,
+            cache=cache,
+            view=view,
+            layer=layer,
+            window=window,
+            chunked=chunked,
+            sinks=own,
+            scale=scale,
+            cap=cap,
+        )
 
     return attend_here
 
@@ -83,6 +99,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(hidden, config.norm_eps, dtype, config.norm_shift)
         self.head = None if tied else Linear(hidden, config.vocab_size, False, dtype, format)
         self._tables: dict[RopeConfig, Rotation] = {}
+        self._growth: Tensor | None = None
 
     @cached_property
     def native(self) -> CompiledDecoder | None:
@@ -137,6 +154,16 @@ class Decoder(nn.Module):
         found = {rope: rope_at(self.rope_tables(positions.device, rope), positions) for rope in ropes}
         return [None if rope is None else found[rope] for rope in self.config.ropes]
 
+    def _query_scales(self, positions: Tensor) -> list[Tensor | None]:
+        """[T, 1, 1] at `positions` [T] of each layer, None where queries are as they are."""
+        config = self.config
+        if config.query_scale is None:
+            return []
+        if self._growth is None:  # a table, as of rotations
+            self._growth = query_scales(*config.query_scale, config.max_position, positions.device)
+        found = self._growth[positions.clamp(max=config.max_position - 1)].view(-1, 1, 1)
+        return [found if rope is None else None for rope in config.ropes]
+
     def scaled(self, vectors: Tensor) -> Tensor:  # [T, H] -> [T, H]
         """Token vectors as they enter the first block."""
         scale = self.config.embed_scale  # rounded to the vectors' dtype, as Gemma's code does
@@ -156,7 +183,10 @@ class Decoder(nn.Module):
         if self.native is not None:
             return Hidden(*self.native(tokens, cache, view, taps))
         config, x = self.config, self.scaled(self.embed(tokens.clamp(min=0)))
-        attend = attend_in(cache, view, self._sinks, config.attention_scale, config.attention_cap)
+        scales = self._query_scales(view.positions)
+        attend = attend_in(
+            cache, view, self._sinks, config.attention_scale, config.attention_cap, config.chunked, scales
+        )
         outputs = {}
         for i, (block, rope) in enumerate(zip(self.blocks, self.rotations(view.positions), strict=True)):
             x = block(x, rope, attend)

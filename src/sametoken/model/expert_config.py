@@ -31,6 +31,8 @@ class ExpertConfig:
         group_best: so many of a group's best scores are summed to the group's own.
         weight_scale: what the weights of the chosen experts are multiplied by.
         shared_gate: the shared expert has a gate; without it its result counts whole.
+        weighted_input: an expert's weight multiplies what it reads, not its result (Llama 4); experts are chosen by
+            logits, which differ where sigmoids are 1.
         wide_router: the logits of experts are float32, not rounded to the dtype of the model.
     """
 
@@ -50,6 +52,7 @@ class ExpertConfig:
     weight_scale: float = 1.0
     shared_gate: bool = True
     wide_router: bool = False
+    weighted_input: bool = False
 
     @property
     def router_outputs(self) -> int:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sametoken.errors import CheckpointError, UnsupportedModelError
+from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 from sametoken.model.expert_config import ExpertConfig, grouped, read_experts, sparse_layers
-from sametoken.model.family import Facts, Family, KnownFacts, biases, every
-from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, Keys
+from sametoken.model.family import Facts, Family, KnownFacts, biases, every, rotated_layers
+from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, MOST_WINDOW, Keys
 from sametoken.model.latent_config import read_latent, score_scale
 from sametoken.model.rope_config import Defaults
-from sametoken.model.window_config import FULL, NO_WINDOW, SLIDING, layer_types, one_window, qwen_windows
+from sametoken.model.window_config import CHUNKED, FULL, NO_WINDOW, SLIDING, layer_types, one_window, qwen_windows
 
 LOCAL_EXPERTS = ("num_local_experts", "num_experts")
 # Of gpt-oss, where a file states no rotation.
@@ -146,6 +146,34 @@ def _deepseek_v2(keys: Keys, plain: KnownFacts) -> Facts:
     return {**_deepseek(keys, plain, True), "experts": replace(experts, normalised=False)}
 
 
+def _llama4(keys: Keys, plain: KnownFacts) -> Facts:
+    layers, rotated = plain.num_layers, rotated_layers(keys, plain.num_layers)
+    types = layer_types(keys, layers, [CHUNKED if each else FULL for each in rotated], CHUNKED)
+    chunk = keys.integer(
+        "attention_chunk_size", 8192 if "attention_chunk_size" not in keys.values else None, MOST_WINDOW
+    )
+    step = keys.integer("interleave_moe_layer_step", 1, MOST_LAYERS)
+    stated = keys.values.get("moe_layers")
+    sparse = list(range(step - 1, layers, step)) if stated is None else stated
+    if not isinstance(sparse, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in sparse):
+        raise CheckpointError(f"config.json has {shown(sparse)} for 'moe_layers', expected a list of layers or null")
+    width = plain.intermediate_size
+    experts = read_experts(
+        keys, LOCAL_EXPERTS, 16, chosen=1, width=width, normalised=False, shared=width,
+        layers=tuple(i in sparse for i in range(layers)),
+    )  # fmt: skip
+    scale = keys.number("floor_scale", 8192), keys.number("attn_scale", 0.1)
+    rope = replace(plain.rope, interleaved=True)
+    return {
+        **biases(keys), "intermediate_size": keys.integer("intermediate_size_mlp", 16384), "chunked": True,
+        "sliding_windows": tuple(chunk if kind == CHUNKED else None for kind in types), "rope": rope,
+        "layer_ropes": tuple(rope if each else None for each in rotated),
+        "rotated_norm": keys.flag("use_qk_norm", True),
+        "query_scale": scale if keys.flag("attn_temperature_tuning", True) else None,
+        "experts": replace(experts, sigmoid=True, shared_gate=False, weighted_input=True),
+    }  # fmt: skip
+
+
 MIXTRAL = Defaults(
     "mixtral", max_position=131072, norm_eps=1e-5, num_kv_heads=8, eos_token_ids=(2,), bos_token_ids=(1,), theta=1e6
 )
@@ -161,11 +189,18 @@ DEEPSEEK_V2 = Defaults(
 )
 DEEPSEEK_V3 = replace(DEEPSEEK_V2, family="deepseek_v3", max_position=4096, eos_token_ids=(1,), bos_token_ids=(0,))
 
+LLAMA4 = Defaults(
+    "llama4_text", max_position=131072, norm_eps=1e-5, num_kv_heads=8, head_dim=128, eos_token_ids=(2,),
+    bos_token_ids=(1,), theta=500000.0,
+)  # fmt: skip
+
 EXPERT_FAMILIES: Mapping[str, Family] = {
     "DeepseekV2ForCausalLM": Family(DEEPSEEK_V2, _deepseek_v2),
     "DeepseekV3ForCausalLM": Family(DEEPSEEK_V3, _deepseek_v3),
     "Glm4MoeForCausalLM": Family(GLM4_MOE, _glm4_moe),
     "GptOssForCausalLM": Family(GPT_OSS, _gpt_oss),
+    "Llama4ForCausalLM": Family(LLAMA4, _llama4),
+    "Llama4ForConditionalGeneration": Family(LLAMA4, _llama4, inner={}, inner_tie=True),
     "MixtralForCausalLM": Family(MIXTRAL, _mixtral),
     "Qwen2MoeForCausalLM": Family(Defaults("qwen2_moe", max_position=32768, num_kv_heads=16), _qwen2_moe),
     "Qwen3MoeForCausalLM": Family(Defaults("qwen3_moe", max_position=32768, num_kv_heads=4), _qwen3_moe),

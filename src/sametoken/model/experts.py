@@ -72,7 +72,8 @@ class Experts(nn.Module):
         """The weights of the chosen experts in float32, and which they are, [T, K] each, from logits [T, E]."""
         facts = self.config
         scores = _sigmoid(logits) if facts.sigmoid else torch.softmax(logits, -1, dtype=torch.float32)
-        ranks = scores if self.choice_bias is None else scores + self.choice_bias
+        ranks = logits.float() if facts.weighted_input else scores
+        ranks = ranks if self.choice_bias is None else ranks + self.choice_bias
         chosen = _in_best_groups(ranks, facts).topk(facts.chosen, -1).indices
         weights = scores.gather(-1, chosen)
         if facts.normalised:
@@ -82,12 +83,14 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
         logits, facts = self.router(x), self.config
         weights, chosen = self.route(logits[:, : facts.count])
-        results = x.new_empty(*chosen.shape, x.shape[1])
+        read = x[:, None].expand(-1, chosen.shape[1], -1)
+        if facts.weighted_input:
+            read, weights = read * weights.to(x.dtype)[..., None], torch.ones_like(weights)
+        results = torch.empty_like(read, memory_format=torch.contiguous_format)
         for expert in sorted(set(chosen.flatten().tolist())):
             rows, places = torch.nonzero(chosen == expert, as_tuple=True)
-            # torch computes a lone row with another kernel than two.
-            read = x[rows] if len(rows) > 1 else x[rows].expand(2, -1)
-            results[rows, places] = self.each[expert](read)[: len(rows)]
+            own = read[rows, places]  # torch computes a lone row with another kernel than two
+            results[rows, places] = self.each[expert](own if len(rows) > 1 else own.expand(2, -1))[: len(rows)]
         mixed = torch.zeros_like(x, dtype=torch.float32)
         for place in range(chosen.shape[1]):
             mixed = mixed + results[:, place] * weights[:, place, None]

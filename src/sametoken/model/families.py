@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sametoken.errors import CheckpointError, UnsupportedModelError, shown
+from sametoken.errors import UnsupportedModelError
 from sametoken.model.expert_families import EXPERT_FAMILIES
-from sametoken.model.family import Facts, Family, KnownFacts, biases, every
+from sametoken.model.family import Facts, Family, KnownFacts, biases, every, rotated_layers
 from sametoken.model.keys import Keys
 from sametoken.model.rope_config import Defaults, RopeConfig, read_local_rope
 from sametoken.model.window_config import FULL, SLIDING, layer_types, one_window, qwen_windows, typed_windows
@@ -103,12 +103,8 @@ def _granite(keys: Keys, plain: KnownFacts) -> Facts:
 
 
 def _smollm3(keys: Keys, plain: KnownFacts) -> Facts:
-    layers, step = plain.num_layers, keys.integer("no_rope_layer_interval", 4)
-    rotated = keys.values.get("no_rope_layers") or [int((i + 1) % step != 0) for i in range(layers)]
-    if not isinstance(rotated, list) or len(rotated) != layers or not all(each in (0, 1) for each in rotated):
-        raise CheckpointError(
-            f"config.json has {shown(rotated)} for 'no_rope_layers', expected 1 (rotated) or 0 per layer"
-        )
+    layers = plain.num_layers
+    rotated = rotated_layers(keys, layers)
     used = keys.flag("use_sliding_window", False)
     windows = one_window(keys, layers, absent=None)
     absent = [SLIDING if used and window and not each else FULL for window, each in zip(windows, rotated, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from sametoken.errors import CheckpointError, shown
 from sametoken.model.keys import Keys
 from sametoken.model.rope_config import Defaults, RopeConfig
 from sametoken.model.window_config import FULL, SLIDING, Windows, layer_types, one_window, typed_windows
@@ -33,21 +34,38 @@ Facts = dict[str, Any]  # fields of `ModelConfig` in which a decoder differs fro
 class Family(NamedTuple):
     """One family.
 
-    Attributes:
-        defaults: what absent keys mean.
-        differs: from a plain decoder, by its file.
-        inner: of a model that reads images too, whose file states the decoder in its `text_config`: values of sizes
-            that such files leave out. None for other models.
+        Attributes:
+            defaults: what absent keys mean.
+            differs: from a plain decoder, by its file.
+            inner: of a model that reads images too, whose file states the decoder in its `text_config`: values of sizes
+    that such files leave out. None for other models.
+            inner_tie: of such a model, the decoder's own `tie_word_embeddings` counts, not that of the whole.
     """
 
     defaults: Defaults
     differs: Callable[[Keys, KnownFacts], Facts]
     inner: Mapping[str, int] | None = None
+    inner_tie: bool = False
 
 
 def biases(keys: Keys) -> Facts:
     bias = keys.flag("attention_bias", False)
     return {"qkv_bias": bias, "out_bias": bias}
+
+
+def rotated_layers(keys: Keys, layers: int) -> list[bool]:
+    """Which layers rotate queries and keys: `no_rope_layers` has 1 for those, by default all but every fourth.
+
+    Raises:
+        CheckpointError: it is not a list of 0 and 1 for each layer.
+    """
+    step = keys.integer("no_rope_layer_interval", 4)
+    rotated = keys.values.get("no_rope_layers") or [int((i + 1) % step != 0) for i in range(layers)]
+    if not isinstance(rotated, list) or len(rotated) != layers or not all(each in (0, 1) for each in rotated):
+        raise CheckpointError(
+            f"config.json has {shown(rotated)} for 'no_rope_layers', expected 1 (rotated) or 0 per layer"
+        )
+    return [bool(each) for each in rotated]
 
 
 def every(keys: Keys, plain: KnownFacts, step: int, window: int) -> tuple[list[str], Windows]:

@@ -135,6 +135,17 @@ def rope_tables(
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
+def query_scales(floor: float, gain: float, max_seq_len: int, device: torch.device | str = "cpu") -> Tensor:
+    """[max_seq_len] float32 by which queries at a position are multiplied: 1 up to `floor` tokens, then growing with
+    the logarithm of how often the text holds so many (Llama 4's attention temperature).
+
+    Args:
+        floor: tokens. `gain`: of the logarithm.
+    """
+    positions = torch.arange(max_seq_len, device=device).float()
+    return torch.log1p(torch.floor((positions + 1) / floor)) * gain + 1
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
     """Rotate the first `dim` dimensions of every head and pass the others through.
 

@@ -33,15 +33,10 @@ OTHER = ModelGroup("a decoder of another family, which is not supported", "use a
 # Names as config.json's `architectures` has them.
 ARCHITECTURES: dict[str, ModelGroup] = {
     **dict.fromkeys(
-        ("Llama4ForCausalLM",
-         "OlmoeForCausalLM", "PhimoeForCausalLM", "PhiMoEForCausalLM", "DbrxForCausalLM",
+        ("OlmoeForCausalLM", "PhimoeForCausalLM", "PhiMoEForCausalLM", "DbrxForCausalLM",
          "MiniMaxM2ForCausalLM", "GraniteMoeForCausalLM", "Grok1ForCausalLM"), EXPERTS),
     **dict.fromkeys(
         ("DeepseekV32ForCausalLM", "KimiK2ForCausalLM"), LATENT),
-    "Llama4ForConditionalGeneration": ModelGroup(
-        "Llama 4, a mixture of experts that also reads images, which is not supported yet",
-        "use Llama 3.1 to 3.3, for example meta-llama/Llama-3.3-70B-Instruct",
-    ),
     "GemmaForCausalLM": GEMMA,
     "Gemma3nForConditionalGeneration": ModelGroup(
         "Gemma 3n, a model that reads images and sound beside text, which is not supported", GEMMA.instead),

@@ -8,7 +8,7 @@ from typing import Any
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 from sametoken.model.keys import MOST_WINDOW, Keys
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 NO_WINDOW = (
     f"config.json has {SLIDING!r} in 'layer_types' but no window ('use_sliding_window' is false, or 'sliding_window' "
     "is null), expected both or neither: is this file complete?"
@@ -40,10 +40,10 @@ def qwen_windows(keys: Keys, layers: int, alternating: bool = False) -> Windows:
     return typed_windows(types, (window,) * layers)
 
 
-def layer_types(keys: Keys, layers: int, absent: Sequence[str]) -> Sequence[str]:
-    """`layer_types`, or `absent` where the file does not state them."""
+def layer_types(keys: Keys, layers: int, absent: Sequence[str], window: str = SLIDING) -> Sequence[str]:
+    """`layer_types`, or `absent` where the file does not state them; `window` is the name of those with a window."""
     types = keys.values.get("layer_types") or list(absent)
-    check_layer_types(types, layers, "config.json")
+    check_layer_types(types, layers, "config.json", window)
     found: Sequence[str] = types
     return found
 
@@ -59,7 +59,7 @@ def typed_windows(types: Sequence[str], windows: Windows) -> Windows:
     return tuple(window if kind == SLIDING else None for kind, window in zip(types, windows, strict=True))
 
 
-def check_layer_types(types: Any, layers: int, where: str) -> None:
+def check_layer_types(types: Any, layers: int, where: str, window: str = SLIDING) -> None:
     """Refuses `layer_types` that are not one known kind of attention per layer.
 
     Raises:
@@ -68,5 +68,5 @@ def check_layer_types(types: Any, layers: int, where: str) -> None:
     """
     if not isinstance(types, list) or len(types) != layers or not all(isinstance(kind, str) for kind in types):
         raise CheckpointError(f"{where} has {shown(types)} for 'layer_types', expected one name per layer")
-    if unknown := set(types) - {SLIDING, FULL}:
-        raise UnsupportedModelError(f"'layer_types' of {where} names {sorted(unknown)}; supported: {SLIDING}, {FULL}")
+    if unknown := set(types) - {window, FULL}:
+        raise UnsupportedModelError(f"'layer_types' of {where} names {sorted(unknown)}; supported: {window}, {FULL}")

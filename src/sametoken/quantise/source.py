@@ -43,7 +43,7 @@ class PlainCheckpoint:
                 f"{directory} is quantised already ({scheme.name}); expected plain weights, give the checkpoint that "
                 "it was made from"
             )
-        if self.config.sinks or self.config.attention_cap is not None or self.config.logits_cap is not None:
+        if not self.config.usual_attention or self.config.logits_cap is not None:
             raise UnsupportedModelError(f"{directory}: {self.config.architecture} cannot be quantised yet")
         files = weight_files(directory)
         if other := [file.name for file in files if file.suffix != ".safetensors"]:

@@ -123,7 +123,7 @@ class Segment:
         index = _index(span)
         self.positions = (span.starts.unsqueeze(1) + depth(span.ancestor_mask))[:, -span.nodes :]
         self.slots = table.slots(span.rows, index[:, -span.nodes :]).flatten()
-        self._masks: dict[tuple[int | None, int, int], Tensor] = {}
+        self._masks: dict[tuple[int | None, bool, int, int], Tensor] = {}
         self.chains = None
         self.key_slots: Tensor | None = None
         if (
@@ -150,14 +150,14 @@ class Segment:
         ancestor_mask = chain_mask(count, nodes)
         return Span(rows, (), starts.squeeze(1), ancestor_mask, nodes, span.longest)
 
-    def mask(self, window: int | None, groups: int, tile: int) -> Tensor:
+    def mask(self, window: int | None, chunked: bool, groups: int, tile: int) -> Tensor:
         """[B * tiles, 1, groups * tile, L] additive mask, the nodes padded to whole tiles, groups outermost."""
-        key = (window, groups, tile)
+        key = (window, chunked, groups, tile)
         if key not in self._masks:
-            self._masks[key] = self._build(window, groups, tile)
+            self._masks[key] = self._build(*key)
         return self._masks[key]
 
-    def _build(self, window: int | None, groups: int, tile: int) -> Tensor:
+    def _build(self, window: int | None, chunked: bool, groups: int, tile: int) -> Tensor:
         span = self.span
         index = torch.arange(self.length, device=span.starts.device)
         visible = (index < span.starts.view(-1, 1, 1)).expand(-1, self.nodes, -1).contiguous()
@@ -166,7 +166,8 @@ class Segment:
         if window is not None:
             positions = span.starts.unsqueeze(1) + depth(span.ancestor_mask)
             at = index.expand(self.batch, -1).scatter(1, columns, positions)
-            visible &= positions[:, -self.nodes :].unsqueeze(2) - at.unsqueeze(1) < window
+            own, at = positions[:, -self.nodes :].unsqueeze(2), at.unsqueeze(1)
+            visible &= at // window == own // window if chunked else own - at < window
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=index.device)
         mask.masked_fill_(~visible, float("-inf"))
         tiles = -(-self.nodes // tile)

@@ -113,6 +113,11 @@ def _started(settings: Any, target: ModelConfig, directory: Path, device: torch.
             f"--init-from {place}: a {config.family} model caps its scores, which is not trained here; expected a "
             "model without 'attn_logit_softcapping' and 'final_logit_softcapping'"
         )
+    if not config.usual_attention:
+        raise UnsupportedModelError(
+            f"--init-from {place}: a {config.family} model has sinks in its attention, or attends in chunks, which is "
+            "not trained here; use a model of another family"
+        )
     if config.vocab_size != target.vocab_size:
         raise DraftMismatchError(
             f"--init-from {place} has {config.vocab_size} tokens, expected the target's {target.vocab_size}"

@@ -113,12 +113,13 @@ inline std::vector<Block> blocks_of(const Span* spans, int count, const Places& 
 
 class Attention {
  public:
-  // q: [tokens][q_stride] rotated queries; out: [tokens][out_stride]; window: keys a query sees, 0 for all; sinks: a score
-  // of each query head that takes part in its softmax without a key, or null.
+  // q: [tokens][q_stride] rotated queries; out: [tokens][out_stride]; window: keys a query sees, 0 for all, or the
+  // length of `chunks`, of which a query sees its own up to itself; sinks: a score of each query head that takes part in
+  // its softmax without a key, or null.
   Attention(const Cache& cache, const Heads& heads, const Places& places, const bf16* q, int64_t q_stride, bf16* out,
-            int64_t out_stride, int64_t window, const bf16* sinks)
+            int64_t out_stride, int64_t window, bool chunks, const bf16* sinks)
       : cache_(cache), heads_(heads), places_(places), q_(q), q_stride_(q_stride), out_(out), out_stride_(out_stride),
-        window_(window), sinks_(sinks), words_(heads.size / 2), groups_(heads.groups()) {}
+        window_(window), chunks_(chunks), sinks_(sinks), words_(heads.size / 2), groups_(heads.groups()) {}
 
   void operator()(const Block& block, int head, Scratch& memory) const {
     int queries = block.nodes * groups_;
@@ -170,7 +171,11 @@ class Attention {
 
  private:
   int64_t end_of(int token) const { return places_.position[size_t(token)] + 1; }
-  int64_t begin_of(int token) const { return window_ == 0 ? 0 : std::max(int64_t(0), end_of(token) - window_); }
+  int64_t begin_of(int token) const {
+    if (window_ == 0) return 0;
+    int64_t position = places_.position[size_t(token)];
+    return chunks_ ? position - position % window_ : std::max(int64_t(0), position + 1 - window_);
+  }
   const bf16* query_of(const Block& block, int q, int head) const {
     return q_ + (block.token + q / groups_) * q_stride_ + (head * groups_ + q % groups_) * heads_.size;
   }
@@ -286,6 +291,7 @@ class Attention {
   int64_t q_stride_;
   bf16* out_;
   int64_t out_stride_, window_;
+  bool chunks_;
   const bf16* sinks_;
   int words_, groups_;
 };

@@ -23,6 +23,8 @@ struct Experts {
   float weight_scale;            // of the weights
   int32_t shared_gate;           // whether the shared expert has a gate
   int32_t wide_router;           // logits stay float32, others are rounded to bfloat16
+  int32_t weighted_input;        // the weight of an expert multiplies what it reads, not its result; experts are
+                                 // chosen by logits, and weights are rounded to bfloat16
   Gate gate;
   Weight router;                 // an output for each expert, and one for the shared expert's gate
   const Weight *gate_up, *down;  // [count], then the shared expert's
@@ -59,8 +61,10 @@ class Choices {
     choose(ranks, count_, best, chosen_);
     float total = shape.sigmoid ? 1 : exponentials(shares, count_, shares[best[0]]), part = shape.sigmoid ? 1e-20f : 0;
     for (int k = 0; k < chosen_; k++) part += shares[best[k]];
-    for (int k = 0; k < chosen_; k++)
-      weight_[int64_t(t) * chosen_ + k] = shares[best[k]] / (shape.normalised ? part : total) * shape.weight_scale;
+    for (int k = 0; k < chosen_; k++) {
+      float weight = shares[best[k]] / (shape.normalised ? part : total) * shape.weight_scale;
+      weight_[int64_t(t) * chosen_ + k] = shape.weighted_input ? to_float(to_bf16(weight)) : weight;
+    }
   }
 
   // A row without a token chooses nobody.
@@ -99,6 +103,10 @@ class Choices {
   bool skipped(int t) const { return expert_[int64_t(t) * chosen_] < 0; }
   float weight(int t, int k) const { return weight_[int64_t(t) * chosen_ + k]; }
   int place(int t, int k) const { return place_[int64_t(t) * chosen_ + k]; }
+  float weight_at(int place) const {
+    const int32_t* places = place_ + int64_t(source(place)) * chosen_;
+    return weight(source(place), int(std::find(places, places + chosen_, place) - places));
+  }
 
  private:
   // The `most` places of the largest numbers, largest first, of equal ones the first.
@@ -114,9 +122,9 @@ class Choices {
   // Logits as scores, and what the choice goes by: less than any score outside the best groups.
   void rank(float* scores, float* ranks, const Experts& shape) const {
     for (int e = 0; e < count_; e += LANES) {
-      Floats score = sigmoid(load(scores + e));
+      Floats logit = load(scores + e), score = sigmoid(logit), rank = shape.weighted_input ? logit : score;
       store(scores + e, score);
-      store(ranks + e, shape.choice_bias ? add(score, load(shape.choice_bias + e)) : score);
+      store(ranks + e, shape.choice_bias ? add(rank, load(shape.choice_bias + e)) : rank);
     }
     if (shape.groups == 1) return;
     thread_local Scratch scratch;
@@ -222,6 +230,7 @@ class Mixture {
       fill(worker, chosen, read_, experts.gate_up, [&](int place, bf16* row) {
         const bf16* from = normed.row(choices_.source(place));
         std::copy(from, from + hidden_, row);
+        if (experts.weighted_input) scale_row(row, hidden_, choices_.weight_at(place));
       });
       multiply(worker, chosen, experts.count, experts.gate_up, read_, gate_up_);
       fill(worker, chosen, gated_, experts.down, [&](int place, bf16* row) {
@@ -281,7 +290,8 @@ class Mixture {
       Floats sum = zeros();
       for (int k = 0; k < experts.chosen; k++) {
         const bf16* result = results_ + int64_t(choices_.place(t, k)) * hidden_;
-        sum = add(sum, mul(load_bf16(result + i), spread(choices_.weight(t, k))));
+        Floats weight = spread(experts.weighted_input ? 1.0f : choices_.weight(t, k));
+        sum = add(sum, mul(load_bf16(result + i), weight));
       }
       if (experts.shared) sum = add(sum, rounded(mul(gate, load_bf16(shared_ + int64_t(t) * hidden_ + i))));
       store_bf16(x + i, add(load_bf16(x + i), rounded(sum)));

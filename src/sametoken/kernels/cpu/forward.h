@@ -15,11 +15,12 @@ namespace sametoken {
 struct Layer {  // what a layer has not is null
   const bf16 *attention_norm, *q_norm, *k_norm, *mlp_norm;
   Weight qkv, out, gate_up, down;  // the last two empty where there are experts
-  int64_t window;                  // keys that a query sees, 0 for all
+  int64_t window;                  // keys that a query sees, 0 for all; of a model with chunks, their length
   const bf16* sinks;               // [heads] a score of each query head without a key
   const Experts* experts;          // in place of gate_up and down
   const bf16 *attention_out_norm, *mlp_out_norm;
   const bf16 *cos, *sin;           // [positions][rotated]
+  const float* query_scale;        // [positions] multiplies queries
 };
 
 // How a head that reads hidden states beside tokens enters its first layer. EAGLE-3 (`paired`): `fc` mixes the target's
@@ -44,6 +45,8 @@ struct Model {
   const Join* join;  // null for a decoder, which reads tokens alone
   int32_t whole_norms, interleaved;  // q_norm and k_norm are over all heads; pairs of rotated numbers stand side by side
   float norm_shift, embed_scale, residual_scale, attention_scale, attention_cap;  // see model/config.py; 0: the usual
+  int32_t chunks;        // a query sees the keys of its own chunk alone
+  int32_t rotated_norm;  // queries and keys of rotated layers are normed after rotation, without weights
   void (*sum)(float*, int64_t);  // replaces so many numbers by their sums over all ranks; null where there is one rank
 };
 
@@ -177,7 +180,8 @@ class Forward {
     else norm(worker, layer.attention_norm, layer.qkv);
     linear(worker, layer.qkv, (paired ? joined_ : normed_).rows(), into(qkv_, qkv_width_, qkv_width_));
     worker.each(count_, [&](int t) { place(layer, cache, t); });
-    Attention attention(cache, heads_, places_, qkv_, qkv_width_, mixed_.row(0), mixed_.stride(), layer.window, layer.sinks);
+    Attention attention(cache, heads_, places_, qkv_, qkv_width_, mixed_.row(0), mixed_.stride(), layer.window,
+                        model_.chunks != 0, layer.sinks);
     worker.each(int(blocks_.size()) * model_.kv_heads, [&](int task) {
       thread_local Scratch scratch;
       attention(blocks_[size_t(task / model_.kv_heads)], task % model_.kv_heads, scratch);
@@ -213,7 +217,7 @@ class Forward {
   void place(const Layer& layer, const Cache& cache, int t) const {
     int size = model_.head_size;
     bf16* heads = qkv_ + int64_t(t) * qkv_width_;
-    int64_t at = std::min(places_.position[size_t(t)], model_.positions - 1) * model_.rotated;
+    int64_t position = std::min(places_.position[size_t(t)], model_.positions - 1), at = position * model_.rotated;
     auto norm = [&](const bf16* weight, bf16* row, int width) {
       if (weight != nullptr) rms_norm(row, weight, row, width, model_.eps, model_.norm_shift);
     };
@@ -224,9 +228,11 @@ class Forward {
     for (int h = 0; h < model_.heads + model_.kv_heads; h++) {
       bf16* row = heads + h * size;
       if (!model_.whole_norms) norm(h < model_.heads ? layer.q_norm : layer.k_norm, row, size);
+      if (layer.query_scale != nullptr && h < model_.heads) scale_row(row, size, layer.query_scale[position]);
       if (layer.cos == nullptr) continue;
       if (model_.interleaved) rotate_pairs(row, layer.cos + at, layer.sin + at, model_.rotated);
       else rotate(row, layer.cos + at, layer.sin + at, model_.rotated);
+      if (model_.rotated_norm) rms_norm(row, nullptr, row, size, model_.eps, 0);
     }
     int64_t slot = places_.slot[size_t(t)];
     const bf16* keys = heads + model_.heads * size;

@@ -25,7 +25,7 @@ from sametoken.kernels.cpu.processor import VARIANTS, processor_features, rebuil
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 13  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 14  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
 ALONE_BYTES = 2**19
@@ -53,7 +53,8 @@ class CExperts(Structure):
         ("count", c_int32), ("chosen", c_int32), ("width", c_int32), ("shared", c_int32), ("normalised", c_int32),
         ("sigmoid", c_int32), ("groups", c_int32), ("chosen_groups", c_int32), ("group_best", c_int32),
         ("choice_bias", c_void_p), ("weight_scale", c_float), ("shared_gate", c_int32), ("wide_router", c_int32),
-        ("gate", CGate), ("router", Weight), ("gate_up", POINTER(Weight)), ("down", POINTER(Weight)),
+        ("weighted_input", c_int32), ("gate", CGate), ("router", Weight), ("gate_up", POINTER(Weight)),
+        ("down", POINTER(Weight)),
     ]  # fmt: skip
     kept: Tensor | None  # what `choice_bias` points to
 
@@ -66,6 +67,7 @@ class Layer(Structure):
         ("qkv", Weight), ("out", Weight), ("gate_up", Weight), ("down", Weight), ("window", c_int64),
         ("sinks", c_void_p), ("experts", POINTER(CExperts)),
         ("attention_out_norm", c_void_p), ("mlp_out_norm", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
+        ("query_scale", c_void_p),
     ]  # fmt: skip
 
 
@@ -87,7 +89,7 @@ class Model(Structure):
         ("embed_packed", c_int32), ("vocabulary", c_int64), ("embed", c_void_p), ("positions", c_int64),
         ("layer", POINTER(Layer)), ("join", POINTER(Join)), ("whole_norms", c_int32), ("interleaved", c_int32),
         ("norm_shift", c_float), ("embed_scale", c_float), ("residual_scale", c_float), ("attention_scale", c_float),
-        ("attention_cap", c_float), ("sum", c_void_p),
+        ("attention_cap", c_float), ("chunks", c_int32), ("rotated_norm", c_int32), ("sum", c_void_p),
     ]  # fmt: skip
 
 

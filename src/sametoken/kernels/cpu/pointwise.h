@@ -8,7 +8,7 @@ namespace sametoken {
 
 enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2 };
 
-// y = x / rms(x) * (weight + shift) over `size` numbers, a multiple of 16; y may be x.
+// y = x / rms(x) * (weight + shift) over `size` numbers, a multiple of 16; y may be x, and a null weight is 1.
 inline void rms_norm(const bf16* x, const bf16* weight, bf16* y, int size, float eps, float shift) {
   Floats squares = zeros();
   for (int i = 0; i < size; i += LANES) {
@@ -17,7 +17,7 @@ inline void rms_norm(const bf16* x, const bf16* weight, bf16* y, int size, float
   }
   Floats factor = spread(1.0f / std::sqrt(lane_sum(squares) / float(size) + eps));
   for (int i = 0; i < size; i += LANES) {
-    Floats gain = load_bf16(weight + i);
+    Floats gain = weight == nullptr ? spread(1.0f) : load_bf16(weight + i);
     if (shift != 0) gain = add(gain, spread(shift));
     store_bf16(y + i, mul(mul(load_bf16(x + i), factor), gain));
   }

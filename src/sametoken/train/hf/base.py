@@ -30,6 +30,12 @@ def config_of(model: Any) -> ModelConfig:
     return ModelConfig.from_hf({**values, "architectures": [type(model).__name__]})
 
 
+def decoder_of(model: Any) -> Any:
+    """The model without its output layer; Llama 4 names itself as its decoder."""
+    decoder = model.get_decoder()
+    return decoder.model if hasattr(decoder, "lm_head") else decoder
+
+
 def blocks_of(model: Any) -> nn.ModuleList:
     """The blocks of the model's decoder: the one list of as many modules as it says it has.
 
@@ -37,7 +43,7 @@ def blocks_of(model: Any) -> nn.ModuleList:
         UnsupportedModelError: there is no such list.
     """
     count = config_of(model).num_layers
-    lists = [part for part in model.get_decoder().modules() if isinstance(part, nn.ModuleList) and len(part) == count]
+    lists = [part for part in decoder_of(model).modules() if isinstance(part, nn.ModuleList) and len(part) == count]
     if not lists:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no list of {count} blocks in its decoder; expected one, as Llama has"
@@ -81,7 +87,7 @@ def read(model: Any, tokens: Tensor, attention_mask: Tensor | None, taps: Sequen
         extra = {"attention_mask": attention_mask, "position_ids": positions}
     blocks = blocks_of(model)
     with _outputs([blocks[tap] for tap in taps]) as outputs:
-        last: Tensor = model.get_decoder()(input_ids=tokens, use_cache=False, **extra).last_hidden_state
+        last: Tensor = decoder_of(model)(input_ids=tokens, use_cache=False, **extra).last_hidden_state
     return Features(torch.cat(outputs, dim=-1) if outputs else last[..., :0], last)
 
 
