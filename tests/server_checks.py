@@ -17,7 +17,8 @@ from openai import OpenAI
 
 from sametoken.config import ServerConfig
 from sametoken.engine.llm import LLM
-from sametoken.server.run import Server, bind, loop_factory, make_server
+from sametoken.server.listen import bind, loop_factory
+from sametoken.server.run import EngineServer, make_server
 
 MODEL = "tiny"
 
@@ -26,7 +27,7 @@ class Running(NamedTuple):
     """A server that accepts connections."""
 
     url: str
-    server: Server
+    server: EngineServer
     llm: LLM
     loop: asyncio.AbstractEventLoop
     client: httpx.Client

@@ -17,7 +17,7 @@ from sametoken.commands.options import Chosen
 from sametoken.commands.resolution import HINTS, check_choice, resolve
 from sametoken.config import EngineConfig, KVCacheConfig, ServerConfig, SpeculativeConfig
 from sametoken.errors import CheckpointError, ConfigError
-from sametoken.server.run import bind
+from sametoken.server.listen import bind
 from server_checks import Running, running
 
 PLAYBOOKS = Path(__file__).parents[1] / "playbooks"

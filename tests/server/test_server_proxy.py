@@ -21,7 +21,7 @@ from cli_checks import Pair
 from sametoken import LLM
 from sametoken.config import ServerConfig
 from sametoken.errors import ConfigError
-from sametoken.server.run import check
+from sametoken.server.listen import check
 from server_checks import Running, running
 
 ASKED = {"prompt": "abc", "max_tokens": 20, "ignore_eos": True, "stream": True}

@@ -23,7 +23,8 @@ from sametoken import LLM
 from sametoken.checkpoint.tokenizer import LONG_TEXT, Tokenizer
 from sametoken.config import ServerConfig
 from sametoken.errors import EngineError
-from sametoken.server.run import bind, serve
+from sametoken.server.listen import bind
+from sametoken.server.run import serve
 from sametoken.server.threads import MOST
 from server_checks import MODEL, Gate, Running, running, wait_until
 
@@ -150,7 +151,7 @@ def test_stopping_ends_open_streams_with_an_error_and_refuses_new_requests(llm: 
 
 
 def test_no_text_that_is_being_tokenised_holds_up_the_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sametoken.server.run.LAST_WORDS_S", 0.2)
+    monkeypatch.setattr("sametoken.server.listen.LAST_WORDS_S", 0.2)
     begun, done, encode = threading.Semaphore(0), threading.Event(), Tokenizer.encode
 
     def slow(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -173,7 +174,7 @@ def test_no_text_that_is_being_tokenised_holds_up_the_end(llm: LLM, monkeypatch:
 
 
 def test_a_client_within_its_body_hears_that_the_server_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sametoken.server.run.LAST_WORDS_S", 0.2)
+    monkeypatch.setattr("sametoken.server.listen.LAST_WORDS_S", 0.2)
     with running(llm) as server:
         address = server.url.removeprefix("http://").split(":")
         with socket.create_connection((address[0], int(address[1])), timeout=30) as client:

@@ -41,9 +41,22 @@ def open_llm(model: str | None, values: Values) -> LLM:
     )
 
 
-def join_ranks(values: Values) -> None:
-    """Returns on rank 0 and where there is one rank; another rank computes until rank 0 ends, and ends its process."""
+def join_ranks(values: Values, replicas: int = 1) -> None:
+    """Returns on rank 0 and where there is one rank; another rank computes until rank 0 ends, and ends its process.
+
+    Raises:
+        ConfigError: a launcher has started the ranks of one model, and there are to be several replicas of it.
+    """
     if values["tensor_parallel_size"] == 1:
+        return
+    if replicas > 1:
+        from sametoken.parallel.place import place_of
+
+        if launcher := place_of(os.environ, values["tensor_parallel_size"]).launcher:
+            raise ConfigError(
+                f"{launcher} started the ranks of one model, and --data-parallel-size is {replicas}; start the command "
+                f"without {launcher}, which then starts the ranks of each replica itself"
+            )
         return
     use_threads(values["threads"])
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from sametoken.commands.models import join_ranks, model_names, open_llm
+from sametoken.commands.models import join_ranks, model_names, open_llm, use_threads
 from sametoken.commands.options import Chosen, Option, Values, engine_options, settings_of, settings_options
 from sametoken.commands.resolution import Resolution, check_choice, check_text, foreign_options, resolve
 from sametoken.errors import ConfigError
@@ -15,6 +16,9 @@ from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.server import ServerConfig
 from sametoken.options.serving import CACHE
 from sametoken.options.speculation import SpeculativeConfig
+
+if TYPE_CHECKING:
+    from sametoken.engine.llm import LLM
 
 SMOOTH = 0.4  # of the time for prompts: streams take less than twice as long while somebody asks something long
 
@@ -26,6 +30,7 @@ def _engine_options() -> Iterator[Option]:
 
 OPTIONS: tuple[Option, ...] = (*settings_options(ServerConfig), *_engine_options(), *foreign_options())
 KEYS_VARIABLE = "SAMETOKEN_API_KEY"
+FRACTION, VISIBLE = f"{CACHE}free_memory_fraction", "CUDA_VISIBLE_DEVICES"
 LOG = logging.getLogger("sametoken")
 PREFIXES = {"kv_cache": CACHE}  # of the names of options, by group of the resolved configuration
 
@@ -39,22 +44,70 @@ def command(model: str | None, values: Chosen) -> int:
     server = server_config(resolution.values)
     info = resolved(model, resolution, server)
     try:
+        from sametoken.server.listen import bind, check
         from sametoken.server.logs import configure
-        from sametoken.server.run import bind, check, serve
+
+        if server.data_parallel_size > 1:
+            from sametoken.replicas.run import serve_replicas
+        else:
+            from sametoken.server.run import serve
     except ImportError as error:
         raise ConfigError(f"serving needs {error.name}; it is not there: pip install 'sametoken[server]'") from None
     configure(server.log_level, server.log_format)
-    join_ranks(resolution.values)
+    join_ranks(resolution.values, server.data_parallel_size)
     check(server)
     for line in described(info):
         LOG.info(line)
     for note in resolution.notes:
         LOG.warning(note)
     with bind(server) as bound:
-        llm = open_llm(model, resolution.values)
-        check_choice(resolution, llm.method)
-        serve(llm, bound, server, info)
+        if server.data_parallel_size > 1:
+            serve_replicas(partial(open_replica, model, resolution, server.data_parallel_size), bound, server, info)
+        else:
+            serve(open_engine(model, resolution), bound, server, info)
     return 0
+
+
+def open_engine(model: str | None, resolution: Resolution) -> LLM:
+    """The engine of the server."""
+    llm = open_llm(model, resolution.values)
+    check_choice(resolution, llm.method)
+    return llm
+
+
+def open_replica(model: str | None, resolution: Resolution, count: int, number: int) -> LLM:
+    """The engine of one of `count` replicas, with its share of the machine; called in the replica's process.
+
+    Raises:
+        ConfigError: the machine has fewer GPUs than replicas.
+    """
+    import torch
+
+    values = {**resolution.values}
+    use_threads(values["threads"])
+    values["threads"] = max(1, torch.get_num_threads() // count)
+    if values["device"] == "cpu" or not torch.cuda.device_count():
+        values[FRACTION] /= count  # of the memory of the machine, which they share
+    else:
+        os.environ[VISIBLE] = own_gpu(os.environ.get(VISIBLE), torch.cuda.device_count(), number, count)
+    return open_engine(model, resolution._replace(values=values))
+
+
+def own_gpu(visible: str | None, gpus: int, number: int, count: int) -> str:
+    """The GPU of a replica, as CUDA_VISIBLE_DEVICES names it.
+
+    Args:
+        visible: what the variable says, None without it. `gpus`: how many this process sees.
+
+    Raises:
+        ConfigError: there are fewer GPUs than replicas.
+    """
+    if gpus < count:
+        raise ConfigError(
+            f"--data-parallel-size {count}: each replica needs a GPU of its own, and {gpus} can be seen; lower it, or "
+            "set --device cpu"
+        )
+    return visible.split(",")[number].strip() if visible else str(number)
 
 
 def server_config(values: Values) -> ServerConfig:

@@ -92,7 +92,6 @@ OWN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             METRICS: "disable_log_stats:bool",
         },
         {
-            f"{ONE_PROCESS}; start several servers": "data_parallel_size=1",
             "certificates are read once; start the server anew": "enable_ssl_refresh=false",
         },
     ),

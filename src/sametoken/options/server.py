@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from sametoken.options.declaration import Names, Settings
+from sametoken.options.declaration import Names, Settings, Shown
 
 
 def _path(given: str) -> str:
@@ -25,6 +25,7 @@ def _collector(given: str) -> str:
 
 RootPath = Annotated[str, AfterValidator(_path)]
 Collector = Annotated[str, AfterValidator(_collector)]
+MOST_REPLICAS = 64
 
 
 class ServerConfig(Settings):
@@ -34,6 +35,10 @@ class ServerConfig(Settings):
     """address to listen on; 0.0.0.0 is every interface of this machine."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """port to listen on; 0 takes a free one."""
+    data_parallel_size: Annotated[int, Field(ge=1, le=MOST_REPLICAS), Shown(("--dp", "-dp", "--dp-size"))] = 1
+    """engines of the model behind the port, each a process with its share of the threads and of the memory for the KV
+    cache, on CUDA with a GPU of its own. A request goes to the one that has most of its prompt in the cache, unless
+    that one is busier."""
     api_key: Names = ()
     """a key that clients must send as a bearer token, repeatable; none lets everyone in. SAMETOKEN_API_KEY holds
     more, separated by commas."""

@@ -12,13 +12,15 @@ import secrets
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sametoken.engine.request import Request
 from sametoken.server.errors import CLIENT_GONE, reply, stopping
+
+if TYPE_CHECKING:
+    from sametoken.engine.request import Request
 
 ACCESS = logging.getLogger("sametoken.access")
 ID_HEADER = b"x-request-id"
@@ -91,8 +93,7 @@ class Exchanges:
         self._app, self._root, self._traces = app, root_path, traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._root and f"{scope['path']}/".startswith(f"{self._root}/"):
-            scope["path"] = scope["path"].removeprefix(self._root) or "/"
+        without_root(scope, self._root)
         exchange = Exchange.of(scope)
         CURRENT.set(exchange)  # of this request's own task
 
@@ -115,6 +116,12 @@ class Exchanges:
         log_access(exchange)
         if self._traces is not None and not exchange.probe:
             self._traces.record(exchange)
+
+
+def without_root(scope: Scope, root: str) -> None:
+    """Takes the path below which a proxy offers the server off a request's path."""
+    if root and f"{scope['path']}/".startswith(f"{root}/"):
+        scope["path"] = scope["path"].removeprefix(root) or "/"
 
 
 def new_id() -> str:

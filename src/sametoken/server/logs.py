@@ -14,11 +14,15 @@ from sametoken.server.exchange import CURRENT
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-11-22 12:00:00,000 INFO [request id] message`."""
+    """`2026-11-22 12:00:00,000 INFO [request id] message`; a replica says its number before the id."""
+
+    def __init__(self, replica: int | None = None) -> None:
+        super().__init__()
+        self._replica = "" if replica is None else f"[replica {replica}] "
 
     def format(self, record: logging.LogRecord) -> str:
         exchange = CURRENT.get()
-        about = f"[{exchange.id}] " if exchange is not None else ""
+        about = self._replica + (f"[{exchange.id}] " if exchange is not None else "")
         line = f"{self.formatTime(record)} {record.levelname} {about}{printable(record.getMessage())}"
         details = trace_of(self, record)
         return "\n".join([line, *(f"    {printable(each)}" for each in details.splitlines())])
@@ -26,6 +30,10 @@ class TextFormatter(logging.Formatter):
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time (UTC), level, logger, message, request_id, and what the line has besides."""
+
+    def __init__(self, replica: int | None = None) -> None:
+        super().__init__()
+        self._about = {} if replica is None else {"replica": replica}
 
     def format(self, record: logging.LogRecord) -> str:
         exchange = CURRENT.get()
@@ -35,6 +43,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._about,
         }
         if exchange is not None:
             said["request_id"] = exchange.id
@@ -47,10 +56,10 @@ class JsonFormatter(logging.Formatter):
 FORMATTERS = {"text": TextFormatter, "json": JsonFormatter}
 
 
-def configure(level: str, form: Literal["text", "json"]) -> None:
-    """Logs to stderr from here on, unless the process logs already."""
+def configure(level: str, form: Literal["text", "json"], replica: int | None = None) -> None:
+    """Logs to stderr from here on, unless the process logs already; `replica` is the number of one of several."""
     handler = logging.StreamHandler()
-    handler.setFormatter(FORMATTERS[form]())
+    handler.setFormatter(FORMATTERS[form](replica))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 

@@ -277,7 +277,7 @@ class ModelsReply(TypedDict):
 
 
 class StatusReply(TypedDict):
-    status: Literal["ok", "stopping"]
+    status: Literal["ok", "stopping", "starting"]
 
 
 class LoadReply(TypedDict):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from sametoken.engine.request import Request
 from sametoken.errors import ConfigError
 from sametoken.server.exchange import Exchange
+
+if TYPE_CHECKING:
+    from sametoken.engine.request import Request
 
 DEFAULT_PATH = "/v1/traces"  # of a collector, where the endpoint names none
 

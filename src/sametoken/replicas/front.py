@@ -1,0 +1,229 @@
+"""What clients talk to: passes every request on to a replica, and its answer back as it comes.
+
+Keys, limits of fields and everything about models are the replicas' business. The front answers for all of them where
+somebody asks how the server is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from sametoken.options.server import ServerConfig
+from sametoken.replicas import merging
+from sametoken.replicas.process import OpenRequest, Replica
+from sametoken.replicas.replicas import Replicas
+from sametoken.replicas.routing import RoutedPrompt, prompt_of
+from sametoken.replicas.upstream import Headers, NotAskedError, ReplicaAnswer, ReplicaLostError, ask
+from sametoken.server.errors import CLIENT_GONE, MESSAGES, ApiError, reply, stopping
+from sametoken.server.exchange import CURRENT, ID_HEADER, Exchange, log_access, without_root
+from sametoken.server.http import DONE, part_of, when_gone
+
+PROMPTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+LONG_BODY = 2**16  # bytes from which reading it is left to a thread
+ASK_S = 10.0  # for a replica to say how it is
+FORWARDED = (b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host", b"forwarded")
+
+
+class Front:
+    """The application.
+
+    Args:
+        replicas: what requests are passed on to.
+        config: limits and the root path.
+    """
+
+    def __init__(self, replicas: Replicas, config: ServerConfig) -> None:
+        self._replicas, self._root, self._most = replicas, config.root_path, config.max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        without_root(scope, self._root)
+        exchange = Exchange.of(scope)
+        CURRENT.set(exchange)  # of this request's own task
+        try:
+            answer = await self._answer(scope, receive, send, exchange)
+        except ApiError as error:
+            answer = reply(error, scope["path"])
+        except asyncio.CancelledError:  # the server ends
+            answer = reply(stopping(), scope["path"])
+        if answer is not None:
+            answer.headers.append(ID_HEADER.decode(), exchange.id)
+            await answer(scope, receive, send)
+            exchange.ended, exchange.status = time.perf_counter(), answer.status_code
+            log_access(exchange)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> Response | None:
+        """The front's own answer, or None where a replica's was sent."""
+        path, method = scope["path"], scope["method"]
+        if path in ("/health", "/ping") and (method in ("GET", "HEAD") or (path, method) == ("/ping", "POST")):
+            return self._health()
+        if path == "/live" and method in ("GET", "HEAD"):
+            return JSONResponse({"status": "ok"})
+        if path in MERGED and method == "GET":
+            return await self._merged(scope, exchange)
+        await self._pass_on(scope, receive, send, exchange)
+        return None
+
+    def _health(self) -> Response:
+        """200 while one replica takes requests."""
+        states = self._replicas.states
+        ready = not self._replicas.stopping and any(state.status == "ready" for state in states)
+        status = "ok" if ready else "stopping" if self._replicas.stopping else "starting"
+        return JSONResponse({"status": status, "replicas": [state.status for state in states]}, 200 if ready else 503)
+
+    async def _merged(self, scope: Scope, exchange: Exchange) -> Response:
+        """What all replicas say about themselves as one; a refusal of one of them is the refusal of all."""
+
+        async def said(replica: Replica) -> tuple[ReplicaAnswer, bytes] | None:
+            try:
+                answer = await ask(replica.socket, "GET", _target(scope), _headers(scope, exchange))
+                try:
+                    await asyncio.wait_for(answer.begin(), ASK_S)
+                    return answer, await asyncio.wait_for(answer.whole(), ASK_S)
+                finally:
+                    answer.close()
+            except (TimeoutError, NotAskedError, ReplicaLostError):
+                return None
+
+        ready = self._replicas.ready()
+        found = await asyncio.gather(*map(said, ready))
+        texts = {}
+        for replica, got in zip(ready, found, strict=True):
+            if got is not None and got[0].status != 200:
+                return _same(*got)
+            if got is not None:
+                texts[replica.number] = got[1].decode()
+        if not texts:
+            raise self._nobody()
+        kind, merged = MERGED[scope["path"]]
+        content = await asyncio.to_thread(merged, self._replicas.states, texts)
+        return Response(content, media_type=kind)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
+        """Sends a request to a replica, and its answer to the client.
+
+        A request that a replica has got is not sent to another if that one is lost: it may be why.
+        """
+        body, length = await _received(Request(scope, receive), self._most)
+        prompt = await _routed(scope["path"], body)
+        tried: list[Replica] = []
+        while (replica := self._replicas.choose(prompt, tried)) is not None and not self._replicas.stopping:
+            taken = replica.take(prompt)
+            try:
+                target, headers = _target(scope), _headers(scope, exchange)
+                answer = await ask(replica.socket, scope["method"], target, headers, body, length)
+                try:
+                    with when_gone(receive, answer.close):
+                        await _relay(answer, send, taken, replica.number, scope["path"])
+                finally:
+                    answer.close()
+            except NotAskedError:
+                tried.append(replica)
+                continue
+            finally:
+                taken.close()
+            return
+        raise self._nobody()
+
+    def _nobody(self) -> ApiError:
+        if self._replicas.stopping:
+            return stopping()
+        message = "no replica takes requests now; they are being started, send the request again later"
+        return ApiError(503, message, "server_error", code="no_replica", headers={"Retry-After": "5"})
+
+
+MERGED: dict[str, tuple[str, Callable[..., bytes]]] = {
+    "/metrics": ("text/plain; version=0.0.4", merging.metrics),
+    "/load": ("application/json", lambda states, texts: json.dumps(merging.load(texts)).encode()),
+    "/server_info": ("application/json", lambda *said: json.dumps(merging.server_info(*said)).encode()),
+}
+
+
+async def _relay(answer: ReplicaAnswer, send: Send, taken: OpenRequest, number: int, path: str) -> None:
+    """Sends an answer as it comes; one that is cut off ends with an error."""
+    try:
+        await answer.begin()
+    except ReplicaLostError as error:
+        if answer.closed:  # the client has gone
+            return
+        raise _lost(number) from error
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    parts, part = 0, b""
+    try:
+        while not answer.complete or not parts:
+            part = await answer.part()
+            parts += 1
+            if answer.complete:
+                taken.close()  # before the end is out: whoever has it may ask for more
+            elif parts == 2:  # the first event of a stream may come before the prompt has been read
+                taken.read()
+            await send({"type": "http.response.body", "body": part, "more_body": not answer.complete})
+    except ReplicaLostError:
+        if answer.closed:
+            return
+        if not any(value.startswith(b"text/event-stream") for name, value in answer.headers if name == b"content-type"):
+            raise  # the connection ends before the length that was promised
+        refusal, anthropic = _lost(number), MESSAGES in path
+        if part and not part.endswith(b"\n\n"):
+            await send({"type": "http.response.body", "body": b"\n\n", "more_body": True})
+        event = refusal.anthropic if anthropic else refusal.body
+        await send(part_of([event], b"" if anthropic else DONE, more=False))
+
+
+def _lost(number: int) -> ApiError:
+    message = f"replica {number} ended before the answer was complete; the server's log has the details"
+    return ApiError(500, message, "server_error", code="replica_failed", headers={"x-should-retry": "false"})
+
+
+def _same(answer: ReplicaAnswer, body: bytes) -> Response:
+    """A replica's answer as the front's own."""
+    copy = Response(body, answer.status)
+    copy.raw_headers = [each for each in answer.headers if each[0] != ID_HEADER]
+    return copy
+
+
+async def _received(request: Request, most: int) -> tuple[bytes, int]:
+    """The body of a request and its length; of one with more than `most` bytes only a length that is too large.
+
+    Raises:
+        ApiError: the client went away.
+    """
+    stated = request.headers.get("content-length", "0")[:20]
+    if stated.isascii() and stated.isdigit() and int(stated) > most:
+        return b"", int(stated)
+    received = bytearray()
+    try:
+        async for piece in request.stream():
+            received += piece
+            if len(received) > most:
+                return b"", len(received)
+    except ClientDisconnect as error:
+        raise ApiError(CLIENT_GONE, "the client went away within its request", code="client_gone") from error
+    return bytes(received), len(received)
+
+
+async def _routed(path: str, body: bytes) -> RoutedPrompt:
+    if path not in PROMPTS:
+        return RoutedPrompt(size=len(body))
+    return prompt_of(body) if len(body) < LONG_BODY else await asyncio.to_thread(prompt_of, body)
+
+
+def _target(scope: Scope) -> bytes:
+    """Path and query as the client wrote them."""
+    query: bytes = scope["query_string"]
+    path: bytes = scope["raw_path"]
+    return path + b"?" + query if query else path
+
+
+def _headers(scope: Scope, exchange: Exchange) -> Headers:
+    """Those of the client, its address, and the id of the request."""
+    own = [(ID_HEADER, exchange.id.encode()), (b"x-forwarded-proto", scope["scheme"].encode())]
+    if scope["client"] is not None:
+        own.append((b"x-forwarded-for", scope["client"][0].encode()))
+    return [*((name, value) for name, value in scope["headers"] if name not in (ID_HEADER, *FORWARDED)), *own]

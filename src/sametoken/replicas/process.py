@@ -1,0 +1,160 @@
+"""One replica: its process, from the start to the end, and what it has open.
+
+The process gets its work through standard input, which stays open: it ends where the front has ended. One line of JSON
+on standard output says that it serves, or why it cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from sametoken.errors import EngineError
+from sametoken.options.server import ServerConfig
+from sametoken.replicas.merging import ReplicaState
+from sametoken.replicas.routing import Candidate, PrefixMemory, RoutedPrompt
+
+if TYPE_CHECKING:
+    from sametoken.engine.llm import LLM
+
+CLOSE_S = 2.0  # that a process has to end when the front has let go of it
+
+
+class Work(NamedTuple):
+    """What a new process is to do.
+
+    Attributes:
+        open: makes the engine of the replica with this number; pickled by its name.
+        number: of the replica.
+        socket: path where it listens.
+        config, info: of the server; see `server.run.serve`.
+    """
+
+    open: Callable[[int], LLM]
+    number: int
+    socket: str
+    config: ServerConfig
+    info: Mapping[str, Any]
+
+
+class Replica:
+    """A replica as the front has it.
+
+    Args:
+        work: for its process.
+
+    Attributes:
+        status: "ready" takes requests, "starting" loads, "ended" has no process.
+        said: what its process said when it was ready: method, cache_tokens.
+        restarts: how often it was started again.
+        sequences: that are open. `unread`: bytes of their prompts that are not in the cache yet.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.number, self.socket = work.number, work.socket
+        self.status: Literal["ready", "starting", "ended"] = "ended"
+        self.said: dict[str, Any] = {}
+        self.restarts = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._memory = PrefixMemory(0)
+        self.sequences = self.unread = 0
+
+    async def start(self) -> None:
+        """Starts a process and waits until it serves.
+
+        Raises:
+            EngineError: it cannot; says why.
+        """
+        self.status = "starting"
+        pipe = asyncio.subprocess.PIPE
+        # A session of its own: signals of the terminal are the front's to pass on.
+        self._process = process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sametoken.replicas", stdin=pipe, stdout=pipe, start_new_session=True
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(OSError):  # it ended at once; below is why
+            process.stdin.write(pickle.dumps(self._work))
+            await process.stdin.drain()
+        line = await process.stdout.readline()
+        self.said = json.loads(line) if line else {"error": f"{await self.ended()}; its own messages say why"}
+        if error := self.said.get("error"):
+            self.status = "ended"
+            raise EngineError(error)
+        reused = self._work.info["kv_cache"]["enable_block_reuse"]
+        self._memory = PrefixMemory(self.said["cache_tokens"] if reused else 0)
+        self.status = "ready"
+
+    async def ended(self) -> str:
+        """Waits for the end of the process, and says how it came."""
+        assert self._process is not None
+        code = await self._process.wait()
+        how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
+        return f"replica {self.number} has ended {how}"
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal for its process, if there is one."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def close(self) -> None:
+        """Ends the process now, with the ranks of its model."""
+        if self._process is None:
+            return
+        if self._process.returncode is None and self._process.stdin is not None:
+            self._process.stdin.close()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), CLOSE_S)
+        self.send(signal.SIGKILL)
+        await self._process.wait()
+
+    @property
+    def state(self) -> ReplicaState:
+        return ReplicaState(self.number, self.status, self.restarts, self.sequences)
+
+    def candidate(self, prompt: RoutedPrompt) -> Candidate:
+        """What routing compares."""
+        known = self._memory.known(prompt.blocks)
+        return Candidate(self.number, self.sequences, self.unread, known, len(self._memory))
+
+    def take(self, prompt: RoutedPrompt) -> OpenRequest:
+        """Counts a request of this replica until it is closed."""
+        known = self._memory.known(prompt.blocks)
+        self._memory.add(prompt.blocks)
+        return OpenRequest(self, prompt.sequences, max(0, prompt.size - known))
+
+
+class OpenRequest:
+    """What a replica has to do for one request, which is part of its load."""
+
+    def __init__(self, replica: Replica, sequences: int, unread: int) -> None:
+        self._replica, self._sequences, self._unread = replica, sequences, unread
+        replica.sequences += sequences
+        replica.unread += unread
+
+    def read(self) -> None:
+        """The prompt has been read."""
+        self._replica.unread -= self._unread
+        self._unread = 0
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+        self.read()
+        self._replica.sequences -= self._sequences
+        self._sequences = 0
+
+
+def leave(socket: str) -> None:
+    """Removes the socket of a replica, and the directory with the last of them."""
+    with suppress(OSError):
+        Path(socket).unlink(missing_ok=True)
+        Path(socket).parent.rmdir()

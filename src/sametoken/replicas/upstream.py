@@ -1,0 +1,110 @@
+"""One request to a replica over its Unix socket, and the answer as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from httptools import HttpParserError, HttpResponseParser
+
+Headers = Sequence[tuple[bytes, bytes]]
+CHUNK = 2**16  # bytes that are read at once
+# Headers that say something about one connection only; each side has its own.
+OF_CONNECTION = frozenset((b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"date"))
+
+
+class ReplicaLostError(Exception):
+    """The connection ended before the answer did."""
+
+
+class NotAskedError(Exception):
+    """Nobody listens, so nothing was sent."""
+
+
+class ReplicaAnswer:
+    """The answer of a replica; `close` ends it early, and the replica cancels what it does for it.
+
+    Attributes:
+        status: of HTTP. `headers`: without those of the connection. Both are there after `begin`.
+        complete: all of it came. `closed`: nobody waits for it.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bodyless: bool) -> None:
+        self._reader, self._writer, self._bodyless = reader, writer, bodyless
+        self._parser = HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._begun = self.complete = self.closed = False
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    # Called by httptools.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if (name := name.lower()) not in OF_CONNECTION:
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._begun, self.complete = True, self._bodyless
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, part: bytes) -> None:
+        self._parts.append(part)
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+    # Called by the front.
+
+    async def begin(self) -> None:
+        """Waits for status and headers. Raises ReplicaLostError."""
+        while not self._begun:
+            await self._more()
+
+    async def part(self) -> bytes:
+        """What came of the body since the last part, b"" at its end. Raises ReplicaLostError."""
+        while not self._parts and not self.complete:
+            await self._more()
+        part = b"".join(self._parts)
+        self._parts.clear()
+        return part
+
+    async def whole(self) -> bytes:
+        """The rest of the body. Raises ReplicaLostError."""
+        parts = []
+        while part := await self.part():
+            parts.append(part)
+        return b"".join(parts)
+
+    async def _more(self) -> None:
+        try:
+            data = await self._reader.read(CHUNK)
+            if not data:
+                raise ReplicaLostError
+            self._parser.feed_data(data)
+        except (OSError, HttpParserError) as error:
+            raise ReplicaLostError from error
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+        self.closed = True
+        self._writer.close()
+
+
+async def ask(
+    socket: str, method: str, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes = b"", length: int = 0
+) -> ReplicaAnswer:
+    """Sends a request. Raises NotAskedError.
+
+    Args:
+        socket: path of the replica's. `target`: path and query as the client wrote them.
+        headers: of the client; those of the connection are replaced.
+        length: of a body that is too large to be sent; the replica refuses it by that.
+    """
+    try:
+        reader, writer = await asyncio.open_unix_connection(socket, limit=CHUNK)
+    except OSError as error:
+        raise NotAskedError from error
+    kept = [each for each in headers if each[0] not in OF_CONNECTION | {b"connection", b"content-length"}]
+    lines = b"".join(b"%s: %s\r\n" % each for each in (*kept, (b"content-length", str(length or len(body)).encode())))
+    writer.write(b"%s %s HTTP/1.1\r\n%s\r\n" % (method.encode(), target, lines) + body)
+    return ReplicaAnswer(reader, writer, method == "HEAD")

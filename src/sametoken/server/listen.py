@@ -1,0 +1,199 @@
+"""Listening: the address, certificates, uvicorn's settings, and a server that signals drain. Knows no engine.
+
+The first SIGINT, SIGTERM or SIGHUP lets open requests go on until a deadline, a second one ends them at once; every
+stream that is cut short ends with an error event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from sametoken.errors import ConfigError
+from sametoken.options.server import ServerConfig
+from sametoken.server.connection import Connection
+from sametoken.server.traces import Traces, exporter_of
+
+LOG = logging.getLogger("sametoken.server")
+LAST_WORDS_S = 2  # for connections to take the final events after the engine has stopped
+
+
+def check(config: ServerConfig) -> None:
+    """Finds out before a model is loaded whether certificates can be read and traces be exported.
+
+    Raises:
+        ConfigError: what is wrong, and with which file.
+    """
+    if config.otlp_traces_endpoint is not None:
+        exporter_of(config.otlp_traces_endpoint)
+    if config.ssl_certfile is None:
+        return
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        path = getattr(config, name)
+        if path is not None and not os.access(path, os.R_OK):
+            raise ConfigError(f"{name} {path}: no such file, or it cannot be read; give a file in PEM")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")  # asks nobody
+        if config.ssl_ca_certs is not None:
+            context.load_verify_locations(config.ssl_ca_certs)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"ssl_certfile {config.ssl_certfile} with its key, or ssl_ca_certs, cannot be used: {error}; "
+            "expected PEM files that belong together, the key without a passphrase"
+        ) from error
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The address, taken before the model is loaded: a port in use is found out at once. Not listening yet.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"cannot listen on {config.host} port {config.port}: {reason}; choose another --port or "
+            "--host, or stop what uses it"
+        ) from error
+    return bound
+
+
+def url_of(bound: socket.socket, config: ServerConfig) -> str:
+    """Where clients find the server."""
+    host, port = bound.getsockname()[:2]
+    scheme = "http" if config.ssl_certfile is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where there is one; None is Python's own."""
+    return uvicorn.Config("", log_config=None).get_loop_factory()
+
+
+def settings(app: ASGIApp, config: ServerConfig, trusted: str | None = None) -> uvicorn.Config:
+    """Uvicorn's settings.
+
+    Args:
+        trusted: proxies whose X-Forwarded-For is believed; None is FORWARDED_ALLOW_IPS, or this machine's.
+    """
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=LAST_WORDS_S,
+        server_header=False,
+        timeout_keep_alive=config.keep_alive,  # type: ignore[arg-type]  # it takes any number
+        forwarded_allow_ips=trusted,
+        **_certificates(config),
+    )
+
+
+def _certificates(config: ServerConfig) -> dict[str, Any]:
+    """Uvicorn's settings for HTTPS."""
+    return {
+        "ssl_certfile": config.ssl_certfile,
+        "ssl_keyfile": config.ssl_keyfile,
+        "ssl_ca_certs": config.ssl_ca_certs,
+        "ssl_cert_reqs": config.ssl_cert_reqs,
+    }
+
+
+class Server(uvicorn.Server):
+    """Uvicorn with our way to stop.
+
+    Args:
+        config: uvicorn's.
+        drain: takes nothing new and returns when open requests have ended, at once after the event is set.
+        seconds: that open requests have.
+        started: called once connections are accepted.
+        traces: are exported to the end, None for none.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain: Callable[[asyncio.Event], Awaitable[None]],
+        seconds: float,
+        started: Callable[[], None],
+        traces: Traces | None = None,
+    ) -> None:
+        super().__init__(config)
+        self._let_end, self._seconds, self._announce, self._traces = drain, seconds, started, traces
+        self._hurry = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Sends the last traces after the last answer."""
+        await super().shutdown(sockets)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """SIGHUP stops too, so that a terminal that closes cuts off no stream; under nohup it is ignored as ever."""
+        with super().capture_signals():
+            main = threading.current_thread() is threading.main_thread()
+            if not main or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+                yield
+                return
+            signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: the first drains, a second one hurries, a third one waits for nothing."""
+        self._loop.call_soon_threadsafe(self.stop, signal.Signals(sig).name)
+
+    def stop(self, why: str) -> None:
+        """Begins to stop, or hurries if that has begun."""
+        if self._stopping is None:
+            LOG.info("%s: finishing open requests for at most %g s", why, self._seconds)
+            self._stopping = asyncio.ensure_future(self._drain())
+        elif not self._hurry.is_set():
+            LOG.info("%s: ending open requests now", why)
+            self._hurry.set()
+        else:
+            self.force_exit = True
+
+    def fail(self, error: Exception | None) -> None:
+        """Ends because of an error; may be called in any thread."""
+        LOG.critical("%s; the server ends", error)
+        self._loop.call_soon_threadsafe(setattr, self, "should_exit", True)
+
+    async def _drain(self) -> None:
+        await self._let_end(self._hurry)
+        self.should_exit = True
