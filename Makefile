@@ -21,12 +21,13 @@ LOWEST_TESTS := $(addprefix tests/,commands/test_embedded.py checkpoint/test_tok
 kernels/test_native.py checkpoint/test_hub.py project/test_public.py dialects/test_serve_config.py \
 server/test_server_api.py engine/test_structured.py train/test_trainer.py train/test_distill.py train/test_convert.py)
 
-.PHONY: help setup demo serve test test-triton test-arm test-lowest support big-models troubleshooting conformance clients programs check dist test-wheel clean
+.PHONY: help setup demo serve test test-thorough test-triton test-arm test-lowest support big-models troubleshooting conformance clients programs check dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
 	@echo "make serve   the embedded target and its head as an OpenAI-compatible server on port 8000"
 	@echo "make test    the test suite"
+	@echo "make test-thorough  every cell of its large matrices, and its slowest tests"
 	@echo "make test-triton  the Triton kernels in Triton's interpreter, then compiled for sm_90 (downloads 286 MB)"
 	@echo "make test-lowest  some of them with the lowest versions of everything (torch as large as TORCH_LOWEST brings)"
 	@echo "make dist    sdist and wheels in dist, checked as an index does"
@@ -51,7 +52,12 @@ serve: $(INSTALLED)
 
 # One compute thread per test process: two processes of small models use two cores better than one of two threads.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(TEST_OPTIONS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not thorough" $(TEST_OPTIONS)
+
+# What make test leaves out: the rest of large matrices, and slow siblings of tests that it runs.
+test-thorough: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m thorough $(TEST_OPTIONS)
+	SAMETOKEN_EXAMPLES=5 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/server/test_server_schema.py
 
 # What index and users get: see docs/release.md.
 dist: $(INSTALLED)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from matrix import crossed
 from native_checks import kernels, threads
 from sametoken.kernels.cpu.library import Library
 from sametoken.model.compiled import Compiled, blocks_of
@@ -100,8 +101,7 @@ def drawn(*shape: int, seed: int = 1) -> Tensor:
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4", "mxfp4"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "format"), crossed(KINDS, ["bfloat16", "int8", "int4", "mxfp4"]))
 def test_a_layer_has_the_numbers_of_torch(kernels: Library, kind: str, format: str) -> None:
     """Texts of one token, whose attention is the same product: what differs is how exactly an activation is rounded.
 
@@ -151,8 +151,7 @@ def poison(linear: Linear) -> None:
     linear.native.kept[0].view(torch.bfloat16).fill_(torch.nan)
 
 
-@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4", "mxfp4"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "format"), crossed(KINDS, ["bfloat16", "int8", "int4", "mxfp4"]))
 def test_a_row_has_the_same_bits_in_any_company(kernels: Library, kind: str, format: str) -> None:
     """Plain decoding of each row alone against batches of random drafts, with padding, in one cache or another."""
     decoder, chance = build(kind, format), random.Random(f"{kind} {format}")

@@ -21,6 +21,7 @@ import sametoken.train
 from cli_checks import speak
 from engine_checks import alone, check_idle, make_llm, prompts, said, sharpen
 from head_checks import shape_of
+from matrix import mark
 from sametoken import Completion, SamplingParams
 from sametoken.heads.kind import ENGINES
 from sametoken.heads.medusa.config import MedusaConfig
@@ -63,6 +64,8 @@ FAMILIES = {
     "Llama 4": "llama-4",  # attention in chunks, layers without rotation, weighted inputs of experts
     "gpt-oss": "gpt-oss",  # sinks, alternating windows, clamped activations
 }
+# Each other family has every part that `make test` meets here in one of these; `make test-thorough` runs all.
+QUICK = ("Llama 3.1", "Gemma 3", "DeepSeek V3", "gpt-oss")
 LAYERS = 7
 # What a tiny member states layer by layer, by default for so many.
 BY_LAYER = {
@@ -116,7 +119,9 @@ class Cell(NamedTuple):
         assert done.code == 0, done.err
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[
+    pytest.param(name, marks=mark(name in QUICK or WRITE)) for name in FAMILIES
+])  # fmt: skip
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Target:
     family, directory = FAMILIES[request.param], tmp_path_factory.mktemp("target")
     sharpen(member(family)).save_pretrained(directory)

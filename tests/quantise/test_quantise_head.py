@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from cli_checks import call
 from engine_checks import alone, llama, make_llm, prompts, said
 from head_checks import WIDE, WIDE_HEADS, shape_of, write_wide_heads
+from matrix import crossed
 from quantised_readers import read_elsewhere
 from sametoken import SamplingParams
 from sametoken.heads.kind import Head
@@ -55,8 +56,7 @@ def read(head: Path, target: str) -> Head:
     return read_head(head, shape_of(target), torch.float32, "cpu", pack=False).module
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("name", WIDE_HEADS)
+@pytest.mark.parametrize(("name", "format"), crossed(WIDE_HEADS, FORMATS))
 def test_what_is_written_is_read_alike_everywhere(
     capfd: pytest.CaptureFixture[str], heads: dict[str, Path], target: str, tmp_path: Path, name: str, format: str
 ) -> None:
@@ -87,8 +87,7 @@ def test_what_is_written_is_read_alike_everywhere(
     assert torch.equal(ours.to(next(iter(elsewhere.values())).dtype).float(), everything)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("name", ["eagle1", "eagle3", "medusa"])
+@pytest.mark.parametrize(("name", "format"), crossed(["eagle1", "eagle3", "medusa"], FORMATS))
 def test_drafts_change_no_token(
     capfd: pytest.CaptureFixture[str], heads: dict[str, Path], target: str, tmp_path: Path, name: str, format: str
 ) -> None:

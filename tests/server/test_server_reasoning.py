@@ -139,7 +139,7 @@ def test_a_form_holds_for_what_is_said(served: Running) -> None:
     """The thinking is free, and ends; what follows is of the form; the text is the same with and without drafts."""
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [[1, 2], [3]]}}}
     asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "response_format": form}
-    for seed in range(5):
+    for seed in range(2):
         # Letters are drawn almost evenly, so that a mark of eight would never come by itself.
         bias = {str(token): 100 for token in served.post("/tokenize", {"prompt": "</think>"}).json()["tokens"]}
         for kwargs in ({"open": True}, {}):

@@ -39,7 +39,7 @@ def test_two_thousand_conversations_get_the_measured_recipe():
 
 
 @pytest.mark.parametrize("mode", ["eagle", "eagle3", "eagle1", "medusa", "draft"])
-@pytest.mark.parametrize("count", [1, 20, 100, 2000, 300_000])
+@pytest.mark.parametrize("count", [1, 20, 100, 2000, pytest.param(300_000, marks=pytest.mark.thorough)])
 def test_every_amount_of_data_gets_enough_steps_and_not_too_many(mode, count):
     plan, said, course = fill([80 + i % 40 for i in range(count)], mode=mode)
     assert 1 <= plan.run.num_epochs <= MOST_EPOCHS
@@ -124,6 +124,7 @@ def test_long_samples_are_rows_of_their_own_unless_a_length_was_given():
         rows_of(lengths, plan_of(training_seq_len=512).run, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_thread")
 def test_a_run_without_options_says_what_it_does_and_is_judged_as_evaluate_does(pair, tmp_path, run):
     data = write_conversations(tmp_path / "chat.jsonl", 100)

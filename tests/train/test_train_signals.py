@@ -86,7 +86,13 @@ def head_of(target: str, output: Path) -> None:
     read_head(output / "head", config, torch.float32, "cpu", pack=False)
 
 
-@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 3), (signal.SIGTERM, 1)])
+@pytest.mark.parametrize(
+    ("number", "step"),
+    [
+        (signal.SIGTERM, 1),
+        pytest.param(signal.SIGINT, 3, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_signal_saves_the_step_and_the_same_command_goes_on(pair, data, tmp_path, number, step):
     training = Training(pair.target, data, tmp_path / "out").start()
     training.wait_for(f"step {step}/")
@@ -120,6 +126,7 @@ def test_a_second_signal_ends_it_at_once(pair, data, tmp_path):
     assert training.end() in (-signal.SIGTERM, 130)  # 130 where the first had ended it already
 
 
+@pytest.mark.thorough
 def test_a_signal_cuts_an_evaluation_short_and_it_is_made_up_for(pair, data, tmp_path):
     evaluated = ("--eval-data", str(data), "--eval-steps", "2", "--eval-tokens", "60", "--eval-prompts", "12",
               "--max-draft-len", "2", "--max-steps", "4")  # fmt: skip
@@ -144,7 +151,7 @@ def test_a_signal_cuts_an_evaluation_short_and_it_is_made_up_for(pair, data, tmp
     assert files_of(tmp_path / "whole" / "head") == files_of(tmp_path / "out" / "head")
 
 
-@pytest.mark.parametrize("to", ["launcher", "worker"])
+@pytest.mark.parametrize("to", ["launcher", pytest.param("worker", marks=pytest.mark.thorough)])
 def test_two_processes_stop_after_the_same_step(pair, data, tmp_path, monkeypatch, to):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     two = ("--num-gpu", "2", "--device", "cpu")

@@ -64,7 +64,14 @@ def test_a_run_learns_and_leaves_the_target_as_it_was(pair, data, tmp_path):
     assert list((tmp_path / "out" / "tensorboard").iterdir())
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "eagle1"}, {"optim": "muon"}])  # eagle1 draws noise
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.thorough),
+        {"mode": "eagle1"},
+        pytest.param({"optim": "muon"}, marks=pytest.mark.thorough),
+    ],
+)  # eagle1 draws noise
 def test_interrupted_and_resumed_equals_uninterrupted(pair, data, tmp_path, options):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train_tiny(pair.target, data, whole, num_epochs=5, **options)
@@ -93,7 +100,7 @@ DRAWING = {
 }
 
 
-@pytest.mark.parametrize("mode", DRAWING)
+@pytest.mark.parametrize("mode", [pytest.param("draft", marks=pytest.mark.thorough), "eagle1"])
 def test_draws_do_not_depend_on_how_a_step_is_cut(pair, data, tmp_path, run, mode):
     """One process with four rows, two with two each, and four forwards of one row train the same."""
     common = ["train", pair.target, "--data", str(data), *DRAWING[mode], "--lr", "3e-3", "--optim", "adamw",
