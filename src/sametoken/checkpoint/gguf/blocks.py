@@ -19,7 +19,7 @@ UNQUANTISED_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.b
 Parts = tuple[Tensor, ...]
 
 
-class Kind(NamedTuple):
+class BlockLayout(NamedTuple):
     """What a type of blocks holds.
 
     Attributes:
@@ -128,10 +128,10 @@ def _q6_k(blocks: Tensor) -> Parts:
 
 
 KINDS = {
-    "Q8_0": Kind(Code.INT8, 32, (32, 2, 0, 0, 0), torch.float16, _q8_0),
-    "Q4_0": Kind(Code.INT4, 32, (16, 2, 0, 0, 0), torch.float16, _q4_0),
-    "MXFP4": Kind(Code.FP4, 32, (16, 1, 0, 0, 0), torch.float8_e8m0fnu, _mxfp4),
-    "Q4_K": Kind(Code.INT4, 32, (128, 8, 8, 2, 2), torch.int8, _q4_k),
-    "Q5_K": Kind(Code.INT8, 32, (256, 8, 8, 2, 2), torch.int8, _q5_k),
-    "Q6_K": Kind(Code.INT8, 16, (256, 16, 0, 2, 0), torch.int8, _q6_k),
+    "Q8_0": BlockLayout(Code.INT8, 32, (32, 2, 0, 0, 0), torch.float16, _q8_0),
+    "Q4_0": BlockLayout(Code.INT4, 32, (16, 2, 0, 0, 0), torch.float16, _q4_0),
+    "MXFP4": BlockLayout(Code.FP4, 32, (16, 1, 0, 0, 0), torch.float8_e8m0fnu, _mxfp4),
+    "Q4_K": BlockLayout(Code.INT4, 32, (128, 8, 8, 2, 2), torch.int8, _q4_k),
+    "Q5_K": BlockLayout(Code.INT8, 32, (256, 8, 8, 2, 2), torch.int8, _q5_k),
+    "Q6_K": BlockLayout(Code.INT8, 16, (256, 16, 0, 2, 0), torch.int8, _q6_k),
 }
