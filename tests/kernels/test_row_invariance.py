@@ -257,7 +257,7 @@ def check_decoder(directory: Path, dtype: torch.dtype, quantization: str) -> Non
     decoder = load_decoder(directory, dtype, "cpu", quantization=quantization)
     facts = decoder.config
     text = torch.randint(0, tiny_models.VOCAB, (560,), generator=torch.Generator().manual_seed(1)).tolist()
-    rows = Rows(4, facts.num_layers, facts.cached_heads, facts.cached_size, dtype, facts.shared_values)
+    rows = Rows(4, facts.num_layers, facts.cached_heads, sum(facts.cached_parts), dtype, facts.shared_values)
 
     def run(company: list[int], starts: list[int], tokens: list[list[int]], parents: list[int]) -> Tensor:
         view = rows.cache.view([rows.span(company, starts, parents)])

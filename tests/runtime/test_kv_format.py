@@ -64,13 +64,16 @@ def test_numbers_are_stored_as_they_are() -> None:
 def test_bytes_are_those_that_are_allocated(name: str, shared: bool) -> None:
     table = PageTable(1, 5, 4, 16, "cpu")
     form = FORMATS[name]
-    shape = SimpleNamespace(num_layers=3, cached_heads=2, cached_size=48, shared_values=shared)
+    sizes = (16, 32) if shared else (48,)
+    shape = SimpleNamespace(num_layers=3, cached_heads=2, cached_parts=sizes, shared_values=shared)
     cache = KVCache.of(shape, table, torch.float32, "cpu", form)
     stored = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
     parts = {part.data_ptr(): part for part in stored if part is not None}
     taken = sum(part.numel() * part.element_size() for part in parts.values())
     assert taken == 5 * KVCache.bytes_per_page(shape, 16, torch.float32, form)
-    assert taken / (5 * 16 * 3 * 2 * (1 if shared else 2)) == {"auto": 192, "bfloat16": 96}.get(name, 52)
+    assert taken / (5 * 16 * 3 * 2 * (1 if shared else 2)) == {"auto": 192, "bfloat16": 96}.get(
+        name, 48 + 4 * len(sizes)
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -98,6 +101,23 @@ def test_a_cache_gives_back_what_is_stored(name: str) -> None:
         cache.commit(table_rows, torch.tensor([7]), torch.tensor([[0, 1, 3]]))
         for found, want in zip(cache.read(1, straight), expected, strict=True):
             assert torch.equal(found[0, :, :10], want[:, at])
+
+
+@pytest.mark.parametrize("form", CODED.values())
+def test_parts_of_a_vector_are_rounded_apart(form: KVFormat) -> None:
+    """A rotated key that is a thousand times as large as the latent beside it costs the latent no digit."""
+    table = PageTable(1, 20, 10, 4, "cpu")
+    table.extend(0, [5, 3, 9])
+    shape = SimpleNamespace(num_layers=1, cached_heads=2, cached_parts=(8, 24), shared_values=True)
+    cache = KVCache.of(shape, table, torch.float32, "cpu", form)
+    key, latent = (torch.randn(9, 2, size, generator=torch.Generator().manual_seed(size)) for size in (8, 24))
+    row, index = torch.tensor([0]), torch.arange(9).unsqueeze(0)
+    cache.write(0, table.slots(row, index).flatten(), stored := torch.cat([1000 * key, latent], -1), stored)
+    chain = Span(row, [0], torch.tensor([0]), ancestors(torch.arange(-1, 8).unsqueeze(0)), 9, 9)
+    read = cache.read(0, cache.view([chain]).segments[0])[0][0, :, :9].transpose(0, 1)
+    expected = [form.decode(*form.encode(part), torch.float32) for part in (1000 * key, latent)]
+    assert torch.equal(read, torch.cat(expected, -1))
+    assert (read[..., 8:] - latent).norm() < 0.04 * latent.norm()
 
 
 @pytest.mark.parametrize("form", CODED.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from sametoken.model.rope_config import Defaults, RopeConfig, read_rope
 from sametoken.model.unsupported import refused_architecture, refused_format
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+MOST_PLAIN_KEYS = 8  # of a block beside a model with latent attention
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -123,9 +125,19 @@ class ModelConfig:
         return self.num_kv_heads if self.latent is None else 1
 
     @property
-    def cached_size(self) -> int:
-        """Numbers of such a key."""
-        return self.head_dim if self.latent is None else self.latent.cached
+    def cached_parts(self) -> tuple[int, ...]:
+        """Numbers of the parts of such a key that have scales of their own where a cache rounds them."""
+        return (self.head_dim,) if self.latent is None else (self.latent.rotated, self.latent.rank)
+
+    @property
+    def plain_heads(self) -> dict[str, int]:
+        """Numbers of query and key heads and their size, for a block with keys and values beside this model: its own,
+        or heads of the size of its values, with 8 keys or fewer, where all of its heads read one latent."""
+        if self.latent is None:
+            return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
+        size = self.latent.value + self.latent.value % 2  # numbers are rotated in pairs
+        heads = max(1, self.hidden_size // size)
+        return {"num_heads": heads, "num_kv_heads": math.gcd(heads, MOST_PLAIN_KEYS), "head_dim": size}
 
     @property
     def shared_values(self) -> bool:

@@ -30,11 +30,6 @@ class LatentConfig:
     value: int
     bias: bool
 
-    @property
-    def cached(self) -> int:
-        """Numbers of a token in the cache of a layer: the rotated key, then the latent."""
-        return self.rotated + self.rank
-
     def parameters(self, hidden: int, heads: int) -> int:
         """Numbers in the weights of a layer's attention, without its output layer."""
         down = self.rank + self.rotated

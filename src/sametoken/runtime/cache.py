@@ -208,7 +208,8 @@ class CacheShape(Protocol):
     """What a decoder keeps of a token in each layer; a `ModelConfig`.
 
     Attributes:
-        cached_heads: vectors of keys. cached_size: their size, and that of values.
+        cached_heads: vectors of keys. cached_parts: sizes of the parts of one, and of a value; each has a scale of its
+            own where codes are stored.
         shared_values: the keys are the values too, and are kept once.
     """
 
@@ -217,7 +218,7 @@ class CacheShape(Protocol):
     @property
     def cached_heads(self) -> int: ...
     @property
-    def cached_size(self) -> int: ...
+    def cached_parts(self) -> tuple[int, ...]: ...
     @property
     def shared_values(self) -> bool: ...
 
@@ -227,8 +228,9 @@ class KVCache:
 
     Attributes:
         keys, values: [layers, slots, kv heads, D] as `kv_format` stores them; the same tensor where values are shared.
-        key_scales, value_scales: [layers, slots, kv heads] float32 where these are codes, otherwise None; in memory the
-            slots of a head lie side by side, since a head is what attention reads.
+        key_scales, value_scales: [layers, slots, kv heads * parts] float32 where these are codes, otherwise None; in
+            memory the slots of a head lie side by side, since a head is what attention reads.
+        parts: sizes of the parts of a vector that have scales of their own.
         dtype: of the vectors that are written and read.
         kv_format: what is stored of a vector.
     """
@@ -243,7 +245,9 @@ class KVCache:
         device: torch.device | str,
         kv_format: KVFormat = OWN,
         shared_values: bool = False,
+        parts: tuple[int, ...] = (),
     ) -> None:
+        self.parts = parts or (head_dim,)
         shape = (layers, table.pages * table.page_size, kv_heads)
         self.table, self.dtype, self.kv_format = table, dtype, kv_format
         # Zeros, not empty: a masked key still enters the sum as 0 * value, which garbage NaN would poison.
@@ -252,7 +256,8 @@ class KVCache:
         self.key_scales: Tensor | None = None
         self.value_scales: Tensor | None = None
         if kv_format.greatest is not None:
-            scales = torch.zeros(2, layers, kv_heads, shape[1], dtype=torch.float32, device=device).transpose(2, 3)
+            sizes = 2, layers, kv_heads * len(self.parts), shape[1]
+            scales = torch.zeros(sizes, dtype=torch.float32, device=device).transpose(2, 3)
             self.key_scales, self.value_scales = (scales[0], scales[0]) if shared_values else scales.unbind()
 
     @staticmethod
@@ -260,13 +265,13 @@ class KVCache:
         shape: CacheShape, table: PageTable, dtype: torch.dtype, device: torch.device | str, kv_format: KVFormat = OWN
     ) -> KVCache:
         """The cache of a decoder or a head."""
-        sizes = shape.num_layers, shape.cached_heads, shape.cached_size
-        return KVCache(*sizes, table, dtype, device, kv_format, shape.shared_values)
+        sizes, parts = (shape.num_layers, shape.cached_heads), shape.cached_parts
+        return KVCache(*sizes, sum(parts), table, dtype, device, kv_format, shape.shared_values, parts)
 
     @staticmethod
     def bytes_per_page(shape: CacheShape, page_size: int, dtype: torch.dtype, kv_format: KVFormat = OWN) -> int:
         vectors = (1 if shape.shared_values else 2) * shape.num_layers * shape.cached_heads
-        return vectors * page_size * kv_format.vector_bytes(shape.cached_size, dtype)
+        return vectors * page_size * kv_format.vector_bytes(shape.cached_parts, dtype)
 
     @property
     def _stored(self) -> list[tuple[Tensor, Tensor | None]]:
@@ -281,7 +286,7 @@ class KVCache:
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores [T, kv heads, D] keys and values."""
         for x, (stored, scales) in zip((keys, values), self._stored, strict=False):
-            codes, scale = self.kv_format.encode(x)
+            codes, scale = self.kv_format.encode_parts(x, self.parts)
             stored[layer].index_copy_(0, slots, codes)
             if scales is not None and scale is not None:
                 scales[layer].index_copy_(0, slots, scale)
@@ -293,7 +298,8 @@ class KVCache:
 
     def _read(self, layer: int, segment: Segment, stored: Tensor, scales: Tensor | None) -> Tensor:
         scale = None if scales is None else self._gather(scales[layer], segment)
-        return self.kv_format.decode(self._gather(stored[layer], segment), scale, self.dtype).transpose(1, 2)
+        found = self.kv_format.decode_parts(self._gather(stored[layer], segment), scale, self.parts, self.dtype)
+        return found.transpose(1, 2)
 
     def _gather(self, stored: Tensor, segment: Segment) -> Tensor:
         """[B, L, ...] of what is stored for each slot."""

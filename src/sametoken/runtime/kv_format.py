@@ -30,9 +30,26 @@ class KVFormat(NamedTuple):
         """The dtype of what is stored for a model of a dtype."""
         return self.stored or model
 
-    def vector_bytes(self, size: int, model: torch.dtype) -> int:
-        """Bytes of a stored vector of `size` numbers."""
-        return size * self.dtype(model).itemsize + (0 if self.greatest is None else SCALE_BYTES)
+    def vector_bytes(self, parts: tuple[int, ...], model: torch.dtype) -> int:
+        """Bytes of a stored vector of `parts` numbers, each part with a scale."""
+        scales = 0 if self.greatest is None else SCALE_BYTES * len(parts)
+        return sum(parts) * self.dtype(model).itemsize + scales
+
+    def encode_parts(self, x: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+        """What is stored of vectors [T, heads, D]: codes [T, heads, D] and scales [T, heads * parts], or numbers and
+        None."""
+        if self.greatest is None or len(parts) == 1:
+            return self.encode(x)
+        codes, scales = zip(*map(self.encode, torch.split_with_sizes(x, parts, -1)), strict=True)
+        return torch.cat(codes, -1), torch.stack(scales, -1).flatten(1)
+
+    def decode_parts(self, codes: Tensor, scales: Tensor | None, parts: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The vectors [..., heads, D] of codes and scales [..., heads * parts]."""
+        if scales is None or len(parts) == 1:
+            return self.decode(codes, scales, dtype)
+        own = scales.view(*scales.shape[:-1], -1, len(parts)).unbind(-1)
+        pieces = zip(torch.split_with_sizes(codes, parts, -1), own, strict=True)
+        return torch.cat([self.decode(piece, scale, dtype) for piece, scale in pieces], -1)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """What is stored of vectors [..., D]: codes [..., D] and scales [...], or numbers and None."""

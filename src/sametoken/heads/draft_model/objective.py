@@ -80,15 +80,16 @@ def new_draft(settings: Any, target: ModelConfig, directory: Path, device: torch
 
 def _plain(target: ModelConfig) -> dict[str, Any]:
     """A Llama of half the target's width and an eighth of its blocks, with its vocabulary and context."""
-    kv_heads = max(1, target.num_kv_heads // 2)
-    heads = kv_heads * max(1, target.num_heads // (2 * kv_heads))
+    whole = target.plain_heads
+    kv_heads = max(1, whole["num_kv_heads"] // 2)
+    heads = kv_heads * max(1, whole["num_heads"] // (2 * kv_heads))
     hidden = max(32, target.hidden_size // 2)
     eos = list(target.eos_token_ids)
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": target.vocab_size,
         "max_position_embeddings": target.max_position, "hidden_size": hidden, "intermediate_size": 3 * hidden,
         "num_hidden_layers": max(1, target.num_layers // 8), "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads, "head_dim": target.head_dim, "hidden_act": "silu",
+        "num_key_value_heads": kv_heads, "head_dim": whole["head_dim"], "hidden_act": "silu",
         "rms_norm_eps": target.norm_eps, "rope_theta": target.rope.theta, "tie_word_embeddings": True,
         "attention_bias": False, "mlp_bias": False, "bos_token_id": target.bos_token_id,
         "eos_token_id": eos if len(eos) != 1 else eos[0],

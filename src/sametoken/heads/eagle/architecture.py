@@ -38,8 +38,7 @@ HEAD_KEYS = {
 }
 # What a head's blocks have of the target unless said otherwise.
 TAKEN = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "norm_eps",
-    "max_position", "eos_token_ids", "bos_token_id",
+    "vocab_size", "hidden_size", "intermediate_size", "norm_eps", "max_position", "eos_token_ids", "bos_token_id"
 )  # fmt: skip
 OTHER_KEYS = ("eagle_aux_hidden_state_layer_ids", "rope_theta", "sliding_window")
 # Follow from the target, the mode or the draft vocabulary; a file may repeat them but not change them.
@@ -65,9 +64,9 @@ def blocks_of(settings: Any, target: ModelConfig, given: Mapping[str, Any]) -> M
     layers = values.pop("num_layers", settings.eagle_num_layers)
     biased = values.get("qkv_bias", False)  # a Llama's `attention_bias` is of all its projections
     window = given.get("sliding_window", settings.draft_window)
-    head_dim, positions = values.get("head_dim", target.head_dim), values.get("max_position", target.max_position)
+    taken = {name: getattr(target, name) for name in TAKEN} | target.plain_heads
+    head_dim, positions = values.get("head_dim", taken["head_dim"]), values.get("max_position", target.max_position)
     rope = RopeConfig("default", float(given.get("rope_theta", THETA)), head_dim, positions, positions)
-    taken = {name: getattr(target, name) for name in TAKEN}
     return ModelConfig(
         architecture="LlamaForCausalLM", family="llama", tie_word_embeddings=False, num_layers=layers,
         sliding_windows=(window,) * layers, rope=rope, dtype="bfloat16",
