@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sametoken.checkpoint.gguf import blocks as gguf_blocks
+from sametoken.checkpoint.gguf.container import TYPES
 from sametoken.checkpoint.quantised import layouts
 from sametoken.kernels.cpu.library import FINITE_BF16, library
 from sametoken.model.formats import coded_packing, packing
+from sametoken.model.formats.coded import Coded
 from sametoken.model.formats.packing import TILE, WIDTH
 
 pytestmark = [
@@ -20,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(library() is None, reason="the compiled kernels are not there"),
 ]
 
+BLOCK_BYTES = {each.name: each.bytes for each in TYPES.values()}
 SHAPES = [(16, 128), (48, 256), (37, 72), (1, 8), (130, 1000)]
 
 
@@ -112,7 +115,7 @@ def test_numbers_that_are_not_finite_are_seen(bad: float, place: tuple[int, int]
 
 @pytest.mark.parametrize("kind", gguf_blocks.KINDS)
 def test_weights_of_llama_cpps_blocks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = {"Q8_0": 34, "Q4_0": 18, "MXFP4": 17, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[kind]
+    size = BLOCK_BYTES[kind]
     torch.manual_seed(1)
     blocks = torch.randint(0, 256, (7, 60, size), dtype=torch.uint8)
     inputs = 60 * (256 if kind.endswith("K") else 32)
@@ -123,6 +126,21 @@ def test_weights_of_llama_cpps_blocks(kind: str, monkeypatch: pytest.MonkeyPatch
     for name, tensor in wanted.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("kind", gguf_blocks.KINDS)
+def test_numbers_of_blocks_are_those_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, size = (256 if kind.endswith("K") else 32), BLOCK_BYTES[kind]
+    torch.manual_seed(1)
+    blocks = torch.randint(0, 256, (37, 3, size), dtype=torch.uint8)
+    for at in {"Q6_K": (208,), "MXFP4": (), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(kind, (0,)):  # finite scales
+        blocks[:, :, at : at + 2] = torch.rand(37, 3, 1).to(torch.float16).view(torch.uint8)
+    weight = gguf_blocks.coded_blocks(kind, blocks, 3 * numbers)
+    found = torch.empty(weight.shape, dtype=torch.bfloat16)
+    monkeypatch.setattr(Coded, "dequantize", lambda self: pytest.fail("torch dequantised"))
+    weight.outputs(slice(5, 30)).dequantize_to(found[5:30])
+    monkeypatch.undo()
+    assert torch.equal(found[5:30].view(torch.int16), weight.dequantize().to(torch.bfloat16)[5:30].view(torch.int16))
 
 
 @pytest.mark.parametrize("bad", [127, 255])

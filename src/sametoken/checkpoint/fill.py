@@ -14,6 +14,7 @@ from sametoken.checkpoint.mapping import ParameterRows, Places
 from sametoken.checkpoint.quantised.collect import Item
 from sametoken.checkpoint.tensors import Stored
 from sametoken.errors import CheckpointError, UnsupportedModelError
+from sametoken.kernels.cpu.memory import new_memory
 from sametoken.model.formats.coded import Coded
 from sametoken.model.linear import Linear
 
@@ -181,7 +182,7 @@ class _Filling:
         if parameter.is_meta:
             module, own = self.module.get_submodule(_parent(name)), name.rpartition(".")[2]
             dtype = torch.float32 if own in getattr(module, "float32", ()) else self.dtype
-            data = torch.empty(parameter.shape, dtype=dtype, device=self.device)
+            data = new_memory(parameter.shape, dtype, self.device)
             parameter = nn.Parameter(data, requires_grad=False)
             setattr(module, own, parameter)
         return parameter.data
@@ -203,8 +204,10 @@ def copy_numbers(stored: Tensor | Coded, target: Tensor) -> None:
         target.copy_(stored)
     if target.is_meta or isinstance(stored, Tensor):
         return
-    for rows in torch.split(torch.arange(len(target)), max(1, CHUNK // stored.inputs)):
-        target[rows[0] : rows[-1] + 1] = stored.outputs(rows).dequantize().to(target.dtype)
+    size = max(1, CHUNK // stored.inputs)
+    for first in range(0, len(target), size):
+        rows = slice(first, first + size)
+        stored.outputs(rows).dequantize_to(target[rows])
 
 
 def _parent(name: str) -> str:

@@ -79,9 +79,8 @@ def load_decoder(
                 rounded.discard(entry)
         with torch.device("meta"):
             decoder = Decoder(own, dtype, FORMATS.get(quantization))
-        # Compiled code reads the weights in parallel. Torch only has small tensors left, for which its threads would
-        # wait for each other; where it rounds weights itself, it keeps them.
-        compiled = device.type == "cpu" and library() is not None and quantization == "none"
+        # Compiled code reads the weights in parallel; torch's threads would wait for each other over what is left.
+        compiled = device.type == "cpu" and library() is not None
         with serial_torch() if compiled else nullcontext():
             stored = own_part(decoder_weights(directory, config), config, rules, part)
             load_parameters(decoder, stored, rules_for(own), dtype, device)

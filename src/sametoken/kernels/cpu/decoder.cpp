@@ -145,6 +145,11 @@ int32_t sametoken_blocks(int32_t kind, const uint8_t* blocks, int64_t count, uin
   return guarded([&] { read_blocks(kind, blocks, count, parts, threads); });
 }
 
+// What rows of codes mean, in bfloat16.
+int32_t sametoken_numbers(const CodedRows* rows, int32_t threads) {
+  return guarded([&] { read_numbers(*rows, threads); });
+}
+
 // 1 where float8_e4m3fn codes hold NaN.
 int32_t sametoken_check_fp8(const char* codes, int64_t size, int32_t threads) {
   bool good = true;

@@ -145,6 +145,15 @@ class Packing(Structure):
     ]  # fmt: skip
 
 
+class CodedRows(Structure):
+    """See pack.h."""
+
+    _fields_ = [
+        ("codes", c_void_p), ("rows", c_int64), ("row_bytes", c_int64), ("format", c_int32), ("inputs", c_int32),
+        ("group", c_int32), ("zero", c_int32), ("scale", c_void_p), ("offset", c_void_p), ("numbers", c_void_p),
+    ]  # fmt: skip
+
+
 # What becomes of a row's units: see Turn in pack.h.
 AS_IS, FINITE_BF16, FLIPPED, FINITE_FP8, NIBBLES = range(5)
 BLOCK_KINDS = ("Q8_0", "Q4_0", "MXFP4", "Q4_K", "Q5_K", "Q6_K")  # of llama.cpp, see BlockKind in pack.h
@@ -194,7 +203,8 @@ class Library:
         self._pack.argtypes = [POINTER(Packing), c_int32, c_int32, c_int32]
         self._awq.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int32]
         self._blocks.argtypes = [c_int32, c_void_p, c_int64, POINTER(c_void_p), c_int32]
-        self._check_fp8 = library.sametoken_check_fp8
+        self._numbers, self._check_fp8 = library.sametoken_numbers, library.sametoken_check_fp8
+        self._numbers.argtypes = [POINTER(CodedRows), c_int32]
         self._check_fp8.argtypes = [c_void_p, c_int64, c_int32]
 
     def pack(self, rows: Tensor, target: Tensor, first: int, outputs: int, turn: int) -> bool:
@@ -238,6 +248,10 @@ class Library:
         number = BLOCK_KINDS.index(kind)
         _check(self._blocks(number, blocks.data_ptr(), outputs * count, parts, _threads(blocks.nbytes)))
         return found
+
+    def numbers(self, rows: CodedRows) -> None:
+        """Writes what rows of codes mean."""
+        _check(self._numbers(rows, _threads(rows.rows * rows.row_bytes)))
 
     def is_finite(self, codes: Tensor) -> bool:
         """Whether contiguous float8_e4m3fn codes hold no NaN."""
@@ -401,15 +415,18 @@ _team = _Team()
 
 
 @contextmanager
-def serial_torch() -> Iterator[None]:
-    """Leaves torch one thread and its others to the library, whose threads would wait for the same cores as torch's."""
+def serial_torch() -> Iterator[int]:
+    """Leaves torch one thread and its others to the library, whose threads would wait for the same cores as torch's.
+
+    The value is how many threads there are.
+    """
     if _team.size is not None:
-        yield
+        yield _team.size
         return
     _team.size = threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        yield threads
     finally:
         torch.set_num_threads(threads)
         _team.size = None

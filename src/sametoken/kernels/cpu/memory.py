@@ -19,6 +19,8 @@ from torch import Tensor
 
 HUGE = 2**21
 LEAST_BYTES = 2 * HUGE  # below this hardly one whole huge page fits
+LEAST_LENT = 2**18  # below this the C library keeps memory itself
+MOST_SPARE = 16  # pieces of memory: more are never lent at once but where tensors stay
 _spare: list[mmap.mmap] = []  # memory that `lent_memory` gave and that came back
 
 
@@ -27,11 +29,11 @@ def settled(source: Tensor) -> Tensor:
     return new_memory(source.shape, source.dtype).copy_(source)
 
 
-def new_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def new_memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """A tensor of undefined numbers."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    target = torch.empty(shape, dtype=dtype)
-    if advice is not None and not target.is_meta and target.nbytes >= LEAST_BYTES:
+    target = torch.empty(shape, dtype=dtype, device=device)
+    if advice is not None and target.device.type == "cpu" and target.nbytes >= LEAST_BYTES:
         begin = -(-target.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         length = target.data_ptr() + target.nbytes - begin
         # A refusal (no such feature, or switched off) leaves ordinary pages, which are as good but for speed.
@@ -42,21 +44,26 @@ def new_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def lent_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor of undefined numbers that is soon gone: its memory serves the next one, until `release` is called."""
     size = math.prod(shape) * dtype.itemsize
-    if size < LEAST_BYTES:
+    if size < LEAST_LENT:
         return torch.empty(shape, dtype=dtype)
     fitting = [memory for memory in list(_spare) if len(memory) >= size]
     memory = min(fitting, key=len, default=None)
     if memory is None:
         del _spare[:]  # all are too small, and another one takes their place
-        memory = mmap.mmap(-1, -(-size // HUGE) * HUGE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory = mmap.mmap(-1, size if size < HUGE else -(-size // HUGE) * HUGE, mmap.MAP_PRIVATE)
+        if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):
                 memory.madvise(mmap.MADV_HUGEPAGE)
     else:
         _spare.remove(memory)
     view = (ctypes.c_byte * size).from_buffer(memory)
-    weakref.finalize(view, _spare.append, memory).atexit = False
+    weakref.finalize(view, _give_back, memory).atexit = False
     return torch.frombuffer(view, dtype=dtype).view(tuple(shape))
+
+
+def _give_back(memory: mmap.mmap) -> None:
+    if len(_spare) < MOST_SPARE:
+        _spare.append(memory)
 
 
 def release() -> None:

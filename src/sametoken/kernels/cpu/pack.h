@@ -151,6 +151,40 @@ inline bool finite_fp8(const char* codes, int64_t size, int threads) {
   return good.load();
 }
 
+// Rows of codes in groups that share a scale and an offset, which is subtracted.
+struct CodedRows {
+  const uint8_t* codes;          // [rows], `row_bytes` bytes apart
+  int64_t rows, row_bytes;
+  int32_t format, inputs, group, zero;  // the code of four-bit integers that means zero
+  const float *scale, *offset;   // [rows][groups]; offset may be null
+  bf16* numbers;                 // [rows][inputs]
+};
+
+// What the codes mean, each number rounded once in float32 and then to bfloat16. Inputs and groups are even.
+template <int FORMAT>
+void read_numbers(const CodedRows& r, int64_t row) {
+  int groups = (r.inputs + r.group - 1) / r.group;
+  const uint8_t* codes = r.codes + row * r.row_bytes;
+  for (int group = 0; group < groups; group++) {
+    int begin = group * r.group, end = std::min(begin + r.group, r.inputs);
+    float scale = r.scale[row * groups + group], offset = r.offset == nullptr ? 0 : r.offset[row * groups + group];
+    bf16* to = r.numbers + row * r.inputs;
+    auto put = [&](int i, float value) { to[i] = to_bf16(value * scale - offset); };
+    auto four_bits = [&](int code) { return FORMAT == FP4 ? to_float(FP4_VALUES[code]) : float(code - r.zero); };
+    if (FORMAT == GROUPED_INT8)
+      for (int i = begin; i < end; i++) put(i, float(int8_t(codes[i])));
+    else
+      for (int i = begin; i < end; i += 2) put(i, four_bits(codes[i / 2] & 15)), put(i + 1, four_bits(codes[i / 2] >> 4));
+  }
+}
+
+inline void read_numbers(const CodedRows& r, int threads) {
+  auto work = r.format == GROUPED_INT8 ? read_numbers<GROUPED_INT8> : r.format == FP4 ? read_numbers<FP4> : read_numbers<GROUPED_INT4>;
+  Pool::instance().run(threads, 1, [&](Worker& worker) {
+    worker.each(int(r.rows), [&](int row) { work(r, row); });
+  });
+}
+
 // Blocks of llama.cpp as Coded has them: codes, four-bit ones with an even input in the low half of a byte, and scales,
 // offsets, steps and offset steps as they are where a kind has them. SIZES says how many bytes of each a block has.
 enum BlockKind : int32_t { Q8_0 = 0, Q4_0 = 1, MXFP4 = 2, Q4_K = 3, Q5_K = 4, Q6_K = 5 };

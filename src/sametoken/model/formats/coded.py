@@ -16,7 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.kernels.cpu.library import FP4, FP8, GROUPED_INT4, GROUPED_INT8, PackedWeight
+from sametoken.kernels.cpu.library import (
+    FP4,
+    FP8,
+    GROUPED_INT4,
+    GROUPED_INT8,
+    CodedRows,
+    PackedWeight,
+    library,
+    struct_of,
+)
 from sametoken.model.formats.base import UnpackedWeight
 from sametoken.model.formats.coded_packing import pack_codes
 from sametoken.model.formats.int8 import Int8
@@ -87,8 +96,8 @@ class Coded:
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self._tensors().items()}
         return replace(self, **moved)
 
-    def outputs(self, index: Tensor) -> Coded:
-        """The outputs at `index` [out] int64, in that order."""
+    def outputs(self, index: Tensor | slice) -> Coded:
+        """The outputs at `index` [out] int64, in that order; those of a slice are not copied."""
         moved: dict[str, Any] = {name: value[index] for name, value in self._tensors().items() if name != "order"}
         return replace(self, **moved)
 
@@ -151,6 +160,22 @@ class Coded:
             found = found - stepped(self.offset, self.offset_step).unsqueeze(2)
         found = found.flatten(1)[:, : self.inputs]
         return found if self.order is None else torch.empty_like(found).index_copy_(1, self.order.long(), found)
+
+    def dequantize_to(self, target: Tensor) -> None:
+        """Writes `dequantize` in the dtype of `target` [out, inputs], by compiled code where there is some."""
+        compiled = library() if target.dtype == torch.bfloat16 and target.device.type == "cpu" else None
+        whole = not (self.inputs % 2 or self.group % 2) and self.codes.is_contiguous() and target.is_contiguous()
+        if compiled is None or not whole or not (_is_blocks(self) or (self.code is Code.FP4 and self.factor is None)):
+            target.copy_(self.dequantize())
+            return
+        scale = self.scales().contiguous()
+        offset = None if self.offset is None else stepped(self.offset, self.offset_step).contiguous()
+        rows = struct_of(
+            CodedRows, codes=self.codes, rows=len(self.codes), row_bytes=self.codes.stride(0), format=self.code.value,
+            inputs=self.inputs, group=self.group, zero=8 if offset is None else 0, scale=scale, offset=offset,
+            numbers=target,
+        )  # fmt: skip
+        compiled.numbers(rows)
 
     def linear(self, x: Tensor, deterministic: bool = True) -> Tensor:
         """x W^T of rows x [M, inputs] without the compiled kernels; [M, out], float32 if `dynamic`, else x's dtype.

@@ -15,7 +15,7 @@ from torch import Tensor
 from sametoken.kernels.cpu.library import INT4, PackedWeight
 from sametoken.model.formats.base import UnpackedWeight, signed_bytes
 from sametoken.model.formats.packing import WIDTH, nibbles, packed_weight, padded_outputs
-from sametoken.model.formats.search import best_scale, scaled
+from sametoken.model.formats.search import best_scale, rounded_by_rows, scaled
 
 # Scales that are tried for a group, relative to the one that maps its greatest weight to -8: clipping the greatest a
 # little often costs less than rounding the rest more coarsely.
@@ -30,6 +30,9 @@ class Int4:
     group: int
 
     def quantise(self, weight: Tensor) -> UnpackedWeight:
+        return rounded_by_rows(self._rounded, weight)
+
+    def _rounded(self, weight: Tensor) -> UnpackedWeight:
         wide = F.pad(weight.to(torch.float32), (0, -weight.shape[1] % WIDTH))
         values, scale = searched_int4(wide.view(weight.shape[0], -1, self.group), torch.bfloat16)
         return UnpackedWeight(values.to(torch.int8).flatten(1), scale)

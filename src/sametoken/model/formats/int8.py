@@ -13,6 +13,7 @@ from torch import Tensor
 from sametoken.kernels.cpu.library import INT8, INT8_WEIGHT_ONLY, PackedWeight
 from sametoken.model.formats.base import UnpackedWeight, integer_product, signed_bytes
 from sametoken.model.formats.packing import packed_weight, padded_outputs, pairs, quads
+from sametoken.model.formats.search import rounded_by_rows
 from sametoken.model.product import linear
 
 
@@ -24,6 +25,9 @@ class Int8:
     dynamic: bool
 
     def quantise(self, weight: Tensor) -> UnpackedWeight:
+        return rounded_by_rows(self._rounded, weight)
+
+    def _rounded(self, weight: Tensor) -> UnpackedWeight:
         wide = weight.to(torch.float32)
         scale = wide.abs().amax(1) / 127
         divisor = torch.where(scale > 0, scale, 1.0).unsqueeze(1)

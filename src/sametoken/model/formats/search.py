@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
+from sametoken.kernels.cpu.library import serial_torch
+from sametoken.model.formats.base import UnpackedWeight
+
+PART = 1 << 17  # numbers that a thread rounds at once: what is made of them stays in a core's own cache
 CHUNK = 1 << 20  # numbers that are searched at once, so that what is tried stays small beside the weight
 
 Nearest = Callable[[Tensor], Tensor]  # the codes' values next to scaled weights, same shape
+
+
+def rounded_by_rows(rounded: Callable[[Tensor], UnpackedWeight], weight: Tensor) -> UnpackedWeight:
+    """`rounded` of a weight [out, in], some outputs at a time, each thread with its own.
+
+    Torch's threads would wait for each other after every operation; beside other work that takes several times as long.
+    """
+    parts = torch.split(weight, max(1, PART // weight.shape[1]))
+    if weight.device.type != "cpu" or len(parts) == 1:
+        return rounded(weight)
+    with serial_torch() as threads, ThreadPoolExecutor(threads) as pool:
+        found = list(pool.map(rounded, parts))
+    return UnpackedWeight(*(torch.cat(each) for each in zip(*found, strict=True)))
 
 
 def best_scale(
