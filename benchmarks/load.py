@@ -1,11 +1,13 @@
 """What loading costs, format by format: seconds beside those of reading the files alone, and the peak of memory.
 
     python benchmarks/load.py DIR [--cases bf16,awq] [--layers 16] [--rounds 3] [--cold] [--keep] [--out load.json]
+    python benchmarks/load.py --models MODEL.gguf,MODEL_DIR [--rounds 3] [--cold] [--out load.json]
 
 Checkpoints of a Llama shape with random weights and codes are made in DIR, one at a time (3 GB), and removed unless
---keep is given. A load and a read of the same files alternate, each in a process of its own. A read leaves the files'
-bytes in memory that was not there before. --cold asks the system to forget the files before each. The peak is that of
-the whole process less what it had before; it is to stay below the files and the largest layer.
+--keep is given; or those of --models are loaded. A load, a read and a skim of the same files alternate, each in a
+process of its own. A read leaves the files' bytes in new memory of the kind that weights get, which a load must fill
+too; a skim reads them into one buffer of 1 MB, as `cat` does. --cold asks the system to forget the files before each.
+The peak is that of the whole process less what it had before; it is to stay below the files and the largest layer.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from sametoken.checkpoint import rounded
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.config import config_of
 from sametoken.checkpoint.gguf.container import read_container
+from sametoken.checkpoint.hub import resolve
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.quantised.write import LAYOUTS, stated
 from sametoken.checkpoint.shards import Shards
 from sametoken.checkpoint.tensors import weight_files
 from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.memory import new_memory
 from sametoken.model.formats.coded import Code, Coded
 from sametoken.model.linear import Embedding, Linear
 
@@ -269,13 +273,23 @@ def read(files: list[Path]) -> dict[str, float]:
     begun = time.perf_counter()
     size = 0
     for file in files:
-        data = torch.empty(file.stat().st_size, dtype=torch.uint8)
+        data = new_memory((file.stat().st_size,), torch.uint8)
         with file.open("rb", buffering=0) as opened:
             at = 0
             while count := opened.readinto(data.numpy()[at:]):
                 at += count
         size += at
     return {"seconds": time.perf_counter() - begun, "bytes": size}
+
+
+def skim(files: list[Path]) -> dict[str, float]:
+    """Reads whole files into the same small memory."""
+    begun, buffer = time.perf_counter(), bytearray(1 << 20)
+    for file in files:
+        with file.open("rb", buffering=0) as opened:
+            while opened.readinto(buffer):
+                pass
+    return {"seconds": time.perf_counter() - begun}
 
 
 def forget(files: list[Path]) -> None:
@@ -294,24 +308,24 @@ def child(cache: Path, *arguments: str) -> dict[str, float]:
     return found
 
 
-def measure(root: Path, name: str, options: argparse.Namespace) -> dict[str, float]:
-    case = CASES[name]
-    place, cache = root / ("bf16" if case.make is plain else name), root / "cache"
-    make_checkpoint(place, name, case, options.layers)
+def measure(place: Path, cache: Path, case: Case, options: argparse.Namespace) -> dict[str, float]:
+    """Medians of some rounds over a checkpoint directory."""
     load_arguments = ("load", str(place), case.quantization)
     if case.again and not list(cache.glob("*")):
         child(cache, *load_arguments)
     files, pool = list(weight_files(place)), list(cache.glob("*/*.safetensors"))
-    loads, reads = [], []
+    whole = [str(file) for file in (pool if case.again else files)]
+    loads, reads, skims = [], [], []
     for _ in range(options.rounds):
         if case.quantization != "none" and not case.again:
             shutil.rmtree(cache, ignore_errors=True)
-        for done, arguments in ((loads, load_arguments), (reads, ("read", *map(str, pool if case.again else files)))):
+        for done, arguments in ((loads, load_arguments), (reads, ("read", *whole)), (skims, ("skim", *whole))):
             if options.cold:
                 forget(files + pool)
             done.append(child(cache, *arguments))
     found = {key: statistics.median(each[key] for each in loads) for key in loads[0]}
     found |= {"bytes": reads[0]["bytes"], "read_seconds": statistics.median(each["seconds"] for each in reads)}
+    found["skim_seconds"] = statistics.median(each["seconds"] for each in skims)
     found["speed"] = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(loads, reads, strict=True))
     return found
 
@@ -319,15 +333,16 @@ def measure(root: Path, name: str, options: argparse.Namespace) -> dict[str, flo
 def line(name: str, found: dict[str, float]) -> str:
     size, peak, layer = found["bytes"] / 1e6, found["peak"] / 1e6, found["layer"] / 1e6
     return (
-        f"| {name} | {size:.0f} | {found['read_seconds']:.2f} | {found['seconds']:.2f} ({found['cpu_seconds']:.2f}) | "
-        f"{found['speed']:.2f} | {found['held'] / 1e6:.0f} | {peak:.0f} | {size + layer:.0f} | "
-        f"{peak / (size + layer):.2f} |"
+        f"| {name} | {size:.0f} | {found['skim_seconds']:.2f} | {found['read_seconds']:.2f} | "
+        f"{found['seconds']:.2f} ({found['cpu_seconds']:.2f}) | {found['speed']:.2f} | {found['held'] / 1e6:.0f} | "
+        f"{peak:.0f} | {size + layer:.0f} | {peak / (size + layer):.2f} |"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=Path, nargs="?")
+    parser.add_argument("--models")
     parser.add_argument("--cases", default=",".join(name for name in CASES if "again" not in name))
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
@@ -338,16 +353,25 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         kind, *rest = options.child
-        print(json.dumps(load(Path(rest[0]), rest[1]) if kind == "load" else read(list(map(Path, rest)))))
+        files = list(map(Path, rest))
+        print(json.dumps(load(files[0], rest[1]) if kind == "load" else {"read": read, "skim": skim}[kind](files)))
         return
-    print("| format | MB | s to read | s to load (CPU) | read / load | MB held | MB peak | MB allowed | share |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    if (options.models is None) == (options.directory is None):
+        parser.error("give either DIR or --models")
+    columns = ("format", "MB", "s to skim", "s to read", "s to load (CPU)", "read / load", "MB held", "MB peak")
+    print("|".join(("", *columns, "MB allowed", "share", "")), f"|{'---|' * 10}", sep="\n")
     results: dict[str, dict[str, float]] = {}
-    for name in options.cases.split(","):
-        results[name] = measure(options.directory, name, options)
-        print(line(name, results[name]), flush=True)
-        if not options.keep and CASES[name].make is not plain:
-            shutil.rmtree(options.directory / name)
+    for name in (options.models or options.cases).split(","):
+        if options.models:
+            place, case, cache = resolve(name), Case(None), Path("0")
+        else:
+            case, cache = CASES[name], options.directory / "cache"
+            place = options.directory / ("bf16" if case.make is plain else name)
+            make_checkpoint(place, name, case, options.layers)
+        results[Path(name).name] = measure(place, cache, case, options)
+        print(line(*list(results.items())[-1]), flush=True)
+        if not (options.models or options.keep or case.make is plain):
+            shutil.rmtree(place)
     if options.out is not None:
         kept = json.loads(options.out.read_text()) if options.out.exists() else {}
         kept.setdefault("cold" if options.cold else "warm", {}).update(results)
