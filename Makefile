@@ -12,6 +12,7 @@ TEST_OPTIONS ?=
 SERVE_OPTIONS ?=
 CONFORMANCE_OPTIONS ?=
 CLIENTS_OPTIONS ?=
+DISTRIBUTED_OPTIONS ?=
 
 CLIENTS := tests/clients
 PROGRAMS := chromium curl node npm prometheus
@@ -21,7 +22,7 @@ LOWEST_TESTS := $(addprefix tests/,commands/test_embedded.py checkpoint/test_tok
 kernels/test_native.py checkpoint/test_hub.py project/test_public.py dialects/test_serve_config.py \
 server/test_server_api.py engine/test_structured.py train/test_trainer.py train/test_distill.py train/test_convert.py)
 
-.PHONY: help setup demo serve test test-thorough test-triton test-arm test-lowest support big-models troubleshooting conformance clients programs check dist test-wheel clean
+.PHONY: help setup demo serve test test-thorough test-triton test-arm test-lowest support big-models troubleshooting conformance clients test-distributed programs check dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
@@ -38,6 +39,7 @@ help:
 	@echo "make support the matrices of families, weight formats and heads anew, and their page in docs"
 	@echo "make conformance  heads compared with ModelOpt, speculators and vLLM (downloads 4 GB into .conformance)"
 	@echo "make clients published clients, a browser and Prometheus talk to the server (downloads 700 MB into .clients)"
+	@echo "make test-distributed  one model on two hosts, which are network namespaces: needs root"
 	@echo "make check   ruff, mypy --strict and the import layers"
 	@echo "make setup   only .venv with everything in it"
 	@echo "make clean   remove .venv and caches"
@@ -119,10 +121,20 @@ clients: programs .clients/.installed .venv/.browser
 	SAMETOKEN_CLIENTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 600 \
 	$(CLIENTS) tests/server/test_playground_browser.py $(CLIENTS_OPTIONS)
 
+# Two hosts are namespaces of Linux with an SSH server each; mpirun and torchrun start ranks in both. In make test these
+# tests are skipped.
+test-distributed: PROGRAMS := curl ip mpirun nsenter ssh sshd tc
+test-distributed: $(INSTALLED)
+	@test "$$(id -u)" = 0 || { echo "error: two hosts are network namespaces, which only root may make; run as root: \
+	make test-distributed" | tr -s '[:space:]' ' ' >&2; exit 1; }
+	$(MAKE) programs PROGRAMS="$(PROGRAMS)"
+	SAMETOKEN_DISTRIBUTED=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 180 tests/distributed $(DISTRIBUTED_OPTIONS)
+
 # Programs that are not there are installed as Debian's packages, if this user may.
 programs:
 	@missing=$$(for name in $(PROGRAMS); do command -v $$name >/dev/null || echo $$name; done | \
-	sed 's/^node$$/nodejs/' | xargs); \
+	sed 's/^node$$/nodejs/; s/^ip$$\|^tc$$/iproute2/; s/^mpirun$$/openmpi-bin/; s/^nsenter$$/util-linux/; s/^ssh$$/openssh-client/; \
+	s/^sshd$$/openssh-server/' | sort -u | xargs); \
 	test -z "$$missing" || test "$$(id -u)" = 0 || { echo "error: missing programs: $$missing; as root run: \
 	apt-get install $$missing" | tr -s '[:space:]' ' ' >&2; exit 1; }; \
 	test -z "$$missing" || { apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get install -qq \

@@ -49,7 +49,7 @@ MEMORY = (
         "the error, before weights are read or downloaded",
         "`--quantization int8` or `int4`, a smaller model, or `--tp_size` over several hosts",
         "GB are free; use ",
-        "engine/build.py",
+        "checkpoint/memory.py",
         "tests/checkpoint/test_foreign_models.py::"
         "test_a_model_larger_than_the_memory_is_refused_before_its_weights_are_read",
     ),
@@ -153,7 +153,7 @@ START = (
         "the error, before the model is loaded",
         "another `--port`, or stop what uses it; `--port 0` takes a free one",
         "cannot listen on ",
-        "server/run.py",
+        "server/listen.py",
         "tests/server/test_server_stress.py::test_a_port_in_use_is_an_error_before_the_model_is_loaded",
     ),
     Row(

@@ -16,10 +16,12 @@ if not torch.cuda.is_available():  # Triton's kernels run in its interpreter; re
 from cli_checks import Pair, call, make_pair
 from sametoken.engine.build import note_missing_kernels
 
+COMPLETE = ("SAMETOKEN_CLIENTS", "SAMETOKEN_DISTRIBUTED")  # set by `make clients` and `make test-distributed`
+
 
 def _fail_if_skipped(report: pytest.CollectReport | pytest.TestReport) -> None:
-    """Makes a skip a failure where `make clients` has brought all that its tests might miss."""
-    if os.environ.get("SAMETOKEN_CLIENTS") and report.skipped and not hasattr(report, "wasxfail"):
+    """Makes a skip a failure where make has brought all that its tests might miss."""
+    if any(map(os.environ.get, COMPLETE)) and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
 
 

@@ -103,6 +103,10 @@ def _command(name: str) -> Callable[..., None]:
 
         def call() -> int:
             refuse_beyond(module.OPTIONS, values)
+            if values.get("tensor_parallel_size", 1) > 1:  # before input and files that only rank 0 may have
+                from sametoken.commands.models import join_ranks
+
+                join_ranks(values, values.get("data_parallel_size", 1))
             try:
                 code: int = module.command(argument, Chosen(values, given))
             except ConfigError as error:

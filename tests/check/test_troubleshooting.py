@@ -19,6 +19,8 @@ from troubleshooting_page import PAGE, SECTIONS, Row, page
 import sametoken
 from head_makers import eagle_config, random_head, target_config
 from sametoken import ConfigError
+from sametoken.checkpoint import memory as checkpoint_memory
+from sametoken.checkpoint.memory import check_memory
 from sametoken.engine import build
 from sametoken.errors import MemoryPlanError, SametokenError
 from sametoken.heads.eagle.facts import warnings
@@ -82,11 +84,11 @@ def test_cached_files_on_a_gpu_that_shares_memory(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(is_integrated=integrated))
     free = {"cuda": 10**9, "cpu": 10**12}
-    for module in (build, memory):
+    for module in (checkpoint_memory, memory):
         monkeypatch.setattr(module, "available_bytes", lambda device: free[device.type])
     stated = SimpleNamespace(parameters=10**10, ropes=[])
     with pytest.raises(MemoryPlanError, match=words):
-        build._check_memory("m", stated, 64, torch.bfloat16, torch.device("cuda"), "none", None)  # type: ignore[arg-type]
+        check_memory("m", stated, 64, torch.bfloat16, torch.device("cuda"), "none", None)  # type: ignore[arg-type]
 
 
 def test_a_machine_without_cuda(run: Any) -> None:

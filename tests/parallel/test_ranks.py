@@ -18,6 +18,8 @@ from engine_checks import PLAIN, make_llm, prompts, said, save_pair
 from sametoken import LLM, SamplingParams
 from sametoken.errors import ConfigError, EngineError
 from sametoken.parallel.follow import join
+from sametoken.parallel.host import own_cores, shares_cores
+from sametoken.parallel.lead import lead
 from sametoken.parallel.messages import Forward, read
 from sametoken.parallel.place import RankPlace, place_of
 
@@ -171,6 +173,52 @@ def test_places_of_each_launcher() -> None:
     slurm = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LAUNCH_NODE_IPADDR": "10.1.1.1"}
     slurm["SLURM_STEP_TASKS_PER_NODE"] = "1(x2)"
     assert place_of(slurm, 2)[:4] == (1, 2, 1, "10.1.1.1")
+    mpich = place_of({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, 2)
+    assert (mpich.rank, mpich.here, mpich.host, mpich.launcher) == (1, 2, "127.0.0.1", "mpirun")
+    again = place_of(torchrun | {"TORCHELASTIC_RESTART_COUNT": "2"}, 2)
+    assert (again.attempt, place_of(torchrun, 2).attempt) == (2, 0)
+
+
+def on_two_hosts(rank: int, daemon: str) -> dict[str, str]:
+    """What Open MPI 4 sets where one rank runs on each host, and mpirun on the first."""
+    own = {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_MCA_orte_hnp_uri": "7.0;tcp://192.168.200.12,10.0.0.5:54977"}
+    return open_mpi(rank) | own | {"OMPI_MCA_orte_local_daemon_uri": daemon}
+
+
+def test_ranks_on_two_hosts_meet_where_mpirun_runs() -> None:
+    first = on_two_hosts(0, "7.0;tcp://192.168.200.12,10.0.0.5:54977")
+    for place in (place_of(first, 2), place_of(on_two_hosts(1, "7.1;tcp://192.168.200.13:1"), 2)):
+        assert (place.here, place.host, place.others) == (1, "192.168.200.12", ("10.0.0.5",))
+    with pytest.raises(ConfigError, match=r"rank 0 is not on the host where mpirun runs.*-x MASTER_ADDR"):
+        place_of(on_two_hosts(0, "7.1;tcp://192.168.200.13:1"), 2)
+    assert place_of(first | {"MASTER_ADDR": "10.9.9.9"}, 2)[3:5] == ("10.9.9.9", place_of(first, 2).port)
+
+
+def test_what_mpirun_binds_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    place = place_of(open_mpi(0), 2)
+    assert "compute on 1 of 8 cores; give mpirun --bind-to none" in place.bound(
+        {"OMPI_MCA_orte_bound_at_launch": "1"}, 1
+    )
+    assert place.bound({"OMPI_MCA_orte_bound_at_launch": "1"}, 4) == place.bound({}, 1) == ""
+
+
+def test_a_launchers_ranks_compute_one_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sametoken.parallel.lead.CLOSING", [print])
+    with pytest.raises(ConfigError, match="mpirun started 2 ranks, which compute one target, and this process has"):
+        lead(open_mpi(0), 2, check=False)
+
+
+@pytest.mark.parametrize(("own", "sharing"), [(set(range(4)), 2), ({0, 1}, 1), ({1, 2}, 2)])
+def test_ranks_that_share_cores_divide_the_threads(
+    own: set[int], sharing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 may use the cores 2 and 3; srun and mpirun may give each rank its own."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: own)
+    (host, cores) = own_cores()
+    assert cores == sorted(own)
+    others = [(host, cores), (host, [2, 3]), ("another", cores)]
+    assert sum(shares_cores((host, cores), other) for other in others) == sharing
 
 
 @pytest.mark.parametrize(
@@ -210,8 +258,8 @@ def test_an_interrupted_forward_is_raised_and_the_next_one_does_not_wait(
 
 
 def test_one_rank_takes_no_notice_of_a_launcher() -> None:
-    join({"RANK": "3", "WORLD_SIZE": "4"}, 1, check=False)
-    join({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "RANK": "none"}, 1, check=False)
+    join({"RANK": "3", "WORLD_SIZE": "4"}, 1)
+    join({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "RANK": "none"}, 1)
 
 
 def test_a_message_names_nothing_but_messages() -> None:

@@ -62,7 +62,7 @@ def join_ranks(values: Values, replicas: int = 1) -> None:
 
     from sametoken.parallel.follow import join
 
-    join(os.environ, values["tensor_parallel_size"], check=values["tensor_parallel_check"])
+    join(os.environ, values["tensor_parallel_size"])
 
 
 def use_threads(threads: int | None) -> None:

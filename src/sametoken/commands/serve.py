@@ -54,7 +54,7 @@ def command(model: str | None, values: Chosen) -> int:
     except ImportError as error:
         raise ConfigError(f"serving needs {error.name}; it is not there: pip install 'sametoken[server]'") from None
     configure(server.log_level, server.log_format)
-    join_ranks(resolution.values, server.data_parallel_size)
+    join_ranks(resolution.values, server.data_parallel_size)  # where only the file says how many
     check(server)
     for line in described(info):
         LOG.info(line)

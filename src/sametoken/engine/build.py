@@ -16,9 +16,9 @@ from sametoken.checkpoint.generation import recommended_sampling
 from sametoken.checkpoint.hub import read_config, resolve, stored_scheme
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.load import load_decoder
+from sametoken.checkpoint.memory import check_memory
 from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.checkpoint.pooling import Pooling, read_pooling
-from sametoken.checkpoint.quantised.scheme import Scheme
 from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, has_tokenizer, load_tokenizer
 from sametoken.control.acceptance import Gate
 from sametoken.control.pace import Pace
@@ -40,7 +40,6 @@ from sametoken.kernels.cpu.library import status
 from sametoken.model.config import ModelConfig
 from sametoken.model.cut import cut
 from sametoken.model.decoder import Decoder
-from sametoken.model.formats.names import least_bytes
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import MODEL_METHODS, NO_DRAFT, SpeculativeConfig
 from sametoken.parallel.lead import Lead, lead
@@ -48,7 +47,7 @@ from sametoken.parallel.messages import Cache, TargetToLoad
 from sametoken.parallel.place import place_of
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.kv_format import FORMATS
-from sametoken.runtime.memory import available_bytes, flush_advice
+from sametoken.runtime.memory import available_bytes
 from sametoken.runtime.ranks import RankPart
 
 LOG = logging.getLogger("sametoken")
@@ -187,17 +186,12 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
     if device.type != "cpu" and (config.quantization, config.draft_quantization) != ("none", "none"):
         raise ConfigError(f"quantization {config.quantization!r} is computed on the CPU only; leave it out on {device}")
     scheme = stored_scheme(directory)
-    own = _share_of_weights(config.tensor_parallel_size)
-    _check_memory(model, stated, limit, dtype, device, config.quantization, scheme, own)
+    count = config.tensor_parallel_size
+    own = place_of(os.environ, count).share if count > 1 else 1.0
+    check_memory(model, stated, limit, dtype, device, config.quantization, scheme, own)
     tokenizer = _tokenizer(directory, stated, config)
     sampling = recommended_sampling(directory) if config.generation_config == "auto" else {}
     return _Plan(stated, limit, tokenizer, device, dtype, deterministic, sampling, read_pooling(directory))
-
-
-def _share_of_weights(ranks: int) -> float:
-    """How much of a target all ranks of this host hold together."""
-    place = place_of(os.environ, ranks) if ranks > 1 else None
-    return 1.0 if place is None else place.here / place.size
 
 
 @cache
@@ -207,36 +201,6 @@ def note_missing_kernels() -> None:
     if found.variant is None:
         mend = f"; {found.advice}" if found.advice else ""
         LOG.warning(f"no compiled CPU kernels are loaded ({found.reason}), so torch computes alone, slower{mend}")
-
-
-def _check_memory(
-    model: str, stated: ModelConfig, limit: int, dtype: torch.dtype, device: torch.device, quantization: str,
-    scheme: Scheme | None, share: float = 1.0,
-) -> None:  # fmt: skip
-    """Refuses a model whose weights, of which this host holds a share, and tables are larger than the free memory."""
-    name = quantization if quantization != "none" else str(dtype).removeprefix("torch.")
-    name, size = (name, least_bytes(quantization, dtype)) if scheme is None else (scheme.name, scheme.bits / 8)
-    weights = stated.parameters * size * share
-    rotated = sum(rope.dim for rope in {*stated.ropes} if rope is not None)
-    tables = limit * rotated * (2 * dtype.itemsize + 6)  # cos and sin, and what they are computed from
-    free = available_bytes(device)
-    if weights + tables <= free:
-        return
-    if weights <= free:
-        raise MemoryPlanError(
-            f"rotary tables for {limit} positions take {tables / 1e9:.1f} GB beside {weights / 1e9:.1f} GB of weights, "
-            f"and {free / 1e9:.1f} GB are free; lower max_seq_len"
-        )
-    if flush := flush_advice(device, int(weights + tables)):
-        raise MemoryPlanError(
-            f"{model} takes {(weights + tables) / 1e9:.1f} GB, and the device has {free / 1e9:.1f} GB free; {flush}"
-        )
-    smaller = "" if scheme or quantization.startswith("int4") or device.type != "cpu" else "quantization int8 or int4, "
-    raise MemoryPlanError(
-        f"the weights of {model} take {weights / 1e9:.1f} GB ({stated.parameters / 1e9:.2f} billion numbers in "
-        f"{name}), and {free / 1e9:.1f} GB are free; use {smaller}a smaller model or a larger machine; "
-        f"`sametoken doctor {model}` says what fits"
-    )
 
 
 def _check_draft(directory: Path, plan: _Plan) -> None:

@@ -86,7 +86,7 @@ class LLM:
         pages = {name.removeprefix(CACHE): engine.pop(name) for name in list(engine) if name.startswith(CACHE)}
         cache = KVCacheConfig(**dict(KVCacheConfig.of(kv_cache)) | pages)
         config = EngineConfig(**engine)
-        join(os.environ, config.tensor_parallel_size, check=config.tensor_parallel_check)
+        join(os.environ, config.tensor_parallel_size)
         self.speculative = SpeculativeConfig.of(speculative)
         loaded = load_models(model, draft, (revision, draft_revision), config, self.speculative.method)
         self.method = default_method(self.speculative, loaded.draft)

@@ -1,4 +1,4 @@
-"""A rank that rank 0 started on its own host: `python -m sametoken.parallel RANK COUNT PORT [--check]`."""
+"""A rank that rank 0 started on its own host: `python -m sametoken.parallel RANK COUNT PORT`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sametoken.parallel.place import HERE, RankPlace
 
 def main() -> None:
     """The whole process."""
-    rank, count, port = map(int, sys.argv[1:4])
+    rank, count, port = map(int, sys.argv[1:])
     torch.set_num_threads(int(os.environ["SAMETOKEN_RANK_THREADS"]))
-    code = follow(RankPlace(rank, count, 1, HERE, port), check="--check" in sys.argv)
+    code = follow(RankPlace(rank, count, 1, HERE, port))
     os._exit(code)  # threads of gloo may still hold Python objects
 
 

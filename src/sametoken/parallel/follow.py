@@ -15,11 +15,14 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.load import load_decoder
+from sametoken.checkpoint.memory import check_memory
 from sametoken.checkpoint.places import target_directory
 from sametoken.errors import EngineError, SametokenError
 from sametoken.kernels.cpu.library import serial_torch
+from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.parallel.group import RankGroup, facts
 from sametoken.parallel.messages import Cache, Forward, TargetToLoad, tensors, unpacked
@@ -64,10 +67,11 @@ class FollowingRank:
         try:
             directory = target_directory(wanted.model, wanted.revision, lambda found: None)
             group.say("model", model_digest(directory))
-            decoder = load_decoder(
-                directory, getattr(torch, wanted.dtype), "cpu", wanted.max_seq_len, wanted.quantization,
-                RankPart(place.rank, place.size),
-            )  # fmt: skip
+            dtype, device = getattr(torch, wanted.dtype), torch.device("cpu")
+            stated, scheme = ModelConfig.from_hf(read_config(directory)), stored_scheme(directory)
+            limit, quantization = wanted.max_seq_len, wanted.quantization
+            check_memory(wanted.model, stated, limit, dtype, device, quantization, scheme, 1 / place.size)
+            decoder = load_decoder(directory, dtype, "cpu", limit, quantization, RankPart(place.rank, place.size))
         except SametokenError as error:
             group.say("model", "")
             group.say("loaded", str(error))
@@ -91,7 +95,7 @@ class FollowingRank:
         decoder(torch.tensor(message.tokens, dtype=torch.int64), cache, cache.view(spans))
 
 
-def join(environment: Mapping[str, str], count: int, *, check: bool) -> None:
+def join(environment: Mapping[str, str], count: int) -> None:
     """Returns on rank 0; another rank, which a launcher has started, computes until rank 0 ends and ends its process.
 
     Raises:
@@ -101,24 +105,25 @@ def join(environment: Mapping[str, str], count: int, *, check: bool) -> None:
         return
     place = place_of(environment, count)
     if place.rank:
-        code = follow(place, check=check)
+        code = follow(place)
         sys.stdout.flush()
         os._exit(code)  # threads of gloo may still hold Python objects
 
 
-def follow(place: RankPlace, *, check: bool) -> int:
+def follow(place: RankPlace) -> int:
     """The whole life of a rank that follows; returns the exit code of its process.
 
     Signals are rank 0's to answer: it ends open requests first, and the others end with it.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(max(1, torch.get_num_threads() // place.here))
     gc.freeze()
     try:
-        group = RankGroup(place, facts(), check=check)
+        group = RankGroup(place, facts())
         group.on_failure = lambda error: _end(place, error)
         group.connect()
+        if place.launcher:
+            torch.set_num_threads(max(1, torch.get_num_threads() // group.sharing))
         FollowingRank(group).run()
     except SametokenError as error:
         _say(place, error)

@@ -16,6 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Any
@@ -26,14 +27,17 @@ from torch import Tensor
 
 from sametoken.errors import ConfigError, EngineError, SametokenError
 from sametoken.kernels.cpu.library import status
+from sametoken.parallel.host import own_address, own_cores, own_sockets, reachable, shares_cores, shut
 from sametoken.parallel.messages import read
 from sametoken.parallel.place import HERE, RankPlace
 
 DIST: Any = torch.distributed  # its types leave out what is needed here
-MEET_S = 30.0  # until all ranks have come
+MEET_S, JOIN_S = 25.0, 10.0  # until all ranks have come, and then until their connections are open
+PARTING_S = JOIN_S + 2.0  # that rank 0 waits at most for the last words of the others
 BEAT_S, SILENT_S = 0.5, 6.0  # between signs of life; without one a rank is taken to hang
 FOREVER = timedelta(days=365)  # of a collective: whether a rank hangs is known by its signs of life
 LAST_WORDS_S = 1.5  # for whoever waits for a rank that hangs
+INTERFACES = "GLOO_SOCKET_IFNAME"  # names interfaces, separated by commas, as torch.distributed reads it
 HEADER, SMALL = 8, 4096  # bytes of a message's length, and of a message that needs one transfer
 
 
@@ -43,11 +47,12 @@ class RankGroup:
     Args:
         place: of this process.
         facts: what must be equal on all ranks, by a name that an error may say.
-        check: compare a digest of each forward over the ranks.
+        check: compare a digest of each forward over the ranks; what rank 0 says holds for all.
 
     Attributes:
         failure: why this group has ended, None while it works.
         on_failure: called once, by whichever thread finds it.
+        sharing: ranks that share cores with this one, itself among them; known when all have come.
 
     Raises:
         SametokenError: a rank did not come in time.
@@ -62,13 +67,15 @@ class RankGroup:
         self.lost: Callable[[], str | None] = lambda: None  # says which process of ours has ended
         self._server: Any = self._meet()
         self.port = self._server.port
-        self._store: Any = DIST.PrefixStore("sametoken", self._server)
+        self._store: Any = DIST.PrefixStore(f"sametoken{place.attempt}", self._server)
         self._facts, self._forwards, self._closing = facts, 0, threading.Event()
         self._gloo: Any = None
         self._small = torch.zeros(SMALL, dtype=torch.uint8)
         self._failing = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._waiting = False  # for other ranks, in a collective
+        self.sharing = place.here
+        self._links: set[int] = set()  # descriptors of the connections of gloo
         self._beats: list[bytes] = [b""] * place.size
         self._beats_store = self._store.clone()
 
@@ -82,6 +89,8 @@ class RankGroup:
         place = self.place
         serves, listening = place.rank == 0 and not place.shared_store, None
         try:
+            if not serves:
+                place = self.place = reachable(place, MEET_S)
             if serves and place.host == HERE:  # not on every interface of the machine, as the store would
                 with socket.create_server((place.host, place.port)) as bound:
                     listening, place = bound.dup().detach(), place._replace(port=bound.getsockname()[1])
@@ -102,38 +111,69 @@ class RankGroup:
 
     def connect(self) -> None:
         """Waits for all ranks, compares their facts, and opens the connections. Raises as the class says."""
+        try:
+            self._introduce()
+            self._open()
+        except SametokenError:
+            self._part()
+            raise
+        except RuntimeError as error:  # of the store
+            raise EngineError("rank 0 has ended; its own messages say why") from error
+
+    def _part(self) -> None:
+        """As rank 0, which has the store, waits until each of the others has found its own words."""
+        end = time.monotonic() + PARTING_S
+        with suppress(RuntimeError):
+            self._store.set(f"over/{self.place.rank}", "")
+            here = [rank for rank in range(self.place.size) if self._store.check([f"about/{rank}"])]
+            while self.place.rank == 0 and self.lost() is None and time.monotonic() < end:
+                if self._store.check([f"over/{rank}" for rank in here]):
+                    return
+                time.sleep(0.02)
+
+    def _introduce(self) -> None:
+        """Tells the others what this rank is, and hears what they are."""
         place, store = self.place, self._store
-        store.set(f"facts/{place.rank}", json.dumps(self._facts))
+        store.set(f"about/{place.rank}", json.dumps([self._facts, self._check, own_cores()]))
         for rank in range(place.size):
-            self._wait(f"facts/{rank}", rank, MEET_S, "did not come")
-        first = json.loads(store.get("facts/0"))
-        for rank in range(1, place.size):
-            own = json.loads(store.get(f"facts/{rank}"))
+            self._wait(f"about/{rank}", rank, MEET_S, "did not come")
+        known = [json.loads(store.get(f"about/{rank}")) for rank in range(place.size)]
+        (first, self._check, _), *_ = known
+        for rank, (own, _, _) in enumerate(known):
             for name, value in first.items():
                 if own.get(name) != value:
                     raise ConfigError(
                         f"rank {rank} has {name} {own.get(name)} and rank 0 has {value}; start all ranks with the same"
                     )
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._poll, self._watch)]
-        for thread in self._threads:
-            thread.start()
-        gloo, interface = DIST.ProcessGroupGloo, os.environ.get("GLOO_SOCKET_IFNAME", "")
-        options = gloo._Options()
-        own = {"interface": interface} if interface else {"hostname": _own_address(place)}
-        options._devices = [gloo.create_device(**own)]
-        options._timeout = timedelta(seconds=MEET_S)
-        self._waiting = True
+        self.sharing = sum(shares_cores(known[place.rank][2], cores) for _, _, cores in known)
+
+    def _open(self) -> None:
+        """Opens the connections to the others, and begins to look for signs of life."""
+        place = self.place
+        gloo, options = DIST.ProcessGroupGloo, DIST.ProcessGroupGloo._Options()
+        interfaces = [each for each in os.environ.get(INTERFACES, "").split(",") if each]
+        self._waiting, before = True, own_sockets()
         try:
-            prefix = DIST.PrefixStore("gloo", store)
+            options._devices = [gloo.create_device(interface=each) for each in interfaces] or [
+                gloo.create_device(hostname=own_address(place))
+            ]
+            options._timeout = timedelta(seconds=JOIN_S)
+            prefix = DIST.PrefixStore("gloo", self._store)
             self._gloo = gloo(prefix, place.rank, place.size, options)
             self._gloo.allgather([[torch.zeros(1) for _ in range(place.size)]], [torch.zeros(1)]).wait()
         except RuntimeError as error:
+            own = f"{INTERFACES}={','.join(interfaces)}" if interfaces else f"the address {own_address(place)}"
+            here = ", ".join(name for _, name in socket.if_nameindex())
             raise SametokenError(
-                f"rank {place.rank} cannot talk to the other ranks: {_first_line(error)}; set GLOO_SOCKET_IFNAME to "
-                "the network interface that joins the hosts"
+                f"rank {place.rank} does not reach the other ranks by {own} ({_first_line(error)}); set {INTERFACES} "
+                f"on each host to the interface that joins the hosts; this host has {here}"
             ) from error
         self._waiting = False
+        self._links = own_sockets() - before
         self._gloo.set_timeout(FOREVER)
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._poll, self._watch)]
+        for thread in self._threads:
+            thread.start()
 
     # What ranks say to each other beside forwards: rare, and through the store.
 
@@ -293,6 +333,7 @@ class RankGroup:
         """A rank does not answer: ends what waits for it, if need be with this process."""
         self._fail(f"rank {rank} of {self.place.size} has given no sign of life for {SILENT_S:g} s")
         self.end_rank(rank)
+        shut(self._links)  # a collective does not end by itself while the other host keeps the connection
         if self._waiting and not self._closing.wait(LAST_WORDS_S) and self._waiting:
             print(f"error: {self.failure}", file=sys.stderr, flush=True)
             os._exit(1)
@@ -313,14 +354,6 @@ def facts() -> dict[str, str]:
     """What all ranks must have alike."""
     kernels = status().variant or "none"
     return {"sametoken": version("sametoken"), "torch": torch.__version__, "compiled kernels": kernels}
-
-
-def _own_address(place: RankPlace) -> str:
-    """The address of this host in the network that leads to rank 0."""
-    family, _, _, _, address = socket.getaddrinfo(place.host, place.port or 1, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting sends nothing
-        probe.connect(address)
-        return str(probe.getsockname()[0])
 
 
 def _first_line(error: Exception) -> str:

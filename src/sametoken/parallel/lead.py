@@ -6,6 +6,7 @@ its tokens and places. Nothing else of the engine's state is anywhere else, so t
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -20,11 +21,13 @@ from torch import Tensor
 
 from sametoken.errors import ConfigError, EngineError
 from sametoken.parallel.group import RankGroup, facts
+from sametoken.parallel.host import own_cores
 from sametoken.parallel.messages import Cache, End, Forward, Moved, TargetToLoad, packed
 from sametoken.parallel.place import RankPlace, place_of
 from sametoken.runtime.cache import View
 from sametoken.runtime.ranks import RankPart
 
+LOG = logging.getLogger("sametoken")
 TURN_S, LAST_S = 1.0, 5.0  # until the forward that runs has ended, and that the others have to end
 LOAD_S = 3600.0
 CLOSING: list[Callable[[], object]] = []  # what lets the other ranks of this process's targets end
@@ -47,12 +50,11 @@ class Lead:
     def __init__(self, place: RankPlace, *, check: bool) -> None:
         self.place, self.part = place, RankPart(place.rank, place.size)
         threads = torch.get_num_threads()
-        torch.set_num_threads(max(1, threads // place.here))
         self.group = RankGroup(place, facts(), check=check)
         self.sum = self.group.sum
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         if not place.launcher:
-            self.processes = {rank: _start(place, rank, self.group.port, check) for rank in range(1, place.size)}
+            self.processes = {rank: _start(place, rank, self.group.port) for rank in range(1, place.size)}
         processes = self.processes
         self.group.lost = lambda: _lost(processes)
         self.group.end_rank = lambda rank: processes[rank].kill() if rank in processes else None
@@ -62,6 +64,9 @@ class Lead:
         self.close = weakref.finalize(self, _close, self.group, self.processes, self._turn, threads)
         CLOSING.append(self.close)
         self.group.connect()
+        torch.set_num_threads(max(1, threads // self.group.sharing))
+        if words := place.bound(os.environ, len(own_cores()[1])):
+            LOG.warning(words)
 
     def load(self, wanted: TargetToLoad, digest: str) -> None:
         """Tells the others what to load, and makes sure that it is the same there.
@@ -115,15 +120,28 @@ class Lead:
 
 
 def lead(environment: Mapping[str, str], count: int, *, check: bool) -> Lead:
-    """The other ranks, started here unless a launcher has started them; see `join`, which comes first."""
-    return Lead(place_of(environment, count), check=check)
+    """The other ranks, started here unless a launcher has started them; see `join`, which comes first.
+
+    Raises:
+        ConfigError: ranks that a launcher started have already been used for another target.
+    """
+    place = place_of(environment, count)
+    if place.launcher and CLOSING:
+        raise ConfigError(
+            f"{place.launcher} started {place.size} ranks, which compute one target, and this process has made one "
+            "already; start a second target as a second job, or start this program without a launcher"
+        )
+    return Lead(place, check=check)
 
 
-def _start(place: RankPlace, rank: int, port: int, check: bool) -> subprocess.Popen[bytes]:
+def _start(place: RankPlace, rank: int, port: int) -> subprocess.Popen[bytes]:
     """Starts a rank on this host. What it prints goes to standard error, since rank 0's output is the result."""
     own = [str(number) for number in (rank, place.size, port)]
-    arguments = [sys.executable, "-m", "sametoken.parallel", *own, *(["--check"] if check else [])]
-    threads = {"SAMETOKEN_RANK_THREADS": str(torch.get_num_threads()), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    arguments = [sys.executable, "-m", "sametoken.parallel", *own]
+    threads = {
+        "SAMETOKEN_RANK_THREADS": str(max(1, torch.get_num_threads() // place.size)),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
     return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=2, env={**os.environ, **threads})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -23,7 +25,7 @@ class Launcher(NamedTuple):
     job: tuple[str, ...] = ()
 
 
-# The first whose rank is there counts. torchrun first: it may run below srun.
+# The first whose rank is there counts. torchrun first: it may run below srun. MPICH and Intel MPI set PMI_RANK.
 LAUNCHERS = (
     Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("LOCAL_WORLD_SIZE",)),
     Launcher(
@@ -35,7 +37,9 @@ LAUNCHERS = (
         ("SLURM_JOB_ID", "SLURM_STEP_ID"),
     ),
     Launcher("mpirun", "PMIX_RANK", ("PMIX_SIZE", "PMI_SIZE"), (), ("PMIX_NAMESPACE",)),
+    Launcher("mpirun", "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALNRANKS",)),
 )  # fmt: skip
+MPIRUN_URI = "OMPI_MCA_orte_hnp_uri"  # of Open MPI 4: the addresses of the host where mpirun runs
 
 
 class RankPlace(NamedTuple):
@@ -47,6 +51,8 @@ class RankPlace(NamedTuple):
         host, port: where rank 0 waits for the others; port 0 takes a free one.
         launcher: who started the processes; "" where rank 0 starts the others.
         shared_store: whether the launcher's own store waits there already.
+        attempt: how often the launcher has started the ranks again.
+        others: further addresses of rank 0's host; not every network of it may be reached from here.
     """
 
     rank: int
@@ -56,6 +62,22 @@ class RankPlace(NamedTuple):
     port: int
     launcher: str = ""
     shared_store: bool = False
+    attempt: int = 0
+    others: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """How much of a target all ranks of this host hold together."""
+        return self.here / self.size
+
+    def bound(self, environment: Mapping[str, str], cores: int) -> str:
+        """What mpirun's binding costs a rank that may use so many cores, "" where it costs nothing."""
+        if "OMPI_MCA_orte_bound_at_launch" not in environment or not 0 < cores * self.here < (os.cpu_count() or 1):
+            return ""
+        return (
+            f"mpirun lets this rank compute on {cores} of {os.cpu_count()} cores; give mpirun --bind-to none, or "
+            "--map-by slot:PE=CORES, for all of them"
+        )
 
 
 def place_of(environment: Mapping[str, str], count: int) -> RankPlace:
@@ -77,20 +99,31 @@ def place_of(environment: Mapping[str, str], count: int) -> RankPlace:
             )
         rank = _number(environment, launcher.rank)
         here = _first(environment, launcher.here) or (count if "MASTER_ADDR" not in environment else 1)
+        host, *others = _hosts(environment, launcher, rank, here, count)
         return RankPlace(
-            rank, count, here, _host(environment, launcher, here, count), _port(environment, launcher), launcher.name,
+            rank, count, here, host, _port(environment, launcher), launcher.name,
             environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            _first(environment, ("TORCHELASTIC_RESTART_COUNT",)) or 0, tuple(others),
         )  # fmt: skip
     return RankPlace(0, count, count, HERE, 0)
 
 
-def _host(environment: Mapping[str, str], launcher: Launcher, here: int, count: int) -> str:
+def _hosts(environment: Mapping[str, str], launcher: Launcher, rank: int, here: int, count: int) -> list[str]:
+    """The addresses of rank 0's host, of which at least one is known."""
     if stated := environment.get("MASTER_ADDR"):
-        return stated
+        return [stated]
     if here == count:
-        return HERE
+        return [HERE]
     if stated := environment.get("SLURM_LAUNCH_NODE_IPADDR"):  # that of rank 0 where srun was started in the job
-        return stated
+        return [stated]
+    found = re.search(r"tcp://([^:;]+):", environment.get(MPIRUN_URI, ""))
+    if found and (rank or environment.get("OMPI_MCA_orte_local_daemon_uri") == environment[MPIRUN_URI]):
+        return found[1].split(",")
+    if found:
+        raise ConfigError(
+            "rank 0 is not on the host where mpirun runs, so the others do not know its address; run mpirun on the "
+            "first host of the hostfile, or set -x MASTER_ADDR=ADDRESS to the address of rank 0's host"
+        )
     raise ConfigError(
         f"{launcher.name} started ranks on several hosts, and MASTER_ADDR is not set; set it to the address of rank 0's"
         " host for all of them, with mpirun by -x MASTER_ADDR=ADDRESS"
