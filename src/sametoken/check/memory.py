@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sametoken.check.latent_memory import step_bytes
 from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.planned import planned_model
 from sametoken.checkpoint.tensors import read_tensors
@@ -29,6 +30,7 @@ from sametoken.model.formats.names import FORMATS
 from sametoken.model.held import Share, held, summed
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import SpeculativeConfig
+from sametoken.runtime.kv_format import FORMATS as FORMATS_OF_KV
 from sametoken.runtime.memory import available_bytes
 
 MOST_ROWS = 4096  # largest batch that is looked for
@@ -155,7 +157,7 @@ def forecast(target: Path, draft: Path | None, settings: EngineSettings, memory:
         plan, notes = _plan(target, draft, settings, device)
         batch = engine.max_batch_size
         context = engine.max_seq_len or plan.config.max_position
-        step = _activations(plan, settings, batch)
+        step = _activations(plan, settings, batch, context)
         total = _total(plan, settings, batch, context)
         found = MemoryForecast(
             parts=plan.parts, device=device, memory=memory, dtype=str(plan.cached[0].dtype).removeprefix("torch."),
@@ -234,20 +236,25 @@ def _pool(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> in
     return pool_bytes(plan.cached, page, pages) + 8 * (batch + 1) * row_pages(context, plan.lookahead, page)
 
 
-def _activations(plan: _Plan, settings: EngineSettings, batch: int) -> int:
-    """The larger of a step that reads prompts and the logits of one that verifies drafts."""
+def _activations(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
+    """The larger of a step that reads prompts and one that verifies drafts, and the logits of the latter."""
     config, nodes = plan.config, 1 + settings.speculative.most_nodes
     tokens = max(settings.engine.max_num_tokens, batch * nodes)
     width = config.intermediate_size
     if config.experts is not None:
         width = config.experts.width * config.experts.chosen + config.experts.shared + config.hidden_size
     row = (4 + plan.taps) * config.hidden_size + 2 * config.q_size + 2 * config.kv_size + 4 * width
-    return tokens * row * plan.itemsize + 2 * batch * nodes * config.vocab_size * 4
+    peak = tokens * row * plan.itemsize
+    if config.latent is not None:
+        shape = config, config.latent, plan.cached[0].dtype, FORMATS_OF_KV[plan.cached[0].kv_format]
+        piece = min(settings.engine.max_num_tokens, context)
+        peak = max(peak, step_bytes(*shape, 1, piece, context), step_bytes(*shape, batch, nodes, context + nodes))
+    return peak + 2 * batch * nodes * config.vocab_size * 4
 
 
 def _total(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
     weights = sum(part.weights for part in plan.parts)
-    return weights + _pool(plan, settings, batch, context) + _activations(plan, settings, batch)
+    return weights + _pool(plan, settings, batch, context) + _activations(plan, settings, batch, context)
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:

@@ -77,7 +77,7 @@ def _segment(
     keys, values = cache.read(layer, segment)
     batch, nodes, key_heads = segment.batch, segment.nodes, keys.shape[1]
     groups, size = q.shape[1] // key_heads, q.shape[2]
-    tile = TILE if q.is_cuda else _tile(groups, q.dtype)
+    tile = TILE if q.is_cuda else tile_height(groups, q.dtype)
     tiles = -(-nodes // tile)
 
     if segment.chains is not None:
@@ -142,6 +142,6 @@ def _repeat(x: Tensor, tiles: int) -> Tensor:
     return x.repeat_interleave(tiles, 0) if x.shape[0] > 1 else x.expand(tiles, -1, -1, -1)
 
 
-def _tile(groups: int, dtype: torch.dtype) -> int:
+def tile_height(groups: int, dtype: torch.dtype) -> int:
     """How many nodes are attended for together, padding nodes included."""
     return TILE if dtype == torch.float32 else max(1, min(TILE, (PACKED_ROWS - 1) // groups))
