@@ -25,7 +25,7 @@ class Ours:
     def __init__(self, spec: dict[str, Any]) -> None:
         torch.set_num_threads(spec["threads"])
         # llama.cpp's quantised cells have an 8-bit draft too.
-        quantized = {"quantization": spec.get("quantization")}
+        quantized = {"quantization": spec.get("quantization", "none")}
         if spec["dtype"] != "bf16":
             quantized["draft_quantization"] = "int8"
         self.llm = LLM(
