@@ -51,6 +51,8 @@ class Front:
         except ApiError as error:
             answer = reply(error, scope["path"])
         except asyncio.CancelledError:  # the server ends
+            if exchange.status:
+                raise
             answer = reply(stopping(), scope["path"])
         if answer is not None:
             answer.headers.append(ID_HEADER.decode(), exchange.id)
@@ -120,7 +122,7 @@ class Front:
                 answer = await ask(replica.socket, scope["method"], target, headers, body, length)
                 try:
                     with when_gone(receive, answer.close):
-                        await _relay(answer, send, taken, replica.number, scope["path"])
+                        await _relay(answer, send, taken, replica.number, exchange)
                 finally:
                     answer.close()
             except NotAskedError:
@@ -145,7 +147,7 @@ MERGED: dict[str, tuple[str, Callable[..., bytes]]] = {
 }
 
 
-async def _relay(answer: ReplicaAnswer, send: Send, taken: OpenRequest, number: int, path: str) -> None:
+async def _relay(answer: ReplicaAnswer, send: Send, taken: OpenRequest, number: int, exchange: Exchange) -> None:
     """Sends an answer as it comes; one that is cut off ends with an error."""
     try:
         await answer.begin()
@@ -153,6 +155,7 @@ async def _relay(answer: ReplicaAnswer, send: Send, taken: OpenRequest, number: 
         if answer.closed:  # the client has gone
             return
         raise _lost(number) from error
+    exchange.status = answer.status
     await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
     parts, part = 0, b""
     try:
@@ -169,7 +172,7 @@ async def _relay(answer: ReplicaAnswer, send: Send, taken: OpenRequest, number: 
             return
         if not any(value.startswith(b"text/event-stream") for name, value in answer.headers if name == b"content-type"):
             raise  # the connection ends before the length that was promised
-        refusal, anthropic = _lost(number), MESSAGES in path
+        refusal, anthropic = _lost(number), MESSAGES in exchange.path
         if part and not part.endswith(b"\n\n"):
             await send({"type": "http.response.body", "body": b"\n\n", "more_body": True})
         event = refusal.anthropic if anthropic else refusal.body
