@@ -28,12 +28,12 @@ FORMATS = {
     "GGUF": ("llama.cpp", "transformers", KERNELS),
     "int8": (
         "plain safetensors, `--quantization int8`",
-        "near transformers",
+        "transformers with the rounded numbers",
         "[engines](benchmarks.md#peers-side-by-side)",
     ),
     "int4": (
         "plain safetensors, `--quantization int4`",
-        "near transformers",
+        "transformers with the rounded numbers",
         "[engines](benchmarks.md#peers-side-by-side)",
     ),
 }
@@ -70,11 +70,13 @@ LEGEND = """
 """
 
 HEADS = """
-Logits differ by less than 1e-4 of their norm. Where rows or weights are rounded on load, they are only near: within 0.1
-(W8A8), 0.3 (int8) and 0.8 (int4) of the norm, since a rounded router of experts may choose others; what a stored weight
-means is compared bit for bit in `tests/checkpoint`, and with the other tools' own readers in `make conformance`. Speed
-says where a product or a step of the format was measured; these tiny models say nothing of it. GGUF files were written
-with what they can state: no window for Mistral and Mixtral, and for SmolLM 3 its usual layers without rotation.
+Logits differ by less than 1e-4 of their norm, also from the numbers that weights rounded on load mean. Where rows are
+rounded to eight bits (W8A8, int8, int4), transformers rounds them too, but the last bit of a float may round a number
+to the next one: within 0.05 of the norm, 0.1 with experts, whose rows only we round, so that others may be chosen; what
+a stored weight means is compared bit for bit in `tests/checkpoint`, and with the other tools' own readers in `make
+conformance`. Speed says where a product or a step of the format was measured; these tiny models say nothing of it. GGUF
+files were written with what they can state: no window for Mistral and Mixtral, and for SmolLM 3 its usual layers
+without rotation.
 
 ## Families and heads
 
