@@ -20,7 +20,7 @@ import tiny_models
 from cli_checks import speak
 from quantised_makers import MADE, quantised
 from sametoken import LLM, embedded
-from sametoken.check.memory import EngineSettings, forecast
+from sametoken.check.memory import EngineSettings, forecast, report
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.planned import planned_model
 from sametoken.errors import ConfigError
@@ -28,7 +28,11 @@ from sametoken.kernels.cpu.library import library
 from sametoken.model.held import held
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import SpeculativeConfig
+from sametoken.runtime.cache import KVCache
+from sametoken.runtime.kv_format import FORMATS as KV_FORMATS
+from sametoken.runtime.ranks import RankPart
 
+WHOLE = RankPart()
 SIZES: dict[str, Any] = {
     "vocab_size": 256, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 256, "pad_token_id": None,
@@ -57,11 +61,13 @@ def total(shares: Any) -> int:
     return sum(share.bytes for share in shares.values())
 
 
-def check(directory: Path, dtype: torch.dtype = torch.bfloat16, quantization: str = "none") -> None:
-    """The plan of a model's memory is what the loaded model holds, format by format."""
-    decoder = load_decoder(directory, dtype, "cpu", quantization=quantization)
+def check(
+    directory: Path, dtype: torch.dtype = torch.bfloat16, quantization: str = "none", part: RankPart = WHOLE
+) -> None:
+    """The plan of a model's memory is what the loaded model, or a rank's part, holds, format by format."""
+    decoder = load_decoder(directory, dtype, "cpu", quantization=quantization, part=part)
     decoder.rope_tables(torch.device("cpu"))
-    real, planned = held(decoder), planned_model(directory, dtype, quantization=quantization)
+    real, planned = held(decoder), planned_model(directory, dtype, quantization=quantization, part=part)
     assert planned.held.keys() == real.keys()
     for name, share in real.items():
         assert planned.held[name].tensors == share.tensors
@@ -230,6 +236,82 @@ def test_weights_and_pool_are_the_engines(draft: str | None) -> None:
     assert not found.remedies
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_ranks_part(plain: Path, quantization: str) -> None:
+    """Both ranks hold as much, and more than half, since token vectors and output head are not cut."""
+    for rank in range(2):
+        check(plain, quantization=quantization, part=RankPart(rank, 2))
+    whole, part = (planned_model(plain, torch.bfloat16, None, quantization, each) for each in (WHOLE, RankPart(0, 2)))
+    assert part.outside == whole.outside
+    assert total(part.held) - part.outside == pytest.approx((total(whole.held) - whole.outside) / 2, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "fp8-blocks", "awq", "w4a16"])
+def test_a_ranks_part_of_quantised_weights_and_of_an_index(name: str, tmp_path: Path) -> None:
+    tiny_models.build("llama-3", hidden_size=256, intermediate_size=256).save_pretrained(tmp_path / "plain")
+    directory = quantised(tmp_path / "plain", name, tmp_path / name)
+    check(directory, part=RankPart(1, 2))
+    part = planned_model(directory, torch.bfloat16, part=RankPart(1, 2))
+    weights = directory / "model.safetensors"
+    index = {"weight_map": dict.fromkeys(load_file(weights), "model-00001-of-00001.safetensors")}
+    weights.unlink()
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = planned_model(directory, torch.bfloat16, part=RankPart(1, 2))
+    assert total(found.held) == pytest.approx(total(part.held), rel=EXACT)
+
+
+def test_a_ranks_part_of_experts(tmp_path: Path) -> None:
+    check(saved(Qwen3MoeConfig(**SIZES, **EXPERTS), tmp_path / "moe"), part=RankPart(1, 2))
+
+
+@pytest.mark.parametrize("draft", [None, embedded.HEAD_NAME])
+def test_memory_of_each_rank_is_what_it_holds(draft: str | None) -> None:
+    """The first rank has the draft, the other one its part of the target and of the cache."""
+    llm = LLM("embedded", draft, max_batch_size=3, max_seq_len=200, tensor_parallel_size=2)
+    place, target = None if draft is None else Path(embedded.draft(draft)), Path(embedded.target("embedded"))
+    asked = settings(3, 200)
+    asked = asked._replace(engine=asked.engine.model_copy(update={"tensor_parallel_size": 2}))
+    found = forecast(target, place, asked, memory=2**33)
+    modules: list[Any] = [llm.engine.runner.decoder]
+    caches = [llm.engine.runner.cache]
+    if draft is not None:
+        guesser = llm.engine.drafting.drafters[llm.method].guesser
+        caches.append(guesser.cache)
+        modules.append(guesser.head)
+    pool = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
+    for module in modules:
+        module.rope_tables(torch.device("cpu"))
+    weights = sum(total(held(module)) for module in modules)
+    assert found.total - found.activations == pytest.approx(pool + caches[0].table.table.nbytes + weights, rel=EXACT)
+    other = load_decoder(target, torch.bfloat16, "cpu", 200, part=RankPart(1, 2))
+    other.rope_tables(torch.device("cpu"))
+    own = KVCache.of(other.config, caches[0].table, torch.bfloat16, "cpu", KV_FORMATS["auto"])
+    own_bytes = total(held(other)) + own.keys.nbytes + own.values.nbytes + own.table.table.nbytes
+    states = found.other_rank - own_bytes
+    assert 0 < states <= found.activations
+    assert found.other_rank < found.total
+    shown = report(found)
+    assert "ranks            2: the first takes" in shown
+    assert "on every rank: token vectors, output head, norms" in shown
+
+
+def test_replicas_are_named_where_one_process_fits(plain: Path) -> None:
+    asked = settings(2, 128)
+    one = forecast(plain, None, asked, memory=2**40)
+    assert one.notes == ()
+    cut = asked._replace(engine=asked.engine.model_copy(update={"tensor_parallel_size": 2}))
+    for memory, words in ((2 * one.total, "serve --dp 2"), (one.total, "one on each host"), (one.total - 1, None)):
+        notes = " ".join(forecast(plain, None, cut, memory=memory).notes)
+        assert (words in notes) if words else notes == ""
+
+
+def test_numbers_of_ranks_that_do_not_divide(plain: Path, run: Any) -> None:
+    answer = run("doctor", str(plain), "--tp_size", "3", "--device", "cpu")
+    assert answer.code == 2
+    assert "tensor_parallel_size 3: the model has" in answer.err
+    assert "use one of 1, 2" in answer.err
+
+
 RESIDENT = """
 import gc, sys, torch
 from pathlib import Path
@@ -279,6 +361,9 @@ def test_what_would_make_it_fit(plain: Path) -> None:
         assert forecast(plain, None, changed, memory=tight.memory).fits
         changed = asked._replace(engine=asked.engine.model_copy(update={field: value + 16}))
         assert not forecast(plain, None, changed, memory=tight.memory).fits
+    ranks = next(each for each in tight.remedies if each.change.startswith("2 hosts"))
+    cut = asked._replace(engine=asked.engine.model_copy(update={"tensor_parallel_size": 2}))
+    assert forecast(plain, None, cut, memory=2**40).total == ranks.total
     int8 = asked._replace(engine=asked.engine.model_copy(update={"quantization": "int8"}))
     found = next(each for each in tight.remedies if each.change == "--quantization int8")
     assert forecast(plain, None, int8, memory=2**40).total == found.total

@@ -19,7 +19,7 @@ from sametoken.checkpoint.planned import planned_model
 from sametoken.checkpoint.tensors import read_tensors
 from sametoken.engine.build import dtype_for
 from sametoken.engine.pages import Cached, lookahead_of, pool_bytes, pool_pages, row_pages
-from sametoken.errors import ConfigError
+from sametoken.errors import ConfigError, UnsupportedModelError
 from sametoken.heads.files import HEAD_FILES
 from sametoken.heads.read import is_head, read_head
 from sametoken.heads.registry import head_kind
@@ -32,9 +32,10 @@ from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import SpeculativeConfig
 from sametoken.runtime.kv_format import FORMATS as FORMATS_OF_KV
 from sametoken.runtime.memory import available_bytes
+from sametoken.runtime.ranks import RankPart
 
 MOST_ROWS = 4096  # largest batch that is looked for
-DEVICES = (2, 4, 8, 16)  # numbers of devices that are tried
+RANKS = (2, 4, 8, 16)  # numbers of hosts that are tried
 QUANTIZATIONS, KV_DTYPES = ("int8", "int4"), ("int8", "fp8")
 
 
@@ -87,7 +88,9 @@ class MemoryForecast:
         lookahead_pages: pages for them, of all sequences.
         pool: all pages and the page table.
         activations: the peak of one step, estimated.
-        total: everything. `fits`: whether that is at most `memory`.
+        total: everything that the process, of several ranks the first one, takes. `fits`: whether `memory` has room.
+        ranks: processes that the target is cut for. `other_rank`: bytes of each one but the first, which has the draft.
+        uncut: bytes of the target that every rank holds: token vectors, output head, norms, rotary tables.
         largest_batch: at this context, 0 if not even one fits. `largest_context`: of this batch, 0 likewise.
         remedies: what would make it fit, none where it fits.
         notes: what was assumed.
@@ -106,6 +109,9 @@ class MemoryForecast:
     activations: int
     total: int
     fits: bool
+    ranks: int
+    other_rank: int
+    uncut: int
     largest_batch: int
     largest_context: int
     remedies: tuple[Remedy, ...]
@@ -133,8 +139,8 @@ class _Plan(NamedTuple):
 
     parts: tuple[Part, ...]
     cached: tuple[Cached, ...]
-    config: ModelConfig
-    divided: int  # bytes that devices can share out: linears of blocks and output head
+    config: ModelConfig  # of a rank's part of the target
+    uncut: int
     lookahead: int
     itemsize: int
     taps: int
@@ -158,12 +164,17 @@ def forecast(target: Path, draft: Path | None, settings: EngineSettings, memory:
         batch = engine.max_batch_size
         context = engine.max_seq_len or plan.config.max_position
         step = _activations(plan, settings, batch, context)
-        total = _total(plan, settings, batch, context)
+        if engine.tensor_parallel_size > 1:
+            alone = settings._replace(engine=engine.model_copy(update={"tensor_parallel_size": 1}))
+            one = _total(_plan(target, draft, alone, device)[0], alone, batch, context)
+            notes += _replicas_advice(one, engine.tensor_parallel_size, memory)
+        total, ranks = _total(plan, settings, batch, context), engine.tensor_parallel_size
         found = MemoryForecast(
             parts=plan.parts, device=device, memory=memory, dtype=str(plan.cached[0].dtype).removeprefix("torch."),
             batch=batch, context=context, page=settings.cache.tokens_per_block, lookahead=plan.lookahead,
             lookahead_pages=-(-batch * plan.lookahead // settings.cache.tokens_per_block),
             pool=_pool(plan, settings, batch, context), activations=step, total=total, fits=total <= memory,
+            ranks=ranks, other_rank=_other_rank(plan, settings, batch, context) if ranks > 1 else 0, uncut=plan.uncut,
             largest_batch=_largest(MOST_ROWS, lambda rows: _total(plan, settings, rows, context) <= memory),
             largest_context=_largest(
                 plan.config.max_position, lambda length: _total(plan, settings, batch, length) <= memory
@@ -189,7 +200,7 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
     stated = ModelConfig.from_hf(read_config(target))
     dtype = dtype_for(engine.dtype, stated, torch.device(device))
     limit = engine.max_seq_len or stated.max_position
-    planned = planned_model(target, dtype, limit, engine.quantization)
+    planned = planned_model(target, dtype, limit, engine.quantization, RankPart(0, engine.tensor_parallel_size))
     sizes = sum(share.bytes for share in planned.stored.values())
     if planned.stated_bytes is not None and abs(planned.stated_bytes - sizes) > 0.01 * sizes:
         notes.append(
@@ -220,8 +231,7 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
         own = planned_model(draft, dtype, planned.config.max_position, engine.draft_quantization)
         cached.append(Cached(own.config, dtype, settings.cache.dtype))
         parts.append(Part("draft model", str(draft), own.stored, own.held, _token_bytes(cached[-1], settings)))
-    whole = sum(share.bytes for share in planned.held.values())
-    plan = _Plan(tuple(parts), tuple(cached), planned.config, whole - planned.outside, lookahead, dtype.itemsize, taps)
+    plan = _Plan(tuple(parts), tuple(cached), planned.config, planned.outside, lookahead, dtype.itemsize, taps)
     return plan, tuple(notes)
 
 
@@ -238,6 +248,12 @@ def _pool(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> in
 
 def _activations(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
     """The larger of a step that reads prompts and one that verifies drafts, and the logits of the latter."""
+    nodes = 1 + settings.speculative.most_nodes
+    return _states(plan, settings, batch, context) + 2 * batch * nodes * plan.config.vocab_size * 4
+
+
+def _states(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
+    """Activations without logits."""
     config, nodes = plan.config, 1 + settings.speculative.most_nodes
     tokens = max(settings.engine.max_num_tokens, batch * nodes)
     width = config.intermediate_size
@@ -249,12 +265,29 @@ def _activations(plan: _Plan, settings: EngineSettings, batch: int, context: int
         shape = config, config.latent, plan.cached[0].dtype, FORMATS_OF_KV[plan.cached[0].kv_format]
         piece = min(settings.engine.max_num_tokens, context)
         peak = max(peak, step_bytes(*shape, 1, piece, context), step_bytes(*shape, batch, nodes, context + nodes))
-    return peak + 2 * batch * nodes * config.vocab_size * 4
+    return peak
 
 
 def _total(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
     weights = sum(part.weights for part in plan.parts)
     return weights + _pool(plan, settings, batch, context) + _activations(plan, settings, batch, context)
+
+
+def _other_rank(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
+    """Bytes of a rank that has no draft and draws no tokens."""
+    alone = plan._replace(parts=plan.parts[:1], cached=plan.cached[:1], taps=0)
+    return alone.parts[0].weights + _pool(alone, settings, batch, context) + _states(alone, settings, batch, context)
+
+
+def _replicas_advice(one: int, count: int, memory: int) -> tuple[str, ...]:
+    """When replicas are better than so many ranks; nothing where one process, which takes `one` bytes, does not fit."""
+    if one > memory:
+        return ()
+    where = f"serve --dp {count}" if count * one <= memory else "one on each host"
+    return (
+        f"one process takes {_size(one)} and fits: replicas ({where}) serve more requests a second, ranks answer one "
+        "request sooner",
+    )
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
@@ -290,16 +323,20 @@ def _remedies(
         other = settings._replace(engine=engine.model_copy(update={"quantization": name}))
         smaller, _ = _plan(target, draft, other, device)
         yield Remedy(f"--quantization {name}", _total(smaller, other, found.batch, found.context))
-    for count in DEVICES:
-        if plan.config.latent is not None or plan.config.whole_qk_norm:  # as `model.cut` refuses
+    for count in RANKS:
+        if engine.tensor_parallel_size > 1:
             break
-        if plan.config.num_kv_heads % count == 0 or count % plan.config.num_kv_heads == 0:
-            total = found.total - (plan.divided + found.pool) * (count - 1) // count
-            here = f"hosts with --tp_size {count}, on each"
-            there = "devices with tensor parallelism, which is not implemented on CUDA"
-            yield Remedy(f"{count} {here if device == 'cpu' else there}", total)
-            if total <= found.memory:
-                break
+        other = settings._replace(engine=engine.model_copy(update={"tensor_parallel_size": count}))
+        try:
+            part, _ = _plan(target, draft, other, device)
+        except (ConfigError, UnsupportedModelError):  # heads, widths or groups that it does not divide
+            continue
+        total = _total(part, other, found.batch, found.context)
+        here = f"hosts with --tp_size {count}, on each"
+        there = "devices with tensor parallelism, which is not implemented on CUDA"
+        yield Remedy(f"{count} {here if device == 'cpu' else there}", total)
+        if total <= found.memory:
+            break
 
 
 def report(found: MemoryForecast) -> str:
@@ -314,12 +351,21 @@ def report(found: MemoryForecast) -> str:
             ("  cache", f"{part.kv_bytes:,} bytes a token"),
         ]
     fits = "fits" if found.fits else "does not fit"
+    first = "" if found.ranks == 1 else ", the first rank"
+    if found.ranks > 1:
+        all_ranks = found.total + (found.ranks - 1) * found.other_rank
+        here = "fits" if all_ranks <= found.memory else "does not fit"
+        rows += [
+            ("ranks", f"{found.ranks}: the first takes {_size(found.total)}, each other {_size(found.other_rank)}"),
+            ("  one machine", f"{_size(all_ranks)} where all run on it: {here}"),
+            ("  not cut", f"{_size(found.uncut)} on every rank: token vectors, output head, norms, rotary tables"),
+        ]
     rows += [
         ("batch", f"{found.batch} sequences of {found.context:,} tokens"),
         ("lookahead", f"{found.lookahead} tokens a sequence, {found.lookahead_pages} pages of {found.page} tokens"),
         ("page pool", f"{_size(found.pool)} in {found.dtype}"),
         ("activations", f"{_size(found.activations)} at the peak of a step, estimated"),
-        ("total", f"{_size(found.total)} of {_size(found.memory)} ({found.device}): {fits}"),
+        ("total", f"{_size(found.total)} of {_size(found.memory)} ({found.device}): {fits}" + first),
         ("largest batch", f"{found.largest_batch or 'none'} at this context"),
         ("largest context", f"{found.largest_context:,} tokens for this batch"),
     ]

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sametoken.checkpoint.cut import own_part
 from sametoken.checkpoint.experts import FUSED, PACKED, TURNED, single_experts
 from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.gguf import LINK
@@ -30,11 +31,14 @@ from sametoken.checkpoint.quantised.shapes import part_shape
 from sametoken.checkpoint.tensors import INDEX, absent_tensors, read_tensors
 from sametoken.model.compiled import blocks_of
 from sametoken.model.config import ModelConfig
+from sametoken.model.cut import cut
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.coded import Coded
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.held import Share, held, summed
+from sametoken.runtime.ranks import RankPart
 
+WHOLE = RankPart()
 LAYER = re.compile(r"(.*?\blayers\.)(\d+)(\..*)")
 EXPERT = re.compile(r"(\.experts\.)\d+(\.)")
 
@@ -44,7 +48,7 @@ class PlannedModel:
     """A model as it will be.
 
     Attributes:
-        config: of the whole model, with the engine's context limit.
+        config: of the part that was asked for, with the engine's context limit.
         stored: bytes and tensors of its files, by format. Of files that are not there they follow from config.json.
         stated_bytes: what the index says about all files, None without one.
         held: bytes and weights in memory, by format.
@@ -69,24 +73,29 @@ class _Blocks(NamedTuple):
 
 
 def planned_model(
-    directory: Path, dtype: torch.dtype, max_seq_len: int | None = None, quantization: str = "none"
-) -> PlannedModel:
+    directory: Path, dtype: torch.dtype, max_seq_len: int | None = None, quantization: str = "none",
+    part: RankPart = WHOLE,
+) -> PlannedModel:  # fmt: skip
     """What `load.load_decoder` would hold with the same arguments, on the device that `planned_for` names.
 
     Raises:
         CheckpointError, UnsupportedModelError: as `load_decoder`, as far as headers show it.
+        ConfigError: the model cannot be cut into so many parts.
     """
     config, scheme = ModelConfig.from_hf(read_config(directory), max_seq_len), stored_scheme(directory)
     file = directory / LINK if (directory / LINK).exists() else directory
+    own = cut(config, part)
     with torch.device("meta"):
         rules, found = rules_for(config), _stated(directory)
         blocks_only = {name: tensor for name, tensor in found.items() if not rules.ignores(name)}
         groups = _alike(blocks_only)
         ours = {group.first: place for place, group in enumerate(groups)}
-        decoder = Decoder(_shortened(config, [group.first for group in groups]), dtype, FORMATS.get(quantization))
+        first, form = [group.first for group in groups], FORMATS.get(quantization)
+        decoder = Decoder(_shortened(own, first), dtype, form)
         names = [name for name in found if name not in blocks_only or (layer := _layer(name)) is None or layer in ours]
         if None in found.values():
-            stored = _indexed(names, decoder, config, scheme, ours)
+            whole = decoder if part == WHOLE else Decoder(_shortened(config, first), dtype, form)
+            stored = _indexed(names, whole, config, scheme, ours)
         else:
             stored = {name: tensor for name in names if (tensor := found[name]) is not None}
         items: Iterator[Item] = (Item(name, tensor, file) for name, tensor in stored.items())
@@ -94,7 +103,7 @@ def planned_model(
             items = collected(items, names, scheme)
         items = (item for item in single_experts(items, config, scheme) if not rules.ignores(item.name))
         items = (item._replace(name=_moved(item.name, ours)) for item in items)
-        load_parameters(decoder, items, rules_for(config), dtype, "meta")
+        load_parameters(decoder, own_part(items, config, rules, part), rules_for(own), dtype, "meta")
         for rope in config.ropes:
             if rope is not None:
                 decoder.rope_tables(torch.device("meta"), rope)
@@ -103,7 +112,7 @@ def planned_model(
     outside = sum(share.bytes for share in shares[0].values())
     shares += [_times(held(block), len(group.layers)) for block, group in zip(blocks, groups, strict=True)]
     times = {name: len(group.layers) for group in groups for name in blocks_only if _layer(name) == group.first}
-    return PlannedModel(config, _sizes(directory, stored, scheme, times), _total(directory), summed(shares), outside)
+    return PlannedModel(own, _sizes(directory, stored, scheme, times), _total(directory), summed(shares), outside)
 
 
 def _stated(directory: Path) -> dict[str, Tensor | Coded | None]:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from sametoken.check.memory import EngineSettings
 
 ALIASES = {"max_batch_size": ("--max-num-seqs",), "max_seq_len": ("--max-model-len",)}
-ENGINE = ("max_batch_size", "max_num_tokens", "max_seq_len", "quantization", "draft_quantization")
+ENGINE = (
+    "max_batch_size", "max_num_tokens", "max_seq_len", "quantization", "draft_quantization", "tensor_parallel_size",
+)  # fmt: skip
 SPECULATIVE = ("max_total_draft_tokens", "tree_top_k")
 SHARED = {"device": EngineConfig, "dtype": EngineConfig, "max_draft_len": SpeculativeConfig}  # options of a head too
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {

@@ -187,11 +187,20 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
         raise ConfigError(f"quantization {config.quantization!r} is computed on the CPU only; leave it out on {device}")
     scheme = stored_scheme(directory)
     count = config.tensor_parallel_size
-    own = place_of(os.environ, count).share if count > 1 else 1.0
+    own = 1.0 if count == 1 else place_of(os.environ, count).share * _times_held(stated, count)
     check_memory(model, stated, limit, dtype, device, config.quantization, scheme, own)
     tokenizer = _tokenizer(directory, stated, config)
     sampling = recommended_sampling(directory) if config.generation_config == "auto" else {}
     return _Plan(stated, limit, tokenizer, device, dtype, deterministic, sampling, read_pooling(directory))
+
+
+def _times_held(stated: ModelConfig, count: int) -> float:
+    """How often `count` ranks together hold a target: more than once, since each has the token vectors.
+
+    Raises:
+        ConfigError, UnsupportedModelError: it cannot be cut into so many parts.
+    """
+    return count * cut(stated, RankPart(0, count)).parameters / stated.parameters
 
 
 @cache
