@@ -19,7 +19,7 @@ class Row(NamedTuple):
 
     Attributes:
         symptom: what a user sees. `cause`: why. `finds`: what names the cause. `todo`: what mends it.
-        says: words of that error or report, and `source` the module below src/sametoken that has them.
+        says: words of that error or report, as the package has them.
         test: what provokes it, as pytest names it.
     """
 
@@ -28,7 +28,6 @@ class Row(NamedTuple):
     finds: str
     todo: str
     says: str
-    source: str
     test: str
 
 
@@ -40,7 +39,6 @@ MEMORY = (
         "one of the changes that doctor lists: fewer sequences, a shorter context, int8 or int4, a smaller cache, "
         "ranks. A lower `kv_cache_free_gpu_memory_fraction` helps only where the weights fit",
         "would fit with",
-        "check/memory.py",
         "tests/check/test_memory.py::test_what_would_make_it_fit",
     ),
     Row(
@@ -49,7 +47,6 @@ MEMORY = (
         "the error, before weights are read or downloaded",
         "`--quantization int8` or `int4`, a smaller model, or `--tp_size` over several hosts",
         "GB are free; use ",
-        "checkpoint/memory.py",
         "tests/checkpoint/test_foreign_models.py::"
         "test_a_model_larger_than_the_memory_is_refused_before_its_weights_are_read",
     ),
@@ -59,7 +56,6 @@ MEMORY = (
         "the error, one line instead of a traceback",
         "stop the other programs, or leave them room: `--kv-cache-free-memory-fraction 0.7`, smaller batches",
         "memory ran out: ",
-        "cli.py",
         "tests/check/test_troubleshooting.py::test_memory_that_runs_out_is_one_line",
     ),
     Row(
@@ -68,7 +64,6 @@ MEMORY = (
         "the error, where flushing would make the model fit",
         "`sudo sh -c 'sync; echo 3 > /proc/sys/vm/drop_caches'`",
         "the rest is taken by cached files",
-        "runtime/memory.py",
         "tests/check/test_troubleshooting.py::test_cached_files_on_a_gpu_that_shares_memory",
     ),
     Row(
@@ -77,7 +72,6 @@ MEMORY = (
         "a warning at start, and an error where the length was asked for",
         "raise `--kv-cache-free-memory-fraction`, `--kv-cache-dtype int8`, or fewer sequences",
         "ask for a shorter context",
-        "engine/build.py",
         "tests/engine/test_pools.py::test_a_pool_too_small_for_what_was_asked_is_refused",
     ),
 )
@@ -88,7 +82,6 @@ FILES = (
         "the error names the page where access is asked for",
         "request access there, then set `HF_TOKEN` to a token of that account",
         "is gated: visit ",
-        "checkpoint/hub.py",
         "tests/checkpoint/test_hub.py::test_gated_repository_asks_for_access",
     ),
     Row(
@@ -97,7 +90,6 @@ FILES = (
         "the error",
         "make a new token and set `HF_TOKEN`",
         "the Hub refused the token for ",
-        "checkpoint/hub.py",
         "tests/checkpoint/test_hub.py::test_bad_token",
     ),
     Row(
@@ -106,7 +98,6 @@ FILES = (
         "the error",
         "check the connection, the proxy and `HF_ENDPOINT`, or copy the directory; finished files are kept",
         " cannot be reached (",
-        "checkpoint/hub.py",
         "tests/checkpoint/test_hub.py::test_no_connection_without_cache",
     ),
     Row(
@@ -115,7 +106,6 @@ FILES = (
         "the error, with the nearest directory",
         "correct the name, or set `HF_TOKEN`",
         " was not found: neither a directory here",
-        "checkpoint/hub.py",
         "tests/checkpoint/test_hub.py::test_unknown_repository_says_that_both_were_tried_and_what_is_near",
     ),
     Row(
@@ -124,7 +114,6 @@ FILES = (
         "the error, before the download",
         "make room, or set `HF_HOME` to a directory on a larger disk",
         "room, or set HF_HOME to a directory on a larger disk",
-        "checkpoint/hub.py",
         "tests/checkpoint/test_hub.py::test_weights_larger_than_the_disk_are_not_fetched",
     ),
     Row(
@@ -133,7 +122,6 @@ FILES = (
         "the error",
         "give the head's directory; a draft model needs no head",
         " is a whole model (",
-        "heads/read.py",
         "tests/heads/test_head_commands.py::test_doctor_refuses_what_is_no_head_of_this_target",
     ),
     Row(
@@ -142,7 +130,6 @@ FILES = (
         "the error",
         "indent the keys below `speculative_config:`",
         "indentation was lost; indent the lines",
-        "dialects/rules.py",
         "tests/dialects/test_dialects.py::test_lost_indentation_is_named_as_such",
     ),
 )
@@ -153,7 +140,6 @@ START = (
         "the error, before the model is loaded",
         "another `--port`, or stop what uses it; `--port 0` takes a free one",
         "cannot listen on ",
-        "server/listen.py",
         "tests/server/test_server_stress.py::test_a_port_in_use_is_an_error_before_the_model_is_loaded",
     ),
     Row(
@@ -162,7 +148,6 @@ START = (
         "`sametoken doctor --url URL`",
         "compare `--host` and `--port`; `--host 0.0.0.0` answers other machines",
         "expected a running server with metrics",
-        "commands/doctor_server.py",
         "tests/check/test_remote.py::test_wrong_options",
     ),
     Row(
@@ -171,7 +156,6 @@ START = (
         "`sametoken doctor` says what this machine computes with",
         "no container is needed: `pip install 'sametoken[server]'`; in one, `--gpus=all` makes CUDA devices visible",
         "this machine or this build of torch has no CUDA; use 'cpu'",
-        "engine/build.py",
         "tests/check/test_troubleshooting.py::test_a_machine_without_cuda",
     ),
     Row(
@@ -180,7 +164,6 @@ START = (
         "`sametoken doctor`, and a warning when a model is loaded",
         "the command that doctor prints",
         "no compiled CPU kernels are loaded (",
-        "engine/build.py",
         "tests/check/test_machine.py::test_without_kernels_the_reason_and_the_command_are_named",
     ),
 )
@@ -191,7 +174,6 @@ HOSTS = (
         "the error of the rank that does not reach rank 0, within 30 s",
         "`MASTER_ADDR` is an address of rank 0's host (`ip addr show`), and its port is open",
         " does not reach rank 0 at ",
-        "parallel/group.py",
         "tests/check/test_troubleshooting.py::test_a_rank_that_does_not_reach_rank_0",
     ),
     Row(
@@ -200,7 +182,6 @@ HOSTS = (
         "the error",
         "`mpirun -x MASTER_ADDR=ADDRESS`",
         "-x MASTER_ADDR=ADDRESS",
-        "parallel/place.py",
         "tests/parallel/test_ranks.py::test_launchers_that_say_something_else",
     ),
     Row(
@@ -209,7 +190,6 @@ HOSTS = (
         "the error, before weights are read",
         "install the same release on all hosts",
         "; start all ranks with the same",
-        "parallel/group.py",
         "tests/check/test_troubleshooting.py::test_ranks_of_different_versions",
     ),
     Row(
@@ -218,7 +198,6 @@ HOSTS = (
         "the error, with both digests",
         "copy the same checkpoint to all hosts",
         "; copy the same checkpoint to all hosts",
-        "parallel/lead.py",
         "tests/parallel/test_ranks.py::test_ranks_that_load_other_files_end_with_one_error",
     ),
     Row(
@@ -227,7 +206,6 @@ HOSTS = (
         "the error, and `sametoken doctor MODEL --tp_size N`",
         "one of the numbers that the error lists",
         "use one of ",
-        "model/cut.py",
         "tests/parallel/test_cut.py::test_a_number_of_ranks_that_does_not_divide_is_refused_with_those_that_do",
     ),
     Row(
@@ -236,7 +214,6 @@ HOSTS = (
         "the error names the rank within 10 s",
         "look at that rank's own messages, then start all again",
         "look at its own messages",
-        "parallel/group.py",
         "tests/parallel/test_failures.py::test_a_rank_that_dies_or_hangs_is_named",
     ),
 )
@@ -247,7 +224,6 @@ DRAFTS = (
         "the error, with the first token that differs",
         "a draft of the target's family, or a head trained for it",
         "the draft has another vocabulary: token ",
-        "checkpoint/tokenizer.py",
         "tests/checkpoint/test_tokenizer.py::test_draft_with_another_vocabulary_is_refused_at_the_first_difference",
     ),
     Row(
@@ -256,7 +232,6 @@ DRAFTS = (
         "a warning of the engine after 24 first guesses; `sametoken doctor --url URL`",
         "check what the draft was trained for with `sametoken doctor HEAD --target MODEL`, or leave it out",
         "chat template or another kind of head",
-        "control/advice.py",
         "tests/engine/test_controller_engine.py::test_a_draft_that_is_always_wrong_is_given_up_and_named",
     ),
     Row(
@@ -265,7 +240,6 @@ DRAFTS = (
         "`sametoken doctor HEAD --target MODEL` measures both readings",
         "the `sametoken export --taps` that doctor prints; otherwise compare target and template with the card",
         "accepts clearly more ",
-        "check/diagnosis.py",
         "tests/heads/test_head_commands.py::test_advice_says_which_reading_is_meant_only_where_one_is_clearly_better",
     ),
     Row(
@@ -274,7 +248,6 @@ DRAFTS = (
         "`sametoken doctor --url URL` on the running server, `sametoken bench --explain` on this machine",
         "what they advise; `--adaptive`, the default, drafts only where it was measured to be faster",
         "of forwards had no draft because drafting ",
-        "check/remote.py",
         "tests/check/test_remote.py::test_a_controller_that_does_not_draft_is_named",
     ),
     Row(
@@ -283,7 +256,6 @@ DRAFTS = (
         "`sametoken doctor --url URL`, `sametoken bench --explain`",
         "a head instead of a model, `--draft-quantization int8`, shorter drafts",
         "of the time: take a smaller draft",
-        "check/remote.py",
         "tests/check/test_remote.py::test_a_drafter_that_takes_most_of_the_time",
     ),
     Row(
@@ -292,7 +264,6 @@ DRAFTS = (
         "`sametoken doctor --url URL`",
         "the draft length that it advises",
         " and later ones come true in fewer than ",
-        "check/remote.py",
         "tests/check/test_remote.py::test_what_costs_acceptance_or_time_is_named",
     ),
     Row(
@@ -301,7 +272,6 @@ DRAFTS = (
         "`sametoken doctor HEAD --target MODEL` notes it; `sametoken bench --prompt-len 512,8192 --explain` measures",
         "a head trained with longer texts (`sametoken prepare --max-len`), or `--method suffix` behind long prompts",
         " positions, the target for ",
-        "heads/eagle/facts.py",
         "tests/check/test_troubleshooting.py::test_a_head_for_fewer_positions_is_noted",
     ),
     Row(
@@ -310,7 +280,6 @@ DRAFTS = (
         "`sametoken doctor --url URL`; a warning after 32 requests that left the draft unused",
         "start the server with the option that doctor names, or leave `method` out of requests",
         "leave it ",
-        "control/advice.py",
         "tests/engine/test_controller_engine.py::test_an_unused_draft_is_named",
     ),
     Row(
@@ -319,7 +288,6 @@ DRAFTS = (
         "`sametoken verify MODEL --draft DRAFT` on your prompts",
         "report what it prints",
         "first difference: method ",
-        "check/proof.py",
         "tests/check/test_proof_and_demo.py::test_verify_finds_a_broken_verifier_and_says_where",
     ),
 )
