@@ -19,7 +19,7 @@ class Row(NamedTuple):
 
     Attributes:
         symptom: what a user sees. `cause`: why. `finds`: what names the cause. `todo`: what mends it.
-        says: words of that error or report, as the package has them.
+        says: words of that error or report, as the package has them; "" for those of another program.
         test: what provokes it, as pytest names it.
     """
 
@@ -183,6 +183,30 @@ HOSTS = (
         "`mpirun -x MASTER_ADDR=ADDRESS`",
         "-x MASTER_ADDR=ADDRESS",
         "tests/parallel/test_ranks.py::test_launchers_that_say_something_else",
+    ),
+    Row(
+        "`mpirun` ends with SSH refused, or Permission denied (publickey)",
+        "the hosts cannot log in to each other without a password, or one is not reachable",
+        "mpirun's own error, before any rank starts",
+        "`ssh HOST true` must work from the first host to each other one: exchange the keys",
+        "",
+        "tests/distributed/test_two_hosts.py::test_a_host_that_cannot_be_reached",
+    ),
+    Row(
+        "NCCL or gloo names a socket error, or ranks do not reach each other",
+        "the wrong network interface",
+        "the error of each rank, with the interfaces that its host has",
+        "`GLOO_SOCKET_IFNAME`, forwarded with `-x`: the interface that joins the hosts",
+        " does not reach the other ranks by ",
+        "tests/distributed/test_two_hosts.py::test_a_wrong_interface_is_named_on_each_host",
+    ),
+    Row(
+        "A download fails on another host only",
+        "`HF_TOKEN` is not forwarded to its rank",
+        "the error of that rank",
+        "`-x HF_TOKEN` to mpirun, and `-e HF_TOKEN` to `docker exec` where ranks run in containers",
+        "set HF_TOKEN if it is private",
+        "tests/checkpoint/test_hub.py::test_token_of_the_environment_opens_a_private_repository",
     ),
     Row(
         "Ranks have different versions or kernels",
