@@ -103,7 +103,8 @@ def _command(name: str) -> Callable[..., None]:
 
         def call() -> int:
             refuse_beyond(module.OPTIONS, values)
-            if values.get("tensor_parallel_size", 1) > 1:  # before input and files that only rank 0 may have
+            computes = "threads" in values  # doctor only plans ranks
+            if computes and values.get("tensor_parallel_size", 1) > 1:  # before input and files of rank 0 alone
                 from sametoken.commands.models import join_ranks
 
                 join_ranks(values, values.get("data_parallel_size", 1))
