@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ COMMANDS = {
     "generate": "Complete prompts with a target, with or without a draft.",
     "chat": "Talk to a model, and see what the draft guessed.",
     "serve": "Serve a model over HTTP as OpenAI's API does.",
+    "deploy two-node": "Serve a model on two hosts, from the checks to the first answer.",
     "train": "Train a head or a draft model for a target.",
     "evaluate": "Measure how many drafted tokens a target accepts.",
     "verify": "Prove that drafts change no token.",
@@ -127,7 +129,7 @@ def _command(name: str) -> Callable[..., None]:
 
 def module_name(command: str) -> str:
     """Where a command of one or two words lives."""
-    return f"sametoken.commands.{command.replace(' ', '_')}"
+    return f"sametoken.commands.{re.sub('[ -]', '_', command)}"
 
 
 def _guarded(command: Callable[[], int], debug: bool) -> int:

@@ -135,13 +135,13 @@ def started(*each: tuple[Host, list[str]], **environment: str) -> Iterator[Job]:
             kill(process)
 
 
-def ask(host: Host, job: Job, body: dict[str, object] = BODY) -> dict[str, object]:
+def ask(host: Host, job: Job, body: dict[str, object] = BODY, url: str = URL) -> dict[str, object]:
     """The document's curl on a host, as soon as the server answers."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         if any(process.poll() is not None for process in job.processes):
             raise AssertionError(job.words)
-        answer = host.run("curl", "-s", URL, "-H", "Content-Type: application/json", "-d", json.dumps(body))
+        answer = host.run("curl", "-s", url, "-H", "Content-Type: application/json", "-d", json.dumps(body))
         if answer.returncode == 0:
             found = json.loads(answer.stdout)
             assert "choices" in found, found
@@ -363,3 +363,28 @@ def test_a_second_target_of_one_process_is_refused(hosts: Hosts) -> None:
     with started((hosts[0], mpirun("sametoken-python", "-c", code))) as job:
         assert all(job.ends(STARTS_S + SAYS_S))
     assert "mpirun started 2 ranks, which compute one target, and this process has made one already" in job.said[0]
+
+
+def deploying(hosts: Hosts, *more: str) -> list[str]:
+    pair = ",".join(host.address for host in hosts)
+    return ["sametoken", "deploy", "two-node", "--hosts", pair, "--interface", INTERFACE, "--port", "8355", *more]
+
+
+def test_deploy_serves_until_it_is_told_to_end(hosts: Hosts) -> None:
+    with started((hosts[0], deploying(hosts, "embedded"))) as job:
+        stream = ask(hosts[0], job, url=URL.replace("localhost", hosts[0].address))
+        assert stream["message"]
+        os.kill(inner(job.processes[0]), signal.SIGTERM)
+        assert job.ends(STARTS_S) == [0], job.words
+        out = job.processes[0].stdout
+        assert out is not None
+        printed = out.read()
+    assert "same versions, same files, enough memory" in printed
+    assert f"http://{hosts[0].address}:8355 answers: " in printed
+    assert "SIGTERM: finishing open requests" in job.said[0]
+
+
+def test_deploy_refuses_a_host_that_ssh_does_not_reach(hosts: Hosts) -> None:
+    command = deploying((hosts[0], replace(hosts[1], address="192.168.200.99")), "embedded")
+    (said,) = refused((hosts[0], command))
+    assert "ssh 192.168.200.99 failed" in said
