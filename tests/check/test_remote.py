@@ -180,12 +180,40 @@ def test_figures_of_sglang() -> None:
     found = examine(read(text.format(**first)), read(text.format(**second)), 10.0, about)
     assert found.server == "SGLang"
     assert found.running == 2  # a rank's repetition counts once
-    assert found.acceptance_length == pytest.approx(240 / 100)
-    assert found.acceptance_rate == pytest.approx(140 / 300)
+    assert found.acceptance_length == pytest.approx((240 - 2) / 100)  # the first token of two answers is a prefill's
+    assert found.acceptance_rate == pytest.approx(138 / 300)
     assert found.prompt_tokens == 500
     older = examine(read(SGLANG.format(**first)), read(SGLANG.format(**second)), 10.0, about)
     assert (older.acceptance_length, older.acceptance_rate, older.draft_len) == (3.4, 0.6, 3)
     assert older.verdict == "may pay"
+
+
+def test_values_that_count_nothing_are_left_out() -> None:
+    text = (VLLM + VLLM_DRAFTS).format(**NEXT)
+    odd = text + "".join(
+        f'vllm:{name} {value}\n'
+        for name, value in (
+            ("generation_tokens_total", "NaN"), ("spec_decode_num_drafts_total", "+Inf"),
+            ('spec_decode_num_accepted_tokens_per_pos_total{position="x"}', "1"),
+            ("spec_decode_num_accepted_tokens_per_pos_total", "1"),
+        )
+    )  # fmt: skip
+    about = {"model": "m", "version": "1", "method": "speculative decoding"}
+    first = read((VLLM + VLLM_DRAFTS).format(**START))
+    assert examine(first, read(odd), 10.0, about) == examine(first, read(text), 10.0, about)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"speculative_num_draft_tokens": "4", "internal_states": 3},
+        {"speculative_num_draft_tokens": None, "internal_states": [{"avg_spec_accept_length": "2"}, "x"]},
+    ],
+)
+def test_a_server_that_says_other_things_of_itself(said: dict[str, Any], run: Any) -> None:
+    with serving(pages={"/get_server_info": [json.dumps({**SGLANG_INFO, **said})]}) as (url, _):
+        found = json.loads(run("doctor", "--url", url, "--seconds", "0.01", "--json").out)
+    assert (found["draft_len"], found["acceptance_length"]) == (0, 0)
 
 
 def test_the_command_asks_vllm(run: Any) -> None:

@@ -111,7 +111,7 @@ def examine(first: Scrape, second: Scrape, seconds: float, about: Mapping[str, A
 def _positions(used: Counters) -> tuple[float, ...]:
     """The share of drafts that were accepted as far as each position, of those that were so long where that is told."""
     found = []
-    for position in sorted(used.positions, key=int):
+    for position in sorted(filter(str.isdecimal, used.positions), key=int):
         drafts = used.reached.get(position, used.drafts)
         if drafts:
             found.append(used.positions[position] / drafts)

@@ -6,6 +6,7 @@ Text in, numbers out; `remote` says what they mean.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import NamedTuple
 
 from sametoken.errors import SametokenError
@@ -126,7 +127,8 @@ def read(text: str) -> Scrape:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+                if isfinite(sample.value) and sample.value >= 0:  # all that is read here counts something
+                    samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     except (ValueError, KeyError, IndexError) as error:
         raise SametokenError(f"/metrics is not in Prometheus' text format ({error}); check --url") from error
     for names in SERVERS:
@@ -143,8 +145,9 @@ def counters(scrape: Scrape) -> Counters:
     total, names = scrape.total, scrape.names
     generated, drafts = total("generation_tokens_total"), total(names.drafts)
     drafted, accepted = total("spec_decode_num_draft_tokens_total"), total("spec_decode_num_accepted_tokens_total")
-    if names.server == "SGLang":  # it counts verifications and tokens
-        drafted, accepted = drafts * _sglang_draft_len(scrape), max(0.0, generated - drafts) if drafts else 0.0
+    if names.server == "SGLang":  # it counts verifications and tokens, of which a prefill emits each answer's first
+        emitted = generated - total(names.prompts)
+        drafted, accepted = drafts * _sglang_draft_len(scrape), max(0.0, emitted - drafts) if drafts else 0.0
     seconds = scrape.by("engine_step_seconds_total", "part")
     return Counters(
         generated, total(names.prompt_tokens), total(names.prompts), drafts, drafted, accepted,

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from math import isfinite
 from os import environ
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,7 +76,7 @@ async def _about(client: Client, scrape: Scrape) -> Mapping[str, Any]:
     about: dict[str, Any] = {"model": await client.first_model()}
     if name == "sametoken":
         said = await _json(client, "server_info")
-        speculative, offers = said.get("speculative") or {}, said.get("offers") or {}
+        speculative, offers = _object(said, "speculative"), _object(said, "offers")
         method = offers.get("method")
         about |= {"method": None if method == "none" else method, "adaptive": speculative.get("adaptive", True)}
         about["version"] = (await _json(client, "version")).get("version")
@@ -93,21 +94,34 @@ async def _sglang(client: Client) -> dict[str, Any]:
     said = await _json(client, "get_server_info") or await _json(client, "server_info")
     if "speculative_algorithm" not in said:
         return {}
-    states = [state for state in said.get("internal_states") or () if isinstance(state, dict)]
-    lengths = [state["avg_spec_accept_length"] for state in states if state.get("avg_spec_accept_length")]
+    stated = said.get("internal_states")
+    states = [state for state in stated if isinstance(state, dict)] if isinstance(stated, list) else []
+    lengths = [length for state in states if (length := _number(state, "avg_spec_accept_length"))]
     return {
         "version": said.get("version"),
         "method": said["speculative_algorithm"],
-        "draft_len": max(0, (said.get("speculative_num_draft_tokens") or 1) - 1),
+        "draft_len": max(0.0, _number(said, "speculative_num_draft_tokens") - 1),
         "acceptance_length": sum(lengths) / len(lengths) if lengths else None,
     }
+
+
+def _object(said: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object in what a server said, {} where it said something else."""
+    found = said.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _number(said: Mapping[str, Any], key: str) -> float:
+    """A number in what a server said, 0 where it said something else."""
+    found = said.get(key)
+    return float(found) if isinstance(found, int | float) and isfinite(found) else 0.0
 
 
 async def _json(client: Client, path: str) -> dict[str, Any]:
     """The JSON object of a page, {} where there is none: servers differ in which pages they have."""
     from sametoken.client.client import RemoteError
 
-    with suppress(RemoteError, ValueError):
+    with suppress(RemoteError, ValueError, RecursionError):
         said = json.loads(await client.page(path))
         return said if isinstance(said, dict) else {}
     return {}
