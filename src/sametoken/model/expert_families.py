@@ -149,9 +149,8 @@ def _deepseek_v2(keys: Keys, plain: KnownFacts) -> Facts:
 def _llama4(keys: Keys, plain: KnownFacts) -> Facts:
     layers, rotated = plain.num_layers, rotated_layers(keys, plain.num_layers)
     types = layer_types(keys, layers, [CHUNKED if each else FULL for each in rotated], CHUNKED)
-    chunk = keys.integer(
-        "attention_chunk_size", 8192 if "attention_chunk_size" not in keys.values else None, MOST_WINDOW
-    )
+    stated_chunk = "attention_chunk_size" in keys.values and (CHUNKED in types or keys.values["attention_chunk_size"])
+    chunk = keys.integer("attention_chunk_size", None if stated_chunk else 8192, MOST_WINDOW)
     step = keys.integer("interleave_moe_layer_step", 1, MOST_LAYERS)
     stated = keys.values.get("moe_layers")
     sparse = list(range(step - 1, layers, step)) if stated is None else stated
