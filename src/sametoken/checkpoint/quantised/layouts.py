@@ -149,7 +149,8 @@ def _int8(parts: Parts, layer: WeightScheme) -> Coded:
         else zero.to(torch.int8).reshape(-1, groups).expand(outputs, groups)
     )
     dynamic = layer.integer_rows and groups == 1 and zero is None
-    return Coded(Code.INT8, codes, scale, inputs, -(-inputs // groups), zero=zero, dynamic=dynamic)
+    group = inputs if scale.numel() == 1 else _group(layer, inputs, groups)
+    return Coded(Code.INT8, codes, scale, inputs, group, zero=zero, dynamic=dynamic)
 
 
 def _packed(parts: Parts, layer: WeightScheme) -> Coded:
@@ -221,7 +222,7 @@ def _group(layer: WeightScheme, inputs: int, groups: int) -> int:
     """Inputs that share a scale, of which there are `groups`."""
     stated = layer.group
     if stated is None or stated < 0:
-        return -(-inputs // groups)
+        stated = -(-inputs // groups)
     if -(-inputs // stated) != groups:
         raise CheckpointError(
             f"its scales are those of {groups} groups, expected {-(-inputs // stated)} groups of {stated} inputs "

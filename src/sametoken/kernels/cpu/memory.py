@@ -20,6 +20,7 @@ from torch import Tensor
 HUGE = 2**21
 LEAST_BYTES = 2 * HUGE  # below this hardly one whole huge page fits
 LEAST_LENT = 2**18  # below this the C library keeps memory itself
+MOST_WASTE = 4  # times what is asked for
 MOST_SPARE = 16  # pieces of memory: more are never lent at once but where tensors stay
 _spare: list[mmap.mmap] = []  # memory that `lent_memory` gave and that came back
 
@@ -46,10 +47,11 @@ def lent_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST_LENT:
         return torch.empty(shape, dtype=dtype)
-    fitting = [memory for memory in list(_spare) if len(memory) >= size]
+    # A piece that is far too large would stay resident as long as a small tensor that lies in it.
+    fitting = [memory for memory in list(_spare) if size <= len(memory) <= MOST_WASTE * size]
     memory = min(fitting, key=len, default=None)
     if memory is None:
-        del _spare[:]  # all are too small, and another one takes their place
+        _spare[:] = [memory for memory in _spare if len(memory) > size]  # another one takes the place of the small ones
         memory = mmap.mmap(-1, size if size < HUGE else -(-size // HUGE) * HUGE, mmap.MAP_PRIVATE)
         if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):
