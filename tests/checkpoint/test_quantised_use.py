@@ -100,7 +100,7 @@ BAD: list[tuple[str, Callable[[dict[str, Tensor]], None], str]] = [
     ("awq", put(f"{MLP}up_proj.scales", lambda x: x[:2].clone()), "qzeros has shape [4, 32], expected [2, 32]"),
     ("awq", put(f"{MLP}up_proj.qweight", lambda x: x.to(torch.int64)), "its packed integers are torch.int64, expected"),
     ("gptq", put(f"{MLP}up_proj.g_idx", torch.zeros_like), "its g_idx names groups of other sizes than 32 inputs"),
-    ("w8a8", put(f"{MLP}up_proj.weight_scale", lambda x: x.repeat(1, 17)), "of 17 groups, expected 16 groups of 8 inputs"),
+    ("w8a8", put(f"{MLP}up_proj.weight_scale", lambda x: x.repeat(1, 17)), "of 17 groups, expected 16 groups of 8"),
     ("w4a16", put(f"{MLP}up_proj.weight_shape", lambda x: x * 2), "expected [512, 32]"),
     ("gptq-64-order", put(f"{ATTENTION}k_proj.g_idx", lambda x: x.flip(0).contiguous()), "cannot be joined with the"),
     ("fp8", lambda x: x.update({f"{MLP}up_proj.pre_quant_scale": torch.ones(128)}), "holds scales of the inputs"),
