@@ -84,9 +84,9 @@ def load_decoder(
         with serial_torch() if compiled else nullcontext():
             stored = own_part(decoder_weights(directory, config), config, rules, part)
             load_parameters(decoder, stored, rules_for(own), dtype, device)
-        release()
         if entry is not None:
             rounded.keep(decoder, entry)
+        release()
     except CheckpointError as error:
         if error.field:
             raise
