@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any
 
 import pytest
@@ -62,3 +63,37 @@ def test_restarts_are_bounded(monkeypatch: pytest.MonkeyPatch, lasting: int | No
     else:
         assert found.failure is None
         assert [state.status for state in found.states] == ["ended", "ready"]
+
+
+def test_a_replica_that_cannot_be_started_again_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unstartable(Short):
+        async def start(self) -> None:
+            if self.starts:
+                self.starts += 1
+                self.status = "ended"
+                raise EngineError("replica cannot be started: no process can be made")
+            await super().start()
+
+    monkeypatch.setattr(replicas, "Replica", Unstartable)
+    monkeypatch.setattr(replicas, "PAUSE_S", 0.0)
+    found = asyncio.run(watched(Unstartable))
+    assert [each.starts for each in found._all if isinstance(each, Short)] == [1 + MOST_RESTARTS] * 2
+    assert found.failure is not None
+
+
+def test_a_replica_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[signal.Signals] = []
+
+    class Deaf(Short):
+        async def ended(self) -> str:
+            while signal.SIGKILL not in sent:
+                await asyncio.sleep(0.01)
+            return ""
+
+        def send(self, number: signal.Signals) -> None:
+            sent.append(number)
+
+    monkeypatch.setattr(replicas, "Replica", Deaf)
+    monkeypatch.setattr(replicas, "LAST_S", 0.05)
+    asyncio.run(Replicas(WORKS, drain_seconds=0.0).drain(asyncio.Event()))
+    assert sent == [signal.SIGTERM] * 4 + [signal.SIGKILL] * 2

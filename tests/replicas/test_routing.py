@@ -88,3 +88,8 @@ def test_a_body_that_is_no_request_has_a_size_only(body: bytes) -> None:
 
 def test_text_that_is_no_unicode_has_blocks() -> None:
     assert prompt_of(b'{"prompt": "' + b"\\ud800" * 200 + b'"}').blocks
+
+
+def test_nesting_that_can_be_read_but_not_written_is_no_error() -> None:
+    for depth in range(700, 1000):
+        assert prompt_of(b'{"prompt": ' + b"[" * depth + b"]" * depth + b"}").size > 0

@@ -137,7 +137,7 @@ def lead(environment: Mapping[str, str], count: int, *, check: bool) -> Lead:
 def _start(place: RankPlace, rank: int, port: int) -> subprocess.Popen[bytes]:
     """Starts a rank on this host. What it prints goes to standard error, since rank 0's output is the result."""
     own = [str(number) for number in (rank, place.size, port)]
-    arguments = [sys.executable, "-m", "sametoken.parallel", *own]
+    arguments = [sys.executable, "-P", "-m", "sametoken.parallel", *own]
     threads = {
         "SAMETOKEN_RANK_THREADS": str(max(1, torch.get_num_threads() // place.size)),
         "TORCH_CPP_LOG_LEVEL": "ERROR",

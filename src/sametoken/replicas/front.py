@@ -1,7 +1,7 @@
 """What clients talk to: passes every request on to a replica, and its answer back as it comes.
 
-Keys, limits of fields and everything about models are the replicas' business. The front answers for all of them where
-somebody asks how the server is.
+Limits of fields and everything about models are the replicas' business, and so are keys, but the front reads no body of
+a request without one. It answers for all replicas where somebody asks how the server is.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import json
 import time
 from collections.abc import Callable
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sametoken.options.server import ServerConfig
 from sametoken.replicas import merging
@@ -23,11 +24,11 @@ from sametoken.replicas.routing import RoutedPrompt, prompt_of
 from sametoken.replicas.upstream import Headers, NotAskedError, ReplicaAnswer, ReplicaLostError, ask
 from sametoken.server.errors import CLIENT_GONE, MESSAGES, ApiError, reply, stopping
 from sametoken.server.exchange import CURRENT, ID_HEADER, Exchange, log_access, without_root
-from sametoken.server.http import DONE, part_of, when_gone
+from sametoken.server.http import CORS, DONE, AcceptedKeys, part_of, when_gone
 
 PROMPTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 LONG_BODY = 2**16  # bytes from which reading it is left to a thread
-ASK_S = 10.0  # for a replica to say how it is
+ASK_S = 3.0  # for a replica to say how it is; Prometheus waits 10 s for all
 FORWARDED = (b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host", b"forwarded")
 
 
@@ -36,11 +37,13 @@ class Front:
 
     Args:
         replicas: what requests are passed on to.
-        config: limits and the root path.
+        config: limits, keys, origins and the root path.
     """
 
     def __init__(self, replicas: Replicas, config: ServerConfig) -> None:
         self._replicas, self._root, self._most = replicas, config.root_path, config.max_body
+        self._keys = AcceptedKeys(config.api_key) if config.api_key else None
+        self._origins = list(config.cors_origin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         without_root(scope, self._root)
@@ -48,15 +51,16 @@ class Front:
         CURRENT.set(exchange)  # of this request's own task
         try:
             answer = await self._answer(scope, receive, send, exchange)
-        except ApiError as error:
-            answer = reply(error, scope["path"])
-        except asyncio.CancelledError:  # the server ends
-            if exchange.status:
+        except (ApiError, asyncio.CancelledError) as error:
+            if exchange.status:  # an answer has begun
                 raise
-            answer = reply(stopping(), scope["path"])
+            answer = reply(error if isinstance(error, ApiError) else stopping(), scope["path"])
         if answer is not None:
             answer.headers.append(ID_HEADER.decode(), exchange.id)
-            await answer(scope, receive, send)
+            app: ASGIApp = answer
+            if self._origins:
+                app = CORSMiddleware(answer, allow_origins=self._origins, **CORS)
+            await app(scope, receive, send)
             exchange.ended, exchange.status = time.perf_counter(), answer.status_code
             log_access(exchange)
 
@@ -84,12 +88,13 @@ class Front:
 
         async def said(replica: Replica) -> tuple[ReplicaAnswer, bytes] | None:
             try:
-                answer = await ask(replica.socket, "GET", _target(scope), _headers(scope, exchange))
-                try:
-                    await asyncio.wait_for(answer.begin(), ASK_S)
-                    return answer, await asyncio.wait_for(answer.whole(), ASK_S)
-                finally:
-                    answer.close()
+                async with asyncio.timeout(ASK_S):
+                    answer = await ask(replica.socket, "GET", _target(scope), _headers(scope, exchange))
+                    try:
+                        await answer.begin()
+                        return answer, await answer.whole()
+                    finally:
+                        answer.close()
             except (TimeoutError, NotAskedError, ReplicaLostError):
                 return None
 
@@ -110,11 +115,15 @@ class Front:
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
         """Sends a request to a replica, and its answer to the client.
 
-        A request that a replica has got is not sent to another if that one is lost: it may be why.
+        A request that a replica has got is not sent to another if that one is lost: it may be why. One that it refuses
+        because it ends is. A request without a key is passed on without its body: it needs none, or it is refused.
         """
-        body, length = await _received(Request(scope, receive), self._most)
-        prompt = await _routed(scope["path"], body)
+        body, length, prompt = b"", 0, RoutedPrompt(sequences=0)
+        if self._keys is None or self._keys.open(scope):
+            body, length = await _received(Request(scope, receive), self._most)
+            prompt = await _routed(scope["path"], body)
         tried: list[Replica] = []
+        refusal = bytes(reply(stopping(), scope["path"]).body)
         while (replica := self._replicas.choose(prompt, tried)) is not None and not self._replicas.stopping:
             taken = replica.take(prompt)
             try:
@@ -122,7 +131,9 @@ class Front:
                 answer = await ask(replica.socket, scope["method"], target, headers, body, length)
                 try:
                     with when_gone(receive, answer.close):
-                        await _relay(answer, send, taken, replica.number, exchange)
+                        if await _begun(answer, replica.number, b"" if self._replicas.stopping else refusal):
+                            replica.remember(prompt)
+                            await _relay(answer, send, taken, replica.number, exchange)
                 finally:
                     answer.close()
             except NotAskedError:
@@ -147,34 +158,52 @@ MERGED: dict[str, tuple[str, Callable[..., bytes]]] = {
 }
 
 
-async def _relay(answer: ReplicaAnswer, send: Send, taken: OpenRequest, number: int, exchange: Exchange) -> None:
-    """Sends an answer as it comes; one that is cut off ends with an error."""
+async def _begun(answer: ReplicaAnswer, number: int, refusal: bytes) -> bool:
+    """Waits for the beginning of an answer; False where the client has gone.
+
+    Args:
+        refusal: the body of one with which a replica that ends takes nothing new, b"" where that is an answer too.
+
+    Raises:
+        ApiError: the replica is lost.
+        NotAskedError: it ends.
+    """
     try:
         await answer.begin()
+        if refusal and answer.status == stopping().status and await answer.held() == refusal:
+            raise NotAskedError
     except ReplicaLostError as error:
-        if answer.closed:  # the client has gone
-            return
+        if answer.closed:
+            return False
         raise _lost(number) from error
+    return True
+
+
+async def _relay(answer: ReplicaAnswer, send: Send, taken: OpenRequest, number: int, exchange: Exchange) -> None:
+    """Sends an answer that has begun as it comes, of a stream whole events; one that is cut off ends with an error."""
     exchange.status = answer.status
     await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-    parts, part = 0, b""
+    stream = any(value.startswith(b"text/event-stream") for name, value in answer.headers if name == b"content-type")
+    parts, rest = 0, b""
     try:
         while not answer.complete or not parts:
-            part = await answer.part()
-            parts += 1
+            part = rest + await answer.part()
+            parts, rest = parts + 1, b""
             if answer.complete:
                 taken.close()  # before the end is out: whoever has it may ask for more
             elif parts == 2:  # the first event of a stream may come before the prompt has been read
                 taken.read()
-            await send({"type": "http.response.body", "body": part, "more_body": not answer.complete})
+            if stream and not answer.complete:
+                events, end, rest = part.rpartition(b"\n\n")
+                part = events + end
+            if part or answer.complete:
+                await send({"type": "http.response.body", "body": part, "more_body": not answer.complete})
     except ReplicaLostError:
         if answer.closed:
             return
-        if not any(value.startswith(b"text/event-stream") for name, value in answer.headers if name == b"content-type"):
+        if not stream:
             raise  # the connection ends before the length that was promised
         refusal, anthropic = _lost(number), MESSAGES in exchange.path
-        if part and not part.endswith(b"\n\n"):
-            await send({"type": "http.response.body", "body": b"\n\n", "more_body": True})
         event = refusal.anthropic if anthropic else refusal.body
         await send(part_of([event], b"" if anthropic else DONE, more=False))
 

@@ -74,10 +74,24 @@ class Replica:
             EngineError: it cannot; says why.
         """
         self.status = "starting"
+        try:
+            self.said = await self._begin()
+        except (OSError, TypeError, ValueError) as why:  # no process can be made, or what it says is no line of JSON
+            self.send(signal.SIGKILL)
+            self.said = {"error": f"replica {self.number} cannot be started: {why}"}
+        if error := self.said.get("error"):
+            self.status = "ended"
+            raise EngineError(error)
+        reused = self._work.info["kv_cache"]["enable_block_reuse"]
+        self._memory = PrefixMemory(self.said["cache_tokens"] if reused else 0)
+        self.status = "ready"
+
+    async def _begin(self) -> dict[str, Any]:
+        """Starts a process; returns what it says when it serves or cannot. Raises OSError, TypeError, ValueError."""
         pipe = asyncio.subprocess.PIPE
         # A session of its own: signals of the terminal are the front's to pass on.
         self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sametoken.replicas", stdin=pipe, stdout=pipe, start_new_session=True
+            sys.executable, "-P", "-m", "sametoken.replicas", stdin=pipe, stdout=pipe, start_new_session=True
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -85,13 +99,10 @@ class Replica:
             process.stdin.write(pickle.dumps(self._work))
             await process.stdin.drain()
         line = await process.stdout.readline()
-        self.said = json.loads(line) if line else {"error": f"{await self.ended()}; its own messages say why"}
-        if error := self.said.get("error"):
-            self.status = "ended"
-            raise EngineError(error)
-        reused = self._work.info["kv_cache"]["enable_block_reuse"]
-        self._memory = PrefixMemory(self.said["cache_tokens"] if reused else 0)
-        self.status = "ready"
+        said = json.loads(line) if line else {"error": f"{await self.ended()}; its own messages say why"}
+        if not isinstance(said, dict):
+            raise TypeError(f"its process said {line[:80]!r}, expected an object of JSON")
+        return said
 
     async def ended(self) -> str:
         """Waits for the end of the process, and says how it came."""
@@ -129,8 +140,11 @@ class Replica:
     def take(self, prompt: RoutedPrompt) -> OpenRequest:
         """Counts a request of this replica until it is closed."""
         known = self._memory.known(prompt.blocks)
-        self._memory.add(prompt.blocks)
         return OpenRequest(self, prompt.sequences, max(0, prompt.size - known))
+
+    def remember(self, prompt: RoutedPrompt) -> None:
+        """The process has got this prompt."""
+        self._memory.add(prompt.blocks)
 
 
 class OpenRequest:

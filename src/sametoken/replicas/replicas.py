@@ -98,12 +98,15 @@ class Replicas:
         try:
             await replica.start()
         except SametokenError as error:
-            LOG.critical("replica %d cannot be started: %s", replica.number, error)
+            LOG.critical("replica %d is not ready again: %s", replica.number, error)
         else:
             LOG.info("replica %d is ready again", replica.number)
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Lets all replicas finish their open requests and end; in a hurry they end these with an error."""
+        """Lets all replicas finish their open requests and end; in a hurry they end these with an error.
+
+        Those that do not end at all are killed.
+        """
         self.stopping = True
         self._signal()
         ended: asyncio.Future[Any] = asyncio.gather(*(replica.ended() for replica in self._all))
@@ -113,11 +116,14 @@ class Replicas:
         if not ended.done():
             self._signal()
             await asyncio.wait({ended}, timeout=LAST_S)
+        if not ended.done():  # answers that wait for one of these end with an error now
+            self._signal(signal.SIGKILL)
+            await asyncio.wait({ended}, timeout=LAST_S)
         ended.cancel()
 
-    def _signal(self) -> None:
+    def _signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         for replica in self._all:
-            replica.send(signal.SIGTERM)
+            replica.send(number)
 
     async def close(self) -> None:
         """Ends what is left."""

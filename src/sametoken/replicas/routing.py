@@ -95,11 +95,11 @@ def prompt_of(body: bytes) -> RoutedPrompt:
     """What routing needs of the body of a request; of one that cannot be read, only its size."""
     try:
         given = json.loads(body)
+        if not isinstance(given, dict):
+            return RoutedPrompt(size=len(body))
+        said = "".join(json.dumps(given[name], ensure_ascii=False) for name in PROMPT_FIELDS if name in given)
     except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
         return RoutedPrompt(size=len(body))
-    said = "".join(json.dumps(given[name], ensure_ascii=False) for name in PROMPT_FIELDS if name in given)
     text = said.encode("utf-8", "surrogatepass")
     prompts, choices = given.get("prompt"), given.get("n")
     count = len(prompts) if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list) else 1

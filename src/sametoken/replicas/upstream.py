@@ -18,7 +18,7 @@ class ReplicaLostError(Exception):
 
 
 class NotAskedError(Exception):
-    """Nobody listens, so nothing was sent."""
+    """Nobody listens, or nothing new is taken: another replica may be asked."""
 
 
 class ReplicaAnswer:
@@ -74,6 +74,12 @@ class ReplicaAnswer:
         while part := await self.part():
             parts.append(part)
         return b"".join(parts)
+
+    async def held(self) -> bytes:
+        """The whole body, which `part` still returns afterwards. Raises ReplicaLostError."""
+        while not self.complete:
+            await self._more()
+        return b"".join(self._parts)
 
     async def _more(self) -> None:
         try:

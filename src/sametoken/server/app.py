@@ -21,7 +21,7 @@ from sametoken.server.about_api import AboutApi
 from sametoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from sametoken.server.embedding_api import EmbeddingApi, EmbeddingsRequest
 from sametoken.server.errors import AnthropicError, ApiError, failed, reply
-from sametoken.server.http import BearerKeys
+from sametoken.server.http import CORS, BearerKeys
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.openapi import BODY_REFUSALS, TEXT_REFUSALS, Operation, describe
 from sametoken.server.responses_schema import ResponsesRequest
@@ -54,13 +54,7 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
         app.add_middleware(BearerKeys, keys=config.api_key, refused=worker.count)
     if config.cors_origin:
         # The outermost, since a browser's preflight carries no key.
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(config.cors_origin),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["X-Request-Id"],
-        )
+        app.add_middleware(CORSMiddleware, allow_origins=list(config.cors_origin), **CORS)
     return app
 
 

@@ -17,6 +17,12 @@ from sametoken.server.errors import ApiError, reply
 DONE = b"data: [DONE]\n\n"
 OPEN_PATHS = ("/", "/health", "/ping", "/live", "/version", "/docs", "/openapi.json")
 OPEN_FOLDERS = ("/playground/", "/docs/")  # the files of pages, which ask for a key themselves
+# What pages of other origins may do; see Starlette's CORSMiddleware.
+CORS: dict[str, Any] = {
+    "allow_methods": ["GET", "POST"],
+    "allow_headers": ["*"],
+    "expose_headers": ["X-Request-Id"],
+}
 
 
 @contextmanager
@@ -55,10 +61,10 @@ class BearerKeys:
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], refused: Callable[[ApiError], None]) -> None:
         self._app, self._refused = app, refused
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._keys = AcceptedKeys(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_open(scope["path"]) or self._known(scope):
+        if scope["type"] != "http" or _is_open(scope["path"]) or self._keys.open(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -71,7 +77,15 @@ class BearerKeys:
         self._refused(error)
         await reply(error, scope["path"])(scope, receive, send)
 
-    def _known(self, scope: Scope) -> bool:
+
+class AcceptedKeys:
+    """The valid keys of a server, at least one."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def open(self, scope: Scope) -> bool:
+        """Whether a request has one of them."""
         headers = dict(scope["headers"])
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         given = [bearer] if scheme.lower() == b"bearer" else []
