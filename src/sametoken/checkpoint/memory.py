@@ -7,8 +7,10 @@ import torch
 from sametoken.checkpoint.quantised.scheme import Scheme
 from sametoken.errors import MemoryPlanError
 from sametoken.model.config import ModelConfig
+from sametoken.model.cut import cut
 from sametoken.model.formats.names import least_bytes
 from sametoken.runtime.memory import available_bytes, flush_advice
+from sametoken.runtime.ranks import RankPart
 
 
 def check_memory(
@@ -43,3 +45,12 @@ def check_memory(
         f"{name}), and {free / 1e9:.1f} GB are free; use {smaller}a smaller model or a larger machine; "
         f"`sametoken doctor {model}` says what fits"
     )
+
+
+def times_held(stated: ModelConfig, count: int) -> float:
+    """How often `count` ranks together hold a target: more than once, since each has the token vectors.
+
+    Raises:
+        ConfigError, UnsupportedModelError: it cannot be cut into so many parts.
+    """
+    return count * cut(stated, RankPart(0, count)).parameters / stated.parameters

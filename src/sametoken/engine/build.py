@@ -16,7 +16,7 @@ from sametoken.checkpoint.generation import recommended_sampling
 from sametoken.checkpoint.hub import read_config, resolve, stored_scheme
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.load import load_decoder
-from sametoken.checkpoint.memory import check_memory
+from sametoken.checkpoint.memory import check_memory, times_held
 from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.checkpoint.pooling import Pooling, read_pooling
 from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, has_tokenizer, load_tokenizer
@@ -187,20 +187,11 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
         raise ConfigError(f"quantization {config.quantization!r} is computed on the CPU only; leave it out on {device}")
     scheme = stored_scheme(directory)
     count = config.tensor_parallel_size
-    own = 1.0 if count == 1 else place_of(os.environ, count).share * _times_held(stated, count)
+    own = 1.0 if count == 1 else place_of(os.environ, count).share * times_held(stated, count)
     check_memory(model, stated, limit, dtype, device, config.quantization, scheme, own)
     tokenizer = _tokenizer(directory, stated, config)
     sampling = recommended_sampling(directory) if config.generation_config == "auto" else {}
     return _Plan(stated, limit, tokenizer, device, dtype, deterministic, sampling, read_pooling(directory))
-
-
-def _times_held(stated: ModelConfig, count: int) -> float:
-    """How often `count` ranks together hold a target: more than once, since each has the token vectors.
-
-    Raises:
-        ConfigError, UnsupportedModelError: it cannot be cut into so many parts.
-    """
-    return count * cut(stated, RankPart(0, count)).parameters / stated.parameters
 
 
 @cache

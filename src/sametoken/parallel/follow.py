@@ -18,7 +18,7 @@ from torch import Tensor
 from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.load import load_decoder
-from sametoken.checkpoint.memory import check_memory
+from sametoken.checkpoint.memory import check_memory, times_held
 from sametoken.checkpoint.places import target_directory
 from sametoken.errors import EngineError, SametokenError
 from sametoken.kernels.cpu.library import serial_torch
@@ -70,7 +70,8 @@ class FollowingRank:
             dtype, device = getattr(torch, wanted.dtype), torch.device("cpu")
             stated, scheme = ModelConfig.from_hf(read_config(directory)), stored_scheme(directory)
             limit, quantization = wanted.max_seq_len, wanted.quantization
-            check_memory(wanted.model, stated, limit, dtype, device, quantization, scheme, 1 / place.size)
+            share = times_held(stated, place.size) / place.size
+            check_memory(wanted.model, stated, limit, dtype, device, quantization, scheme, share)
             decoder = load_decoder(directory, dtype, "cpu", limit, quantization, RankPart(place.rank, place.size))
         except SametokenError as error:
             group.say("model", "")
