@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 
 from sametoken import embedded
+from sametoken.checkpoint.paths import user_path
 from sametoken.commands import serve
 from sametoken.commands.options import Chosen, Option
 from sametoken.commands.resolution import resolve
 from sametoken.errors import ConfigError
+from sametoken.options.server import ServerConfig
 
 OWN = (
     Option("hosts", str, None, "addresses of both hosts, this machine's first; ssh to the second asks nothing.", "A,B"),
@@ -19,6 +22,7 @@ OWN = (
 RANKS = "tensor_parallel_size"
 OPTIONS = (*OWN, *serve.OPTIONS)
 MEETING = 29500
+EVERY = ("0.0.0.0", "::", "")  # addresses of every interface
 
 
 def command(model: str | None, values: Chosen) -> int:
@@ -35,7 +39,7 @@ def command(model: str | None, values: Chosen) -> int:
 
     from sametoken.checkpoint.hub import resolve as found
     from sametoken.checkpoint.planned import planned_model
-    from sametoken.deploy.two_node import Deployment, deploy, is_own
+    from sametoken.deploy.two_node import Deployment, deploy, is_loopback, is_own
     from sametoken.engine.build import dtype_for
     from sametoken.model.config import ModelConfig
 
@@ -43,27 +47,35 @@ def command(model: str | None, values: Chosen) -> int:
     server = serve.server_config(resolution.values)
     if not is_own(hosts[0]):
         raise ConfigError(f"{hosts[0]} is no address of this machine; run this command on the first of --hosts")
+    _check_server(server)
+    meeting = _meeting()
     needed = 0
-    target = model or embedded.NAME
+    target = _everywhere(model or embedded.NAME)
     if not values["dry_run"]:
+        if shutil.which("mpirun") is None:
+            raise ConfigError("there is no mpirun here; install Open MPI on both hosts, on Debian: openmpi-bin")
+        if is_loopback(hosts[0]):
+            raise ConfigError(
+                f"{hosts[0]} is this machine's own loopback, which {hosts[1]} cannot reach; expected the "
+                "address of an interface that joins both"
+            )
         import torch
 
         from sametoken.checkpoint.hub import read_config
+        from sametoken.checkpoint.memory import times_held
 
         place = found(embedded.target(target), resolution.values["revision"], weights=False, index=True)
         stated = ModelConfig.from_hf(read_config(place))
         dtype = dtype_for(resolution.values["dtype"], stated, torch.device("cpu"))
         planned = planned_model(place, dtype, stated.max_position, resolution.values["quantization"])
         whole = sum(share.bytes for share in planned.held.values())
-        needed = (whole + planned.outside) // 2
-    words = (target, *_words(values))
-    if server.host == "127.0.0.1":
-        words = (*words, "--host", hosts[0])
-    key = server.api_key[0] if server.api_key else None
-    meeting = int(os.environ.get("MASTER_PORT", MEETING))
+        needed = int((whole + planned.outside) * times_held(stated, 2)) // 2
+    given = "host" in resolution.origins
+    words = (target, *_words(values), *(() if given else ("--host", hosts[0])))
+    address = server.host if given and server.host not in EVERY else hosts[0]
     plan = Deployment(
-        (hosts[0], hosts[1]), values["interface"], target, resolution.values["revision"], words, needed, server.port,
-        meeting, key,
+        (hosts[0], hosts[1]), values["interface"], target, resolution.values["revision"], words, needed, address,
+        server.port, meeting, server.api_key, server.drain_seconds + 10,
     )  # fmt: skip
     if values["dry_run"]:
         print("\n".join(plan.commands()))
@@ -71,9 +83,39 @@ def command(model: str | None, values: Chosen) -> int:
     return deploy(plan, lambda words: print(words, flush=True))
 
 
+def _check_server(server: ServerConfig) -> None:
+    """Refuses settings of the server that this command cannot deploy. Raises ConfigError."""
+    if server.port == 0:
+        raise ConfigError("--port is 0, and the port must be known before the ranks start; expected 1 to 65535")
+    if server.ssl_certfile is not None:
+        raise ConfigError(
+            "--ssl-certfile: this command asks over HTTP; leave it out, and put a proxy with HTTPS before"
+        )
+    for key in server.api_key:
+        if "," in key or key != key.strip():
+            raise ConfigError(
+                f"an --api-key has a comma, or a space at an end, and {serve.KEYS_VARIABLE} separates keys by commas; "
+                "expected another key"
+            )
+
+
+def _meeting() -> int:
+    """The port where the ranks meet. Raises ConfigError if MASTER_PORT is none."""
+    stated = os.environ.get("MASTER_PORT") or str(MEETING)
+    if not (stated.isascii() and stated.isdigit() and 0 < int(stated) < 2**16):
+        raise ConfigError(f"MASTER_PORT={stated!r} in the environment: expected a number from 1 to 65535")
+    return int(stated)
+
+
+def _everywhere(model: str) -> str:
+    """A model's name as it is understood in another working directory: a path that exists here becomes absolute."""
+    path = user_path(model)
+    return str(path.absolute()) if model != embedded.NAME and path.exists() else model
+
+
 def _words(values: Chosen) -> Iterator[str]:
-    """The options of `sametoken serve` that were given, as they are written."""
-    own = {RANKS, *(option.name for option in OWN)}
+    """The options of `sametoken serve` that were given, as they are written; keys go by the environment."""
+    own = {RANKS, "api_key", *(option.name for option in OWN)}
     for option in OPTIONS:
         if option.name not in values.given or option.name in own:
             continue

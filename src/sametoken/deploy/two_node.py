@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import shlex
@@ -13,8 +14,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,10 @@ from sametoken.errors import ConfigError, SametokenError
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 FORWARDED = ("HF_", "NCCL_", "GLOO_", "UCX_", "TORCH_", "SAMETOKEN_", "OMP_NUM_THREADS", "PYTHONPATH", "PATH")
-CHECK_S, READY_S, DRAIN_S = 600.0, 3600.0, 40.0  # a check may download the model; loading may take long
+PLACES = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")  # variables that a printed question needs; none is secret
+KEYS_VARIABLE = "SAMETOKEN_API_KEY"
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see the key
+CHECK_S, READY_S, CHAT_S, END_S = 600.0, 3600.0, 300.0, 10.0  # a check may download the model; loading may take long
 CHAT = {"messages": [{"role": "user", "content": "Paris is great because"}], "max_tokens": 64}
 
 
@@ -36,8 +42,9 @@ class Deployment:
         interface: that joins them, None for the one that leads to the first host.
         serve: the words of `sametoken serve` after its name, the number of ranks not among them.
         needed: bytes of weights on each host.
-        port: where the server listens. meeting: where the ranks meet.
-        key: of the server, None where it asks for none.
+        address, port: where the server is asked. meeting: the port where the ranks meet.
+        keys: of the server, none where it asks for none.
+        drain: seconds that rank 0 may take to end after a signal.
     """
 
     hosts: tuple[str, str]
@@ -46,20 +53,27 @@ class Deployment:
     revision: str | None
     serve: tuple[str, ...]
     needed: int
+    address: str
     port: int
     meeting: int
-    key: str | None
+    keys: tuple[str, ...]
+    drain: float
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables that go to both hosts."""
         found = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
-        found |= {"MASTER_ADDR": self.hosts[0], "MASTER_PORT": str(self.meeting)}
-        return found | ({} if self.interface is None else {"GLOO_SOCKET_IFNAME": self.interface})
+        return found | self.stated | ({KEYS_VARIABLE: ",".join(self.keys)} if self.keys else {})
+
+    @property
+    def stated(self) -> dict[str, str]:
+        """Those of them that the deployment itself states and that are no secret."""
+        stated = {"MASTER_ADDR": self.hosts[0], "MASTER_PORT": str(self.meeting)}
+        return stated | ({} if self.interface is None else {"GLOO_SOCKET_IFNAME": self.interface})
 
     @property
     def url(self) -> str:
-        return f"http://{self.hosts[0]}:{self.port}"
+        return f"http://{f'[{self.address}]' if ':' in self.address else self.address}:{self.port}"
 
     def question(self, rank: int) -> HostQuery:
         """What is asked of a host before anything starts there."""
@@ -90,22 +104,32 @@ class Deployment:
         return "".join(f"{host} slots=1\n" for host in self.hosts)
 
     def commands(self) -> list[str]:
-        """Every command, as a user would type it."""
-        file = "hostfile"
-        key = ' -H "Authorization: Bearer $SAMETOKEN_API_KEY"' if self.key else ""
+        """Every command, as a user would type it; values of other variables than PLACES stay out."""
+        file, question, curl = "hostfile", "question.json", "curl --noproxy '*'"
+        key = f' -H "Authorization: Bearer ${{{KEYS_VARIABLE}%%,*}}"' if self.keys else ""
+        stated = [f"{name}={shlex.quote(value)}" for name, value in self.stated.items()]
+        asked = []
+        for rank in (0, 1):
+            places = {name: value for name, value in self.environment.items() if name in PLACES}
+            words = json.dumps(self.question(rank)._replace(environment=places))
+            asked.append(f"printf '%s' {shlex.quote(words)} > {question}")
+            asked.append(f"{shlex.join(self.check(rank))} < {question}")
         return [
-            *(f"{shlex.join(self.check(rank))} < question.json" for rank in (0, 1)),
+            *asked,
             f"printf {shlex.quote(self.hostfile)} > {file}".replace("\n", "\\n"),
-            " ".join([f"MASTER_ADDR={self.hosts[0]}", f"MASTER_PORT={self.meeting}", shlex.join(self.launch(file))]),
-            f"curl {self.url}/health",
-            f"curl {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
+            " ".join([*stated, shlex.join(self.launch(file))]),
+            f"{curl} {self.url}/health",
+            f"{curl} {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
             f"-d {shlex.quote(json.dumps(CHAT))}",
-            f"rm {file}",
+            f"rm {file} {question}",
         ]
 
 
 def deploy(plan: Deployment, tell: Callable[[str], object]) -> int:
-    """Checks both hosts, starts the ranks, asks for a first chat, and waits; returns the exit code of mpirun.
+    """Checks both hosts, starts the ranks, asks for a first chat, and waits.
+
+    Returns:
+        The exit code of mpirun; 128 and the number of the signal that came before the server answered or ended mpirun.
 
     Raises:
         ConfigError: a host cannot be used as it is. SametokenError: the ranks ended before the server answered.
@@ -115,15 +139,19 @@ def deploy(plan: Deployment, tell: Callable[[str], object]) -> int:
     with tempfile.TemporaryDirectory(prefix="sametoken-") as folder:
         file = Path(folder) / "hostfile"
         file.write_text(plan.hostfile)
-        job = subprocess.Popen(plan.launch(str(file)), env={**os.environ, **plan.environment}, start_new_session=True)
-        stop = _Stop(job)
+        stop = _Stop()
         try:
-            _wait_for(plan, job)
-            answer = _post(plan, CHAT)
-            tell(f"{plan.url} answers: {answer['choices'][0]['message']['content']!r}")
-            return job.wait()
+            environment = {**os.environ, **plan.environment}
+            stop.job = job = subprocess.Popen(plan.launch(str(file)), env=environment, start_new_session=True)
+            ready = _ready(plan, job, stop)
+            if ready:
+                _first_chat(plan, stop, tell)
+            while job.poll() is None and stop.signal is None:
+                time.sleep(0.1)
         finally:
-            stop.end()
+            stop.end(plan.drain)
+        ended = ready and job.returncode >= 0
+        return job.returncode if ended else 128 + (stop.signal or -job.returncode)
 
 
 def asked(plan: Deployment, rank: int) -> HostFacts:
@@ -174,6 +202,11 @@ def check_hosts(plan: Deployment, found: Sequence[HostFacts]) -> None:
         )
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an address is one that only this machine reaches."""
+    return ipaddress.ip_address(socket.gethostbyname(address)).is_loopback
+
+
 def is_own(address: str) -> bool:
     """Whether an address is one of this machine."""
     try:
@@ -184,58 +217,124 @@ def is_own(address: str) -> bool:
 
 
 class _Stop:
-    """Answers SIGINT and SIGTERM: rank 0 finishes open requests and the others end with it."""
+    """Answers SIGINT, SIGTERM and SIGHUP: rank 0 finishes open requests and the others end with it.
 
-    def __init__(self, job: subprocess.Popen[bytes]) -> None:
-        self._job = job
-        self._before = {number: signal.signal(number, self._drain) for number in (signal.SIGINT, signal.SIGTERM)}
+    Attributes:
+        signal: the first that arrived, None before.
+        job: mpirun, None before it is started.
+    """
 
-    def _drain(self, number: int, frame: Any) -> None:
-        """mpirun would kill the ranks a second after its own SIGTERM, so rank 0 gets one itself."""
-        for rank in _ranks_of(self._job.pid):
-            os.kill(rank, signal.SIGTERM)
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.job: subprocess.Popen[bytes] | None = None
+        self._signalled: set[int] = set()
+        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # under nohup
+        self._before = {n: signal.signal(n, self._note) for n in (signal.SIGINT, signal.SIGTERM, *hangup)}
 
-    def end(self) -> None:
-        """Ends what still runs."""
-        self._drain(0, None)
-        try:
-            self._job.wait(DRAIN_S)
-        except subprocess.TimeoutExpired:
-            self._job.terminate()
-            self._job.wait()
+    def _note(self, number: int, frame: Any) -> None:
+        if self.signal is None:
+            self.signal = number
+        self._signalled.clear()  # a second signal ends open requests
+        self._drain()
+
+    def _drain(self) -> None:
+        """Sends SIGTERM to ranks that had none: mpirun would kill them a second after its own SIGTERM."""
+        for rank in _ranks_of(self.job):
+            if rank not in self._signalled:
+                self._signalled.add(rank)
+                with suppress(OSError):
+                    os.kill(rank, signal.SIGTERM)
+
+    def end(self, drain: float) -> None:
+        """Ends what still runs: asks ranks for `drain` seconds, then mpirun, then kills."""
+        end = time.monotonic() + drain
+        while self.job is not None and self.job.poll() is None:
+            if time.monotonic() >= end:
+                self._kill(self.job)
+                break
+            self._drain()  # again, because a rank may have started since
+            with suppress(subprocess.TimeoutExpired):
+                self.job.wait(1)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def _kill(self, job: subprocess.Popen[bytes]) -> None:
+        ranks = _ranks_of(job)
+        job.terminate()
+        try:
+            job.wait(END_S)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            for rank in ranks:
+                with suppress(OSError):
+                    os.kill(rank, signal.SIGKILL)
+            job.wait()
 
-def _ranks_of(mpirun: int) -> list[int]:
-    """The processes of `sametoken serve` that mpirun started on this host."""
-    found = []
-    for children in Path("/proc").glob(f"{mpirun}/task/*/children"):
-        for child in children.read_text().split():
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            if b"sametoken.cli" in words:
+
+def _ranks_of(mpirun: subprocess.Popen[bytes] | None) -> list[int]:
+    """The processes of `sametoken serve` that mpirun started on this host; one may end while this reads."""
+    found: list[int] = []
+    if mpirun is None or mpirun.returncode is not None:
+        return found
+    for task in _names(f"/proc/{mpirun.pid}/task"):
+        for child in _text(f"/proc/{mpirun.pid}/task/{task}/children").split():
+            if b"sametoken.cli" in _text(f"/proc/{int(child)}/cmdline").split(b"\0"):
                 found.append(int(child))
     return found
 
 
-def _wait_for(plan: Deployment, job: subprocess.Popen[bytes]) -> None:
+def _names(folder: str) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(folder)
+    return []
+
+
+def _text(file: str) -> bytes:
+    with suppress(OSError):
+        return Path(file).read_bytes()
+    return b""
+
+
+def _ready(plan: Deployment, job: subprocess.Popen[bytes], stop: _Stop) -> bool:
+    """Waits until the server answers; False if a signal came before."""
     end = time.monotonic() + READY_S
-    while time.monotonic() < end:
+    while stop.signal is None:
         if (code := job.poll()) is not None:
             raise SametokenError(f"mpirun ended with exit code {code} before the server answered; its output says why")
+        if time.monotonic() >= end:
+            raise SametokenError(f"{plan.url}/health did not answer within {READY_S:g} s")
         try:
-            with urllib.request.urlopen(f"{plan.url}/health", timeout=5):
-                return
-        except OSError:
+            with DIRECT.open(f"{plan.url}/health", timeout=5):
+                return True
+        except (OSError, HTTPException):
             time.sleep(0.3)
-    raise SametokenError(f"{plan.url}/health did not answer within {READY_S:g} s")
+    return False
 
 
-def _post(plan: Deployment, body: Mapping[str, Any]) -> Any:
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {plan.key}"} if plan.key else {})
-    request = urllib.request.Request(f"{plan.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+def _first_chat(plan: Deployment, stop: _Stop, tell: Callable[[str], object]) -> None:
+    """Tells what the server answers, or why it does not; a refusal ends nothing, since other requests may be served.
+
+    Raises:
+        SametokenError: the server failed.
+    """
+    url = f"{plan.url}/v1/chat/completions"
+    key = {"Authorization": f"Bearer {plan.keys[0]}"} if plan.keys else {}
+    request = urllib.request.Request(url, json.dumps(CHAT).encode(), {"Content-Type": "application/json"} | key)
     try:
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            return json.load(answer)
+        with DIRECT.open(request, timeout=CHAT_S) as answer:
+            text = json.load(answer)["choices"][0]["message"]["content"]
+        said = f"{plan.url} answers: {text!r}"
     except urllib.error.HTTPError as error:
-        raise SametokenError(f"{plan.url} refused the first chat: {error.read().decode(errors='replace')}") from error
+        refusal = f"{url} refused the first chat ({error.code}): {error.read().decode(errors='replace')}"
+        if error.code >= 500 and stop.signal is None:
+            raise SametokenError(refusal) from error
+        said = f"{refusal}; the server goes on"
+    except (OSError, HTTPException) as error:
+        if stop.signal is not None:
+            return
+        if not isinstance(getattr(error, "reason", error), TimeoutError):
+            raise SametokenError(
+                f"{url} broke off the first chat: {error}; the output of the ranks says why"
+            ) from error
+        said = f"{url} did not answer the first chat within {CHAT_S:g} s; the server goes on"
+    tell(said)
