@@ -384,6 +384,32 @@ def test_deploy_serves_until_it_is_told_to_end(hosts: Hosts) -> None:
     assert "SIGTERM: finishing open requests" in job.said[0]
 
 
+def test_deploy_keeps_the_key_off_command_lines_and_ends_with_the_terminal(hosts: Hosts) -> None:
+    """Only the command that was typed has the key; SIGHUP, which a terminal sends when it closes, ends both ranks."""
+    with started((hosts[0], deploying(hosts, "embedded", "--api-key", "sk-secret"))) as job:
+        url = f"http://{hosts[0].address}:8355/v1/models"
+
+        def code(*options: str) -> str:
+            return hosts[0].run("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", url, *options).stdout
+
+        wait_until(lambda: code("-H", "Authorization: Bearer sk-secret") == "200", STARTS_S)
+        assert code() == "401"
+        ranks = [host.processes("serve embedded") for host in hosts]
+        assert all(ranks), job.words
+        own = inner(job.processes[0])
+        assert {*hosts[0].processes("sk-secret")} == {own}
+        assert hosts[1].processes("sk-secret") == []
+        os.kill(own, signal.SIGHUP)
+        assert job.ends(STARTS_S) == [0], job.words
+
+
+def test_deploy_ends_before_the_server_answers(hosts: Hosts) -> None:
+    with started((hosts[0], deploying(hosts, "embedded"))) as job:
+        wait_until(lambda: bool(hosts[0].processes("mpirun")), STARTS_S)
+        os.kill(inner(job.processes[0]), signal.SIGINT)
+        assert job.ends(STARTS_S) == [130], job.words
+
+
 def test_deploy_refuses_a_host_that_ssh_does_not_reach(hosts: Hosts) -> None:
     command = deploying((hosts[0], replace(hosts[1], address="192.168.200.99")), "embedded")
     (said,) = refused((hosts[0], command))
