@@ -13,7 +13,6 @@ import torch
 from cli_checks import Pair
 from head_checks import eagle_config, random_weights, shape_of
 from sametoken import LLM, SametokenError
-from sametoken.engine import build
 from sametoken.errors import CheckpointError, MemoryPlanError
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.write import write_head
@@ -247,7 +246,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_its_weights_are_read(c
 
 def test_rotary_tables_larger_than_the_memory_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change(checkpoint, max_position_embeddings=1 << 24)
-    monkeypatch.setattr(build, "available_bytes", lambda device: 1 << 28)
+    monkeypatch.setattr("sametoken.checkpoint.memory.available_bytes", lambda device: 1 << 28)
     with pytest.raises(MemoryPlanError, match="lower max_seq_len"):
         LLM(str(checkpoint))
     assert LLM(str(checkpoint), max_seq_len=64).max_seq_len == 64

@@ -9,7 +9,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,13 +23,15 @@ from cli_checks import speak
 from quantised_makers import MADE
 from sametoken import LLM, SamplingParams
 from sametoken.checkpoint.experts import single_experts
+from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.hub import read_config, stored_scheme
-from sametoken.checkpoint.load import load_decoder
+from sametoken.checkpoint.load import decoder_weights, load_decoder
+from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.quantised.collect import Item
 from sametoken.checkpoint.tensors import read_tensors
 from sametoken.errors import CheckpointError, ConfigError
-from sametoken.heads.draft_model.objective import _started
 from sametoken.model.config import ModelConfig
+from sametoken.model.decoder import Decoder
 from sametoken.model.formats.coded import Coded
 
 PLAIN_MODULES = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
@@ -145,11 +146,15 @@ def test_drafts_change_no_token(folders: tuple[Path, Path]) -> None:
 
 
 def test_training_reads_the_numbers_that_the_experts_mean(folders: tuple[Path, Path]) -> None:
-    found, expected = (
-        _started(SimpleNamespace(init_from=folder), config, folder, torch.device("cpu")).decoder.state_dict()
-        for folder in folders
-        for config in [ModelConfig.from_hf(read_config(folder))]
-    )
+    def read(folder: Path) -> dict[str, Tensor]:
+        config = ModelConfig.from_hf(read_config(folder))
+        with torch.device("meta"):
+            decoder = Decoder(config, torch.float32)
+        weights = decoder_weights(folder, config)
+        load_parameters(decoder, weights, rules_for(config), torch.float32, torch.device("cpu"), pack=False)
+        return decoder.state_dict()
+
+    found, expected = map(read, folders)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 

@@ -96,7 +96,15 @@ def test_an_ignored_signal_stays_ignored():
     assert child.communicate(timeout=30)[0] == "kept\n"
 
 
-def test_an_error_after_a_signal_is_the_signal():
+@pytest.fixture
+def not_ignored():
+    """SIGINT as a program of a terminal has it; what a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_error_after_a_signal_is_the_signal(not_ignored):
     """Compiled code replaces an exception that a handler raises while it calls back."""
 
     def called_back() -> None:
