@@ -13,6 +13,7 @@ import tiny_models
 from quantised_makers import MADE, quantised
 from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.load import load_decoder
+from sametoken.checkpoint.memory import times_held
 from sametoken.errors import ConfigError, UnsupportedModelError
 from sametoken.model.config import ModelConfig
 from sametoken.model.cut import cut
@@ -52,6 +53,23 @@ def matrix_sizes(decoder: Decoder) -> int:
 def test_parts_of_each_family_together_are_the_whole(name: str, tmp_path: Path) -> None:
     tiny_models.save(name, tmp_path)
     compare(tmp_path, torch.float32, 1e-4)
+
+
+def test_how_often_ranks_hold_a_target_is_what_they_load(tmp_path: Path) -> None:
+    """Each has the token vectors, so that two hold more than the whole."""
+
+    def numbers(decoder: Decoder) -> int:
+        linears = [module for module in decoder.modules() if isinstance(module, Linear)]
+        vectors = sum(tensor.numel() for tensor in decoder.parameters())
+        return vectors + sum(linear.in_features * linear.out_features for linear in linears)
+
+    tiny_models.save("llama-3", tmp_path)
+    held = sum(map(numbers, load_parts(tmp_path, 2, torch.float32, "none")))
+    share = held / numbers(load_decoder(tmp_path, torch.float32, "cpu", 96))
+    stated = ModelConfig.from_hf(read_config(tmp_path))
+    assert times_held(stated, 2) == pytest.approx(share, rel=0.02)
+    assert share > 1.05
+    assert times_held(stated, 1) == 1
 
 
 @pytest.mark.parametrize("name", ["llama-biases", "gemma-2", "qwen-3-moe", "granite-3", "gpt-oss"])
