@@ -66,7 +66,7 @@ class Ranks:
         return self.processes[0].stdout.readline()
 
     def measure(self) -> list[list[float]]:
-        """The faster of some runs: seconds, bytes sent and received, acceptance length and tokens; plain, then drafted."""
+        """The faster of some runs: seconds, bytes sent, received, acceptance length and tokens; plain, then drafted."""
         found = []
         for _ in range(REPEATS):
             assert self.processes[0].stdin is not None

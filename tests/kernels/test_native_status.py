@@ -10,7 +10,7 @@ import pytest
 
 from native_checks import BUILT
 from sametoken.kernels.cpu import library as native
-from sametoken.kernels.cpu import processor
+from sametoken.kernels.cpu import processor, structures
 
 # Apple M2 (has bfloat16) and M1 (has not), as `sysctl hw.optional` prints them.
 ARM = "hw.optional.arm"
@@ -113,4 +113,4 @@ def test_features_are_read_as_each_system_tells_them() -> None:
 
 def test_a_structure_refuses_a_field_that_it_does_not_have() -> None:
     with pytest.raises(TypeError, match="CSpan has no field node"):
-        native.struct_of(native.CSpan, batch=1, node=2)
+        structures.struct_of(structures.CSpan, batch=1, node=2)

@@ -16,21 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sametoken.kernels.cpu.library import (
+from sametoken.kernels.cpu.library import Library, PackedWeight, library
+from sametoken.kernels.cpu.structures import (
     CExperts,
     CGate,
     CSpan,
     Draw,
     Feed,
     Layer,
-    Library,
     Model,
     Output,
-    PackedWeight,
     Pages,
     Weight,
     address,
-    library,
     struct_of,
 )
 from sametoken.model.block import Block

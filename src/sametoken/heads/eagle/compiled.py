@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sametoken.heads.eagle.module import EagleHead, FirstBlock
-from sametoken.kernels.cpu.library import Join, Library, library, struct_of
+from sametoken.kernels.cpu.library import Library, library
+from sametoken.kernels.cpu.structures import Join, struct_of
 from sametoken.model.compiled import LANES, Compiled, Parts, blocks_of, packed
 from sametoken.model.decoder import Decoder
 from sametoken.model.layers import RMSNorm

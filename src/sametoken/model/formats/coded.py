@@ -16,16 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.kernels.cpu.library import (
-    FP4,
-    FP8,
-    GROUPED_INT4,
-    GROUPED_INT8,
-    CodedRows,
-    PackedWeight,
-    library,
-    struct_of,
-)
+from sametoken.kernels.cpu.library import FP4, FP8, GROUPED_INT4, GROUPED_INT8, PackedWeight, library
+from sametoken.kernels.cpu.structures import CodedRows, struct_of
 from sametoken.model.formats.base import UnpackedWeight
 from sametoken.model.formats.coded_packing import pack_codes
 from sametoken.model.formats.int8 import Int8

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sametoken.kernels.cpu.library import FINITE_FP8, FP8, GROUPED_INT8, NIBBLES, PackedWeight, address
+from sametoken.kernels.cpu.library import FP8, GROUPED_INT8, PackedWeight
+from sametoken.kernels.cpu.structures import FINITE_FP8, NIBBLES, address
 from sametoken.model.formats.packing import WIDTH, Tiles, packed_weight, padded_outputs, pairs, wide
 
 SCALES = {dtype: i for i, dtype in enumerate(

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.kernels.cpu.library import AS_IS, BF16, FINITE_BF16, FLIPPED, PackedWeight, Weight, address, library
+from sametoken.kernels.cpu.library import BF16, PackedWeight, library
 from sametoken.kernels.cpu.memory import new_memory
+from sametoken.kernels.cpu.structures import AS_IS, FINITE_BF16, FLIPPED, Weight, address
 
 TILE, WIDTH = 16, 128
 

@@ -1,0 +1,163 @@
+"""The structures of the compiled library as ctypes has them: field by field what its headers declare.
+
+Tensors that a structure points to must be kept alive by whoever holds the structure.
+"""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+
+class Weight(Structure):
+    """See rows.h."""
+
+    _fields_ = [
+        ("format", c_int32), ("inputs", c_int32), ("outputs", c_int32), ("group", c_int32),
+        ("data", c_void_p), ("scale", c_void_p), ("bias", c_void_p),
+    ]  # fmt: skip
+
+
+class CGate(Structure):
+    """See pointwise.h."""
+
+    _fields_ = [("activation", c_int32), ("gain", c_float), ("limit", c_float)]
+
+
+class CExperts(Structure):
+    """See experts.h."""
+
+    _fields_ = [
+        ("count", c_int32), ("chosen", c_int32), ("width", c_int32), ("shared", c_int32), ("normalised", c_int32),
+        ("sigmoid", c_int32), ("groups", c_int32), ("chosen_groups", c_int32), ("group_best", c_int32),
+        ("choice_bias", c_void_p), ("weight_scale", c_float), ("shared_gate", c_int32), ("wide_router", c_int32),
+        ("weighted_input", c_int32), ("gate", CGate), ("router", Weight), ("gate_up", POINTER(Weight)),
+        ("down", POINTER(Weight)),
+    ]  # fmt: skip
+    kept: Tensor | None  # what `choice_bias` points to
+
+
+class Layer(Structure):
+    """See forward.h."""
+
+    _fields_ = [
+        ("attention_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("mlp_norm", c_void_p),
+        ("qkv", Weight), ("out", Weight), ("gate_up", Weight), ("down", Weight), ("window", c_int64),
+        ("sinks", c_void_p), ("experts", POINTER(CExperts)),
+        ("attention_out_norm", c_void_p), ("mlp_out_norm", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
+        ("query_scale", c_void_p),
+    ]  # fmt: skip
+
+
+class Join(Structure):
+    """See forward.h."""
+
+    _fields_ = [
+        ("fc", POINTER(Weight)), ("paired", c_int32), ("normed_residual", c_int32), ("embed_norm", c_void_p),
+        ("hidden_norm", c_void_p), ("whole_norm", c_void_p), ("part_norms", c_void_p), ("parts", c_int32),
+    ]  # fmt: skip
+
+
+class Model(Structure):
+    """See forward.h."""
+
+    _fields_ = [
+        ("layers", c_int32), ("hidden", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_size", c_int32),
+        ("rotated", c_int32), ("intermediate", c_int32), ("activation", c_int32), ("eps", c_float),
+        ("embed_packed", c_int32), ("vocabulary", c_int64), ("embed", c_void_p), ("positions", c_int64),
+        ("layer", POINTER(Layer)), ("join", POINTER(Join)), ("whole_norms", c_int32), ("interleaved", c_int32),
+        ("norm_shift", c_float), ("embed_scale", c_float), ("residual_scale", c_float), ("attention_scale", c_float),
+        ("attention_cap", c_float), ("chunks", c_int32), ("rotated_norm", c_int32), ("sum", c_void_p),
+    ]  # fmt: skip
+
+
+class Pages(Structure):
+    """See forward.h."""
+
+    _fields_ = [
+        ("keys", c_void_p), ("values", c_void_p), ("layer_stride", c_int64), ("page_size", c_int64),
+        ("table_stride", c_int64), ("table", c_void_p),
+        ("key_scales", c_void_p), ("value_scales", c_void_p), ("slots", c_int64), ("form", c_int32),
+    ]  # fmt: skip
+
+
+class CSpan(Structure):
+    """See attention.h."""
+
+    _fields_ = [
+        ("batch", c_int32), ("nodes", c_int32), ("total", c_int32),
+        ("rows", c_void_p), ("starts", c_void_p), ("ancestors", c_void_p),
+    ]  # fmt: skip
+
+
+class Output(Structure):
+    """See decoder.cpp."""
+
+    _fields_ = [
+        ("head", POINTER(Weight)), ("norm", c_void_p), ("ids", c_void_p), ("recycled", c_int32),
+        ("scale", c_float), ("cap", c_float),
+    ]  # fmt: skip
+
+
+class Feed(Structure):
+    """See decoder.cpp."""
+
+    _fields_ = [("span", CSpan), ("tokens", c_void_p), ("lengths", c_void_p), ("features", c_void_p)]
+
+
+class Draw(Structure):
+    """See draw.h."""
+
+    _fields_ = [
+        ("seeds", c_void_p), ("positions", c_void_p), ("temperature", c_void_p), ("noise_scale", c_void_p),
+        ("max_cost", c_void_p), ("top_k", c_void_p), ("top_p", c_void_p),
+    ]  # fmt: skip
+
+
+class Packing(Structure):
+    """See pack.h."""
+
+    _fields_ = [
+        ("source", c_void_p), ("rows", c_int64), ("row_bytes", c_int64), ("stride", c_int64), ("target", c_void_p),
+        ("first", c_int64), ("outputs", c_int64), ("units", c_int64),
+    ]  # fmt: skip
+
+
+class CodedRows(Structure):
+    """See pack.h."""
+
+    _fields_ = [
+        ("codes", c_void_p), ("rows", c_int64), ("row_bytes", c_int64), ("format", c_int32), ("inputs", c_int32),
+        ("group", c_int32), ("zero", c_int32), ("scale", c_void_p), ("offset", c_void_p), ("numbers", c_void_p),
+    ]  # fmt: skip
+
+
+# What becomes of a row's units: see Turn in pack.h.
+AS_IS, FINITE_BF16, FLIPPED, FINITE_FP8, NIBBLES = range(5)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a contiguous tensor's data lie, for a structure; None for null."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def struct_of(kind: type[Structure], **values: Any) -> Any:
+    """A structure with pointers given as tensors.
+
+    Raises:
+        TypeError: the structure has no such field; ctypes alone would accept the name and ignore it.
+    """
+    if not values.keys() <= _fields(kind):
+        raise TypeError(f"{kind.__name__} has no field {', '.join(sorted(values.keys() - _fields(kind)))}")
+    return kind(**{name: address(value) if isinstance(value, Tensor) else value for name, value in values.items()})
+
+
+@cache
+def _fields(kind: type[Structure]) -> frozenset[str]:
+    return frozenset(field[0] for field in kind._fields_)
