@@ -21,7 +21,8 @@ import tiny_models
 from cli_checks import speak
 from quantised_makers import MADE, quantised
 from sametoken import LLM, embedded
-from sametoken.check.memory import EngineSettings, forecast, report
+from sametoken.check.memory import EngineSettings, forecast
+from sametoken.check.memory_report import report
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.planned import planned_model
 from sametoken.errors import ConfigError

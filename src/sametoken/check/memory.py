@@ -285,8 +285,8 @@ def _replicas_advice(one: int, count: int, memory: int) -> tuple[str, ...]:
         return ()
     where = f"serve --dp {count}" if count * one <= memory else "one on each host"
     return (
-        f"one process takes {_size(one)} and fits: replicas ({where}) serve more requests a second, ranks answer one "
-        "request sooner",
+        f"one process takes {in_words(one)} and fits: replicas ({where}) serve more requests a second, ranks answer "
+        "one request sooner",
     )
 
 
@@ -339,48 +339,6 @@ def _remedies(
             break
 
 
-def report(found: MemoryForecast) -> str:
-    """The forecast for people, one fact a line."""
-    rows: list[tuple[str, str]] = []
-    for part in found.parts:
-        files = sum(share.bytes for share in part.stored.values())
-        rows += [
-            (part.role, part.path),
-            ("  files", f"{_size(files)}: {_listed(part.stored, 'tensors')}"),
-            ("  in memory", f"{_size(part.weights)}: {_listed(part.held, 'weights')}"),
-            ("  cache", f"{part.kv_bytes:,} bytes a token"),
-        ]
-    fits = "fits" if found.fits else "does not fit"
-    first = "" if found.ranks == 1 else ", the first rank"
-    if found.ranks > 1:
-        all_ranks = found.total + (found.ranks - 1) * found.other_rank
-        here = "fits" if all_ranks <= found.memory else "does not fit"
-        rows += [
-            ("ranks", f"{found.ranks}: the first takes {_size(found.total)}, each other {_size(found.other_rank)}"),
-            ("  one machine", f"{_size(all_ranks)} where all run on it: {here}"),
-            ("  not cut", f"{_size(found.uncut)} on every rank: token vectors, output head, norms, rotary tables"),
-        ]
-    rows += [
-        ("batch", f"{found.batch} sequences of {found.context:,} tokens"),
-        ("lookahead", f"{found.lookahead} tokens a sequence, {found.lookahead_pages} pages of {found.page} tokens"),
-        ("page pool", f"{_size(found.pool)} in {found.dtype}"),
-        ("activations", f"{_size(found.activations)} at the peak of a step, estimated"),
-        ("total", f"{_size(found.total)} of {_size(found.memory)} ({found.device}): {fits}" + first),
-        ("largest batch", f"{found.largest_batch or 'none'} at this context"),
-        ("largest context", f"{found.largest_context:,} tokens for this batch"),
-    ]
-    for each in found.remedies:
-        name = "would fit with" if each.total <= found.memory else "least memory"
-        rows.append((name, f"{each.change}: {_size(each.total)}"))
-    rows += [("note", note) for note in found.notes]
-    return "\n".join(f"{name:<16} {words}" for name, words in rows)
-
-
-def _size(count: int) -> str:
+def in_words(count: int) -> str:
+    """Bytes in GiB or MiB."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
-def _listed(shares: dict[str, Share], what: str) -> str:
-    """The formats and their bytes, without scalars."""
-    kept = {name: share for name, share in shares.items() if share.bytes >= 2**20} or shares
-    return ", ".join(f"{name} {_size(share.bytes)} ({share.tensors:,} {what})" for name, share in kept.items())

@@ -46,7 +46,8 @@ OPTIONS = _options()
 def tell_memory(model: str, values: Values) -> int:
     """Prints what a model will take, and without a draft the heads that are known to fit it."""
     from sametoken.check import fitting
-    from sametoken.check.memory import forecast, report
+    from sametoken.check.memory import forecast
+    from sametoken.check.memory_report import report
     from sametoken.checkpoint.hub import resolve
 
     memory = None if values["memory"] is None else bytes_of(values["memory"])

@@ -46,7 +46,7 @@ class HeadConfig(Protocol):
     def dtype(self) -> str: ...
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """A module that guesses from its target's hidden states, the same in training and in serving.
 
     Attributes:
@@ -58,9 +58,9 @@ class Head(nn.Module):
     dtype: torch.dtype
 
     @property
+    @abstractmethod
     def draft_ids(self) -> Tensor:
         """[Vd] int64, the target's id of every token that it can guess."""
-        raise NotImplementedError
 
 
 class Reading(NamedTuple):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
@@ -36,6 +35,7 @@ from sametoken.train.parallel import Parallel, restore, whole_states
 from sametoken.train.schedule import Schedule, Step
 from sametoken.train.settings import TrainingSettings
 from sametoken.train.targets import Source
+from sametoken.train.window import Window
 
 # Do not change what is computed, or change it only as far as sums in another order do.
 FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_transformer_layer_cls_to_wrap", "device",
@@ -121,7 +121,7 @@ class Trainer:
     def run(self) -> Outcome:
         """Trains to the last step, or until evaluations got no better for long enough."""
         journal = Journal(self.directory, self.progress["step"]) if self.parallel.main else None
-        window = _Window()
+        window = Window()
         try:
             with self._stop.noticed():
                 self._evaluate_existing(journal)
@@ -137,7 +137,7 @@ class Trainer:
         before = None if start[0] is None or start[1] is None else (start[0], start[1])
         return Outcome(self._best.place, step, self.schedule.total, best, before, ended, stopped, window.overall)
 
-    def _go_on(self, journal: Journal | None, window: _Window) -> None:
+    def _go_on(self, journal: Journal | None, window: Window) -> None:
         keep = self.plan.keep
         assert keep.save_steps is not None
         for step in self.schedule.steps(self.progress["step"]):
@@ -207,7 +207,7 @@ class Trainer:
         taps, last = (torch.cat(each) for each in zip(*found, strict=True))
         return Features(taps, last)
 
-    def _log(self, journal: Journal | None, step: Step, window: _Window) -> None:
+    def _log(self, journal: Journal | None, step: Step, window: Window) -> None:
         report = AcceptanceMetrics(*self.parallel.sum(torch.stack(window.take())))
         if journal is None:
             return
@@ -349,34 +349,3 @@ class Trainer:
         restore(self.objective, self.optimisers, saved.weights, saved.optimiser)
         self.progress = dict(saved.progress)
         self._tell(f"going on from {found[-1]}")
-
-
-class _Window:
-    """Figures since the last line of the log, and the time of training alone."""
-
-    def __init__(self) -> None:
-        self._report: AcceptanceMetrics | None = None
-        self._tokens = self._all = 0
-        self._since = self._busy = 0.0
-        self.rate = 0.0
-        self.go_on()
-
-    def go_on(self) -> None:
-        """Training goes on; what was done since the last `add` is not part of it."""
-        self._mark = time.perf_counter()
-
-    def add(self, report: AcceptanceMetrics, tokens: int) -> None:
-        passed = time.perf_counter() - self._mark
-        self._since, self._busy = self._since + passed, self._busy + passed
-        self._report = report if self._report is None else self._report + report
-        self._tokens, self._all = self._tokens + tokens, self._all + tokens
-
-    def take(self) -> AcceptanceMetrics:
-        assert self._report is not None
-        found, self.rate = self._report, self._tokens / max(self._since, 1e-9)
-        self._report, self._tokens, self._since = None, 0, 0.0
-        return found
-
-    @property
-    def overall(self) -> float:
-        return self._all / max(self._busy, 1e-9)
