@@ -31,6 +31,7 @@ COMMANDS = {
     "generate": "Complete prompts with a target, with or without a draft.",
     "chat": "Talk to a model, and see what the draft guessed.",
     "serve": "Serve a model over HTTP as OpenAI's API does.",
+    "deploy plan": "Print what serves a model and its draft with this or another engine.",
     "deploy two-node": "Serve a model on two hosts, from the checks to the first answer.",
     "train": "Train a head or a draft model for a target.",
     "evaluate": "Measure how many drafted tokens a target accepts.",
@@ -106,7 +107,9 @@ def _command(name: str) -> Callable[..., None]:
         def call() -> int:
             refuse_beyond(module.OPTIONS, values)
             computes = "threads" in values  # doctor only plans ranks
-            if computes and values.get("tensor_parallel_size", 1) > 1:  # before input and files of rank 0 alone
+            if (
+                computes and getattr(module, "computes", bool)(values) and values.get("tensor_parallel_size", 1) > 1
+            ):  # before input and files of rank 0 alone
                 from sametoken.commands.models import join_ranks
 
                 join_ranks(values, values.get("data_parallel_size", 1))

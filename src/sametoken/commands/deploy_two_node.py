@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from sametoken import embedded
 from sametoken.checkpoint.paths import user_path
-from sametoken.commands import serve
+from sametoken.commands import planning, serve
 from sametoken.commands.options import Chosen, Option
 from sametoken.commands.resolution import resolve
 from sametoken.errors import ConfigError
@@ -20,7 +20,7 @@ OWN = (
     Option("dry_run", bool, False, "print every command and start nothing."),
 )
 RANKS = "tensor_parallel_size"
-OPTIONS = (*OWN, *serve.OPTIONS)
+OPTIONS = (*OWN, *(each for each in serve.OPTIONS if each not in (*planning.OPTIONS, *serve.STARTED)))
 MEETING = 29500
 EVERY = ("0.0.0.0", "::", "")  # addresses of every interface
 

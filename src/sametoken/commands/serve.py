@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
+
+from sametoken.commands import planning
 from sametoken.commands.models import join_ranks, model_names, open_llm, use_threads
-from sametoken.commands.options import Chosen, Option, Values, engine_options, settings_of, settings_options
+from sametoken.commands.options import (
+    Chosen,
+    Option,
+    Values,
+    engine_options,
+    refuse_given,
+    settings_of,
+    settings_options,
+)
 from sametoken.commands.resolution import Resolution, check_choice, check_text, foreign_options, resolve
 from sametoken.errors import ConfigError
 from sametoken.options.engine import EngineConfig, KVCacheConfig
@@ -28,7 +40,22 @@ def _engine_options() -> Iterator[Option]:
         yield option._replace(default=SMOOTH) if option.name == "max_prefill_share" else option
 
 
-OPTIONS: tuple[Option, ...] = (*settings_options(ServerConfig), *_engine_options(), *foreign_options())
+STARTED: tuple[Option, ...] = (
+    Option("engine_python", str, None, "Python of the environment where the engine of --engine is installed.", "FILE"),
+    Option(
+        "engine_timeout",
+        Annotated[float, Field(gt=0)],
+        1800.0,
+        "seconds that the engine of --engine may take to start.",
+    ),
+)
+OPTIONS: tuple[Option, ...] = (
+    *settings_options(ServerConfig),
+    *_engine_options(),
+    *foreign_options(),
+    *planning.OPTIONS,
+    *STARTED,
+)
 KEYS_VARIABLE = "SAMETOKEN_API_KEY"
 FRACTION, VISIBLE = f"{CACHE}free_memory_fraction", "CUDA_VISIBLE_DEVICES"
 LOG = logging.getLogger("sametoken")
@@ -38,8 +65,13 @@ PREFIXES = {"kv_cache": CACHE}  # of the names of options, by group of the resol
 def command(model: str | None, values: Chosen) -> int:
     """Serve a model over HTTP as OpenAI's API does. Drafts change the speed, never a token.
 
-    Takes the options of `trtllm-serve`, `vllm serve` and `llama-server` too, and TensorRT-LLM's YAML file.
+    Takes the options of `trtllm-serve`, `vllm serve` and `llama-server` too, and TensorRT-LLM's YAML file. With
+    --engine another engine serves: this command starts it, waits until it answers, and ends with it.
     """
+    if values["engine"] != planning.OURS:
+        return start_engine(model, values)
+    planning.check_engine(values)
+    refuse_given((*planning.OPTIONS, *STARTED), values, "another engine: give --engine too")
     resolution = resolve(model, values)
     server = server_config(resolution.values)
     info = resolved(model, resolution, server)
@@ -66,6 +98,32 @@ def command(model: str | None, values: Chosen) -> int:
         else:
             serve(open_engine(model, resolution), bound, server, info)
     return 0
+
+
+def computes(values: Values) -> bool:
+    """Whether this process computes, rather than another engine."""
+    return bool(values["engine"] == planning.OURS)
+
+
+def start_engine(model: str | None, values: Chosen) -> int:
+    """Serves with the engine of --engine as a child of this process, until it ends or a signal comes.
+
+    Raises:
+        SametokenError: the engine cannot be told something, or does not start.
+    """
+    launch, notes = planning.planned(model, values)
+    words = launch.words
+    if values["engine_python"] is not None:
+        words = (*launch.module(values["engine_python"]), *launch.options, *launch.server)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+    from sametoken.deploy.start import start
+
+    if launch.secrets and not os.environ.get(launch.secrets[0]):
+        raise ConfigError(f"--api-key: {launch.engine} reads its key from {launch.secrets[0]}; export that instead")
+    times = (values["engine_timeout"], values["drain_seconds"])
+    return start(words, dict(launch.files), launch.port, times, lambda words: print(words, file=sys.stderr, flush=True))
 
 
 def open_engine(model: str | None, resolution: Resolution) -> LLM:

@@ -1,0 +1,44 @@
+"""`sametoken deploy plan`: the command, YAML or JSON that serves a model and its draft with an engine."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from sametoken.commands import serve
+from sametoken.commands.options import Chosen, Option
+from sametoken.commands.planning import planned
+from sametoken.errors import ConfigError, unknown_name
+
+TARGETS = ("shell", "compose", "kubernetes", "slurm", "dynamo")
+OPTIONS = (
+    Option("target", str, "shell", "what is printed.", "|".join(TARGETS)),
+    Option("image", str, None, "container image; without it: the engine's own.", "NAME"),
+    *(option for option in serve.OPTIONS if option not in serve.STARTED),
+)
+
+
+def computes(values: Chosen) -> bool:
+    """Nothing is computed, however many ranks are planned."""
+    return False
+
+
+def command(model: str | None, values: Chosen) -> int:
+    """Print what serves a model and its draft: with this program, vLLM, SGLang or TensorRT-LLM.
+
+    Takes the options of `sametoken serve`; what the engine cannot be told is an error. A head in another layout than
+    the engine's is written to --out. Notes go to standard error, keys are never printed.
+    """
+    from sametoken.deploy.plan.engines import TARGETS as FORMS
+
+    if values["target"] not in TARGETS:
+        raise ConfigError(unknown_name("target", values["target"], TARGETS))
+    if values["image"] is not None and values["target"] not in ("compose", "kubernetes"):
+        raise ConfigError("--image is for --target compose and kubernetes; leave it out")
+    launch, notes = planned(model, values)
+    if values["image"] is not None:
+        launch = replace(launch, image=values["image"])
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(FORMS[values["target"]](launch), end="")
+    return 0

@@ -1,0 +1,105 @@
+"""From the options of `sametoken serve` to the command of an engine: which options were stated, where the draft is."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from sametoken.commands.models import model_names
+from sametoken.commands.options import Chosen, Option, Values, settings_of
+from sametoken.commands.resolution import resolve
+from sametoken.dialects.flags import FLAGS
+from sametoken.dialects.rules import NoEffect
+from sametoken.errors import ConfigError, unknown_name
+from sametoken.kinds import named
+from sametoken.options.declaration import declared
+from sametoken.options.serving import OPTIONS as SERVING
+from sametoken.options.speculation import AUTO, NO_DRAFT, SpeculativeConfig
+
+if TYPE_CHECKING:
+    from sametoken.deploy.plan.launch import Launch
+
+OURS = "sametoken"
+ENGINES = (OURS, "vllm", "sglang", "trtllm")
+SERVERS = {"vllm": "vllm serve", "trtllm": "trtllm-serve"}  # whose own options are passed on
+OPTIONS = (
+    Option("engine", str, OURS, "what serves: sametoken, or another engine that is installed.", "|".join(ENGINES)),
+    Option("engine_args", str, None, "further words for that engine, as they are, for example '--seed 1'.", "TEXT"),
+    Option("out", str, None, "directory for the head in that engine's layout, if it needs another one.", "DIR"),
+)
+
+
+def check_engine(values: Values) -> None:
+    """Refuses an engine that there is not, and options of engines where ours serves.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    if values["engine"] not in ENGINES:
+        raise ConfigError(unknown_name("engine", values["engine"], ENGINES))
+    if values["engine"] == OURS and values["out"] is not None:
+        raise ConfigError("--out is for a head that another engine reads; give --engine, or leave --out out")
+
+
+def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
+    """How the engine of `--engine` is started, and what was left out, a sentence each.
+
+    Raises:
+        SametokenError: the engine cannot be told something, or a file cannot be read.
+    """
+    from sametoken.deploy.plan.engines import ENGINES as TRANSLATIONS
+    from sametoken.deploy.plan.head import place_draft, target_place
+    from sametoken.deploy.plan.launch import Wanted
+
+    check_engine(values)
+    engine = values["engine"]
+    passed = _passed(engine, values)
+    resolution = resolve(model, Chosen(values, values.given - passed.keys()))
+    found, notes = resolution.values, list(resolution.notes)
+    speculative = SpeculativeConfig(**settings_of(SpeculativeConfig, found))
+    target, draft = model_names(model, found["draft"], speculative.method)
+    method = None if speculative.method == NO_DRAFT else speculative.method
+    stated = {
+        name: getattr(speculative, name) if name in declared(SpeculativeConfig) else found[name]
+        for name in resolution.origins
+        if name in SERVING and name not in ("draft", "method", "api_key")
+    }
+    keys = "api_key" in resolution.origins
+    if engine != OURS:
+        if method == AUTO:
+            raise ConfigError(f"--method auto: only sametoken mixes drafters; choose one for {engine}")
+        if draft is not None:
+            draft, method, placed = place_draft(draft, method, engine, target, values["out"])
+            notes += placed
+        elif values["out"] is not None:
+            raise ConfigError("--out is for a head; give --draft, or leave --out out")
+        if method is not None and named(method).weights is not None and draft is None:
+            raise ConfigError(f"--method {method} needs a draft; give its directory or Hub id as --draft")
+        if method is None and (lost := sorted(stated.keys() & declared(SpeculativeConfig).keys())):
+            raise ConfigError(
+                f"--{lost[0].replace('_', '-')} is for drafts, and there are none; give --draft or --method"
+            )
+        stated.setdefault("served_model_name", (target,))
+        target = target_place(target)
+    elif values["threads"] is not None:
+        passed["threads"] = values["threads"]
+    extra = shlex.split(values["engine_args"] or "")
+    extra = [*(word for name, value in passed.items() for word in _spoken(name, value)), *extra]
+    wanted = Wanted(target, draft, method, speculative, stated, keys, tuple(extra))
+    launch = TRANSLATIONS[engine](wanted)
+    return launch, [*notes, *launch.notes]
+
+
+def _passed(engine: str, values: Chosen) -> dict[str, object]:
+    """Options of the engine's own server that mean nothing here, which it gets as they are."""
+    server = SERVERS.get(engine)
+    return {
+        name: values[name]
+        for name, flag in FLAGS.items()
+        if name in values.given and flag.server == server and isinstance(flag.rule, NoEffect)
+    }
+
+
+def _spoken(name: str, value: object) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    return [flag if value else f"--no-{name.replace('_', '-')}"] if isinstance(value, bool) else [flag, str(value)]

@@ -1,0 +1,1 @@
+"""One speculative configuration for four engines: what each engine is started with, and the files that start it."""

@@ -1,0 +1,103 @@
+"""A draft for an engine: which kind it is, and its files in the layout that the engine reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sametoken import embedded
+from sametoken.checkpoint.hub import read_config, resolve
+from sametoken.checkpoint.paths import user_path
+from sametoken.checkpoint.places import draft_directory
+from sametoken.errors import ConfigError
+from sametoken.heads.files import Files
+from sametoken.heads.kind import ENGINES
+from sametoken.heads.read import is_head, read_head, stored_dtype
+from sametoken.heads.registry import draft_model, head_kind
+from sametoken.heads.write import write_head
+from sametoken.kinds import named
+from sametoken.model.config import ModelConfig
+
+READ_BY = {"vllm": ("vllm", "speculators"), "sglang": ("sglang",), "trtllm": ("trtllm",)}  # layouts, by engine
+# Keys of config.json in which files of one layout may differ.
+ANY = ("dtype", "torch_dtype", "speculators_config", "speculators_version", "base_model_name_or_path")
+
+
+class Placed(NamedTuple):
+    """A draft where an engine can read it.
+
+    Attributes:
+        place: directory or Hub id. method: our name of its kind.
+        notes: what was done and what was not checked, a sentence each.
+    """
+
+    place: str
+    method: str
+    notes: tuple[str, ...] = ()
+
+
+def place_draft(draft: str, method: str | None, engine: str, target: str, out: str | None) -> Placed:
+    """Finds the kind of a draft and writes a head anew where the engine reads another layout.
+
+    A Hub id is taken as it is where the method was stated and nothing is to be written; otherwise it is downloaded.
+
+    Args:
+        engine: a key of `READ_BY`.
+        target: name of the target, whose config.json says what the head is for.
+        out: directory for a head that is written, None for no place.
+
+    Raises:
+        SametokenError: the draft cannot be read, the engine cannot run it, or it must be written and there is no `out`.
+    """
+    local = user_path(embedded.draft(draft)).exists()
+    if not local and out is None and method is not None:
+        reason = f"{draft} was not read; --out DIR downloads it and checks its layout"
+        return Placed(draft, method, (reason,) if named(method).weights == "head" else ())
+    directory = draft_directory(draft).absolute()
+    if not is_head(directory):
+        found = draft_model(read_config(directory), method).name
+        return _agreed(Placed(str(directory) if local else draft, found), draft, method)
+    facts = ModelConfig.from_hf(read_config(resolve(embedded.target(target), weights=False, index=True)))
+    dtype = stored_dtype(directory)
+    loaded = read_head(directory, facts, dtype, "cpu", pack=False)
+    kind = head_kind(loaded.config)
+    placed = _agreed(Placed(str(directory) if local else draft, loaded.config.kind), draft, method)
+    files = Files.of(directory)
+    apart = [
+        _apart(files, kind.lay_out(loaded.module, facts, layout, target)._asdict())
+        for layout in READ_BY[engine]
+        if not kind.refusals(loaded.config, layout)
+    ]
+    if apart and not all(apart):
+        return placed
+    if out is None and apart:
+        raise ConfigError(
+            f"{draft} is not laid out as {ENGINES[engine]} reads it ({apart[0]}); give --out DIR, a directory where "
+            "the head is written so"
+        )
+    folder = user_path(out or ".").absolute()  # a head that the engine cannot run is refused before it is written
+    write_head(loaded.module, folder, facts, layout=engine, target_name=target, dtype=dtype)
+    return placed._replace(place=str(folder), notes=(f"{folder}: the head in {ENGINES[engine]}'s layout",))
+
+
+def _agreed(placed: Placed, draft: str, method: str | None) -> Placed:
+    """The same; raises `ConfigError` where the user stated another method."""
+    if method not in (None, placed.method):
+        raise ConfigError(f"{draft} is a draft for --method {placed.method}, got --method {method}; leave --method out")
+    return placed
+
+
+def _apart(files: Files, written: Mapping[str, Any]) -> str:
+    """The first thing in which files differ from a layout, "" for nothing."""
+    config = written["config"]
+    for key, value in config.items():
+        if key not in ANY and files.config.get(key, None) != value:
+            return f"config.json: {key} is {files.config.get(key)!r}, expected {value!r}"
+    names = files.seen.keys() ^ written["tensors"].keys()
+    return f"tensor {min(names)}" if names else ""
+
+
+def target_place(model: str) -> str:
+    """A target as another program finds it: its directory where it is one, else its Hub id."""
+    path = user_path(embedded.target(model))
+    return str(path.absolute()) if path.exists() else model

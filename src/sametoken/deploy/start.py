@@ -1,0 +1,117 @@
+"""Starts another engine's server as a child of this process, waits until it answers, and ends it with us."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+from types import FrameType
+
+from sametoken.errors import ConfigError, SametokenError
+
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+SHOWN = 30  # last lines of a log
+KILL_S = 10.0  # between SIGKILL to the server and to its group
+DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
+
+
+class Child:
+    """A server in a process group of its own, whose output goes to a log."""
+
+    def __init__(self, words: Sequence[str], log: Path, environment: dict[str, str]) -> None:
+        """Raises ConfigError if there is no such program."""
+        self.words, self.log = words, log
+        libc = ctypes.CDLL(None)
+        with log.open("wb") as output:
+            try:
+                self.process = subprocess.Popen(
+                    words, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment,
+                    start_new_session=True, preexec_fn=lambda: libc.prctl(DEATH_SIGNAL, signal.SIGTERM),
+                )  # fmt: skip
+            except OSError as error:
+                raise ConfigError(
+                    f"{words[0]} cannot be started: {error.strerror}; install the engine, or name the Python of its "
+                    "environment with --engine-python"
+                ) from error
+
+    def wait_for(self, url: str, seconds: float, stopped: Callable[[], bool]) -> bool:
+        """Waits until a URL answers with 200; False if `stopped` came before.
+
+        Raises:
+            SametokenError: the server ended, or did not answer in time; with the end of its log.
+        """
+        end = time.monotonic() + seconds
+        while not stopped():
+            if (code := self.process.poll()) is not None:
+                raise SametokenError(f"{self.words[0]} ended with exit code {code} before it answered{self._last()}")
+            with suppress(OSError, HTTPException), DIRECT.open(url, timeout=5):
+                return True
+            if time.monotonic() >= end:
+                raise SametokenError(f"{url} did not answer within {seconds:g} s{self._last()}")
+            time.sleep(0.2)
+        return False
+
+    def end(self, seconds: float) -> int:
+        """Asks the server to end, kills it and its group after `seconds`; its exit code."""
+        with suppress(ProcessLookupError):
+            self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait(KILL_S)
+
+    def _last(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-SHOWN:]
+        return f"; the end of {self.log}:\n" + "\n".join(lines)
+
+
+def start(
+    words: Sequence[str], files: dict[str, str], port: int, times: tuple[float, float], tell: Callable[[str], object]
+) -> int:
+    """Runs a server until it ends or a signal does.
+
+    Args:
+        words: the command; a word that is a name in `files` becomes the path of that file.
+        files: contents by name.
+        port: where /health answers.
+        times: seconds to start, and seconds that open requests may go on after a signal.
+
+    Returns:
+        The server's exit code; 0 after a signal.
+
+    Raises:
+        SametokenError: it did not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="sametoken-") as folder:
+        for name, text in files.items():
+            (Path(folder) / name).write_text(text)
+        found = [str(Path(folder) / word) if word in files else word for word in words]
+        log = Path(tempfile.mkstemp(prefix="sametoken-engine-", suffix=".log")[1])
+        signals: list[int] = []
+
+        def note(number: int, frame: FrameType | None) -> None:
+            signals.append(number)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        child = Child(found, log, dict(os.environ))
+        try:
+            tell(f"started {words[0]}; its output goes to {log}")
+            url = f"http://127.0.0.1:{port}"
+            if child.wait_for(f"{url}/health", times[0], lambda: bool(signals)):
+                tell(f"{url} answers")
+            while child.process.poll() is None and not signals:
+                time.sleep(0.1)
+        finally:
+            code = child.end(times[1] if signals else 0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return 0 if signals else code
