@@ -124,7 +124,7 @@ class Calibration:
         """A forward of `rows` trees of `nodes` nodes each, of different tokens: equal ones choose the same experts."""
         tokens = (torch.arange(rows * nodes) * TOKEN_STEP % self._vocab).view(rows, nodes)
         plan = Plan(decode=tuple(Decode(row, 0, start=context) for row in self.rows[:rows]))
-        self.runner.forward(plan, Draft(tokens, chain_parents(rows, nodes)), self._together(rows))
+        self.runner.forward(plan, Draft(tokens, chain_parents(rows, nodes)), lambda at: self._together(len(at)))
 
     def _propose(self, drafter: Drafter, count: int, length: int) -> None:
         """A draft for the first `count` rows."""

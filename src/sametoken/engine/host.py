@@ -53,7 +53,7 @@ class HostRunner(Runner):
         decoding, reading = self.rows.of(plan.decode), self.rows.of(plan.prefill)
         sampled = decoding + self.rows.of(piece for piece in plan.prefill if piece.last)
         with self.meter.verifying:
-            found = self.forward(plan, proposal.draft, self.rows.sampling(sampled) if sampled else None)
+            found = self.forward(plan, proposal.draft, lambda at: self.rows.sampling([sampled[i] for i in at]))
         self._score_prompts(plan.prefill, reading, found)
         tokens, parents = proposal.draft.tokens.tolist(), proposal.draft.parents.tolist()
         results = []
@@ -71,7 +71,7 @@ class HostRunner(Runner):
                 emission = self._emit(request, found, drawn, (), (), ())
                 drawn += 1
             results.append(RowResult(request, piece.start, piece.tokens, features, 0, 0, emission, prompt=True))
-        return Done(plan, proposal, results, decoding + reading)
+        return Done(plan, proposal, results, decoding + reading, found.tokens)
 
     def _decoded(
         self, request: Request, item: Decode, found: Verified, place: int, features: Tensor | None,
@@ -100,7 +100,9 @@ class HostRunner(Runner):
         emitted = [*(tokens[node] for node in path[1:]), bonus]
         logprobs = []
         if request.params.logprobs is not None and found.logits is not None:
-            logprobs = _token_logprobs(found.logits[place, path], emitted, request.params.logprobs)
+            logprobs = _token_logprobs(
+                found.logits[[found.first[place] + node for node in path]], emitted, request.params.logprobs
+            )
         rejected = _children(path[-1], tokens, parents)
         return request.emit(emitted, len(path) - 1, depths, logprobs, rejected)
 
@@ -122,7 +124,7 @@ class HostRunner(Runner):
 
 def _undrawn(request: Request, found: Verified, place: int) -> SametokenError:
     """Why the target can draw no token after a sampled row's root."""
-    if found.logits is not None and not found.logits[place, 0].max().isfinite():
+    if found.logits is not None and not found.logits[found.first[place]].max().isfinite():
         return not_finite()
     return request.sampling.failure or RequestError(
         "the request's rules ban every token of the vocabulary at this place; expected at least one that is left"

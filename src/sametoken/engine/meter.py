@@ -102,5 +102,5 @@ class Meter:
         costs = self._policy.costs
         if costs is not None and not plan.prefill:
             context = sum(item.start for item in plan.decode) / rows
-            costs.saw_step(done.proposal.draft.tokens.numel(), rows, context, timings.verify_s, timings.other_s)
+            costs.saw_step(done.tokens, rows, context, timings.verify_s, timings.other_s)
             self._policy.saw_step(rows, context, progress, seconds, any(done.proposal.makers))

@@ -48,12 +48,14 @@ class Done(NamedTuple):
     Attributes:
         rows: decoding rows in the plan's order, then pieces of prompts; none where no result was due.
         requests: who took part in the step that was asked for, and is charged its time.
+        tokens: of the decoding rows in the target's forward; 0 where the host does not know.
     """
 
     plan: Plan
     proposal: Proposal
     rows: list[RowResult]
     requests: list[Request]
+    tokens: int = 0
 
 
 class Timings(NamedTuple):

@@ -8,13 +8,15 @@ from sametoken.engine.plan import Decode, PromptPiece
 from sametoken.engine.request import Request
 from sametoken.speculation.sampling import Sampling
 
+MOST_KEPT = 64  # batches
+
 
 class Rows(dict[int, Request]):
     """Row -> request, for rows that are taken."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: tuple[list[Request], Sampling] | None = None
+        self._kept: dict[tuple[int, ...], Sampling] = {}  # by the requests' ids
 
     def of(self, items: Iterable[Decode | PromptPiece]) -> list[Request]:
         """The requests of entries of a plan."""
@@ -22,9 +24,12 @@ class Rows(dict[int, Request]):
 
     def sampling(self, requests: Sequence[Request]) -> Sampling:
         """The requests' sampling, kept while the batch stays the same and nothing in it depends on history."""
-        kept = self._kept
-        if kept is not None and kept[1].reusable and kept[0] == requests:
-            return kept[1]
-        sampling = Sampling.of([request.sampling for request in requests])
-        self._kept = (list(requests), sampling)
+        key = tuple(request.id for request in requests)
+        sampling = self._kept.get(key)
+        if sampling is None:
+            sampling = Sampling.of([request.sampling for request in requests])
+            if sampling.reusable:
+                if len(self._kept) >= MOST_KEPT:
+                    self._kept.clear()
+                self._kept[key] = sampling
         return sampling

@@ -5,19 +5,23 @@ Knows rows, lengths and tokens; nothing of requests, drafters or text. Legend: B
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sametoken.engine.plan import Plan, PromptPiece
+from sametoken.engine.plan import Decode, Plan, PromptPiece
+from sametoken.engine.trees import Trees, groups
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.runtime.draw import draw
 from sametoken.speculation.draft import PADDING, Draft, ancestors, chain_mask, chain_parents
 from sametoken.speculation.sampling import Sampling
 from sametoken.speculation.verify import Verdict, verify
+
+SamplingOf = Callable[[Sequence[int]], Sampling]  # of the sampled rows at these places
 
 
 class Verified(NamedTuple):
@@ -27,17 +31,21 @@ class Verified(NamedTuple):
         paths: for each sampled row (the decoding rows, then the pieces of prompts that were `last`) its accepted
             nodes, the root first.
         bonuses: the target's own draw after each path, `PADDING` where it can draw nothing.
-        logits: [B, N, V] of the sampled rows; None without any.
+        logits: [S, V] of the S nodes of all sampled rows; None without any.
+        first: of each sampled row, which of the S nodes is its root; its other nodes follow.
         features: for each decoding row [nodes of its path, taps * H], then for each piece of a prompt [tokens,
             taps * H]: the hidden states of the taps. None without taps.
         prompt_hidden: [tokens, H] last hidden states of each piece of a prompt.
+        tokens: of the decoding rows in the forward.
     """
 
     paths: list[list[int]]
     bonuses: list[int]
     logits: Tensor | None
+    first: list[int]
     features: Sequence[Tensor] | None
     prompt_hidden: Sequence[Tensor]
+    tokens: int
 
 
 class Runner:
@@ -54,41 +62,60 @@ class Runner:
     def _ints(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    def forward(self, plan: Plan, draft: Draft, sampling: Sampling | None) -> Verified:
+    def forward(self, plan: Plan, draft: Draft, sampling: SamplingOf) -> Verified:
         """Forward, draw, verify and commit what a plan computes.
 
         Args:
             draft: [decoding rows, N], roots included.
-            sampling: of the sampled rows in order, None where there are none.
+            sampling: of some of the sampled rows.
         """
-        decode, pieces, nodes = plan.decode, plan.prefill, draft.tokens.shape[1]
+        decode, pieces = plan.decode, plan.prefill
         draft = Draft(draft.tokens.to(self.device), draft.parents.to(self.device))
-        ancestor_mask, host_rows = ancestors(draft.parents), [item.row for item in decode]
-        starts, rows = self._ints([item.start for item in decode]), self._ints(host_rows)
-        spans, tokens = [self._span(piece) for piece in pieces], [self._ints(piece.tokens) for piece in pieces]
-        if decode:
-            longest = max(item.start for item in decode) + nodes
-            spans.insert(0, Span(rows, host_rows, starts, ancestor_mask, nodes, longest))
-            tokens.insert(0, draft.tokens.flatten())
+        # On a GPU one wide call is cheaper than several small ones; on a CPU every padding node costs its share.
+        decoding = groups(draft, ragged=self.device.type == "cpu") if decode else []
+        spans = [self._tree_span(trees, decode) for trees in decoding] + [self._span(piece) for piece in pieces]
+        tokens = [trees.draft.tokens.flatten() for trees in decoding] + [self._ints(piece.tokens) for piece in pieces]
         hidden = self.decoder.run(torch.cat(tokens), self.cache, spans, self.taps)
-        lengths = [len(piece.tokens) for piece in pieces]
-        prompt_hidden = torch.split(hidden.last[len(decode) * nodes :], lengths) if pieces else ()
-        features = torch.cat(hidden.taps, dim=1) if self.taps else None
-        verdict, logits = None, None
-        if sampling is not None:
-            draft, ancestor_mask, starts, last = self._sampled(plan, draft, ancestor_mask, starts, hidden.last)
-            logits = self.decoder.logits(last).view(starts.shape[0], nodes, -1)
-            verdict = verify(draft, ancestor_mask, draw(logits, draft, ancestor_mask, starts, sampling))
-            if decode:
-                self._commit(rows, starts[: len(decode)], verdict.path[: len(decode)])
-        paths = [] if verdict is None else _paths(verdict)
-        bonuses = [] if verdict is None else verdict.bonus.tolist()
-        if features is None:
-            return Verified(paths, bonuses, logits, None, prompt_hidden)
-        return Verified(paths, bonuses, logits, _rows(features, paths[: len(decode)], nodes, lengths), prompt_hidden)
+        count, lengths = decoding[-1].end if decoding else 0, [len(piece.tokens) for piece in pieces]
+        prompt_hidden = torch.split(hidden.last[count:], lengths) if pieces else ()
+        ended = [(piece, end - 1) for piece, end in zip(pieces, accumulate(lengths), strict=True) if piece.last]
+        logits, last = None, hidden.last[:count]
+        if ended:
+            last = torch.cat([last, hidden.last[self._ints([count + place for _, place in ended])]])
+            root = roots([piece.tokens[-1] for piece, _ in ended])
+            root = Draft(root.tokens.to(self.device), root.parents.to(self.device))
+            places = range(len(decode), len(decode) + len(ended))
+            decoding = [*decoding, Trees(places, count, root, ancestors(root.parents))]
+        starts = [item.start for item in decode] + [piece.start + len(piece.tokens) - 1 for piece, _ in ended]
+        paths: list[list[int]] = [[] for _ in starts]
+        bonuses, first = [PADDING] * len(starts), [0] * len(starts)
+        if starts:
+            logits = self.decoder.logits(last)
+        for trees in decoding:
+            assert logits is not None
+            verdict = self._verify(trees, logits, self._ints([starts[place] for place in trees.places]), sampling)
+            if trees.places[0] < len(decode):
+                self._commit([decode[place] for place in trees.places], verdict.path)
+            found = zip(trees.places, _paths(verdict), verdict.bonus.tolist(), strict=True)
+            for at, (place, path, bonus) in enumerate(found):
+                paths[place], bonuses[place], first[place] = path, bonus, trees.first + at * trees.nodes
+        features = None
+        if self.taps:
+            features = _rows(torch.cat(hidden.taps, dim=1), paths[: len(decode)], first, count, lengths)
+        return Verified(paths, bonuses, logits, first, features, prompt_hidden, count)
 
-    def _commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
+    def _verify(self, trees: Trees, logits: Tensor, starts: Tensor, sampling: SamplingOf) -> Verdict:
+        drawn = draw(trees.of(logits), trees.draft, trees.ancestor_mask, starts, sampling(trees.places))
+        return verify(trees.draft, trees.ancestor_mask, drawn)
+
+    def _tree_span(self, trees: Trees, decode: Sequence[Decode]) -> Span:
+        rows, starts = zip(*((decode[place].row, decode[place].start) for place in trees.places), strict=True)
+        longest = max(starts) + trees.nodes
+        return Span(self._ints(rows), rows, self._ints(starts), trees.ancestor_mask, trees.nodes, longest)
+
+    def _commit(self, items: Sequence[Decode], path: Tensor) -> None:
         """Moves what was accepted to the front, in the caches of all ranks."""
+        rows, starts = self._ints([item.row for item in items]), self._ints([item.start for item in items])
         self.cache.commit(rows, starts, path)
         if self.decoder.ranks is not None:
             self.decoder.ranks.commit(rows, starts, path)
@@ -98,41 +125,24 @@ class Runner:
         row, start = self._ints([piece.row]), self._ints([piece.start])
         return Span(row, [piece.row], start, chain_mask(1, width, self.device), width, piece.start + width)
 
-    def _sampled(
-        self, plan: Plan, draft: Draft, ancestor_mask: Tensor, starts: Tensor, last: Tensor
-    ) -> tuple[Draft, Tensor, Tensor, Tensor]:
-        """Draft, ancestors, root positions and hidden states [B * N, H] of the sampled rows.
-
-        The last token of a prompt is the root of a tree of one node, padded to N.
-        """
-        nodes, end = draft.tokens.shape[1], draft.tokens.numel()
-        last_places = []
-        for piece in plan.prefill:
-            end += len(piece.tokens)
-            last_places.append((piece, end - 1))
-        lasts = [(piece, place) for piece, place in last_places if piece.last]
-        if not lasts:
-            return draft, ancestor_mask, starts, last[: draft.tokens.numel()]
-        at = self._ints([place for _, place in lasts]).unsqueeze(1).expand(-1, nodes).flatten()
-        states = torch.cat([last[: draft.tokens.numel()], last[at]])
-        ended = roots([piece.tokens[-1] for piece, _ in lasts], nodes)
-        tokens = torch.cat([draft.tokens, ended.tokens.to(self.device)])
-        draft = Draft(tokens, torch.cat([draft.parents, ended.parents.to(self.device)]))
-        starts = torch.cat([starts, self._ints([piece.start + len(piece.tokens) - 1 for piece, _ in lasts])])
-        return draft, ancestors(draft.parents), starts, states
-
 
 def _paths(verdict: Verdict) -> list[list[int]]:
     found = zip(verdict.path.tolist(), verdict.length.tolist(), strict=True)
     return [path[: accepted + 1] for path, accepted in found]
 
 
-def _rows(features: Tensor, paths: Sequence[Sequence[int]], nodes: int, lengths: Sequence[int]) -> list[Tensor]:
-    """The features of every path and of every piece of a prompt, from those of all T tokens."""
-    first = len(paths) * nodes
-    at = [row * nodes + node for row, path in enumerate(paths) for node in path]
+def _rows(
+    features: Tensor, paths: Sequence[Sequence[int]], first: Sequence[int], count: int, lengths: Sequence[int]
+) -> list[Tensor]:
+    """The features of every path and of every piece of a prompt, from those of all T tokens.
+
+    Args:
+        first: token of each path's root.
+        count: of tokens before the first prompt.
+    """
+    at = [begin + node for begin, path in zip(first, paths, strict=False) for node in path]
     taken = torch.split(features[at], [len(path) for path in paths]) if paths else ()
-    return [*taken, *(torch.split(features[first:], list(lengths)) if lengths else ())]
+    return [*taken, *(torch.split(features[count:], list(lengths)) if lengths else ())]
 
 
 def merge(pending: Sequence[int], drafts: Sequence[tuple[Sequence[int], Draft]]) -> Draft:
