@@ -30,6 +30,8 @@ class Threads:
 class Rank:
     """One rank; see `sametoken.runtime.ranks.Ranks`."""
 
+    native_sum = None
+
     def __init__(self, shared: Threads, rank: int) -> None:
         self.shared, self.rank = shared, rank
 

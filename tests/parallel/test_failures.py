@@ -20,6 +20,9 @@ from cli_checks import Pair
 from engine_checks import make_llm
 from sametoken import LLM, SamplingParams
 from sametoken.errors import EngineError
+from sametoken.kernels.cpu.library import library
+from sametoken.parallel.gloo import Gloo
+from sametoken.parallel.shared import SWITCH, SharedMemory
 from server_checks import wait_until
 
 LONG = SamplingParams(max_tokens=80, temperature=0, ignore_eos=True)
@@ -36,12 +39,21 @@ def is_running(process: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("number", "words"),
-    [(signal.SIGKILL, r"rank 1 of 2 has ended by signal 9"), (signal.SIGSTOP, r"rank 1 of 2 has given no sign")],
+    ("number", "memory", "words"),
+    [
+        (signal.SIGKILL, "on", r"rank 1 of 2 has ended by signal 9"),
+        (signal.SIGKILL, "off", r"rank 1 of 2 has ended by signal 9"),
+        (signal.SIGSTOP, "on", r"rank 1 of 2 has given no sign"),
+    ],
 )
-def test_a_rank_that_dies_or_hangs_is_named(pair: Pair, number: int, words: str) -> None:
-    llm = make_llm(pair.target, tensor_parallel_size=2)
+def test_a_rank_that_dies_or_hangs_is_named(
+    pair: Pair, number: int, memory: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one host with the memory that ranks share, and as between hosts; a rank that hangs there: see distributed."""
+    monkeypatch.setenv(SWITCH, memory)
+    llm = make_llm(pair.target, tensor_parallel_size=2, dtype="bfloat16")
     assert llm.ranks is not None
+    assert isinstance(llm.ranks.group.transport, SharedMemory if memory == "on" and library() else Gloo)
     other = llm.ranks.processes[1]
     llm.generate([[5, 6, 7]] * 4, LONG)
     begin = time.monotonic()

@@ -46,7 +46,7 @@ ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
 KV_FORMS = {INT8: 1, FP8: 2}  # of kv_codes.h; bfloat16 is 0
 NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")
 LANES = 16  # numbers of a vector: rows and heads are whole vectors
-SUM = CFUNCTYPE(None, c_void_p, c_int64)
+SUM = CFUNCTYPE(None, c_void_p, c_void_p, c_int64)
 
 
 def not_compiled(config: ModelConfig) -> str | None:
@@ -87,7 +87,7 @@ class Parts(NamedTuple):
 
     def fit(self, *others: Linear) -> bool:
         """Whether the kernels can compute them, and `others` that belong to them."""
-        if not_compiled(self.config) is not None or (self.ranks is not None and self.config.experts is not None):
+        if not_compiled(self.config) is not None:
             return False
         config, linears = self.config, [*chain.from_iterable(map(_linears, self.blocks)), self.head, *others]
         whole = all(linear.native is not None for linear in linears) and self.embed.weight.dtype == torch.bfloat16
@@ -139,7 +139,12 @@ class Compiled:
         layers = (Layer * config.num_layers)(*map(_layer, parts.blocks, experts, tables, own_scales))
         self._head, self._norm, self._parts = packed(parts.head), parts.norm, parts
         self._raised: list[BaseException] = []  # in `sum`, which the kernels call
-        summed = None if parts.ranks is None else _sum(parts.ranks, self._raised)
+        summed, sum_of, ranks = None, None, None
+        if parts.ranks is not None and parts.ranks.native_sum is not None:
+            sum_of, ranks = parts.ranks.native_sum
+        elif parts.ranks is not None:
+            summed = _sum(parts.ranks, self._raised)
+            sum_of = cast(summed, c_void_p).value
         self._model = struct_of(
             Model, layers=config.num_layers, hidden=config.hidden_size, heads=config.num_heads,
             kv_heads=config.num_kv_heads, head_size=config.head_dim, rotated=config.rope.dim,
@@ -150,7 +155,7 @@ class Compiled:
             embed_scale=torch.tensor(config.embed_scale, dtype=torch.bfloat16).item(),
             attention_scale=config.attention_scale or 0, attention_cap=config.attention_cap or 0,
             chunks=config.chunked, rotated_norm=config.rotated_norm,
-            sum=cast(summed, c_void_p) if summed is not None else None,
+            sum=sum_of, ranks=ranks,
         )  # fmt: skip
         ids = F.pad(parts.ids.to(torch.int32), (0, -len(parts.ids) % LANES))
         norm = None if parts.norm is None else parts.norm.weight.detach()
@@ -246,7 +251,7 @@ def _span(span: Span, ancestor_mask: Tensor) -> CSpan:
 def _sum(ranks: Ranks, raised: list[BaseException]) -> Any:
     """What the kernels call where the results of all ranks are added; Ctrl-C in it ends up in `raised`, not lost."""
 
-    def sum_here(numbers: int, count: int) -> None:
+    def sum_here(own: int | None, numbers: int, count: int) -> None:
         if raised:
             return
         try:

@@ -41,6 +41,11 @@ class FollowingRank:
         self.group = group
         self.sum, self.end = group.sum, group.end
 
+    @property
+    def native_sum(self) -> tuple[int, int] | None:
+        """See `Ranks`."""
+        return self.group.native_sum
+
     def begin(self, tokens: Tensor, view: View) -> None:
         """Rank 0 has begun it."""
 

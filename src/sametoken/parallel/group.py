@@ -1,43 +1,42 @@
-"""The ranks of one target as each sees the others: messages from rank 0, sums in a fixed order, who is gone.
+"""The ranks of one target as each sees the others: who they are, what rank 0 sends, what all sum, and who is gone.
 
-Everything goes over torch.distributed (gloo). A sum is made of the parts of all ranks, added in the order of the ranks:
-a number depends on its own parts alone, not on how many rows stand beside it. Source of the pattern: Megatron-LM.
+A sum is made of the parts of all ranks, added in the order of the ranks: a number depends on its own parts alone, not
+on how many rows stand beside it. Source of the pattern: Megatron-LM.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
-import re
 import socket
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Any
 
 import torch
-import torch.distributed
 from torch import Tensor
 
 from sametoken.errors import ConfigError, EngineError, SametokenError
-from sametoken.kernels.cpu.library import status
-from sametoken.parallel.host import own_address, own_cores, own_sockets, reachable, shares_cores, shut
+from sametoken.kernels.cpu.library import library, status
+from sametoken.parallel.gloo import DIST, FOREVER, JOIN_S, Gloo, Transport, first_line
+from sametoken.parallel.host import own_cores, reachable, shares_cores
 from sametoken.parallel.messages import read
 from sametoken.parallel.place import HERE, RankPlace
+from sametoken.parallel.shared import SWITCH, SharedMemory
 
-DIST: Any = torch.distributed  # its types leave out what is needed here
-MEET_S, JOIN_S = 25.0, 10.0  # until all ranks have come, and then until their connections are open
+LOG = logging.getLogger("sametoken")
+MEET_S = 25.0  # until all ranks have come
 PARTING_S = JOIN_S + 2.0  # that rank 0 waits at most for the last words of the others
 BEAT_S, SILENT_S = 0.5, 6.0  # between signs of life; without one a rank is taken to hang
-FOREVER = timedelta(days=365)  # of a collective: whether a rank hangs is known by its signs of life
 LAST_WORDS_S = 1.5  # for whoever waits for a rank that hangs
-INTERFACES = "GLOO_SOCKET_IFNAME"  # names interfaces, separated by commas, as torch.distributed reads it
 HEADER, SMALL = 8, 4096  # bytes of a message's length, and of a message that needs one transfer
 
 
@@ -69,13 +68,13 @@ class RankGroup:
         self.port = self._server.port
         self._store: Any = DIST.PrefixStore(f"sametoken{place.attempt}", self._server)
         self._facts, self._forwards, self._closing = facts, 0, threading.Event()
-        self._gloo: Any = None
+        self._gloo: Gloo | None = None
+        self._memory: SharedMemory | None = None
         self._small = torch.zeros(SMALL, dtype=torch.uint8)
         self._failing = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._waiting = False  # for other ranks, in a collective
-        self.sharing = place.here
-        self._links: set[int] = set()  # descriptors of the connections of gloo
+        self.sharing, self._one_host = place.here, False
         self._beats: list[bytes] = [b""] * place.size
         self._beats_store = self._store.clone()
 
@@ -83,6 +82,18 @@ class RankGroup:
     def connected(self) -> bool:
         """Whether all ranks have come."""
         return self._gloo is not None
+
+    @property
+    def transport(self) -> Transport:
+        """How the ranks exchange what they compute, once they are connected."""
+        found = self._memory or self._gloo
+        assert found is not None
+        return found
+
+    @property
+    def native_sum(self) -> tuple[int, int] | None:
+        """See `Transport`."""
+        return self.transport.native_sum
 
     def _meet(self) -> Any:
         """The store of all ranks, which lives in rank 0's process or in its launcher's."""
@@ -101,7 +112,7 @@ class RankGroup:
         except (RuntimeError, ValueError, OSError) as error:
             if place.rank == 0 and not place.shared_store:
                 raise SametokenError(
-                    f"rank 0 cannot listen on port {place.port} of {place.host} ({_first_line(error)}); set MASTER_PORT"
+                    f"rank 0 cannot listen on port {place.port} of {place.host} ({first_line(error)}); set MASTER_PORT"
                     " to a free port, and MASTER_ADDR to an address of rank 0's host"
                 ) from error
             raise SametokenError(
@@ -146,34 +157,45 @@ class RankGroup:
                         f"rank {rank} has {name} {own.get(name)} and rank 0 has {value}; start all ranks with the same"
                     )
         self.sharing = sum(shares_cores(known[place.rank][2], cores) for _, _, cores in known)
+        self._one_host = len({host for _, _, (host, _) in known}) == 1
 
     def _open(self) -> None:
         """Opens the connections to the others, and begins to look for signs of life."""
-        place = self.place
-        gloo, options = DIST.ProcessGroupGloo, DIST.ProcessGroupGloo._Options()
-        interfaces = [each for each in os.environ.get(INTERFACES, "").split(",") if each]
-        self._waiting, before = True, own_sockets()
-        try:
-            options._devices = [gloo.create_device(interface=each) for each in interfaces] or [
-                gloo.create_device(hostname=own_address(place))
-            ]
-            options._timeout = timedelta(seconds=JOIN_S)
-            prefix = DIST.PrefixStore("gloo", self._store)
-            self._gloo = gloo(prefix, place.rank, place.size, options)
-            self._gloo.allgather([[torch.zeros(1) for _ in range(place.size)]], [torch.zeros(1)]).wait()
-        except RuntimeError as error:
-            own = f"{INTERFACES}={','.join(interfaces)}" if interfaces else f"the address {own_address(place)}"
-            here = ", ".join(name for _, name in socket.if_nameindex())
-            raise SametokenError(
-                f"rank {place.rank} does not reach the other ranks by {own} ({_first_line(error)}); set {INTERFACES} "
-                f"on each host to the interface that joins the hosts; this host has {here}"
-            ) from error
+        self._waiting = True
+        self._gloo = Gloo(self.place, self._store)
         self._waiting = False
-        self._links = own_sockets() - before
-        self._gloo.set_timeout(FOREVER)
+        if self._one_host:
+            self._share()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._poll, self._watch)]
         for thread in self._threads:
             thread.start()
+
+    def _share(self) -> None:
+        """Shares memory between the ranks of one host, if all of them can."""
+        kernels, rank, made = library(), self.place.rank, None
+        description = self.hear("memory", 0, MEET_S) if rank else None
+        reason = "" if description != "" else "rank 0 has none"
+        try:
+            if not reason and kernels is not None and os.environ.get(SWITCH) != "off":
+                made = SharedMemory(self.place, kernels, description)
+            else:
+                reason = reason or "it is turned off, or there are no compiled kernels"
+        except OSError as error:
+            reason = str(error)
+        if rank:
+            self.say("mapped", reason)
+            if self.hear("shared", 0, MEET_S):
+                self._memory = made
+            return
+        self.say("memory", "" if made is None else made.description)
+        found = [reason, *(self.hear("mapped", other, MEET_S) for other in range(1, self.place.size))]
+        self.say("shared", "" if any(found) else "yes")
+        if made is not None:
+            made.mapped()
+            self._memory = None if any(found) else made
+        LOG.info(
+            "ranks exchange sums through %s", "the network: " + next(filter(None, found)) if any(found) else "memory"
+        )
 
     # What ranks say to each other beside forwards: rare, and through the store.
 
@@ -213,20 +235,20 @@ class RankGroup:
         self._small[:HEADER] = torch.tensor([size]).view(torch.uint8)
         if size <= SMALL - HEADER:
             self._small[HEADER : HEADER + size] = data
-        self._collective(self._gloo.broadcast, self._small)
+        self._collective(lambda way: way.send(self._small))
         if size > SMALL - HEADER:
-            self._collective(self._gloo.broadcast, data)
+            self._collective(lambda way: way.send(data))
         if self.failure is not None:
             raise self.failure
 
     def receive(self) -> Any:
         """What rank 0 sends next; waits for it. Raises EngineError if a rank is gone."""
-        self._collective(self._gloo.broadcast, self._small)
+        self._collective(lambda way: way.send(self._small))
         size = int(self._small[:HEADER].clone().view(torch.int64))
         data = self._small[HEADER : HEADER + size]
         if size > SMALL - HEADER:
             data = torch.empty(size, dtype=torch.uint8)
-            self._collective(self._gloo.broadcast, data)
+            self._collective(lambda way: way.send(data))
         if self.failure is not None:
             raise self.failure
         try:
@@ -238,14 +260,15 @@ class RankGroup:
 
     def sum(self, partial: Tensor) -> None:
         """See `Ranks`."""
+        self._collective(lambda way: way.sum(partial.view(-1)))
+
+    def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
+        """See `Ranks`."""
+        found: list[Tensor] = []
+        self._collective(lambda way: found.append(way.gather(own, begins)))
         if self.failure is not None:
-            return
-        flat = partial.view(-1)
-        parts = flat.new_empty(self.place.size, flat.numel())
-        self._collective(self._gloo.allgather, list(parts.unbind()), flat)
-        torch.add(parts[0], parts[1], out=flat)
-        for part in parts[2:]:
-            flat += part
+            raise self.failure
+        return found[0]
 
     def end(self, last: Tensor) -> None:
         """See `Ranks`."""
@@ -257,8 +280,8 @@ class RankGroup:
 
     def _compare(self, last: Tensor) -> None:
         digest = torch.tensor([zlib.crc32(last.contiguous().view(torch.uint8).numpy().tobytes())])
-        found = [torch.zeros_like(digest) for _ in range(self.place.size)]
-        self._collective(self._gloo.allgather, found, digest)
+        found: list[Tensor] = []
+        self._collective(lambda way: found.extend(self._gloo.all(digest) if self._gloo is not None else ()))
         for rank, own in enumerate(found):
             if self.failure is None and not torch.equal(own, found[0]):
                 self._fail(
@@ -266,13 +289,13 @@ class RankGroup:
                     " both have the same files and kernels"
                 )
 
-    def _collective(self, call: Callable[..., Any], *tensors: Any) -> None:
-        """Runs a collective of gloo; what fails is noted."""
+    def _collective(self, call: Callable[[Transport], object]) -> None:
+        """Exchanges something with all ranks; what fails is noted."""
         if self.failure is not None:
             return
         self._waiting = True
         try:
-            call(*([each] for each in tensors)).wait()
+            call(self.transport)
         except RuntimeError as error:
             self._fail(self._reason(error))
         self._waiting = False
@@ -285,6 +308,7 @@ class RankGroup:
                 self.failure = self.failure or EngineError(reason)
                 return
             self.failure = EngineError(reason)
+        self._stop(hangs=False)
         self.on_failure(self.failure)
 
     def _reason(self, error: RuntimeError) -> str:
@@ -297,7 +321,7 @@ class RankGroup:
             if self._closing.is_set():
                 break
             time.sleep(BEAT_S / 2)
-        return f"the connection to another rank ended: {_first_line(error)}"
+        return f"the connection to another rank ended: {first_line(error)}"
 
     def _poll(self) -> None:
         """Gives signs of life, and reads those of the others; waits where the store does not answer."""
@@ -333,10 +357,16 @@ class RankGroup:
         """A rank does not answer: ends what waits for it, if need be with this process."""
         self._fail(f"rank {rank} of {self.place.size} has given no sign of life for {SILENT_S:g} s")
         self.end_rank(rank)
-        shut(self._links)  # a collective does not end by itself while the other host keeps the connection
+        self._stop(hangs=True)
         if self._waiting and not self._closing.wait(LAST_WORDS_S) and self._waiting:
             print(f"error: {self.failure}", file=sys.stderr, flush=True)
             os._exit(1)
+
+    def _stop(self, *, hangs: bool) -> None:
+        """Ends what waits for a rank that is gone."""
+        for way in (self._memory, self._gloo):
+            if way is not None:
+                way.stop(hangs=hangs)
 
     def close(self) -> None:
         """Lets go of the others and of the connections; what the others send is not waited for.
@@ -344,6 +374,7 @@ class RankGroup:
         Threads of torch that are there when the interpreter ends would abort the process.
         """
         self._closing.set()
+        self._stop(hangs=False)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(BEAT_S)
@@ -354,9 +385,3 @@ def facts() -> dict[str, str]:
     """What all ranks must have alike."""
     kernels = status().variant or "none"
     return {"sametoken": version("sametoken"), "torch": torch.__version__, "compiled kernels": kernels}
-
-
-def _first_line(error: Exception) -> str:
-    """What torch says, without the place in its sources and without advice for its authors."""
-    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return re.sub(r"^\[[^]]*\] ", "", line).partition(". ")[0]

@@ -94,6 +94,11 @@ class Lead:
 
     # What the decoder asks, see `Ranks`.
 
+    @property
+    def native_sum(self) -> tuple[int, int] | None:
+        """See `Ranks`."""
+        return self.group.native_sum
+
     def begin(self, tokens: Tensor, view: View) -> None:
         """Sends what the forward reads."""
         # Kept for good where a forward or its message was interrupted: then the ranks are no longer at the same place.

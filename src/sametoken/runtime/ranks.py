@@ -26,7 +26,15 @@ class RankPart(NamedTuple):
 
 
 class Ranks(Protocol):
-    """The processes that compute a decoder together, as one of them sees the others."""
+    """The processes that compute a decoder together, as one of them sees the others.
+
+    Attributes:
+        native_sum: what compiled code calls in place of `sum`: addresses of a function and of its first argument, see
+            `Model` in forward.h. None where it calls `sum`.
+    """
+
+    @property
+    def native_sum(self) -> tuple[int, int] | None: ...
 
     def begin(self, tokens: Tensor, view: View) -> None:
         """A forward of `tokens` [T] at the places of `view` begins in this process."""

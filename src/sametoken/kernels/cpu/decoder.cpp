@@ -2,6 +2,7 @@
 //
 // Return values: 0, or -1 when memory ran out.
 #include "draw.h"
+#include "exchange.h"
 #include "forward.h"
 #include "pack.h"
 
@@ -30,10 +31,10 @@ struct Feed {
 
 namespace {
 
-// read(x) W^T + bias for `count` rows, handed to a sink; read(from, to) writes what the product reads of a row, and
-// after(row), where every row is done, is a phase of its own.
+// read(x) W^T + bias for `count` rows and some tiles of W, handed to a sink; read(from, to) writes what the product reads
+// of a row, and after(row), where every row is done, is a phase of its own.
 template <class Read, class Sink, class After>
-void product(const Weight& weight, const bf16* x, int count, int threads, Read read, Sink sink, After after) {
+void product(const Weight& weight, Tiles tiles, const bf16* x, int count, int threads, Read read, Sink sink, After after) {
   thread_local Scratch scratch;
   char* memory = scratch.reserve(Input::bytes(count, weight.in));
   Input input(memory, count, weight.in);
@@ -42,12 +43,13 @@ void product(const Weight& weight, const bf16* x, int count, int threads, Read r
       read(x + int64_t(t) * weight.in, input.row(t));
       input.finish(t, weight);
     });
-    linear(worker, weight, input.rows(), sink);
+    linear(worker, weight, input.rows(), tiles, sink);
     worker.each(count, after);
   });
 }
 
 constexpr auto nothing = [](int) {};
+Tiles all_of(const Weight& weight) { return {0, tiles_of(weight)}; }
 
 // A read that norms a row of `size` numbers, or takes it as it is where `norm` is null.
 auto normed(const bf16* norm, int size, float eps, float shift) {
@@ -77,7 +79,7 @@ void fuse(const Model& model, const bf16* features, int count, bf16* x, int thre
     for (int at = 0; at < in && join.part_norms != nullptr; at += size)
       rms_norm(to + at, join.part_norms + at, to + at, size, model.eps, 0);
   };
-  product(*join.fc, features, count, threads, read, into(x, model.hidden, model.hidden), nothing);
+  product(*join.fc, all_of(*join.fc), features, count, threads, read, into(x, model.hidden, model.hidden), nothing);
 }
 
 // Reads a feed; states [batch][hidden] becomes the last block's output for each row's last token.
@@ -108,7 +110,7 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 14; }
+int32_t sametoken_interface() { return 15; }
 
 // All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
 // taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.
@@ -117,14 +119,19 @@ int32_t sametoken_forward(const Model* model, const Pages* pages, const Span* sp
   return guarded([&] { forward(*model, *pages, spans, span_count, tokens, count, x, taps, threads); });
 }
 
-// y [count][out] = norm(x [count][in]) W^T + bias, in float32 (`wide`) or bfloat16; without norm where `norm` is null.
+// y [count][end - first] = norm(x [count][in]) W^T + bias for the outputs from `first`, where a tile begins, to `end`; in
+// float32 (`wide`) or bfloat16; without norm where `norm` is null.
 int32_t sametoken_linear(const Weight* weight, const bf16* x, int32_t count, const bf16* norm, float eps, float shift,
-                         void* y, int32_t wide, int32_t threads) {
+                         int32_t first, int32_t end, void* y, int32_t wide, int32_t threads) {
   return guarded([&] {
-    int out = weight->out;
+    int out = end - first;
     auto read = normed(norm, weight->in, eps, shift);
-    if (wide) product(*weight, x, count, threads, read, into_floats(static_cast<float*>(y), out, out), nothing);
-    else product(*weight, x, count, threads, read, into(static_cast<bf16*>(y), out, out), nothing);
+    auto multiply = [&](auto sink) {
+      auto moved = [=](int row, int at, Floats values) { sink(row, at - first, values); };
+      product(*weight, {first / LANES, (end + LANES - 1) / LANES}, x, count, threads, read, moved, nothing);
+    };
+    if (wide) multiply(into_floats(static_cast<float*>(y), out, out));
+    else multiply(into(static_cast<bf16*>(y), out, out));
   });
 }
 
@@ -161,6 +168,17 @@ int32_t sametoken_check_fp8(const char* codes, int64_t size, int32_t threads) {
 // or [count][hidden] as they are (EAGLE-1).
 int32_t sametoken_fuse(const Model* model, const bf16* features, int32_t count, bf16* x, int32_t threads) {
   return guarded([&] { fuse(*model, features, count, x, threads); });
+}
+
+// Exchanges of ranks on one host, see exchange.h; a model's `sum` may be the first.
+void sametoken_sum(void* exchange, float* numbers, int64_t count) {
+  sum_over_ranks(*static_cast<Exchange*>(exchange), numbers, count);
+}
+
+void sametoken_send(Exchange* exchange, char* data, int64_t count) { send_to_ranks(*exchange, data, count); }
+
+void sametoken_gather(Exchange* exchange, const float* own, const int64_t* begins, int64_t rows, float* all) {
+  gather_columns(*exchange, own, begins, rows, all);
 }
 
 // Reads the committed tokens and guesses on: guesses [batch][1 + levels] are each row's last token and its continuation,
@@ -200,7 +218,7 @@ int32_t sametoken_guess(const Model* model, const Pages* pages, const Feed* feed
         guesses[b * (1 + levels) + 1 + level] = tokens[b];
       };
       auto read = normed(output->norm, hidden, model->eps, model->norm_shift);
-      product(head, states.data(), batch, head_threads, read, into_floats(logits.data(), stride, head.out), guess);
+      product(head, all_of(head), states.data(), batch, head_threads, read, into_floats(logits.data(), stride, head.out), guess);
     }
   });
 }

@@ -212,8 +212,9 @@ class Mixture {
   static int phases(int count) { return 5 + 6 * ((count + TOGETHER - 1) / TOGETHER); }
 
   // Adds to rows x what the experts make of the normed rows, which are in the form that the router reads. Rows whose
-  // token is negative stay as they are.
-  void run(Worker& worker, const Experts& experts, const Input& normed, const int64_t* tokens, bf16* x) const {
+  // token is negative stay as they are. A rank writes its part of that to `partial` [count][hidden], null for one rank.
+  void run(Worker& worker, const Experts& experts, const Input& normed, const int64_t* tokens, bf16* x,
+           float* partial) const {
     auto store_logits = into_floats(logits_, stride_, experts.router.out);
     linear(worker, experts.router, normed.rows(), [&](int row, int at, Floats value) {
       store_logits(row, at, experts.wide_router ? value : rounded(value));
@@ -238,7 +239,14 @@ class Mixture {
         gate_row(gate, gate + experts.width, row, experts.width, experts.gate);
       });
       multiply(worker, chosen, experts.count, experts.down, gated_, results_);
-      worker.each(end - first, [&](int i) { mix(experts, first + i, x + int64_t(first + i) * hidden_); });
+      worker.each(end - first, [&](int i) {
+        int64_t at = int64_t(first + i) * hidden_;
+        if (partial == nullptr) return mix(experts, first + i, [&](int k, Floats sum) {
+          store_bf16(x + at + k, add(load_bf16(x + at + k), rounded(sum)));
+        });
+        if (choices_.skipped(first + i)) std::fill(partial + at, partial + at + hidden_, 0.0f);
+        mix(experts, first + i, [&](int k, Floats sum) { store(partial + at + k, sum); });
+      });
     }
   }
 
@@ -281,8 +289,9 @@ class Mixture {
     });
   }
 
-  // Adds a row's results, each times its weight, to the row.
-  void mix(const Experts& experts, int t, bf16* x) const {
+  // The sum of a row's results, each times its weight, handed to sink(first number, 16 values).
+  template <class Sink>
+  void mix(const Experts& experts, int t, Sink sink) const {
     if (choices_.skipped(t)) return;
     Floats gate = spread(1.0f);
     if (experts.shared_gate) gate = rounded(sigmoid(spread(logits_[t * stride_ + experts.count])));
@@ -294,7 +303,7 @@ class Mixture {
         sum = add(sum, mul(load_bf16(result + i), weight));
       }
       if (experts.shared) sum = add(sum, rounded(mul(gate, load_bf16(shared_ + int64_t(t) * hidden_ + i))));
-      store_bf16(x + i, add(load_bf16(x + i), rounded(sum)));
+      sink(i, sum);
     }
   }
 

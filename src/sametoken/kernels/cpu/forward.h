@@ -47,7 +47,8 @@ struct Model {
   float norm_shift, embed_scale, residual_scale, attention_scale, attention_cap;  // see model/config.py; 0: the usual
   int32_t chunks;        // a query sees the keys of its own chunk alone
   int32_t rotated_norm;  // queries and keys of rotated layers are normed after rotation, without weights
-  void (*sum)(float*, int64_t);  // replaces so many numbers by their sums over all ranks; null where there is one rank
+  void (*sum)(void*, float*, int64_t);  // replaces so many numbers by their sums over all ranks; null for one rank
+  void* ranks;                          // the first argument of `sum`
 };
 
 struct Pages {
@@ -86,7 +87,7 @@ class Forward {
     if (model.sum != nullptr) take(memory_, partial_, int64_t(count) * model.hidden);
   }
 
-  int phases() const { return 2 + ((model_.sum != nullptr ? 17 : 13) + (mixture_ ? Mixture::phases(count_) : 0)) * model_.layers; }
+  int phases() const { return 2 + ((model_.sum != nullptr ? 19 : 13) + (mixture_ ? Mixture::phases(count_) : 0)) * model_.layers; }
 
   void run(Worker& worker) const {
     int hidden = model_.hidden;
@@ -197,16 +198,29 @@ class Forward {
     float scale = model_.residual_scale;
     if (model_.sum != nullptr) {
       linear(worker, weight, input.rows(), into_floats(partial_, hidden, hidden));
-      worker.each(1, [&](int) { model_.sum(partial_, int64_t(count_) * hidden); });
-    } else if (norm == nullptr) {
-      return linear(worker, weight, input.rows(), onto(x_, hidden, scale));
-    } else {
-      linear(worker, weight, input.rows(), into(normed_.row(0), normed_.stride(), hidden));
+      return add_sums(worker, norm);
     }
+    if (norm == nullptr) return linear(worker, weight, input.rows(), onto(x_, hidden, scale));
+    linear(worker, weight, input.rows(), into(normed_.row(0), normed_.stride(), hidden));
+    add_rows(worker, norm);
+  }
+
+  // The same of parts that all ranks have made.
+  void add_sums(Worker& worker, const bf16* norm) const {
+    int hidden = model_.hidden;
+    worker.each(1, [&](int) { model_.sum(model_.ranks, partial_, int64_t(count_) * hidden); });
+    worker.each(count_, [&](int t) {
+      for (int i = 0; i < hidden; i += LANES) store_bf16(normed_.row(t) + i, load(partial_ + int64_t(t) * hidden + i));
+    });
+    add_rows(worker, norm);
+  }
+
+  // The same of rows in `normed_`.
+  void add_rows(Worker& worker, const bf16* norm) const {
+    int hidden = model_.hidden;
+    float scale = model_.residual_scale;
     worker.each(count_, [&](int t) {
       bf16* row = normed_.row(t);
-      for (int i = 0; i < hidden && model_.sum != nullptr; i += LANES)
-        store_bf16(row + i, load(partial_ + int64_t(t) * hidden + i));
       if (norm != nullptr) rms_norm(row, norm, row, hidden, model_.eps, model_.norm_shift);
       auto sink = onto(state(t), hidden, scale);
       for (int i = 0; i < hidden; i += LANES) sink(0, i, load_bf16(row + i));
@@ -245,7 +259,9 @@ class Forward {
   void feed_forward(Worker& worker, const Layer& layer) const {
     if (layer.experts != nullptr) {
       norm(worker, layer.mlp_norm, layer.experts->router);
-      return mixture_->run(worker, *layer.experts, normed_, tokens_, x_);
+      mixture_->run(worker, *layer.experts, normed_, tokens_, x_, partial_);
+      if (model_.sum != nullptr) add_sums(worker, layer.mlp_out_norm);
+      return;
     }
     int64_t width = 2 * int64_t(model_.intermediate);
     norm(worker, layer.mlp_norm, layer.gate_up);

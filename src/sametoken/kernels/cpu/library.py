@@ -22,11 +22,22 @@ from torch import Tensor
 from sametoken.errors import ConfigError
 from sametoken.kernels.cpu.memory import lent_memory
 from sametoken.kernels.cpu.processor import VARIANTS, processor_features, rebuild, unsupported
-from sametoken.kernels.cpu.structures import CodedRows, CSpan, Draw, Feed, Model, Output, Packing, Pages, Weight
+from sametoken.kernels.cpu.structures import (
+    CExchange,
+    CodedRows,
+    CSpan,
+    Draw,
+    Feed,
+    Model,
+    Output,
+    Packing,
+    Pages,
+    Weight,
+)
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 14  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 15  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
 ALONE_BYTES = 2**19
@@ -61,7 +72,8 @@ class Library:
         self._linear, self._forward = library.sametoken_linear, library.sametoken_forward
         self._fuse, self._guess = library.sametoken_fuse, library.sametoken_guess
         self._linear.argtypes = [
-            POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_float, c_void_p, c_int32, c_int32,
+            POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_float, c_int32, c_int32, c_void_p,
+            c_int32, c_int32,
         ]  # fmt: skip
         self._forward.argtypes = [
             POINTER(Model), POINTER(Pages), POINTER(CSpan), c_int32, c_void_p, c_int32, c_void_p, POINTER(c_void_p),
@@ -80,6 +92,34 @@ class Library:
         self._numbers, self._check_fp8 = library.sametoken_numbers, library.sametoken_check_fp8
         self._numbers.argtypes = [POINTER(CodedRows), c_int32]
         self._check_fp8.argtypes = [c_void_p, c_int64, c_int32]
+
+        self._sum, self._send, self._gather = library.sametoken_sum, library.sametoken_send, library.sametoken_gather
+        self._sum.argtypes = [POINTER(CExchange), c_void_p, c_int64]
+        self._send.argtypes = [POINTER(CExchange), c_void_p, c_int64]
+        self._gather.argtypes = [POINTER(CExchange), c_void_p, POINTER(c_int64), c_int64, c_void_p]
+        for call in (self._sum, self._send, self._gather):
+            call.restype = None
+        self.sum_address: int = ctypes.cast(self._sum, c_void_p).value or 0
+
+    def sum(self, exchange: CExchange, numbers: Tensor) -> None:
+        """Replaces contiguous float32 numbers by their sums over the ranks of an exchange."""
+        self._sum(exchange, numbers.data_ptr(), numbers.numel())
+
+    def send(self, exchange: CExchange, data: Tensor) -> None:
+        """Gives all ranks the contiguous bytes that rank 0 has."""
+        self._send(exchange, data.data_ptr(), data.nbytes)
+
+    def gather(self, exchange: CExchange, own: Tensor, begins: Sequence[int]) -> Tensor:
+        """[R, begins[-1]] float32 on rank 0: the columns of all ranks side by side; elsewhere nothing.
+
+        Args:
+            own: [R, begins[rank + 1] - begins[rank]] float32, contiguous.
+            begins: [ranks + 1] the first column of each rank, and the number of columns.
+        """
+        found = torch.empty((own.shape[0], begins[-1]) if exchange.rank == 0 else (0, 0))
+        columns = (c_int64 * len(begins))(*begins)
+        self._gather(exchange, own.data_ptr(), columns, own.shape[0], found.data_ptr())
+        return found
 
     def pack(self, rows: Tensor, target: Tensor, first: int, outputs: int, turn: int) -> bool:
         """Puts rows of a weight into its tiles; False where a number is not finite, of turns that look.
@@ -134,7 +174,12 @@ class Library:
         return bool(status == 0)
 
     def linear(
-        self, packed: PackedWeight, x: Tensor, dtype: torch.dtype, norm: tuple[Tensor, float, float] | None = None
+        self,
+        packed: PackedWeight,
+        x: Tensor,
+        dtype: torch.dtype,
+        norm: tuple[Tensor, float, float] | None = None,
+        outputs: range | None = None,
     ) -> Tensor:
         """norm(x) W^T + bias.
 
@@ -142,13 +187,18 @@ class Library:
             x: [M, in] bfloat16.
             dtype: of the result, bfloat16 or float32.
             norm: weight [in], epsilon and shift of an RMS norm that comes first, or None.
+            outputs: those wanted, from a multiple of 16 on; None for all.
         """
-        x = x.contiguous()
-        y = torch.empty(x.shape[0], packed.weight.outputs, dtype=dtype)
+        x, outputs = x.contiguous(), outputs or range(packed.weight.outputs)
+        y = torch.empty(x.shape[0], len(outputs), dtype=dtype)
         weight, eps, shift = (None, 0.0, 0.0) if norm is None else (norm[0].data_ptr(), *norm[1:])
-        wide = dtype == torch.float32
-        threads = _threads(packed.nbytes)
-        _check(self._linear(packed.weight, x.data_ptr(), x.shape[0], weight, eps, shift, y.data_ptr(), wide, threads))
+        wide, threads = dtype == torch.float32, _threads(packed.nbytes)
+        _check(
+            self._linear(
+                packed.weight, x.data_ptr(), x.shape[0], weight, eps, shift, outputs.start, outputs.stop, y.data_ptr(),
+                wide, threads,
+            )
+        )  # fmt: skip
         return y
 
     def fuse(self, model: Model, features: Tensor, nbytes: int) -> Tensor:

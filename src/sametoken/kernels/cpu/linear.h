@@ -150,28 +150,34 @@ inline void ragged(const Weight& w, const Rows& rows, int row, int count, int ti
   }
 }
 
-// N tiles from `task` * N on for all rows, in blocks of M.
+// Some tiles of a weight.
+struct Tiles {
+  int first, end;
+};
+
+// N tiles from `tile` on, as far as they lie before `end`, for all rows, in blocks of M.
 template <class Kernel, int M, int N, class Sink>
-inline void tiles_of_all(const Weight& w, const Rows& rows, int task, Sink& sink) {
-  int tiles = tiles_of(w);
+inline void tiles_of_all(const Weight& w, const Rows& rows, int tile, int end, Sink& sink) {
   for (int row = 0; row < rows.blocks.count; row += M) {
     int left = rows.blocks.height_at(row);
-    if (left == M && (task + 1) * N <= tiles) tile_block<Kernel, M, N>(w, rows, row, task * N, sink);
-    else ragged<Kernel, M>(w, rows, row, left, task * N, std::min(tiles, (task + 1) * N), sink);
+    if (left == M && tile + N <= end) tile_block<Kernel, M, N>(w, rows, row, tile, sink);
+    else ragged<Kernel, M>(w, rows, row, left, tile, std::min(end, tile + N), sink);
   }
 }
 
 // One phase of blocks of M rows.
 template <class Kernel, int M, class Sink>
-inline void linear_of(Worker& worker, const Weight& w, const Rows& rows, Sink& sink) {
+inline void linear_of(Worker& worker, const Weight& w, const Rows& rows, Tiles wanted, Sink& sink) {
   if constexpr (M > 0) {
-    if (rows.blocks.height != M) return linear_of<Kernel, M - 1>(worker, w, rows, sink);
+    if (rows.blocks.height != M) return linear_of<Kernel, M - 1>(worker, w, rows, wanted, sink);
     constexpr int N = Kernel::together(M);
-    int tiles = tiles_of(w);
+    int tiles = wanted.end - wanted.first;
+    auto task = [&](auto size) {
+      return [&](int i) { tiles_of_all<Kernel, M, size()>(w, rows, wanted.first + i * size(), wanted.end, sink); };
+    };
     // Several tiles at once make the most of a row's loads, unless that leaves a thread without a task.
-    if (tiles >= 2 * N * worker.threads())
-      worker.each((tiles + N - 1) / N, [&](int task) { tiles_of_all<Kernel, M, N>(w, rows, task, sink); });
-    else worker.each(tiles, [&](int task) { tiles_of_all<Kernel, M, 1>(w, rows, task, sink); });
+    if (tiles >= 2 * N * worker.threads()) worker.each((tiles + N - 1) / N, task(std::integral_constant<int, N>()));
+    else worker.each(tiles, task(std::integral_constant<int, 1>()));
   }
 }
 
@@ -183,7 +189,7 @@ inline void part_of(const Weight& w, const Rows& rows, int part, int parts, Sink
     constexpr int N = Kernel::together(M);
     int tasks = (tiles_of(w) + N - 1) / N;
     for (int task = tasks * part / parts; task < tasks * (part + 1) / parts; task++)
-      tiles_of_all<Kernel, M, N>(w, rows, task, sink);
+      tiles_of_all<Kernel, M, N>(w, rows, task * N, tiles_of(w), sink);
   }
 }
 
@@ -202,10 +208,17 @@ inline void with_kernel(const Weight& w, Use use) {
   }
 }
 
-// One phase: every output of x W^T + bias, handed to sink(row, first output, 16 values), which cuts what is past the end.
+// One phase: the outputs of some tiles of x W^T + bias, handed to sink(row, first output, 16 values), which cuts what is
+// past the end.
+template <class Sink>
+inline void linear(Worker& worker, const Weight& w, const Rows& rows, Tiles tiles, Sink sink) {
+  with_kernel(w, [&](auto kernel) { linear_of<decltype(kernel), Blocks::MOST>(worker, w, rows, tiles, sink); });
+}
+
+// The same for every output.
 template <class Sink>
 inline void linear(Worker& worker, const Weight& w, const Rows& rows, Sink sink) {
-  with_kernel(w, [&](auto kernel) { linear_of<decltype(kernel), Blocks::MOST>(worker, w, rows, sink); });
+  linear(worker, w, rows, Tiles{0, tiles_of(w)}, sink);
 }
 
 // One of `parts` parts of such a product, by the calling thread alone.

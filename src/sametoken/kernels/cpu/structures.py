@@ -5,7 +5,7 @@ Tensors that a structure points to must be kept alive by whoever holds the struc
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 from typing import Any
 
@@ -71,6 +71,16 @@ class Model(Structure):
         ("layer", POINTER(Layer)), ("join", POINTER(Join)), ("whole_norms", c_int32), ("interleaved", c_int32),
         ("norm_shift", c_float), ("embed_scale", c_float), ("residual_scale", c_float), ("attention_scale", c_float),
         ("attention_cap", c_float), ("chunks", c_int32), ("rotated_norm", c_int32), ("sum", c_void_p),
+        ("ranks", c_void_p),
+    ]  # fmt: skip
+
+
+class CExchange(Structure):
+    """See exchange.h."""
+
+    _fields_ = [
+        ("memory", c_void_p), ("slot", c_int64), ("rank", c_int32), ("size", c_int32), ("round", c_uint32),
+        ("stopped", c_int32),
     ]  # fmt: skip
 
 

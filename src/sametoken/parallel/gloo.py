@@ -1,0 +1,122 @@
+"""What ranks exchange over the network: messages of rank 0, sums in the order of the ranks, columns of logits.
+
+Everything goes over torch.distributed (gloo). A call that fails, or that waits for a rank that is gone, raises
+RuntimeError.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from sametoken.errors import SametokenError
+from sametoken.parallel.host import own_address, own_sockets, shut
+from sametoken.parallel.place import RankPlace
+
+DIST: Any = torch.distributed  # its types leave out what is needed here
+JOIN_S = 10.0  # until the connections are open
+FOREVER = timedelta(days=365)  # of a collective: whether a rank hangs is known by its signs of life
+INTERFACES = "GLOO_SOCKET_IFNAME"  # names interfaces, separated by commas, as torch.distributed reads it
+
+
+class Transport(Protocol):
+    """How the ranks of one target reach each other."""
+
+    @property
+    def native_sum(self) -> tuple[int, int] | None:
+        """Addresses of the function with which compiled code sums and of its first argument, None for none."""
+        ...
+
+    def send(self, data: Tensor) -> None:
+        """All ranks get the bytes of rank 0."""
+        ...
+
+    def sum(self, partial: Tensor) -> None:
+        """Replaces contiguous float32 numbers by their sums over all ranks, added in the order of the ranks."""
+        ...
+
+    def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
+        """[R, begins[-1]] on rank 0, of which each rank has the columns [R, begins[rank + 1] - begins[rank]]."""
+        ...
+
+    def stop(self, *, hangs: bool) -> None:
+        """Calls from another thread end: a rank is gone. `hangs`: its connections are still open."""
+        ...
+
+
+class Gloo:
+    """Connections to all other ranks.
+
+    Raises:
+        SametokenError: they were not open in time.
+    """
+
+    native_sum: tuple[int, int] | None = None
+
+    def __init__(self, place: RankPlace, store: Any) -> None:
+        self._place, before = place, own_sockets()
+        gloo, options = DIST.ProcessGroupGloo, DIST.ProcessGroupGloo._Options()
+        interfaces = [each for each in os.environ.get(INTERFACES, "").split(",") if each]
+        try:
+            options._devices = [gloo.create_device(interface=each) for each in interfaces] or [
+                gloo.create_device(hostname=own_address(place))
+            ]
+            options._timeout = timedelta(seconds=JOIN_S)
+            self._gloo = gloo(DIST.PrefixStore("gloo", store), place.rank, place.size, options)
+            self.all(torch.zeros(1))
+        except RuntimeError as error:
+            own = f"{INTERFACES}={','.join(interfaces)}" if interfaces else f"the address {own_address(place)}"
+            here = ", ".join(name for _, name in socket.if_nameindex())
+            raise SametokenError(
+                f"rank {place.rank} does not reach the other ranks by {own} ({first_line(error)}); set {INTERFACES} "
+                f"on each host to the interface that joins the hosts; this host has {here}"
+            ) from error
+        self._links = own_sockets() - before
+        self._gloo.set_timeout(FOREVER)
+
+    def send(self, data: Tensor) -> None:
+        """See `Transport`."""
+        self._gloo.broadcast([data]).wait()
+
+    def all(self, own: Tensor) -> Tensor:
+        """[ranks, ...] of what each rank has."""
+        parts = own.new_empty(self._place.size, *own.shape)
+        self._gloo.allgather([list(parts.unbind())], [own]).wait()
+        return parts
+
+    def sum(self, partial: Tensor) -> None:
+        """See `Transport`."""
+        parts = self.all(partial)
+        torch.add(parts[0], parts[1], out=partial)
+        for part in parts[2:]:
+            partial += part
+
+    def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
+        """See `Transport`."""
+        rank, size, options = self._place.rank, self._place.size, DIST.GatherOptions()
+        widths = [end - begin for begin, end in pairwise(begins)]
+        padded = own.new_empty(own.shape[0], max(widths))
+        padded[:, : widths[rank]] = own
+        parts = [torch.empty_like(padded) for _ in range(size)] if rank == 0 else []
+        self._gloo.gather([parts] if rank == 0 else [], [padded], options).wait()
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1) if parts else own
+
+    def stop(self, *, hangs: bool) -> None:
+        """See `Transport`. A collective does not end by itself while another host keeps the connection."""
+        if hangs:
+            shut(self._links)
+
+
+def first_line(error: Exception) -> str:
+    """What torch says, without the place in its sources and without advice for its authors."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return re.sub(r"^\[[^]]*\] ", "", line).partition(". ")[0]
