@@ -22,7 +22,7 @@ LOWEST_TESTS := $(addprefix tests/,commands/test_embedded.py checkpoint/test_tok
 kernels/test_native.py checkpoint/test_hub.py project/test_public.py dialects/test_serve_config.py \
 server/test_server_api.py engine/test_structured.py train/test_trainer.py train/test_distill.py train/test_convert.py)
 
-.PHONY: help setup demo serve test test-thorough test-triton test-arm test-lowest support big-models troubleshooting conformance clients test-distributed programs check dist test-wheel clean
+.PHONY: help setup demo serve test test-thorough test-triton test-arm test-lowest support big-models troubleshooting conformance clients test-distributed programs check docs dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
@@ -41,6 +41,7 @@ help:
 	@echo "make clients published clients, a browser and Prometheus talk to the server (downloads 700 MB into .clients)"
 	@echo "make test-distributed  one model on two hosts, which are network namespaces: needs root"
 	@echo "make check   ruff, mypy --strict and the import layers"
+	@echo "make docs    the documents as a site in site/"
 	@echo "make setup   only .venv with everything in it"
 	@echo "make clean   remove .venv and caches"
 
@@ -146,8 +147,19 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The site needs neither torch nor the package: mkdocstrings reads the sources.
+docs: .docs/.installed
+	NO_MKDOCS_2_WARNING=1 .docs/bin/mkdocs build --strict
+
+.docs/.installed: pyproject.toml constraints.txt
+	test -x .docs/bin/pip || $(PYTHON) -m venv .docs
+	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
+	> .docs/requirements.txt
+	.docs/bin/pip install --quiet -c constraints.txt -r .docs/requirements.txt
+	touch $@
+
 clean:
-	rm -rf .venv .triton .clients .wheel .lowest build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .triton .clients .wheel .lowest .docs site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The constraints with the torch that an environment has: pip keeps it, or says that pyproject.toml does not admit it.

@@ -58,7 +58,8 @@ class LLM:
             the training run that made it; "embedded" is the embedded target's draft, "embedded-eagle3" its head.
         speculative: `SpeculativeConfig` or a mapping of its keys.
         kv_cache: `KVCacheConfig` or a mapping of its keys.
-        revision, draft_revision: Hub revisions.
+        revision: branch, tag or commit of the model on the Hub.
+        draft_revision: the same for the draft.
         engine: keys of `EngineConfig` (dtype, device, max_batch_size, max_num_tokens, max_seq_len, ...), and of
             `KVCacheConfig` as the command line writes them: kv_cache_dtype, ...
 
