@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -41,6 +42,11 @@ def port() -> int:
         return int(server.getsockname()[1])
 
 
+@pytest.fixture(autouse=True)
+def logs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; one that ended and was not waited for does not."""
     try:
@@ -52,7 +58,8 @@ def alive(pid: int) -> bool:
 def started(port: int, tmp_path: Path) -> tuple[subprocess.Popen[str], int, str]:
     """A process that started a server, the server's number, and the path of its log."""
     call = [sys.executable, "-c", CALL, str(port), str(tmp_path / "pid"), SERVER]
-    process = subprocess.Popen(call, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(call, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     log = process.stdout.readline().strip().rpartition(" ")[2]
     assert process.stdout.readline() == f"http://127.0.0.1:{port} answers\n"
@@ -63,10 +70,12 @@ def started(port: int, tmp_path: Path) -> tuple[subprocess.Popen[str], int, str]
 def test_a_signal_ends_the_server_too(port: int, tmp_path: Path, number: signal.Signals) -> None:
     process, server, log = started(port, tmp_path)
     assert Path(log).read_text() == "file: a: 1\n"
+    assert Path(log).parent == tmp_path
     process.send_signal(number)
     process.communicate(timeout=10)
     assert process.returncode == 0
     assert not alive(server)
+    assert not Path(log).exists()
 
 
 def test_the_server_ends_when_its_parent_is_killed(port: int, tmp_path: Path) -> None:

@@ -114,4 +114,8 @@ def start(
             code = child.end(times[1] if signals else 0)
             for number, handler in before.items():
                 signal.signal(number, handler)
-        return 0 if signals else code
+        if signals or code == 0:
+            log.unlink(missing_ok=True)
+            return 0
+        tell(f"{words[0]} ended with exit code {code}; its output is in {log}")
+        return code

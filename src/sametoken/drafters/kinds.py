@@ -9,7 +9,12 @@ NGRAM = Kind(
     title="n-gram lookup",
     what="n-gram lookup",
     drafts="sametoken.drafters.ngram:build",
-    aliases={"vllm": ("ngram", "ngram_gpu"), "trtllm": ("NGram",)},
+    aliases={
+        "vllm": ("ngram", "ngram_gpu"),
+        "sglang": ("NGRAM",),
+        "trtllm": ("NGram",),
+        "trtllm-pytorch": ("NGram",),
+    },
     settings=("max_matching_ngram_size", "min_matching_ngram_size", "is_use_oldest", "is_public_pool"),
 )
 SUFFIX = Kind(
@@ -17,7 +22,7 @@ SUFFIX = Kind(
     title="suffix lookup",
     what="suffix lookup",
     drafts="sametoken.drafters.suffix:build",
-    aliases={"vllm": ("suffix",), "trtllm": ("SA",)},
+    aliases={"vllm": ("suffix",), "trtllm": ("SA",), "trtllm-pytorch": ("SA",)},
     settings=(
         "suffix_decoding_max_tree_depth",
         "suffix_decoding_max_cached_requests",

@@ -8,7 +8,7 @@ from sametoken.deploy.plan.launch import Launch
 from sametoken.deploy.plan.text import as_yaml
 
 FOLDER = "/etc/sametoken"  # where files of a launch are in a container
-CACHE = "/root/.cache/huggingface"
+HUB_CACHE = "/root/.cache/huggingface"
 START_S, STOP_S = 1800, 60
 
 
@@ -23,7 +23,7 @@ def render(launch: Launch) -> str:
         "command": [word.replace("$", "$$") for word in inside.words[1:]],
         "ports": [f"{launch.port}:{launch.port}"],
         "environment": ["HF_TOKEN", *launch.secrets],
-        "volumes": [f"huggingface:{CACHE}", *folders],
+        "volumes": [f"huggingface:{HUB_CACHE}", *folders],
         "ipc": "host",
         "restart": "unless-stopped",
         "stop_grace_period": f"{STOP_S}s",

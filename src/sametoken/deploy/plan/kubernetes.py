@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sametoken.deploy.plan.compose import CACHE, FOLDER, START_S, STOP_S
+from sametoken.deploy.plan.compose import FOLDER, HUB_CACHE, START_S, STOP_S
 from sametoken.deploy.plan.launch import Launch
 from sametoken.deploy.plan.text import as_yaml
 
@@ -50,7 +50,7 @@ def _pod(launch: Launch) -> dict[str, Any]:
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(UNROUTED_S)]}}},
     }
     mounts: list[dict[str, Any]] = [
-        {"name": "huggingface", "mountPath": CACHE},
+        {"name": "huggingface", "mountPath": HUB_CACHE},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
     volumes: list[dict[str, Any]] = [

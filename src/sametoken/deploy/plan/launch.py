@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from sametoken import kinds
 from sametoken.errors import ConfigError
 from sametoken.options.serving import OPTIONS
 from sametoken.options.speculation import SpeculativeConfig
@@ -194,15 +195,19 @@ def words(options: Mapping[str, Any], dashes: bool = True) -> tuple[str, ...]:
     return tuple(found)
 
 
-def no_method(engine: str, method: str, known: Mapping[str, str], reasons: Mapping[str, str]) -> ConfigError:
-    """The refusal of a drafter that an engine does not have.
+def name_of(method: str, tool: str, engine: str) -> str:
+    """What an engine calls a kind of drafter.
 
     Args:
-        known: the drafters that it has, by our names.
-        reasons: why it lacks one, by our name.
+        tool: the engine's name in the records of kinds. engine: its name for people.
+
+    Raises:
+        ConfigError: it has no such drafts.
     """
-    reason = reasons.get(method, "it has no such drafts")
-    return ConfigError(
-        f"--method {method}: {engine} cannot draft so: {reason}; expected one of {', '.join(known)}, or use --engine "
-        "sametoken"
-    )
+    known = {kind.name: kind.aliases[tool][0] for kind in kinds.kinds() if tool in kind.aliases}
+    if method not in known:
+        raise ConfigError(
+            f"--method {method}: {engine} has no such drafts; expected one of {', '.join(known)}, or use --engine "
+            "sametoken"
+        )
+    return known[method]

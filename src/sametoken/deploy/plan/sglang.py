@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sametoken.deploy.plan.launch import Launch, Stated, Wanted, no_method, words
+from sametoken.deploy.plan.launch import Launch, Stated, Wanted, name_of, words
 from sametoken.errors import ConfigError
 
 NAME, IMAGE = "SGLang", "lmsysorg/sglang:v0.5.23"
@@ -21,7 +21,6 @@ SERVER = {
     "root_path": "fastapi_root_path", "ssl_certfile": "ssl_certfile", "ssl_keyfile": "ssl_keyfile",
     "ssl_ca_certs": "ssl_ca_certs", "log_level": "log_level",
 }  # fmt: skip
-ALGORITHMS = {"draft_target": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "ngram": "NGRAM"}
 REASONS = {
     "draft_len_schedule": "it chooses lengths by a file of its own; give --engine-args '--speculative-adaptive "
     "--speculative-adaptive-config FILE'",
@@ -95,11 +94,9 @@ def _speculative(wanted: Wanted, stated: Stated) -> dict[str, Any]:
         raise ConfigError(f"{NAME} cannot be told --api-key: {REASONS['api_key']}")
     if wanted.method is None:
         return {}
-    if wanted.method not in ALGORITHMS:
-        raise no_method(NAME, wanted.method, ALGORITHMS, {})
     for name in ("max_draft_len", "max_total_draft_tokens", "tree_top_k"):
         stated.take(name)
-    said: dict[str, Any] = {"speculative_algorithm": ALGORITHMS[wanted.method]}
+    said: dict[str, Any] = {"speculative_algorithm": name_of(wanted.method, "sglang", NAME)}
     speculative = wanted.speculative
     if wanted.draft is None:  # n-grams: the number counts the pending token
         return said | {"speculative_num_draft_tokens": speculative.budget + 1}

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sametoken.deploy.plan.launch import NO_TREES, Launch, Stated, Wanted, no_method, words
+from sametoken.deploy.plan.launch import NO_TREES, Launch, Stated, Wanted, name_of, words
 from sametoken.deploy.plan.sglang import one_name
 from sametoken.deploy.plan.text import as_yaml
 from sametoken.errors import ConfigError
 from sametoken.options.serving import CACHE, elsewhere
 
 NAME, IMAGE, FILE = "TensorRT-LLM", "nvcr.io/nvidia/tensorrt-llm/release:1.2.0rc6", "trtllm.yml"
-TYPES = {"draft_target": "Draft_Target", "eagle3": "Eagle", "ngram": "NGram", "suffix": "SA"}
-NO_TYPES = {
-    "eagle": "its PyTorch backend loads EAGLE-3 heads only",
-    "medusa": "its PyTorch backend has no Medusa heads",
-}
 KEYS = {
     ours: theirs
     for theirs, ours in elsewhere("trtllm").items()
@@ -92,9 +87,7 @@ def _speculative(wanted: Wanted, stated: Stated) -> dict[str, Any]:
     """The group speculative_config, empty without drafts."""
     if wanted.method is None:
         return {}
-    if wanted.method not in TYPES:
-        raise no_method(NAME, wanted.method, TYPES, NO_TYPES)
-    kind, speculative = TYPES[wanted.method], wanted.speculative
+    kind, speculative = name_of(wanted.method, "trtllm-pytorch", NAME), wanted.speculative
     if stated.take("draft_revision") is not None:
         raise ConfigError(f"--draft-revision: {NAME} has no such key; download the draft and give its directory")
     for name in ("max_draft_len", "max_total_draft_tokens"):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sametoken import kinds
-from sametoken.deploy.plan.launch import NO_TREES, Launch, Stated, Wanted, no_method, words
+from sametoken.deploy.plan.launch import NO_TREES, Launch, Stated, Wanted, name_of, words
 from sametoken.errors import ConfigError
 from sametoken.options.serving import elsewhere
 
@@ -17,7 +16,6 @@ ALIKE = (
 )
 FLAGS = {ours: theirs for theirs, ours in elsewhere("vllm-serve").items()} | {name: name for name in ALIKE.split()}
 SERVER = {name: name for name in ["root_path", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"]}
-METHODS = {kind.name: kind.aliases["vllm"][0] for kind in kinds.kinds() if "vllm" in kind.aliases}
 DTYPES = {"int8": "int8_per_token_head", "fp8": "fp8_per_token_head", "fp8_e4m3": "fp8_per_token_head"}
 CONVERT = {
     "kv_cache_dtype": lambda dtype: DTYPES.get(dtype, dtype),
@@ -49,7 +47,6 @@ def translate(wanted: Wanted) -> Launch:
     options = [*engine, *([] if graphs else ["--enforce-eager"]), *wanted.extra]
     if drafts is not None:
         options += ["--speculative-config", json.dumps(drafts)]
-    notes = ("vLLM drafts a chain with Medusa heads, and has them up to version 0.32 only",)
     return Launch(
         engine=NAME,
         program=("vllm", "serve", wanted.model),
@@ -63,7 +60,6 @@ def translate(wanted: Wanted) -> Launch:
         served=wanted.served,
         places=wanted.places,
         secrets=("VLLM_API_KEY",) if wanted.keys else (),
-        notes=notes if wanted.method == "medusa" else (),
     )
 
 
@@ -71,11 +67,9 @@ def _speculative(wanted: Wanted, stated: Stated) -> dict[str, Any] | None:
     """The value of --speculative-config, None without drafts."""
     if wanted.method is None:
         return None
-    if wanted.method not in METHODS:
-        raise no_method(NAME, wanted.method, METHODS, {})
     stated.take("max_draft_len")
     stated.take("max_total_draft_tokens")
-    said: dict[str, Any] = {"method": METHODS[wanted.method]}
+    said: dict[str, Any] = {"method": name_of(wanted.method, "vllm", NAME)}
     if wanted.draft is not None:
         said["model"] = wanted.draft
     if (revision := stated.take("draft_revision")) is not None:

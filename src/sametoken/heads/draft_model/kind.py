@@ -12,6 +12,13 @@ KIND = Kind(
     drafts="sametoken.heads.draft_model.drafts:DraftModel",
     weights="model",
     objective="sametoken.heads.draft_model.training:TRAINING",
-    aliases={"vllm": ("draft_model",), "trtllm": ("DraftTarget",), "train": ("draft",), "embedded": (NAME,)},
+    aliases={
+        "vllm": ("draft_model",),
+        "sglang": ("STANDALONE",),
+        "trtllm": ("DraftTarget",),
+        "trtllm-pytorch": ("Draft_Target",),
+        "train": ("draft",),
+        "embedded": (NAME,),
+    },
     settings=("tree_top_k",),
 )

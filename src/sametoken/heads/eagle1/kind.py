@@ -13,6 +13,6 @@ KIND = Kind(
     objective="sametoken.heads.eagle1.training:TRAINING",
     marks=("eagle_config",),
     words=("Eagle", "EAGLE"),
-    aliases={"vllm": ("eagle",), "trtllm": ("Eagle",), "train": ("eagle1",)},
+    aliases={"vllm": ("eagle",), "sglang": ("EAGLE",), "trtllm": ("Eagle",), "train": ("eagle1",)},
     settings=("tree_top_k",),
 )

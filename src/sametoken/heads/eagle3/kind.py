@@ -16,7 +16,9 @@ KIND = Kind(
     words=("Eagle", "EAGLE"),
     aliases={
         "vllm": ("eagle3",),
+        "sglang": ("EAGLE3",),
         "trtllm": ("Eagle", "Eagle3"),
+        "trtllm-pytorch": ("Eagle",),
         "speculators": ("eagle3",),
         "train": ("eagle3", "eagle"),
         "embedded": (HEAD_NAME,),
