@@ -240,11 +240,14 @@ def test_weights_and_pool_are_the_engines(draft: str | None) -> None:
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_ranks_part(plain: Path, quantization: str) -> None:
-    """Both ranks hold as much, and more than half, since token vectors and output head are not cut."""
+    """Both ranks hold as much, and more than half, since token vectors are not cut, nor a head that a draft reads."""
     for rank in range(2):
         check(plain, quantization=quantization, part=RankPart(rank, 2))
     whole, part = (planned_model(plain, torch.bfloat16, None, quantization, each) for each in (WHOLE, RankPart(0, 2)))
-    assert part.outside == whole.outside
+    with_head = planned_model(plain, torch.bfloat16, None, quantization, RankPart(0, 2, whole_head=True))
+    assert with_head.outside == whole.outside
+    head = 2 * (whole.outside - part.outside)
+    assert 0.99 < head / (256 * 256 * {"none": 2, "int8": 1, "int4": 0.5}[quantization]) < 1.2
     assert total(part.held) - part.outside == pytest.approx((total(whole.held) - whole.outside) / 2, rel=0.1)
 
 
@@ -294,7 +297,7 @@ def test_memory_of_each_rank_is_what_it_holds(draft: str | None) -> None:
     assert found.other_rank < found.total
     shown = report(found)
     assert "ranks            2: the first takes" in shown
-    assert "on every rank: token vectors, output head, norms" in shown
+    assert "on each rank: token vectors, its part of the output head, norms" in shown
 
 
 def test_replicas_are_named_where_one_process_fits(plain: Path) -> None:

@@ -41,6 +41,17 @@ class Rank:
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None: ...
 
+    def score(self, last: Tensor) -> None: ...
+
+    def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
+        shared = self.shared
+        shared.parts[self.rank] = own.clone()
+        shared.barrier.wait()
+        found = torch.cat(shared.parts, 1)
+        shared.barrier.wait()
+        assert found.shape[1] == begins[-1]
+        return found
+
     def sum(self, partial: Tensor) -> None:
         shared = self.shared
         shared.parts[self.rank] = partial.clone()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from in_threads import at_once, last_states, load_parts
+from torch import Tensor
 
 import tiny_models
 from quantised_makers import MADE, quantised
@@ -15,12 +17,13 @@ from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.memory import times_held
 from sametoken.errors import ConfigError, UnsupportedModelError
+from sametoken.kernels.cpu.library import library
 from sametoken.model.config import ModelConfig
 from sametoken.model.cut import cut
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.coded import Code, Coded
 from sametoken.model.linear import Linear
-from sametoken.runtime.ranks import RankPart
+from sametoken.runtime.ranks import Columns, RankPart
 
 TOKENS = [5, 17, 99, 3, 42, 64, 101, 7, 23, 88, 12]
 REFUSED = {"olmo-2": UnsupportedModelError, "olmo-3": UnsupportedModelError, "tinyllama": ConfigError}
@@ -41,6 +44,15 @@ def compare(directory: Path, dtype: torch.dtype, tolerance: float, quantization:
     )
     assert torch.equal(cut_rows[0], found[0]), "a token's bits depend on what is computed beside it"
     assert sum(map(matrix_sizes, parts)) < 1.2 * matrix_sizes(whole)
+    compare_logits(whole, parts, found[0])
+
+
+def compare_logits(whole: Decoder, parts: Sequence[Decoder], states: Tensor) -> None:
+    """The logits of the parts, side by side, are those of the whole; bit for bit where no torch product is between."""
+    expected, found = whole.logits(states), at_once([lambda part=part: part.logits(states) for part in parts])[0]
+    near = 1e-5 if found.dtype == torch.float32 else 0.02 * expected.abs().max().item()
+    torch.testing.assert_close(found.float(), expected.float(), rtol=0.0, atol=near)
+    assert None in (whole.native, parts[0].native) or torch.equal(found, expected)
 
 
 def matrix_sizes(decoder: Decoder) -> int:
@@ -78,6 +90,16 @@ def test_parts_in_bfloat16_keep_a_rows_bits(name: str, tmp_path: Path) -> None:
     compare(tmp_path, torch.bfloat16, 0.05)
 
 
+@pytest.mark.skipif(library() is None, reason="there are no compiled kernels here")
+@pytest.mark.parametrize("name", ["qwen-3-moe", "glm-4.5-moe", "gpt-oss"])
+def test_parts_of_experts_are_compiled(name: str, tmp_path: Path) -> None:
+    """With experts as wide as vectors, which the tiny ones are not."""
+    wide = "intermediate_size" if name == "gpt-oss" else "moe_intermediate_size"
+    tiny_models.build(name, **{wide: 64}).save_pretrained(tmp_path)
+    assert load_decoder(tmp_path, torch.bfloat16, "cpu", 96, part=RankPart(0, 2)).native is not None
+    compare(tmp_path, torch.bfloat16, 0.05)
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_cannot_be_cut_is_refused(name: str, tmp_path: Path) -> None:
     tiny_models.save(name, tmp_path)
@@ -110,6 +132,32 @@ def test_parts_of_each_format_of_other_tools(name: str, tmp_path: Path) -> None:
 def test_parts_that_are_rounded_when_they_are_loaded(quantization: str, tmp_path: Path) -> None:
     tiny_models.build("llama-3", hidden_size=256, intermediate_size=256).save_pretrained(tmp_path)
     compare(tmp_path, torch.bfloat16, 0.15, quantization)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "quantization"),
+    [("llama-3", {}, "none"), ("llama-3", {}, "int8"), ("llama-3", {"tie_word_embeddings": True}, "int4")],
+)
+def test_a_whole_head_gives_the_same_logits(
+    name: str, options: dict[str, bool], quantization: str, tmp_path: Path
+) -> None:
+    """Rank 0 has it where a draft reads it, and scores its own columns alone."""
+    tiny_models.build(name, hidden_size=256, intermediate_size=256, **options).save_pretrained(tmp_path)
+    states, parts = torch.randn(5, 256).to(torch.bfloat16), load_parts(tmp_path, 2, torch.bfloat16, quantization)
+    whole = load_decoder(tmp_path, torch.bfloat16, "cpu", 96, quantization)
+    first = load_decoder(tmp_path, torch.bfloat16, "cpu", 96, quantization, RankPart(0, 2, whole_head=True))
+    first.join(parts[0].ranks)  # type: ignore[arg-type]
+    compare_logits(whole, [first, parts[1]], states)
+    head, own = first.output_head, parts[1].output_head
+    assert head is not None
+    assert head.out_features == whole.config.vocab_size
+    if own is not None and not (options and quantization == "none"):
+        assert own.out_features == len(parts[1].config.columns.own)  # type: ignore[union-attr]
+
+
+def test_columns_are_whole_tiles() -> None:
+    assert Columns.of(RankPart(1, 3), 100).begins == (0, 32, 64, 100)
+    assert Columns.of(RankPart(2, 3), 100).own == range(64, 100)
 
 
 def test_three_and_four_ranks(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from sametoken.check.latent_memory import step_bytes
 from sametoken.checkpoint.hub import read_config, stored_scheme
-from sametoken.checkpoint.planned import planned_model
+from sametoken.checkpoint.planned import PlannedModel, planned_model
 from sametoken.checkpoint.tensors import read_tensors
 from sametoken.engine.build import dtype_for
 from sametoken.engine.pages import Cached, lookahead_of, pool_bytes, pool_pages, row_pages
@@ -90,7 +90,8 @@ class MemoryForecast:
         activations: the peak of one step, estimated.
         total: everything that the process, of several ranks the first one, takes. `fits`: whether `memory` has room.
         ranks: processes that the target is cut for. `other_rank`: bytes of each one but the first, which has the draft.
-        uncut: bytes of the target that every rank holds: token vectors, output head, norms, rotary tables.
+        uncut: bytes of the target that a rank holds beside its part of the layers: token vectors, its part of the
+            output head, norms, rotary tables.
         largest_batch: at this context, 0 if not even one fits. `largest_context`: of this batch, 0 likewise.
         remedies: what would make it fit, none where it fits.
         notes: what was assumed.
@@ -138,6 +139,7 @@ class _Plan(NamedTuple):
     """All that does not depend on batch and context."""
 
     parts: tuple[Part, ...]
+    other: int  # bytes of the weights of a rank that has no draft
     cached: tuple[Cached, ...]
     config: ModelConfig  # of a rank's part of the target
     uncut: int
@@ -200,7 +202,13 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
     stated = ModelConfig.from_hf(read_config(target))
     dtype = dtype_for(engine.dtype, stated, torch.device(device))
     limit = engine.max_seq_len or stated.max_position
-    planned = planned_model(target, dtype, limit, engine.quantization, RankPart(0, engine.tensor_parallel_size))
+    count = engine.tensor_parallel_size
+
+    def part(rank: int, *, whole_head: bool = False) -> PlannedModel:
+        return planned_model(target, dtype, limit, engine.quantization, RankPart(rank, count, whole_head))
+
+    planned = part(0)
+    other = planned if count == 1 else part(count - 1)
     sizes = sum(share.bytes for share in planned.stored.values())
     if planned.stated_bytes is not None and abs(planned.stated_bytes - sizes) > 0.01 * sizes:
         notes.append(
@@ -218,6 +226,8 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
             tables(torch.device("meta"))
         loaded = LoadedDraft(head_kind(head.config), head.module)
         lookahead, taps = lookahead_of(settings.speculative, loaded), 3
+        if count > 1 and loaded.reads_target_head:
+            parts[0] = replace(parts[0], held=part(0, whole_head=True).held)
         layers = loaded.cached_layers
         if layers is not None:
             cached.append(Cached(layers, dtype, settings.cache.dtype))
@@ -231,7 +241,10 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
         own = planned_model(draft, dtype, planned.config.max_position, engine.draft_quantization)
         cached.append(Cached(own.config, dtype, settings.cache.dtype))
         parts.append(Part("draft model", str(draft), own.stored, own.held, _token_bytes(cached[-1], settings)))
-    plan = _Plan(tuple(parts), tuple(cached), planned.config, planned.outside, lookahead, dtype.itemsize, taps)
+    weights = sum(share.bytes for share in other.held.values())
+    plan = _Plan(
+        tuple(parts), weights, tuple(cached), planned.config, other.outside, lookahead, dtype.itemsize, taps
+    )  # fmt: skip
     return plan, tuple(notes)
 
 
@@ -275,8 +288,8 @@ def _total(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> i
 
 def _other_rank(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
     """Bytes of a rank that has no draft and draws no tokens."""
-    alone = plan._replace(parts=plan.parts[:1], cached=plan.cached[:1], taps=0)
-    return alone.parts[0].weights + _pool(alone, settings, batch, context) + _states(alone, settings, batch, context)
+    alone = plan._replace(cached=plan.cached[:1], taps=0)
+    return plan.other + _pool(alone, settings, batch, context) + _states(alone, settings, batch, context)
 
 
 def _replicas_advice(one: int, count: int, memory: int) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ def report(found: MemoryForecast) -> str:
             ("  one machine", f"{in_words(all_ranks)} where all run on it: {here}"),
             (
                 "  not cut",
-                f"{in_words(found.uncut)} on every rank: token vectors, output head, norms, rotary tables",
+                f"{in_words(found.uncut)} on each rank: token vectors, its part of the output head, norms, rotations",
             ),
         ]
     rows += [

@@ -1,7 +1,7 @@
 """The stream of a model's tensors with each one cut to what a rank holds of it, before it is copied into memory.
 
-Queries, keys, values, gates and ups are cut by outputs, `out` and `down` by inputs. A plain tensor is a view of its
-file until then, so that no rank has all of it in its own memory.
+Queries, keys, values, gates, ups and logits are cut by outputs, `out` and `down` by inputs. A plain tensor is a view
+of its file until then, so that no rank has all of it in its own memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sametoken.checkpoint.quantised.collect import Item
 from sametoken.errors import UnsupportedModelError
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Coded
-from sametoken.runtime.ranks import RankPart
+from sametoken.runtime.ranks import Columns, RankPart
 
 BY_INPUTS = ("out", "down")
 
@@ -43,6 +43,8 @@ def own_part(stored: Iterable[Item], config: ModelConfig, rules: DecoderRules, p
         elif layer in BY_INPUTS:  # the sum over ranks has the bias once
             whole = item.tensor
             yield item._replace(tensor=torch.zeros_like(whole) if part.rank and isinstance(whole, Tensor) else whole)
+        elif layer == "head" and not part.whole_head:
+            yield item._replace(tensor=_rows(item.tensor, [Columns.of(part, config.vocab_size).own]))
         elif (sizes := _pieces(layer, kind, item, config, place.rows)) is not None:
             yield item._replace(tensor=_outputs(item.tensor, sizes, part))
         else:
@@ -68,6 +70,11 @@ def _outputs(tensor: Tensor | Coded, sizes: Sequence[int], part: RankPart) -> Te
         share = part.of(size)
         own.append(range(begin + share.start, begin + share.stop))
         begin += size
+    return _rows(tensor, own)
+
+
+def _rows(tensor: Tensor | Coded, own: Sequence[range]) -> Tensor | Coded:
+    """Some outputs, one range below the other."""
     if isinstance(tensor, Coded):
         return tensor.outputs(torch.cat([torch.arange(each.start, each.stop) for each in own]))
     cut = [tensor[each.start : each.stop] for each in own]

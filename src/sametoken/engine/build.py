@@ -108,7 +108,8 @@ def load_models(
             place, limited, plan.dtype, plan.device, config.draft_quantization, plan.deterministic, method
         )
     ranks = None if config.tensor_parallel_size == 1 else _ranks(model, revisions[0], directory, plan, config, met)
-    part = RankPart() if ranks is None else ranks.part
+    whole_head = guesser is not None and guesser.reads_target_head
+    part = RankPart() if ranks is None else RankPart(0, ranks.place.size, whole_head)
     target = load_decoder(directory, plan.dtype, plan.device, plan.limit, config.quantization, part)
     target.set_deterministic(plan.deterministic)
     if ranks is not None:

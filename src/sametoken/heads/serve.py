@@ -44,6 +44,11 @@ class LoadedDraft(NamedTuple):
         return self.kind.kind.what
 
     @property
+    def reads_target_head(self) -> bool:
+        """Whether it scores tokens with the target's output head, in place of one of its own."""
+        return not isinstance(self.module, Decoder) and getattr(self.module, "head", None) is None
+
+    @property
     def cached_layers(self) -> ModelConfig | None:
         """The blocks whose keys and values it keeps beside the target's, None for none."""
         return self.kind.cached_layers(self.module)

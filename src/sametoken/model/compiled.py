@@ -208,16 +208,12 @@ class Compiled:
         )  # fmt: skip
         return found
 
-    def logits(self, last: Tensor) -> Tensor:
-        """[R, outputs] float32 from rows of the last block's output [R, H]."""
+    def logits(self, last: Tensor, wanted: range | None = None) -> Tensor:
+        """[R, outputs] float32 from rows of the last block's output [R, H]; `wanted`: some outputs, None for all."""
         norm = None if self._norm is None else (self._norm.weight, self._norm.eps, self._norm.shift)
-        scores, scale, cap = (
-            self._kernels.linear(self._head, last, torch.float32, norm),
-            self._parts.scale,
-            self._parts.cap,
-        )
-        scores = scores if scale == 1 else scores * scale
-        return scores if cap is None else capped(scores, cap)
+        scores = self._kernels.linear(self._head, last, torch.float32, norm, wanted)
+        scores = scores if self._parts.scale == 1 else scores * self._parts.scale
+        return scores if self._parts.cap is None else capped(scores, self._parts.cap)
 
 
 class CompiledDecoder(Compiled):

@@ -15,6 +15,7 @@ from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, Keys
 from sametoken.model.latent_config import LatentConfig
 from sametoken.model.rope_config import Defaults, RopeConfig, read_rope
 from sametoken.model.unsupported import refused_architecture, refused_format
+from sametoken.runtime.ranks import Columns
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 MOST_PLAIN_KEYS = 8  # of a block beside a model with latent attention
@@ -51,6 +52,7 @@ class ModelConfig:
         further_layers: blocks behind the last one that files may hold, which guess more tokens (MTP) and are left out.
         latent: attention reads one small vector for each token (MLA of DeepSeek), None where it has keys and values.
         dtype: torch name of the dtype that the weights were saved in.
+        columns: which logits a rank computes, None where there is one process.
     """
 
     architecture: str
@@ -92,6 +94,13 @@ class ModelConfig:
     chunked: bool = False
     rotated_norm: bool = False
     query_scale: tuple[float, float] | None = None
+    columns: Columns | None = None
+
+    @property
+    def head_outputs(self) -> int:
+        """Logits that the output head of this process has."""
+        columns = self.columns
+        return self.vocab_size if columns is None or columns.whole_head else len(columns.own)
 
     @property
     def q_size(self) -> int:
@@ -166,7 +175,7 @@ class ModelConfig:
         attention += self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.out_bias * hidden
         attention += self.sinks * self.num_heads
         dense = 3 * hidden * width + self.mlp_bias * (2 * width + hidden)
-        outside = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2) + hidden
+        outside = (self.vocab_size + (0 if self.tie_word_embeddings else self.head_outputs) + 1) * hidden
         found = self.num_layers * attention + outside
         if self.experts is None:
             return found + self.num_layers * dense

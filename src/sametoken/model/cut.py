@@ -1,4 +1,4 @@
-"""The facts of one rank's part of a decoder: its own heads and its own share of the MLP, everything else whole."""
+"""The facts of one rank's part of a decoder: its own heads, its share of the MLP and of the logits, the rest whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sametoken.errors import ConfigError, UnsupportedModelError
 from sametoken.model.config import ModelConfig
-from sametoken.runtime.ranks import RankPart, divisors
+from sametoken.runtime.ranks import TILE, Columns, RankPart, divisors
 
 OPTION = "tensor_parallel_size"
 
@@ -37,6 +37,11 @@ def cut(config: ModelConfig, part: RankPart) -> ModelConfig:
     if experts is not None:
         sizes["the width of an expert"] = experts.width
         sizes |= {"the width of the shared expert": experts.shared} if experts.shared else {}
+    if config.vocab_size < TILE * part.size:
+        raise ConfigError(
+            f"{OPTION} {part.size}: the model has {config.vocab_size} logits, and each rank needs {TILE}; use one of "
+            f"{', '.join(map(str, divisors([*sizes.values()], config.vocab_size // TILE)))}"
+        )
     if wrong := [f"{name} {size}" for name, size in sizes.items() if size % part.size]:
         counts = ", ".join(map(str, divisors([*sizes.values()])))
         raise ConfigError(
@@ -51,4 +56,5 @@ def cut(config: ModelConfig, part: RankPart) -> ModelConfig:
         num_kv_heads=config.num_kv_heads // part.size,
         intermediate_size=config.intermediate_size // part.size if dense else config.intermediate_size,
         experts=experts,
+        columns=Columns.of(part, config.vocab_size),
     )

@@ -94,10 +94,12 @@ class Decoder(nn.Module):
         super().__init__()
         self.config, self.dtype = config, dtype
         tied, hidden = config.tie_word_embeddings, config.hidden_size
-        self.embed = Embedding(config.vocab_size, hidden, dtype, tied=tied, format=format)
+        columns = config.columns
+        scored = None if columns is None or columns.whole_head else columns.own
+        self.embed = Embedding(config.vocab_size, hidden, dtype, tied=tied, format=format, scored=scored)
         self.blocks = nn.ModuleList(Block(config, i, dtype, format) for i in range(config.num_layers))
         self.norm = RMSNorm(hidden, config.norm_eps, dtype, config.norm_shift)
-        self.head = None if tied else Linear(hidden, config.vocab_size, False, dtype, format)
+        self.head = None if tied else Linear(hidden, config.head_outputs, False, dtype, format)
         self._tables: dict[RopeConfig, Rotation] = {}
         self._growth: Tensor | None = None
 
@@ -203,11 +205,24 @@ class Decoder(nn.Module):
         return Hidden(hidden.last[:1], tuple(tap[:1] for tap in hidden.taps))
 
     def logits(self, last: Tensor) -> Tensor:
-        """[R, V] from the rows `last` [R, H] of `Hidden.last`."""
+        """[R, V] from the rows `last` [R, H] of `Hidden.last`; of several ranks, on rank 0."""
+        columns = self.config.columns
+        if self.ranks is None or columns is None:
+            return self._logits(last)
+        self.ranks.score(last)
+        own = self._logits(last, columns.own)
+        return self.ranks.gather(own.to(torch.float32).contiguous(), columns.begins).to(own.dtype)
+
+    def _logits(self, last: Tensor, wanted: range | None = None) -> Tensor:
+        """Those that the head of this process has, or those `wanted` of the whole vocabulary."""
+        head = self.output_head
+        if wanted is not None and head is not None and head.out_features == len(wanted):
+            wanted = None
         if self.native is not None:
-            return self.native.logits(last)
+            return self.native.logits(last, wanted)
         count, cap = last.shape[0], self.config.logits_cap
         scores = self.project(self.norm(last if count >= self.least_rows else last.expand(self.least_rows, -1)))[:count]
+        scores = scores if wanted is None else scores[:, wanted.start : wanted.stop]
         return scores if cap is None else capped(scores, cap)
 
     def project(self, normed: Tensor) -> Tensor:  # [R, H] -> [R, V]

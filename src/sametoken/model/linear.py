@@ -175,6 +175,7 @@ class Embedding(nn.Module):
         tied: whether `project` is used. The compiled kernels read one packed table for both. Without them a small table
             gets a second, prepacked copy, since repacking it in every call costs more than reading it; a large one is
             read at memory speed as it is, and a copy would be felt. Quantised, the head is a copy of its own.
+        scored: the tokens whose scores such a copy gives, None for all.
     """
 
     COPY_BYTES = 32 * 2**20
@@ -182,11 +183,19 @@ class Embedding(nn.Module):
     deterministic = True
 
     def __init__(
-        self, count: int, size: int, dtype: torch.dtype, *, tied: bool, format: WeightFormat | None = None
+        self,
+        count: int,
+        size: int,
+        dtype: torch.dtype,
+        *,
+        tied: bool,
+        format: WeightFormat | None = None,
+        scored: range | None = None,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, size, dtype=dtype), requires_grad=False)
         self.count, self.size, self.tied, self.format = count, size, tied, format
+        self.scored = range(count) if scored is None or format is None else scored
         self.head: Linear | None = None
         self.paired = False  # whether the table itself lies in the compiled kernels' layout
 
@@ -197,7 +206,7 @@ class Embedding(nn.Module):
         if not self.tied or self.head is not None or not (self.format or kernels_for(weight) or copied):
             return
         head = self._new_head()
-        head.weight = nn.Parameter(weight, requires_grad=False)
+        head.weight = nn.Parameter(weight[self.scored.start : self.scored.stop], requires_grad=False)
         head.pack()
         if self.format is None and head.native is not None:
             del self.weight
@@ -211,7 +220,7 @@ class Embedding(nn.Module):
         self.head.restore(data, scale)
 
     def _new_head(self) -> Linear:
-        return Linear(self.size, self.count, False, self.weight.dtype, self.format)
+        return Linear(self.size, len(self.scored), False, self.weight.dtype, self.format)
 
     def forward(self, tokens: Tensor) -> Tensor:  # [T] -> [T, size]
         return unpaired(self.weight, tokens, self.size) if self.paired else F.embedding(tokens, self.weight)

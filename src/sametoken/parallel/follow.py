@@ -25,7 +25,7 @@ from sametoken.kernels.cpu.library import serial_torch
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.parallel.group import RankGroup, facts
-from sametoken.parallel.messages import Cache, Forward, TargetToLoad, tensors, unpacked
+from sametoken.parallel.messages import Cache, Forward, Scores, TargetToLoad, tensors, unpacked
 from sametoken.parallel.place import RankPlace, place_of
 from sametoken.runtime.cache import KVCache, PageTable, View
 from sametoken.runtime.kv_format import FORMATS
@@ -39,7 +39,7 @@ class FollowingRank:
 
     def __init__(self, group: RankGroup) -> None:
         self.group = group
-        self.sum, self.end = group.sum, group.end
+        self.sum, self.end, self.gather = group.sum, group.end, group.gather
 
     @property
     def native_sum(self) -> tuple[int, int] | None:
@@ -48,6 +48,9 @@ class FollowingRank:
 
     def begin(self, tokens: Tensor, view: View) -> None:
         """Rank 0 has begun it."""
+
+    def score(self, last: Tensor) -> None:
+        """Rank 0 has sent them."""
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
         """Rank 0's next forward says what was committed."""
@@ -63,8 +66,12 @@ class FollowingRank:
             raise SametokenError(NOT_STARTED)
         cache = self._cache(size, decoder)
         with nullcontext() if decoder.native is None else serial_torch():
-            while isinstance(message := self.group.receive(), Forward):
-                self._forward(message, decoder, cache)
+            while isinstance(message := self.group.receive(), Forward | Scores):
+                if isinstance(message, Forward):
+                    self._forward(message, decoder, cache)
+                else:
+                    last = torch.frombuffer(bytearray(message.last), dtype=decoder.dtype)
+                    decoder.logits(last.view(-1, decoder.config.hidden_size))
 
     def _load(self, wanted: TargetToLoad) -> Decoder:
         """The decoder of this rank; what goes wrong is told to rank 0 too."""

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import torch
@@ -22,10 +22,9 @@ from torch import Tensor
 from sametoken.errors import ConfigError, EngineError
 from sametoken.parallel.group import RankGroup, facts
 from sametoken.parallel.host import own_cores
-from sametoken.parallel.messages import Cache, End, Forward, Moved, TargetToLoad, packed
+from sametoken.parallel.messages import Cache, End, Forward, Moved, Scores, TargetToLoad, packed
 from sametoken.parallel.place import RankPlace, place_of
 from sametoken.runtime.cache import View
-from sametoken.runtime.ranks import RankPart
 
 LOG = logging.getLogger("sametoken")
 TURN_S, LAST_S = 1.0, 5.0  # until the forward that runs has ended, and that the others have to end
@@ -40,15 +39,12 @@ class Lead:
         place: of this process, rank 0.
         check: compare a digest of each forward over the ranks.
 
-    Attributes:
-        part: what this rank holds.
-
     Raises:
         SametokenError: a rank did not come, or is another version.
     """
 
     def __init__(self, place: RankPlace, *, check: bool) -> None:
-        self.place, self.part = place, RankPart(place.rank, place.size)
+        self.place = place
         threads = torch.get_num_threads()
         self.group = RankGroup(place, facts(), check=check)
         self.sum = self.group.sum
@@ -101,10 +97,7 @@ class Lead:
 
     def begin(self, tokens: Tensor, view: View) -> None:
         """Sends what the forward reads."""
-        # Kept for good where a forward or its message was interrupted: then the ranks are no longer at the same place.
-        if not self._turn.acquire(blocking=False):
-            words = "a forward was interrupted, after which the ranks cannot go on; make a new LLM"
-            raise self.group.failure or EngineError(words)
+        self._enter()
         table = view.table
         rows = [span.rows.tolist() for span in view.spans]
         pages = {row: list(table.owned(row)) for each in rows for row in each}
@@ -118,6 +111,26 @@ class Lead:
         """Raises what failed in the forward."""
         self._turn.release()
         self.group.end(last)
+
+    def score(self, last: Tensor) -> None:
+        """Sends the hidden states."""
+        self._enter()
+        self.group.send(Scores(last.contiguous().view(torch.uint8).numpy().tobytes()))
+
+    def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
+        """See `Ranks`."""
+        found = self.group.gather(own, begins)
+        self._turn.release()
+        return found
+
+    def _enter(self) -> None:
+        """Nothing else is computed until the turn is given back.
+
+        It is kept for good where a forward or its message was interrupted: then ranks are no longer at the same place.
+        """
+        if not self._turn.acquire(blocking=False):
+            words = "a forward was interrupted, after which the ranks cannot go on; make a new LLM"
+            raise self.group.failure or EngineError(words)
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
         """Goes with the next forward."""

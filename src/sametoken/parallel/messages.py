@@ -65,11 +65,17 @@ class Forward(NamedTuple):
     spans: list[SpanOf]
 
 
+class Scores(NamedTuple):
+    """Logits of these hidden states [R, H] are wanted, which are the bytes of their numbers."""
+
+    last: bytes
+
+
 class End(NamedTuple):
     """Nothing more will come."""
 
 
-MESSAGES = {each.__name__: each for each in (TargetToLoad, Cache, SpanOf, Moved, Forward, End)}
+MESSAGES = {each.__name__: each for each in (TargetToLoad, Cache, SpanOf, Moved, Forward, Scores, End)}
 
 
 class _Reader(pickle.Unpickler):

@@ -12,17 +12,50 @@ from torch import Tensor
 
 from sametoken.runtime.cache import View
 
+TILE = 16  # outputs of a packed weight that lie together
+
 
 class RankPart(NamedTuple):
-    """Part `rank` of `size` equal parts; the default is everything."""
+    """Part `rank` of `size` equal parts; the default is everything.
+
+    Attributes:
+        whole_head: whether it has the whole output head, since a draft reads that too.
+    """
 
     rank: int = 0
     size: int = 1
+    whole_head: bool = False
 
     def of(self, count: int) -> range:
         """Its share of `count` things, which `size` divides."""
         each = count // self.size
         return range(self.rank * each, (self.rank + 1) * each)
+
+
+class Columns(NamedTuple):
+    """Which logits each rank computes.
+
+    Attributes:
+        begins: [ranks + 1] the first one of each rank, and how many there are.
+        rank: the rank that this is.
+        whole_head: see `RankPart`.
+    """
+
+    begins: tuple[int, ...]
+    rank: int
+    whole_head: bool
+
+    @property
+    def own(self) -> range:
+        """Those of this rank."""
+        return range(self.begins[self.rank], self.begins[self.rank + 1])
+
+    @staticmethod
+    def of(part: RankPart, count: int) -> Columns:
+        """`count` logits in nearly equal parts of whole tiles."""
+        tiles = -(-count // TILE)
+        begins = (min(count, TILE * (tiles * rank // part.size)) for rank in range(part.size + 1))
+        return Columns(tuple(begins), part.rank, part.whole_head)
 
 
 class Ranks(Protocol):
@@ -46,6 +79,22 @@ class Ranks(Protocol):
 
     def end(self, last: Tensor) -> None:
         """The forward has computed `last` [T, H]. Raises EngineError if a rank is gone or computed something else."""
+        ...
+
+    def score(self, last: Tensor) -> None:
+        """Logits of the hidden states `last` [R, H] are computed in all ranks, each its own; `gather` follows."""
+        ...
+
+    def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
+        """[R, V] the logits of all ranks, on rank 0; elsewhere anything.
+
+        Args:
+            own: [R, begins[rank + 1] - begins[rank]] float32, contiguous.
+            begins: see `Columns`.
+
+        Raises:
+            EngineError: a rank is gone.
+        """
         ...
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
