@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from sametoken.errors import ConfigError
 from sametoken.kernels.cpu.library import library
 from sametoken.parallel.gloo import Gloo
 from sametoken.parallel.group import RankGroup
+from sametoken.parallel.key import KEY, own_key
 from sametoken.parallel.place import HERE, RankPlace
 from sametoken.parallel.shared import SLOT, SWITCH, SharedMemory
 
@@ -31,10 +33,14 @@ def at_once(call: Callable[[int], T]) -> list[T]:
         return list(pool.map(call, range(RANKS)))
 
 
+def free_port() -> int:
+    with socket.create_server((HERE, 0)) as free:
+        return int(free.getsockname()[1])
+
+
 def groups() -> list[RankGroup]:
     """The ranks of one host as threads of one process."""
-    with socket.create_server((HERE, 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def connected(rank: int) -> RankGroup:
         group = RankGroup(RankPlace(rank, RANKS, RANKS, HERE, port), {"version": "1"})
@@ -47,6 +53,7 @@ def groups() -> list[RankGroup]:
 @pytest.fixture(params=["on", "off"])
 def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RankGroup]]:
     monkeypatch.setenv(SWITCH, request.param)
+    monkeypatch.setenv(KEY, "the key of these threads")
     found = groups()
     shared = request.param == "on" and library() is not None and hasattr(os, "memfd_create")
     assert {type(group.transport) for group in found} == {SharedMemory if shared else Gloo}
@@ -85,6 +92,31 @@ def test_columns_of_all_ranks_stand_side_by_side_on_rank_0(ranks: list[RankGroup
             return ranks[rank].gather(whole[:, begins[rank] : begins[rank + 1]].contiguous(), begins)
 
         assert torch.equal(at_once(gather)[0], whole)
+
+
+@pytest.mark.parametrize("keys", [("one", "other", "one"), ("one", "one", ""), ("", "", "one")])
+def test_a_rank_without_the_key_is_refused_by_all(keys: tuple[str, str, str]) -> None:
+    port = free_port()
+
+    def refused(rank: int) -> str:
+        group = RankGroup(RankPlace(rank, RANKS, RANKS, HERE, port), {})
+        group.key = keys[rank]
+        with pytest.raises(ConfigError, match=f"rank . has another {KEY} than this rank.*-x {KEY}") as error:
+            group.connect()
+        return str(error.value)
+
+    said = at_once(refused)
+    stranger = next(rank for rank in range(RANKS) if keys.count(keys[rank]) == 1)
+    assert all(each.startswith(f"rank {stranger}") for rank, each in enumerate(said) if rank != stranger)
+
+
+def test_a_key_is_made_for_ranks_that_rank_0_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY, raising=False)
+    place = RankPlace(0, 2, 2, HERE, 0)
+    assert len({own_key(place), own_key(place)}) == 2
+    assert own_key(place._replace(launcher="mpirun")) == own_key(place._replace(rank=1)) == ""
+    monkeypatch.setenv(KEY, "stated")
+    assert own_key(place) == "stated"
 
 
 @pytest.mark.skipif(library() is None or not hasattr(os, "memfd_create"), reason="ranks share no memory here")

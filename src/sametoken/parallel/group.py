@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pickle
+import secrets
 import socket
 import sys
 import threading
@@ -28,6 +29,7 @@ from sametoken.errors import ConfigError, EngineError, SametokenError
 from sametoken.kernels.cpu.library import library, status
 from sametoken.parallel.gloo import DIST, FOREVER, JOIN_S, Gloo, Transport, first_line
 from sametoken.parallel.host import own_cores, reachable, shares_cores
+from sametoken.parallel.key import check_proof, own_key, proof
 from sametoken.parallel.messages import read
 from sametoken.parallel.place import HERE, RankPlace
 from sametoken.parallel.shared import SWITCH, SharedMemory
@@ -51,15 +53,16 @@ class RankGroup:
     Attributes:
         failure: why this group has ended, None while it works.
         on_failure: called once, by whichever thread finds it.
+        key: that the others must have too, "" for none.
         sharing: ranks that share cores with this one, itself among them; known when all have come.
 
     Raises:
         SametokenError: a rank did not come in time.
-        ConfigError: the ranks differ in their facts.
+        ConfigError: the ranks differ in their facts, or one does not have the key of the others.
     """
 
     def __init__(self, place: RankPlace, facts: dict[str, str], *, check: bool = False) -> None:
-        self.place, self._check = place, check
+        self.place, self._check, self.key = place, check, own_key(place)
         self.failure: EngineError | None = None
         self.on_failure: Callable[[EngineError], object] = lambda error: None
         self.end_rank: Callable[[int], object] = lambda rank: None  # ends the process of a rank that hangs
@@ -145,19 +148,24 @@ class RankGroup:
     def _introduce(self) -> None:
         """Tells the others what this rank is, and hears what they are."""
         place, store = self.place, self._store
-        store.set(f"about/{place.rank}", json.dumps([self._facts, self._check, own_cores()]))
+        if place.rank == 0:
+            store.set("challenge/0", secrets.token_hex(16))
+        challenge = self.hear("challenge", 0, MEET_S)
+        about = self._facts, self._check, own_cores(), proof(self.key, challenge, place.rank)
+        store.set(f"about/{place.rank}", json.dumps(about))
         for rank in range(place.size):
             self._wait(f"about/{rank}", rank, MEET_S, "did not come")
         known = [json.loads(store.get(f"about/{rank}")) for rank in range(place.size)]
-        (first, self._check, _), *_ = known
-        for rank, (own, _, _) in enumerate(known):
+        (first, self._check, *_), *_ = known
+        for rank, (own, _, _, found) in enumerate(known):
+            check_proof(self.key, challenge, rank, found)
             for name, value in first.items():
                 if own.get(name) != value:
                     raise ConfigError(
                         f"rank {rank} has {name} {own.get(name)} and rank 0 has {value}; start all ranks with the same"
                     )
-        self.sharing = sum(shares_cores(known[place.rank][2], cores) for _, _, cores in known)
-        self._one_host = len({host for _, _, (host, _) in known}) == 1
+        self.sharing = sum(shares_cores(known[place.rank][2], cores) for _, _, cores, _ in known)
+        self._one_host = len({host for _, _, (host, _), _ in known}) == 1
 
     def _open(self) -> None:
         """Opens the connections to the others, and begins to look for signs of life."""

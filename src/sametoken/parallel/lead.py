@@ -22,6 +22,7 @@ from torch import Tensor
 from sametoken.errors import ConfigError, EngineError
 from sametoken.parallel.group import RankGroup, facts
 from sametoken.parallel.host import own_cores
+from sametoken.parallel.key import KEY
 from sametoken.parallel.messages import Cache, End, Forward, Moved, Scores, TargetToLoad, packed
 from sametoken.parallel.place import RankPlace, place_of
 from sametoken.runtime.cache import View
@@ -50,7 +51,7 @@ class Lead:
         self.sum = self.group.sum
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         if not place.launcher:
-            self.processes = {rank: _start(place, rank, self.group.port) for rank in range(1, place.size)}
+            self.processes = {rank: _start(place, rank, self.group) for rank in range(1, place.size)}
         processes = self.processes
         self.group.lost = lambda: _lost(processes)
         self.group.end_rank = lambda rank: processes[rank].kill() if rank in processes else None
@@ -152,13 +153,14 @@ def lead(environment: Mapping[str, str], count: int, *, check: bool) -> Lead:
     return Lead(place, check=check)
 
 
-def _start(place: RankPlace, rank: int, port: int) -> subprocess.Popen[bytes]:
+def _start(place: RankPlace, rank: int, group: RankGroup) -> subprocess.Popen[bytes]:
     """Starts a rank on this host. What it prints goes to standard error, since rank 0's output is the result."""
-    own = [str(number) for number in (rank, place.size, port)]
+    own = [str(number) for number in (rank, place.size, group.port)]
     arguments = [sys.executable, "-P", "-m", "sametoken.parallel", *own]
     threads = {
         "SAMETOKEN_RANK_THREADS": str(max(1, torch.get_num_threads() // place.size)),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        KEY: group.key,
     }
     return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=2, env={**os.environ, **threads})
 
