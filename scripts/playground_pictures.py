@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 ROOT = Path(__file__).parents[1]
 WIDENED = ("--copies", "4", "--parameters", "1.0e8")
 QUESTIONS = ("Hi! A large latte with oat milk, please.", "I want to see a movie tonight.")
-DESK, PHONE = {"width": 1180, "height": 960}, {"width": 390, "height": 844}
+DESK, PHONE = {"width": 1280, "height": 640}, {"width": 390, "height": 844}
 PORT = 8765
 
 
@@ -106,7 +106,7 @@ def shown(browser: Browser, url: str, picture: Picture) -> Page:
         page.wait_for_selector(f".turn:nth-child({number})")
         page.wait_for_selector("#stop:disabled", state="attached")
     if picture.questions:
-        page.hover(".pane .refused >> nth=-1")
+        page.hover(".pane .refused >> nth=-1")  # its explanation is shown
     return page
 
 

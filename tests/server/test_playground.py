@@ -11,7 +11,7 @@ import pytest
 
 from cli_checks import Pair
 from sametoken import LLM
-from sametoken.server.playground import OURS, PATHS
+from sametoken.server.playground import MODULES, OURS, PATHS
 from server_checks import Running, running
 
 CLOSED = ("base-uri", "form-action", "frame-ancestors")
@@ -40,10 +40,9 @@ def test_every_file_is_served_without_a_key_and_asks_no_other_host(locked: Runni
 def test_what_the_pages_load_is_there_and_nothing_else_is(locked: Running) -> None:
     html = locked.get("/").text + locked.get("/docs").text
     asked = {f"/{name}" for name in re.findall(r'(?:src|href)="(?!data:)([^"]+)"', html)}
-    for name in ("app.js", "view.js", "answer.js", "api.js"):
-        asked |= {
-            f"/playground/{each}" for each in re.findall(r'from "\./([^"]+)"', locked.get(f"/playground/{name}").text)
-        }
+    for name in MODULES:
+        script = locked.get(f"/playground/{name}.js").text
+        asked |= {f"/playground/{each}" for each in re.findall(r'from "\./([^"]+)"', script)}
     assert {"/", *asked} == set(PATHS)  # / has a link to /docs
     kept = {each.name for each in files("sametoken.server.playground").iterdir()} - {"__init__.py", "__pycache__"}
     assert kept == set(OURS.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,9 +57,14 @@ def ask(page: Any, text: str) -> None:
     page.press("#prompt", "Enter")
 
 
-def ready(page: Any, url: str) -> None:
+READY = "#status:is([data-state=ready], [data-state=plain])"
+
+
+def ready(page: Any, url: str, compare: bool = False) -> None:
     page.goto(url)
-    page.wait_for_selector("#status[data-state=ready]")
+    page.wait_for_selector(READY)
+    assert page.is_checked("#compare")  # side by side unless the person wants otherwise
+    page.evaluate("compare => { document.getElementById('compare').checked = compare; }", compare)
 
 
 def idle(page: Any) -> None:
@@ -67,11 +73,10 @@ def idle(page: Any) -> None:
 
 def test_it_streams_compares_and_explains_tokens(page: Any, llm: LLM) -> None:
     with running(llm) as server:
-        ready(page, server.url)
-        page.check("#compare")
+        ready(page, server.url, compare=True)
         ask(page, PROMPT)
-        verdict = page.wait_for_selector(".verdict").inner_text()
         idle(page)
+        verdict = page.wait_for_selector(".verdict[data-kind]").inner_text()
         expected = server.post(
             "/v1/chat/completions",
             {**BODY, "messages": [{"role": "user", "content": PROMPT}], "speculative": {"report": True}},
@@ -139,8 +144,12 @@ def test_a_conversation_goes_on_and_a_text_is_continued(page: Any, llm: LLM) -> 
 def test_it_wants_a_key_and_says_what_the_server_refuses(page: Any, llm: LLM) -> None:
     with running(llm, api_key=["secret"]) as server:
         page.goto(server.url)
-        page.wait_for_selector("#status[data-state=lost]")
-        assert "API key" in page.inner_text("#status")
+        page.wait_for_selector("#status[data-state=locked]")
+        assert "needs an API key" in page.inner_text("#status")
+        page.fill("#key", "wrong")
+        page.press("#key", "Tab")
+        page.wait_for_selector("#status[data-state=refused]")
+        assert "refused this API key" in page.inner_text("#status")
         page.fill("#key", "secret")
         page.press("#key", "Tab")
         page.wait_for_selector("#status[data-state=ready]")
@@ -187,12 +196,13 @@ def test_it_fits_a_phone_and_is_readable_in_light_and_dark(page: Any, llm: LLM, 
     page.emulate_media(color_scheme=scheme)
     with running(llm) as server:
         ready(page, server.url)
-        page.click("#settings summary")
-        page.click("#figures summary")
+        for part in ("drafts", "settings", "figures"):
+            page.click(f"#{part} summary")
         page.check("#compare")
         ask(page, PROMPT)
-        page.wait_for_selector(".verdict")
+        page.wait_for_selector(".verdict[data-kind]")
         idle(page)
+        page.click(".pane .token >> nth=1")
         page.fill("#most", "0")
         ask(page, PROMPT)
         page.wait_for_selector(".error")
@@ -211,12 +221,13 @@ def test_it_fits_a_phone_and_is_readable_in_light_and_dark(page: Any, llm: LLM, 
 TEXTS = (
     "body", "#model", "a", "#status", "#prompt", "#method", "#send", "#reset", ".asked", ".pane h3", ".figures",
     ".verdict", ".token.drafted", ".token.refused", ".token.end", ".error", "#tip", "dt", "dd", "figcaption", ".note",
-    "output",
+    "output", ".step h4", ".node.taken", ".bar.fast span",
 )  # fmt: skip
 EDGES = {
     "#turns .drafted:not(.current)": "borderBottomColor", "#turns .refused": "borderBottomColor",
     "#prompt": "borderTopColor", "#method": "borderTopColor", "#reset": "borderTopColor", "#key": "borderTopColor",
-    ".token.current": "outlineColor", "#prompt:focus-visible": "outlineColor", "#turns .bar": "backgroundColor",
+    ".token.current": "outlineColor", "#prompt:focus-visible": "outlineColor",
+    "#turns .bar:not(.fast) span": "backgroundColor", "#turns .forward": "borderBottomColor",
 }  # fmt: skip
 # The contrast of a colour of an element and the nearest background that is not transparent; a fill's is outside of it.
 CONTRAST = """([selector, property]) => {
@@ -269,6 +280,8 @@ def test_the_method_that_is_chosen_is_asked_for(page: Any, llm: LLM) -> None:
 def test_a_server_that_drafts_nothing_says_so_and_drafts_if_asked(page: Any, one_thread: None) -> None:
     with running(LLM("embedded", None, {"adaptive": False})) as server:
         ready(page, server.url)
+        assert page.get_attribute("#status", "data-state") == "plain"
+        assert "without drafts" in page.inner_text("#status")
         assert page.is_visible("#no-draft")
         assert page.is_disabled("#compare")
         page.select_option("#method", "ngram")
@@ -276,18 +289,134 @@ def test_a_server_that_drafts_nothing_says_so_and_drafts_if_asked(page: Any, one
         assert page.is_enabled("#compare")
 
 
+def test_tokens_stand_together_with_those_of_their_forward(page: Any, llm: LLM) -> None:
+    with running(llm) as server:
+        ready(page, server.url, compare=True)
+        ask(page, PROMPT)
+        page.wait_for_selector(".verdict[data-kind]")
+        idle(page)
+        for pane in (1, 2):
+            groups = page.eval_on_selector_all(f".pane:nth-child({pane}) .forward", COUNTED)
+            assert page.locator(f".bar:nth-child({3 * pane - 1}) > span").count() == len(groups)
+            written = page.inner_text(f".pane:nth-child({pane}) .figures")
+            assert f"{sum(groups)} tokens in {len(groups)} forwards" in written
+            assert max(groups) > 1 or pane == 2
+        page.click(".pane:nth-child(1) .drafted >> nth=0")
+        number = page.eval_on_selector(".pane:nth-child(1) .drafted", "found => +found.parentElement.dataset.forward")
+        size = page.locator(f".pane:nth-child(1) .forward[data-forward='{number}'] .token").count()
+        assert page.inner_text(".step h4") == f"Forward {number + 1} of {len(forwards(page))} brought {size} tokens"
+        assert page.locator(".places li").count() == size
+        rejected = page.locator(f".pane:nth-child(1) .forward[data-forward='{number}'] .refused").count()
+        assert (page.locator(".step .rejected").count() > 0) == (rejected > 0)
+
+
+COUNTED = "found => found.map(each => each.querySelectorAll('.token').length)"
+
+
+def forwards(page: Any) -> list[int]:
+    return page.eval_on_selector_all(".pane:nth-child(1) .forward", COUNTED)  # type: ignore[no-any-return]
+
+
+def test_a_loss_is_shown_as_a_loss(page: Any, llm: LLM) -> None:
+    with running(llm) as server:
+        ready(page, server.url)
+        kinds = page.evaluate(VERDICTS)
+    assert kinds == [
+        ["faster", "Speed-up 2.00. The text is equal: all 1 tokens are the same."],
+        ["slower", "Slower: 0.50 of the speed of plain decoding. The text is equal: all 1 tokens are the same."],
+        ["slower", "As fast as plain decoding. The text is equal: all 1 tokens are the same."],
+        ["different", "Different from token 1 on. Drafts must never change a token; please report this."],
+    ]
+
+
+VERDICTS = """async () => {
+  const { judge } = await import("./playground/turn.js");
+  const answer = (seconds, id) => ({ seconds, ids: [id] });
+  return [[1, 2, 7], [2, 1, 7], [1, 1.001, 7], [1, 1, 8]].map(([fast, slow, id]) => {
+    const verdict = document.createElement("p");
+    judge(verdict, answer(fast, 7), answer(slow, id));
+    return [verdict.dataset.kind, verdict.textContent];
+  });
+}"""
+
+
+def test_a_conversation_outlives_a_reload_and_travels_by_link(page: Any, browser: Any, llm: LLM) -> None:
+    with running(llm) as server:
+        ready(page, server.url)
+        page.fill("#system", "You sell coffee.")
+        page.fill("#seed", "5")
+        page.evaluate("document.getElementById('temperature').value = 0.7")
+        bodies = sent(page)
+        for question in ("A latte, please.", "With oat milk."):
+            ask(page, question)
+            idle(page)
+        assert bodies[0]["messages"][0] == {"role": "system", "content": "You sell coffee."}
+        assert len(bodies[1]["messages"]) == 4
+        answers = page.eval_on_selector_all("#turns .token", JOINED)
+        with page.expect_download() as saved:
+            page.click("#export")
+        assert [turn["asked"] for turn in json.loads(saved.value.path().read_text())["turns"]] == [
+            "A latte, please.",
+            "With oat milk.",
+        ]
+        page.click("#share")
+        page.wait_for_function("location.hash.length > 10")
+        link = page.url
+        page.goto("about:blank")
+        page.goto(server.url)
+        page.wait_for_selector(READY)
+        assert page.eval_on_selector_all("#turns .token", JOINED) == answers
+        assert page.input_value("#seed") == "5"
+        ask(page, "Thank you.")
+        idle(page)
+        assert len(bodies[2]["messages"]) == 6
+        other = browser.new_context(viewport=DESK, reduced_motion="reduce").new_page()
+        other.set_default_timeout(PATIENCE_MS)
+        other.goto(link)
+        other.wait_for_selector(READY)
+        assert other.locator(".turn").count() == 0, "a link asks nothing by itself"
+        other.click("#ask-again")
+        other.wait_for_selector(".turn:nth-child(2) .token.end")
+        idle(other)
+        assert other.eval_on_selector_all("#turns .token", JOINED) == answers
+        other.context.close()
+
+
+def test_a_broken_link_or_store_does_no_harm(page: Any, llm: LLM) -> None:
+    with running(llm) as server:
+        ready(page, server.url)
+        for name, broken in (("sametoken-turns", '[{"asked": 1}]'), ("sametoken-settings", "7")):
+            page.evaluate("([name, value]) => localStorage.setItem(name, value)", [name, broken])
+        page.goto(server.url + "/#not-a-link")
+        page.reload()
+        page.wait_for_selector(READY)
+        ask(page, PROMPT)
+        page.wait_for_selector(".token.end")
+
+
+def test_what_matters_is_seen_at_once_on_a_small_screen(page: Any, llm: LLM) -> None:
+    page.set_viewport_size({"width": 1280, "height": 640})
+    with running(llm) as server:
+        ready(page, server.url, compare=True)
+        ask(page, PROMPT)
+        page.wait_for_selector(".verdict[data-kind]")
+        idle(page)
+    for selector in (".asked", ".verdict", ".panes", ".timeline", "#prompt", "#send", "#method", "#acceptance"):
+        box = page.locator(selector).bounding_box()
+        assert 0 <= box["y"] <= 640 - box["height"], selector
+
+
 def test_nothing_jumps_while_an_answer_streams(page: Any, one_thread: None) -> None:
     own = LLM("embedded", "embedded", {"adaptive": False})
     with running(own) as server:
-        ready(page, server.url)
-        page.check("#compare")
+        ready(page, server.url, compare=True)
         gate = Gate(own)
         ask(page, PROMPT)
         gate.let(2)
         page.wait_for_selector("#turns .token")
         page.evaluate(SHIFTS)
         gate.open()
-        page.wait_for_selector(".verdict")
+        page.wait_for_selector(".verdict[data-kind]")
         idle(page)
         assert page.locator("#turns .token").count() > 10
         assert page.evaluate("window.shifted") <= 0.01, "Chromium's layout shift, of which 0.1 is called good"
@@ -303,10 +432,11 @@ SHIFTS = """() => {
 def test_the_keyboard_reaches_everything_and_is_seen_there(page: Any, llm: LLM) -> None:
     with running(llm, api_key=["secret"]) as server:
         page.goto(server.url)
-        page.wait_for_selector("#status[data-state=lost]")
+        page.wait_for_selector("#status[data-state=locked]")
         page.fill("#key", "secret")
         page.press("#key", "Tab")
         page.wait_for_selector("#status[data-state=ready]")
+        page.uncheck("#compare")
         page.click(".suggestion >> nth=0")
         page.wait_for_selector(".token.end")
         idle(page)
@@ -317,8 +447,10 @@ def test_the_keyboard_reaches_everything_and_is_seen_there(page: Any, llm: LLM) 
             if place in outlines:
                 break
             outlines[place] = outline
-    settings = {"Settings", "method", "length", "fixed", "compare", "mode", "temperature", "most", "seed", "key"}
-    assert {"API", "This answer", "tokens", "prompt", "send", "reset", *settings} <= outlines.keys()
+    drafts = {"Drafts", "method", "length", "fixed", "compare"}
+    settings = {"Settings", "mode", "system", "temperature", "top-p", "most", "seed", "theme", "key"}
+    buttons = {"send", "reset", "share", "export"}
+    assert {"API", "This answer", "tokens", "prompt", *buttons, *drafts, *settings} <= outlines.keys()
     assert all(outline >= 2 for place, outline in outlines.items() if place != "BODY"), outlines
 
 

@@ -18,9 +18,10 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+MODULES = ("answer", "api", "app", "form", "step", "store", "turn", "view")
 OURS = {  # what is asked for, and the file that it is
     "/": "index.html",
-    **{f"/playground/{name}": name for name in ("style.css", "app.js", "api.js", "answer.js", "view.js")},
+    **{f"/playground/{name}": name for name in ("style.css", *(f"{module}.js" for module in MODULES))},
     "/docs": "docs.html",
     "/docs/docs.js": "docs.js",
 }

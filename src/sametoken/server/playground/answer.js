@@ -7,7 +7,7 @@ export class Answer {
     this.started = started; // milliseconds, as all times that are given to it
     this.text = "";
     this.ids = [];
-    this.tokens = []; // {text, drafted, place, probability, rejected: [{text, probability}], end}
+    this.tokens = []; // {text, drafted, place, forward, probability, rejected: [{text, probability}], end}
     this.arrivals = []; // [seconds since the start, tokens until then], for one forward or more
     this.forwards = 0; // those that ended with the target's own token, as all do but one that an end cut short
     this.tried = []; // by place in the draft, how many guesses the target came to
@@ -53,6 +53,7 @@ export class Answer {
       text: this.decoder.decode(bytes(spelled), { stream: true }),
       drafted,
       place,
+      forward: this.forwards - !drafted,
       probability: score?.probability,
       rejected: rejected.map((text) => ({ text, probability: score?.others.get(text) })),
       end: false,
@@ -71,10 +72,40 @@ export class Answer {
     return this.seconds ? this.tokens.length / this.seconds : 0;
   }
 
+  /** Forwards of the target so far. */
+  get forwardCount() {
+    return this.forwards + (this.run > 0);
+  }
+
   /** Tokens per forward of the target. */
   get acceptanceLength() {
-    const forwards = this.forwards + (this.run > 0);
-    return forwards ? this.tokens.length / forwards : 0;
+    return this.forwardCount ? this.tokens.length / this.forwardCount : 0;
+  }
+
+  /** What each forward brought, and how long it took: forwards that arrived together share their time. */
+  get steps() {
+    const steps = [];
+    let [done, before] = [0, 0];
+    for (const [seconds, count] of this.arrivals) {
+      const numbers = this.tokens.slice(done, count).map((token) => token.forward);
+      const forwards = [...new Set(numbers)];
+      for (const forward of forwards) {
+        const tokens = numbers.filter((each) => each === forward).length;
+        steps.push({ forward, tokens, seconds: (seconds - before) / forwards.length });
+      }
+      [done, before] = [count, seconds];
+    }
+    return steps;
+  }
+
+  /** What a store keeps of an answer, and the answer again. */
+  get kept() {
+    const { text, ids, tokens, arrivals, forwards, tried, accepted, run } = this;
+    return { text, ids, tokens, arrivals, forwards, tried, accepted, run };
+  }
+
+  static from(kept) {
+    return Object.assign(new Answer(0), kept);
   }
 
   /** Tokens that had arrived after so many seconds. */

@@ -1,8 +1,11 @@
 // The page: what the person asks becomes requests, answers become panes, and a server that went away is looked for.
 
-import { Answer, difference } from "./answer.js";
+import { Answer } from "./answer.js";
 import { Failure, getJson, key, stream } from "./api.js";
-import { Pane, element, figures, following, race, replay, showEnd, showLive } from "./view.js";
+import { applySettings, mode, settingsNow } from "./form.js";
+import { fromLink, kept, linkOf, settings } from "./store.js";
+import { finish, showTurn } from "./turn.js";
+import { element, figures, following, showEnd, showLive } from "./view.js";
 
 const ALTERNATIVES = 5; // log-probabilities beside a token's own, where a rejected guess may be found
 const AGAIN_MS = 1000;
@@ -17,12 +20,11 @@ const METHODS = {
   none: "nothing, plain decoding",
 };
 const at = (id) => document.getElementById(id);
-const turns = []; // {asked, answer}: the conversation that a chat continues
+const turns = []; // {asked, chat, drafted: {title, answer}, plain: null or the same}: what was asked, oldest first
+const chosen = settings.load(); // of the last visit
 let usual = "none"; // the method of a request that names none
 let going = null; // AbortController of what runs
 let looking = false;
-
-const mode = () => document.querySelector("input[name=mode]:checked").value;
 
 function say(state, words) {
   at("status").dataset.state = state;
@@ -37,13 +39,13 @@ async function connect() {
     usual = offers.method;
     at("length").max = offers.max_draft_len;
     at("length").value = at("length").dataset.chosen ?? offers.max_draft_len;
-    offerMethods(offers.methods);
+    offerMethods(offers.methods, chosen.method);
     document.querySelector("input[value=chat]").disabled = !offers.chat;
     if (!offers.chat) {
       document.querySelector("input[value=completion]").checked = true;
     }
     showSettings();
-    say("ready", "ready");
+    sayReady();
     return true;
   } catch (error) {
     trouble(error);
@@ -51,10 +53,17 @@ async function connect() {
   }
 }
 
+function sayReady() {
+  const drafts = usual !== "none";
+  say(drafts ? "ready" : "plain", drafts ? "ready" : "ready, decodes without drafts");
+}
+
 /** Says what went wrong with the server as a whole, and looks for it again if it is gone. */
 function trouble(error) {
   if (error.status === 401) {
-    say("lost", "This server wants an API key: put it into the settings.");
+    say(key.get() ? "refused" : "locked", key.get()
+      ? "The server refused this API key. Correct it in the settings."
+      : "This server needs an API key. Enter it in the settings.");
     at("settings").open = true;
     at("locked").hidden = false;
     at("key").focus();
@@ -79,12 +88,12 @@ async function look() {
 }
 
 /** Fills the selector with what this server has; what was chosen stays chosen if it is still there. */
-function offerMethods(methods) {
+function offerMethods(methods, before) {
   const names = [...methods, ...(methods.length > 1 ? ["auto"] : []), "none"];
-  const chosen = at("method").value;
+  const selected = at("method").value || before;
   const choices = names.map((name) => new Option(METHODS[name] ? `${name}: ${METHODS[name]}` : name, name));
   at("method").replaceChildren(new Option(`the server's choice: ${usual}`, ""), ...choices);
-  at("method").value = names.includes(chosen) ? chosen : "";
+  at("method").value = names.includes(selected) ? selected : "";
 }
 
 /** The method of the next request, whoever chose it. */
@@ -98,20 +107,25 @@ function showSettings() {
   at("no-draft").hidden = !plain || at("method").value !== "";
   at("length-said").textContent = at("length").value;
   at("temperature-said").textContent = Number(at("temperature").value).toFixed(1);
+  at("top-p-said").textContent = Number(at("top-p").value).toFixed(2);
+  document.documentElement.dataset.theme = at("theme").value;
 }
 
 function bodyOf(asked, plain) {
   const chat = mode() === "chat";
-  const said = turns.flatMap((turn) => [
+  const system = at("system").value.trim();
+  const said = turns.filter((turn) => turn.chat && turn.drafted.answer.text).flatMap((turn) => [
     { role: "user", content: turn.asked },
-    { role: "assistant", content: turn.answer.text },
+    { role: "assistant", content: turn.drafted.answer.text },
   ]);
+  const messages = [...(system ? [{ role: "system", content: system }] : []), ...said, { role: "user", content: asked }];
   return {
-    ...(chat ? { messages: [...said, { role: "user", content: asked }] } : { prompt: asked }),
+    ...(chat ? { messages } : { prompt: asked }),
     ...(chat ? { logprobs: true, top_logprobs: ALTERNATIVES } : { logprobs: ALTERNATIVES }),
     stream: true,
     max_tokens: at("most").valueAsNumber,
     temperature: at("temperature").valueAsNumber,
+    top_p: at("top-p").valueAsNumber,
     seed: at("seed").valueAsNumber,
     speculative: {
       report: true,
@@ -153,56 +167,56 @@ async function run(pane, path, body, signal) {
 
 /** One question: its answer, or with a comparison both; true if any of an answer came. */
 async function ask(asked) {
-  const turn = element("section", "turn");
-  const panes = element("div", "panes");
   const chat = mode() === "chat";
   const path = chat ? "v1/chat/completions" : "v1/completions";
   const { signal } = (going = new AbortController());
   const compare = at("compare").checked && method() !== "none";
-  const bodies = compare ? [bodyOf(asked, false), bodyOf(asked, true)] : [bodyOf(asked, false)];
-  const drafted = new Pane(method() === "none" ? "plain" : `speculative, ${method()}`, new Answer(0));
-  const plain = new Pane("plain", new Answer(0));
-  panes.append(drafted.root, ...(compare ? [plain.root] : []));
-  turn.append(element("p", "asked", asked), panes);
-  at("welcome").hidden = true;
-  at("turns").append(turn);
-  showEnd();
+  const titles = [method() === "none" ? "plain" : `speculative, ${method()}`, ...(compare ? ["plain"] : [])];
+  const bodies = titles.map((_, i) => bodyOf(asked, i === 1));
+  const shown = showTurn(asked, titles);
+  const [drafted, plain] = shown.panes;
   // One after the other: two at once would slow each other. Plain comes second, so that it is plain decoding that finds
   // the prompt in the cache.
   let done = await run(drafted, path, bodies[0], signal);
   at("said").textContent = drafted.answer.text;
   if (done && compare) {
     done = await run(plain, path, bodies[1], signal);
-    if (done) {
-      await judge(turn, drafted, plain, signal);
-    }
   }
-  if (chat && drafted.answer.text && turn.isConnected) {
-    turns.push({ asked, answer: drafted.answer });
+  if (drafted.answer.tokens.length && shown.root.isConnected) {
+    const part = (pane, i) => ({ title: titles[i], answer: pane.answer });
+    const turn = { asked, chat, drafted: part(drafted, 0), plain: done && compare ? part(plain, 1) : null };
+    turns.push(turn);
+    keep();
+    await finish(shown, turn, signal);
   }
   return drafted.answer.tokens.length > 0;
 }
 
-/** Says whether two answers are equal and how much sooner one came, and shows both at their speeds. */
-async function judge(turn, drafted, plain, signal) {
-  const place = difference(drafted.answer, plain.answer);
-  const [fast, slow] = [drafted.answer.seconds, plain.answer.seconds];
-  const verdict = element("p", "verdict", place === -1
-    ? `Speed-up ${(slow / fast).toFixed(2)}, and equal: all ${plain.answer.ids.length} tokens are the same.`
-    : `Different from token ${place + 1} on. Drafts must never change a token; please report this.`);
-  verdict.classList.toggle("different", place !== -1);
-  verdict.setAttribute("role", "status");
-  const note = element("span", "note");
-  const again = element("button", "again", "Replay");
-  const row = element("div", "row");
-  row.append(again, note);
-  following(() => turn.append(verdict, race([["speculative", fast], ["plain", slow]]), row));
-  showLive(drafted.answer);
-  const show = (ended) => replay([drafted, plain], ended, (words) => (note.textContent = words));
-  again.addEventListener("click", () => show(new AbortController().signal));
-  if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
-    await show(signal);
+function keep() {
+  const part = (each) => each && { title: each.title, answer: each.answer.kept };
+  kept.save(turns.map((turn) => ({ ...turn, drafted: part(turn.drafted), plain: part(turn.plain) })));
+}
+
+/** Shows the conversation that the store kept; what cannot be read is forgotten. */
+function restore() {
+  const part = (each) => each && { title: each.title, answer: Answer.from(each.answer) };
+  try {
+    for (const saved of kept.load()) {
+      const turn = { ...saved, drafted: part(saved.drafted), plain: part(saved.plain) };
+      const parts = [turn.drafted, turn.plain].filter((each) => each !== null);
+      const shown = showTurn(turn.asked, parts.map((each) => each.title));
+      shown.panes.forEach((pane, i) => {
+        pane.answer = parts[i].answer;
+        pane.add(pane.answer.tokens);
+        pane.figures.textContent = figures(pane.answer);
+      });
+      turns.push(turn);
+      finish(shown, turn, null);
+    }
+  } catch {
+    reset();
   }
+  showEnd();
 }
 
 function busy(state) {
@@ -231,9 +245,46 @@ async function submit() {
 function reset() {
   going?.abort();
   turns.length = 0;
+  kept.save([]);
   at("turns").replaceChildren();
   at("welcome").hidden = false;
   at("prompt").focus();
+}
+
+async function share() {
+  const questions = turns.length ? turns.map((turn) => turn.asked) : [at("prompt").value];
+  const link = linkOf(questions, settingsNow());
+  const done = await navigator.clipboard?.writeText(link).then(() => true, () => false);
+  history.replaceState(null, "", link); // where there is no clipboard, the address bar has it
+  at("said").textContent = done ? "The link was copied." : "The link is in the address bar.";
+  at("share").textContent = done ? "Copied" : "In the address bar";
+  setTimeout(() => (at("share").textContent = "Copy link"), 2000);
+}
+
+function download() {
+  const part = (each) => each && { title: each.title, ...each.answer.kept };
+  const content = turns.map(({ asked, drafted, plain }) => ({ asked, drafted: part(drafted), plain: part(plain) }));
+  const file = { model: at("model").textContent, settings: settingsNow(), turns: content };
+  const link = element("a", "");
+  link.href = URL.createObjectURL(new Blob([JSON.stringify(file, null, 1)], { type: "application/json" }));
+  link.download = "sametoken-conversation.json";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/** Offers to ask the questions of a link; nothing is sent before the person agrees. */
+function offerShared(found) {
+  applySettings(found.settings ?? {});
+  const number = found.questions.length;
+  at("ask-again").textContent = number > 1 ? `Ask the ${number} questions of this link` : `Ask: ${found.questions[0]}`;
+  at("shared").hidden = false;
+  at("ask-again").addEventListener("click", async () => {
+    at("shared").hidden = true;
+    for (const question of found.questions) {
+      at("prompt").value = question;
+      await submit();
+    }
+  });
 }
 
 at("composer").addEventListener("submit", (event) => {
@@ -253,8 +304,12 @@ at("length").addEventListener("input", () => {
   at("length").dataset.chosen = at("length").value;
   showSettings();
 });
-at("temperature").addEventListener("input", showSettings);
-at("method").addEventListener("change", showSettings);
+for (const id of ["temperature", "top-p", "theme", "method"]) {
+  at(id).addEventListener("input", showSettings);
+}
+document.querySelector("aside").addEventListener("change", () => settings.save(settingsNow()));
+at("share").addEventListener("click", share);
+at("export").addEventListener("click", download);
 for (const suggestion of document.querySelectorAll(".suggestion")) {
   suggestion.addEventListener("click", () => {
     at("prompt").value = suggestion.textContent;
@@ -267,7 +322,16 @@ at("key").addEventListener("change", () => {
   key.set(at("key").value);
   connect();
 });
-at("settings").open = at("figures").open = matchMedia("(min-width: 52rem)").matches;
+const desk = matchMedia("(min-width: 52rem)").matches;
+at("drafts").open = at("figures").open = desk;
+at("settings").open = desk && innerHeight >= 900;
+applySettings(chosen);
 showSettings();
 showLive(new Answer(0));
+const shared = fromLink(location.hash);
+if (shared) {
+  offerShared(shared);
+} else {
+  restore();
+}
 connect();

@@ -19,12 +19,19 @@ export class Pane {
     this.box = element("div", "tokens");
     this.box.tabIndex = 0;
     this.box.setAttribute("role", "group");
-    this.box.setAttribute("aria-label", `${title}: tokens, arrow keys move among them`);
+    this.box.setAttribute("aria-label", `${title}: tokens; arrow keys move among them, Enter shows a forward`);
     this.figures = element("p", "figures");
     this.root.append(element("h3", "", title), this.box, this.figures);
     this.current = -1;
+    this.opened = () => {}; // what a click on a token, or Enter, does with its index
     this.box.addEventListener("mouseover", (event) => this.#point(this.#index(event.target)));
-    this.box.addEventListener("click", (event) => this.#point(this.#index(event.target)));
+    this.box.addEventListener("click", (event) => {
+      const index = this.#index(event.target);
+      this.#point(index);
+      if (index >= 0) {
+        this.opened(index);
+      }
+    });
     this.box.addEventListener("mouseleave", () => this.#point(-1));
     this.box.addEventListener("blur", () => this.#point(-1));
     this.box.addEventListener("keydown", (event) => this.#move(event));
@@ -37,13 +44,32 @@ export class Pane {
       span.classList.toggle("drafted", token.drafted);
       span.classList.toggle("refused", token.rejected.length > 0);
       span.classList.toggle("end", token.end);
-      this.box.append(span);
+      this.#forward(token).append(span);
     }
+  }
+
+  /** The element of a token's forward, at the end of the pane. */
+  #forward(token) {
+    const last = this.box.lastElementChild;
+    if (last?.dataset.forward === `${token.forward}`) {
+      return last;
+    }
+    const made = element("span", "forward");
+    made.dataset.forward = token.forward;
+    this.box.append(made);
+    return made;
+  }
+
+  get #spans() {
+    return [...this.box.querySelectorAll(".token")];
   }
 
   /** Shows the first tokens only, with the room of the others kept. */
   showFirst(count) {
-    [...this.box.children].forEach((span, i) => span.classList.toggle("later", i >= count));
+    this.#spans.forEach((span, i) => span.classList.toggle("later", i >= count));
+    for (const forward of this.box.children) {
+      forward.classList.toggle("later", forward.firstElementChild.classList.contains("later"));
+    }
   }
 
   fail(words) {
@@ -53,23 +79,25 @@ export class Pane {
   }
 
   #index(target) {
-    return [...this.box.children].indexOf(target);
+    return this.#spans.indexOf(target);
   }
 
   #move(event) {
-    const last = this.box.childElementCount - 1;
+    const last = this.#spans.length - 1;
     const to = { ArrowLeft: this.current - 1, ArrowRight: this.current + 1, Home: 0, End: last }[event.key];
     if (to !== undefined) {
       event.preventDefault();
       this.#point(Math.max(0, Math.min(last, to)));
-      this.box.children[this.current]?.scrollIntoView({ block: "nearest" });
+      this.#spans[this.current]?.scrollIntoView({ block: "nearest" });
+    } else if (event.key === "Enter" && this.current >= 0) {
+      this.opened(this.current);
     } else if (event.key === "Escape") {
       this.#point(-1);
     }
   }
 
   #point(index) {
-    const span = this.box.children[index];
+    const span = this.#spans[index];
     pointed?.classList.remove("current");
     pointed = span;
     this.current = index;
@@ -97,14 +125,22 @@ export function showEnd() {
   scrollers.forEach((each) => (each.scrollTop = each.scrollHeight));
 }
 
-/** Bars as long as times in seconds, the first in the colour of drafts. */
-export function race(times) {
-  const longest = Math.max(...times.map(([, seconds]) => seconds));
-  const root = element("div", "race");
-  times.forEach(([name, seconds], i) => {
+/** A bar for each answer, as long as its time, cut into its forwards; the first is in the colour of drafts. */
+export function timeline(answers) {
+  const longest = Math.max(...answers.map(([, answer]) => answer.seconds));
+  const root = element("div", "timeline");
+  answers.forEach(([name, answer], i) => {
     const bar = element("span", i ? "bar" : "bar fast");
-    bar.style.width = `${(100 * seconds) / longest}%`;
-    root.append(element("span", "", name), bar, element("span", "", `${seconds.toFixed(2)} s`));
+    bar.style.width = `${(100 * answer.seconds) / longest}%`;
+    bar.setAttribute("role", "img");
+    bar.setAttribute("aria-label", `${name}: ${answer.forwardCount} forwards in ${answer.seconds.toFixed(2)} s`);
+    for (const step of answer.steps) {
+      const part = element("span", "", step.tokens > 1 ? step.tokens : "");
+      part.style.flexGrow = 1000 * step.seconds; // below 1 in all they would not fill the bar
+      part.title = `forward ${step.forward + 1}: ${step.tokens} token${step.tokens > 1 ? "s" : ""} in ${(1000 * step.seconds).toFixed(0)} ms`;
+      bar.append(part);
+    }
+    root.append(element("span", "", name), bar, element("span", "", `${answer.seconds.toFixed(2)} s`));
   });
   return root;
 }
@@ -121,11 +157,11 @@ function explain(token) {
   return lines.join("\n");
 }
 
-function quoted(token) {
+export function quoted(token) {
   return token.end ? "end of the answer" : JSON.stringify(token.text);
 }
 
-function percent(share) {
+export function percent(share) {
   return `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
 }
 
@@ -145,16 +181,16 @@ export async function replay(panes, signal, say) {
 }
 
 export function figures(answer) {
-  return `Acceptance length ${answer.acceptanceLength.toFixed(2)}\n` +
-    `${answer.tokens.length} tokens in ${answer.seconds.toFixed(2)} s, ${answer.speed.toFixed(0)} tokens/s`;
+  return `${answer.tokens.length} tokens in ${answer.forwardCount} forwards: ${answer.acceptanceLength.toFixed(2)} for each\n` +
+    `${answer.seconds.toFixed(2)} s, ${answer.speed.toFixed(0)} tokens/s`;
 }
 
 /** The live numbers beside the conversation. */
 export function showLive(answer) {
   const said = {
-    acceptance: answer.acceptanceLength.toFixed(2),
-    speed: answer.speed.toFixed(0),
-    count: answer.tokens.length,
+    acceptance: answer.tokens.length ? answer.acceptanceLength.toFixed(2) : "-",
+    speed: answer.speed ? answer.speed.toFixed(0) : "-",
+    count: answer.tokens.length || "-",
     first: answer.first === undefined ? "-" : `${(1000 * answer.first).toFixed(0)} ms`,
   };
   for (const [id, text] of Object.entries(said)) {
