@@ -15,7 +15,6 @@ from typing import Any, get_args, get_origin
 from foreign_keys import markdown as keys
 
 from sametoken import LLM, SamplingParams
-from sametoken.commands.resolution import foreign_options
 from sametoken.commands.serve import OPTIONS
 from sametoken.engine.async_llm import AsyncLLM
 from sametoken.options.declaration import declared
@@ -110,13 +109,12 @@ def _metrics() -> str:
 
 
 def _options() -> str:
-    foreign = {option.name for option in foreign_options()[2:]}  # the first two are files of keys, and ours to explain
     return _table(
         ("option", "type", "default", "meaning"),
         (
             (f"`{option.spellings[0]}`", _option_type(option.kind, option.metavar), _value(option.default), option.help)
             for option in OPTIONS
-            if option.name not in foreign
+            if not option.hidden
         ),
     )
 

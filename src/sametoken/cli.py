@@ -1,6 +1,6 @@
 """The command line: which commands there are, and how errors become one line and an exit code.
 
-Only the command that is called is imported, so `sametoken --help` answers without pydantic, rich or torch.
+Only the command that is called is imported, so `sametoken --help` answers without pydantic or torch.
 Exit codes: 0 done, 1 the proof failed or conversations lack answers, 2 an error of the user's, 130 interrupted,
 141 nobody reads the output.
 """
@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from sametoken import __version__
 from sametoken.errors import NO_WINDOWS, ConfigError, SametokenError, memory_ran_out
@@ -26,80 +27,125 @@ if TYPE_CHECKING:
 
     from sametoken.commands.options import Argument, Option
 
-# A name of two words is a command of its own, in the module of both words.
-COMMANDS = {
-    "generate": "Complete prompts with a target, with or without a draft.",
-    "chat": "Talk to a model, and see what the draft guessed.",
-    "serve": "Serve a model over HTTP as OpenAI's API does.",
-    "deploy plan": "Print what serves a model and its draft with this or another engine.",
-    "deploy two-node": "Serve a model on two hosts, from the checks to the first answer.",
-    "train": "Train a head or a draft model for a target.",
-    "evaluate": "Measure how many drafted tokens a target accepts.",
-    "verify": "Prove that drafts change no token.",
-    "demo": "Show plain and speculative decoding side by side.",
-    "prepare": "Make training samples of conversations.",
-    "bench": "Measure what drafts gain, in this process or on a server.",
-    "bench report": "Draw the figures of runs as a page.",
-    "bench explain": "Say why a run is fast or slow, and what to set.",
-    "synthesize": "Let the target answer the conversations of a file.",
-    "shard": "Cut a file of conversations into shards, or put shards together.",
-    "export": "Write a head for another engine.",
-    "quantize": "Write a model with fewer bits that other engines read.",
-    "doctor": "Explain this machine, a model's memory, a head, or a running server's speculation.",
+# Commands by what they are for. A name of two words is a command of its own, in the module of both words.
+COMMAND_GROUPS = {
+    "Use a model": {
+        "generate": "Complete prompts with a target, with or without a draft.",
+        "chat": "Talk to a model, and see what the draft guessed.",
+        "serve": "Serve a model over HTTP as OpenAI's API does.",
+        "deploy plan": "Print what serves a model and its draft with this or another engine.",
+        "deploy two-node": "Serve a model on two hosts, from the checks to the first answer.",
+    },
+    "Look at the gain": {
+        "demo": "Show plain and speculative decoding side by side.",
+        "verify": "Prove that drafts change no token.",
+        "bench": "Measure what drafts gain, in this process or on a server.",
+        "bench report": "Draw the figures of runs as a page.",
+        "bench explain": "Say why a run is fast or slow, and what to set.",
+        "doctor": "Explain this machine, a model's memory, a head, or a running server's speculation.",
+    },
+    "Make a draft": {
+        "synthesize": "Let the target answer the conversations of a file.",
+        "shard": "Cut a file of conversations into shards, or put shards together.",
+        "prepare": "Make training samples of conversations.",
+        "train": "Train a head or a draft model for a target.",
+        "evaluate": "Measure how many drafted tokens a target accepts.",
+        "export": "Write a head for another engine.",
+        "quantize": "Write a model with fewer bits that other engines read.",
+    },
 }
-MODEL = "directory, Hub id, or 'embedded' for the pair that comes with the package."
+COMMANDS = {name: purpose for group in COMMAND_GROUPS.values() for name, purpose in group.items()}
+EXAMPLES = {
+    "see the gain with the pair of models that comes with the package": "sametoken demo",
+    "complete a prompt": 'sametoken generate --prompt "Hello, I want to see a movie tonight."',
+    "serve a model and its draft": "sametoken serve MODEL --draft DRAFT",
+}
+MODEL = "Directory or Hub id of the target; without it: the pair that comes with the package ('embedded')."
 LESS_MEMORY = (
     "use smaller batches, a shorter context, less of the memory for the cache (--kv-cache-free-memory-fraction) or "
     "weights in fewer bits; `sametoken doctor MODEL` says what fits"
 )
-EPILOG = "A default of None means: not given. Names may be written with dashes or underscores."
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and raises SystemExit; `arguments` are those of the process unless given."""
-    given = _joined(list(sys.argv[1:] if arguments is None else arguments))
-    called = next((argument for argument in given if not argument.startswith("-")), None)
-    app = build_app(called)
-    if called in COMMANDS:
+    build_app()(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="sametoken")
+
+
+class CommandList(TyperGroup):
+    """All commands; only the one that is called is imported."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first word names, or the first two."""
+        if " ".join(args[:2]) in COMMANDS:
+            args = [" ".join(args[:2]), *args[2:]]
+        if args[0] in COMMANDS:
+            return args[0], build_command(args[0]), args[1:]
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the page of all commands."""
+        from sametoken.commands.help import top_page
+
+        formatter.write(top_page(ctx, COMMAND_GROUPS, EXAMPLES))
+
+
+class Command(TyperCommand):
+    """One command, whose help shows its options in groups."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the page of this command."""
+        from sametoken.commands.help import command_page
+
+        formatter.write(command_page(ctx, import_module(module_name(self.name or ""))))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the arguments; an option of several words may have them one by one."""
         from sametoken.commands.options import joined_words
 
-        given = joined_words(given, import_module(module_name(called)).OPTIONS)
-    app(args=given, prog_name="sametoken")
+        return super().parse_args(ctx, joined_words(args, import_module(module_name(self.name or "")).OPTIONS))
 
 
-def _joined(given: list[str]) -> list[str]:
-    """The arguments with a name of two words as one."""
-    if " ".join(given[:2]) in COMMANDS:
-        return [" ".join(given[:2]), *given[2:]]
-    return given
-
-
-def build_app(called: str | None) -> typer.Typer:
-    """The application; of its commands only the one that is called has its options."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+def build_app() -> typer.Typer:
+    """The application; its commands are names until one is called."""
+    app = typer.Typer(
+        cls=CommandList, context_settings=HELP_NAMES, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
     app.callback(invoke_without_command=True, help="Speculative decoding that never changes a token.")(_top)
     for name, purpose in COMMANDS.items():
-        function = _command(name) if name == called else _listed
-        app.command(name, help=function.__doc__ or purpose, short_help=purpose, epilog=EPILOG)(function)
+        app.command(name, help=purpose)(_listed)
     return app
 
 
+def build_command(name: str) -> Any:
+    """A command with its options, for the parser."""
+    from sametoken.commands.options import variants
+
+    module = import_module(module_name(name))
+    known = variants(module.OPTIONS)
+    settings = HELP_NAMES | {"token_normalize_func": lambda word: known.get(word, word)}
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(name, cls=Command, help=module.command.__doc__, context_settings=settings)(_function(module))
+    return typer.main.get_command(app)
+
+
 def _top(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Show the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"sametoken {__version__}")
     elif context.invoked_subcommand is None:
-        print(context.get_help())
+        typer.echo(context.get_help())
 
 
 def _listed() -> None:
     """Stands in the list of commands for one that was not called."""
 
 
-def _command(name: str) -> Callable[..., None]:
+def _function(module: ModuleType) -> Callable[..., None]:
     """A command's module as a function with one parameter per option."""
-    module = import_module(module_name(name))
 
     def run(context: typer.Context, argument: Any = None, debug: bool = False, **values: Any) -> None:
         from sametoken.commands.options import Chosen, refuse_beyond, spelled_as_option
@@ -123,7 +169,6 @@ def _command(name: str) -> Callable[..., None]:
         given = (name for name, source in sources.items() if source is not None and source.name != "DEFAULT")
         raise SystemExit(_guarded(call, debug))
 
-    run.__doc__ = module.command.__doc__
     signature = _signature(_arguments(module), module.OPTIONS)
     run.__signature__ = signature  # type: ignore[attr-defined]
     run.__annotations__ = {}
@@ -182,7 +227,7 @@ def _arguments(module: ModuleType) -> list[inspect.Parameter]:
     """What a command takes without a name: a model, or what its ARGUMENT says; nothing where that is None."""
     kind = inspect.Parameter.KEYWORD_ONLY
     if not hasattr(module, "ARGUMENT"):
-        spoken: Any = Annotated[str | None, typer.Argument(help=MODEL, metavar="[MODEL]", show_default="embedded")]
+        spoken: Any = Annotated[str | None, typer.Argument(help=MODEL, metavar="MODEL")]
         return [inspect.Parameter("argument", kind, default=None, annotation=spoken)]
     argument: Argument | None = module.ARGUMENT
     if argument is None:
@@ -196,7 +241,7 @@ def _arguments(module: ModuleType) -> list[inspect.Parameter]:
 def _signature(arguments: Sequence[inspect.Parameter], options: Sequence[Option]) -> inspect.Signature:
     """The parameters that typer reads: its own context, the argument, the options, and --debug."""
     kind = inspect.Parameter.KEYWORD_ONLY
-    debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error.")]
+    debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
     return inspect.Signature(
         [
             inspect.Parameter("context", kind, annotation=typer.Context),
@@ -208,8 +253,23 @@ def _signature(arguments: Sequence[inspect.Parameter], options: Sequence[Option]
 
 
 def _annotation(option: Option) -> Any:
-    spoken = typer.Option(*option.spellings, help=option.help, metavar=option.metavar)
+    spoken = typer.Option(
+        *option.parsed,
+        help=option.help,
+        metavar=option.metavar,
+        autocompletion=_choices(option.metavar) if option.metavar and "|" in option.metavar else None,
+        hidden=option.hidden,
+    )
     return Annotated[option.kind if option.default is not None else option.kind | None, spoken]
+
+
+def _choices(metavar: str) -> Callable[[str], list[str]]:
+    """What a shell completes a value to that is one of several words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in metavar.split("|") if word.startswith(incomplete)]
+
+    return complete
 
 
 def run() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
@@ -17,11 +19,13 @@ import torch
 
 from cli_checks import LETTERS, SPECIAL, Answer, Pair, greedy
 from sametoken import SamplingParams, __version__
-from sametoken.cli import COMMANDS, module_name
+from sametoken.cli import COMMANDS, build_command, module_name
 from sametoken.commands.generate import in_order
 from sametoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.engine.completion import Chunk
 
+ROOT = Path(__file__).parents[2]
+NEEDED = {"evaluate": ["HEAD"], "export": ["HEAD"], "bench report": ["RUNS"], "bench explain": ["RUNS"]}  # arguments
 RECORD = {
     "index", "choice", "prompt", "text", "token_ids", "finish_reason", "stop_reason", "seconds", "tokens_per_second",
     "speculation",
@@ -38,40 +42,106 @@ SPECULATION = {
 def test_help_lists_the_commands_without_importing_what_they_need() -> None:
     code = (
         "import sys\nfrom sametoken.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit as e:\n"
-        "    print(e.code, [n for n in ('torch', 'pydantic', 'rich', 'transformers') if n in sys.modules])"
+        "    print(e.code, [n for n in ('torch', 'pydantic', 'transformers') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 []"
-    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
+    assert all(f"\n│ {name} " in done.stdout for name in COMMANDS)
 
 
 def test_no_command_shows_the_help(run: Any) -> None:
-    assert run().out == run("--help").out
+    assert run().out == run("--help").out == run("-h").out
 
 
 def test_version(run: Any) -> None:
-    assert run("--version") == Answer(0, f"sametoken {__version__}\n", "")
+    assert run("--version") == run("-V") == Answer(0, f"sametoken {__version__}\n", "")
+
+
+def test_the_package_is_the_command_line_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "sametoken", "-V"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"sametoken {__version__}\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_explained(run: Any, command: str) -> None:
-    answer = run(command, "--help")
+    answer = run(*command.split(), "--help")
     assert answer.code == 0
-    shown = " ".join(answer.out.split())
+    shown = " ".join(answer.out.replace("│", "").split())
     options = import_module(module_name(command)).OPTIONS
     assert len(options) > (0 if " " in command else 5)
+    tables = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
     for option in options:
         assert re.fullmatch(r"\S.{8,}\.", option.help), option
-        assert option.help[:24] in shown
+        if option.hidden:  # another server's, which the documentation explains
+            assert f"`{option.spellings[0].partition('/')[0]}`" in tables
+        else:
+            assert option.help[1:24] in shown
+            assert shown.count(f"{option.spellings[0].partition('/')[0][2:]} ") > 0
+            assert option.group in shown
 
 
-def test_every_setting_has_an_option_in_both_spellings(run: Any) -> None:
-    words = set(run("generate", "--help").out.replace(",", " ").replace("/", " ").split())
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_help_fits_the_terminal(run: Any, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run("serve", "--help").out.splitlines()
+    panels = [line for line in lines if line[:1] in "╭│╰" and line]
+    assert {len(line) for line in panels} == {width}
+    assert [line.split("─")[1].strip() for line in panels if line[0] == "╭"] == [
+        "Arguments", "The HTTP server", "The draft, and versions on the Hub", "How drafts are made",
+        "How the model is computed", "The KV cache", "Options of other servers", "Another engine", "Help and errors",
+    ]  # fmt: skip
+    assert lines.index("  sametoken serve") < lines.index(panels[0]), "examples come first"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_can_be_read(command: str) -> None:
+    examples = import_module(module_name(command)).EXAMPLES
+    assert len(examples) in (2, 3, 4)
+    for line in examples.values():
+        program, *words = shlex.split(line)
+        name = next(name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS)
+        assert program == "sametoken"
+        context = build_command(name).make_context(name, words[len(name.split()) :])
+        assert context.params["debug"] is False
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_spelling_is_read_and_one_is_shown(run: Any, command: str) -> None:
+    options = import_module(module_name(command)).OPTIONS
+    parser = build_command(command)
+    words = set(run(*command.split(), "--help").out.split())
+    for option in options:
+        value = [] if option.kind is bool else ["7"]
+        documented, *others = [pair.split("/") for pair in option.spellings]
+        for spelling in [each for pair in (documented, *others) for each in pair]:
+            sources = parser.make_context(command, [*NEEDED.get(command, ()), spelling, *value])
+            assert sources.get_parameter_source(option.name).name == "COMMANDLINE", spelling
+            if option.kind is bool:
+                assert sources.params[option.name] is (spelling in [pair[0] for pair in (documented, *others)])
+        assert not words & {each for pair in others for each in pair}
+
+
+def test_every_setting_has_an_option(run: Any) -> None:
     names = {field.name for field in fields(SamplingParams)} - {"speculative", "structured_outputs"}
     names |= SpeculativeConfig.model_fields.keys() | EngineConfig.model_fields.keys()
     names |= {f"kv_cache_{name}" for name in KVCacheConfig.model_fields}
-    wanted = {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
-    assert wanted <= words
+    assert names <= {option.name for option in import_module(module_name("generate")).OPTIONS}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("sametoken be", {"bench", "bench report", "bench explain"}),
+        ("sametoken generate --max-to", {"--max-tokens", "--max-total-draft-tokens"}),
+        ("sametoken bench report --o", {"--out"}),
+        ("sametoken generate --method ng", {"ngram"}),
+    ],
+)
+def test_a_shell_completes_commands_options_and_choices(words: str, expected: set[str]) -> None:
+    asked = {"_SAMETOKEN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    command = [sys.executable, "-m", "sametoken"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **asked})
+    assert set(done.stdout.splitlines()) == expected
 
 
 # --- generate

@@ -83,7 +83,7 @@ def test_python_has_it_with_its_default_and_limits(found: dict[str, Any]) -> Non
 
 
 def test_the_command_line_has_it(found: dict[str, Any]) -> None:
-    assert re.search(r"--warmth \S+ how warm the text is\. \[default: 0\.5\]", found["help"])
+    assert re.search(r"--warmth \S+ How warm the text is\. \[default: 0\.5\]", found["help"])
     assert found["option"] == 1.5
 
 

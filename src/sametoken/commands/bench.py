@@ -16,7 +16,7 @@ from pydantic import Field
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import Option, Values, engine_options, numbers, refuse_given, several
+from sametoken.commands.options import Option, Values, engine_options, numbers, refuse_given, several, titled
 from sametoken.commands.terminal import open_console, open_progress
 from sametoken.errors import ConfigError
 from sametoken.interrupt import INTERRUPTED, stop_at_signals
@@ -38,47 +38,72 @@ LENGTHS, BATCHES = several(SpeculativeConfig, "max_draft_len"), several(EngineCo
 TEMPERATURES, RATES = several(SamplingParams, "temperature"), tuple[Annotated[float, Field(ge=1e-3)], ...]
 ENGINE = tuple(option for option in engine_options() if option.name not in SWEPT)
 
-COMMON = (
-    Option("workload", list[str], None, "builtin, FILE or hf:org/name[:split[:column]]; without it: builtin.", "NAME"),
-    Option("limit", Positive, None, "prompts to take of each workload, evenly from its categories; without it: all."),
-    Option("category", list[str], None, "only prompts of this category, repeatable; without it: all.", "NAME"),
+COMMON = titled(
+    "What is measured, and where the result goes",
+    Option(
+        "workload",
+        list[str],
+        None,
+        "where prompts come from: builtin, a file, or hf:org/name[:split[:column]]; without it: builtin.",
+        "NAME",
+    ),
+    Option(
+        "limit",
+        Positive,
+        None,
+        "number of prompts to take of each workload, evenly from its categories; without it: all.",
+    ),
+    Option(
+        "category",
+        list[str],
+        None,
+        "take only prompts of this category; may be given several times; without it: all.",
+        "NAME",
+    ),
     Option("temperature", TEMPERATURES, "0", "temperatures, separated by commas; 0 is greedy.", "LIST"),
-    Option("output_len", Positive, 64, "tokens of an output at most."),
-    Option("ignore_eos", bool, False, "go on to output_len past the model's own end."),
+    Option("output_len", Positive, 64, "number of tokens of an output at most."),
+    Option("ignore_eos", bool, False, "go on after the model's own end tokens, up to output_len."),
     Option(
         "repeat",
         Annotated[int, Field(ge=1, le=1000)],
         5,
-        "interleaved rounds, from which the confidence interval comes.",
+        "number of rounds of plain and speculative decoding in turn; the confidence interval comes from them.",
     ),
     Option("seed", int, 0, "seed of the first request; each further request has the next."),
-    Option("out", str, None, "directory for the JSON of the run; without it: none is written.", "DIR"),
-    Option("explain", bool, False, "say in words why it is fast or slow, and what to set."),
+    Option("out", str, None, "directory for the results of the run as JSON; without it: they are not written.", "DIR"),
+    Option("explain", bool, False, "say in words why the run is fast or slow, and what to set."),
 )
-LOCAL = (
+IN_PROCESS = titled(
+    "An engine in this process",
     Option(
         "max_draft_len", LENGTHS, "4", "longest drafts to compare with plain decoding, separated by commas.", "LIST"
     ),
-    Option("batch", BATCHES, "1", "requests that run together, separated by commas.", "LIST"),
+    Option("batch", BATCHES, "1", "numbers of requests that run together, separated by commas.", "LIST"),
     Option(
         "prompt_len",
         tuple[Positive, ...],
         None,
-        "cut or repeat prompts to so many tokens, separated by commas.",
+        "numbers of tokens that prompts are cut or repeated to, separated by commas; without it: as they are.",
         "LIST",
     ),
-    Option("turns", Positive, 1, "turns of a conversation to run at most; later ones follow the plain answers."),
-    *ENGINE,
+    Option(
+        "turns",
+        Positive,
+        1,
+        "number of turns of a conversation to run at most; later turns follow the answers of plain decoding.",
+    ),
 )
-REMOTE = (
+LOCAL = (*IN_PROCESS, *ENGINE)
+REMOTE = titled(
+    "A server",
     Option("url", str, None, "measure this OpenAI-compatible server instead of an engine in this process."),
-    Option("baseline_url", str, None, "the same model without drafts, to compare with."),
+    Option("baseline_url", str, None, "address of a server with the same model without drafts, to compare with."),
     Option("api_key", str, None, "key of the servers; without it: the environment's OPENAI_API_KEY."),
     Option(
         "concurrency",
         tuple[Positive, ...],
         None,
-        "closed loads: requests kept going, separated by commas; without it: 1.",
+        "closed loads: numbers of requests that are kept running, separated by commas; without it: 1.",
         "LIST",
     ),
     Option("rate", RATES, None, "open loads: requests per second at Poisson times, separated by commas.", "LIST"),
@@ -86,13 +111,23 @@ REMOTE = (
         "requests",
         Positive,
         None,
-        "requests per load and round; without it: one per prompt, two per connection at least.",
+        "number of requests per load and round; without it: one per prompt, and at least two per connection.",
     ),
-    Option("timeout", Annotated[float, Field(gt=0)], 120.0, "seconds without a byte after which a request has failed."),
+    Option(
+        "timeout",
+        Annotated[float, Field(gt=0)],
+        120.0,
+        "number of seconds without any answer after which a request has failed.",
+    ),
     Option("continuous_usage", bool, False, "ask for token counts in every chunk, an extension of some servers."),
 )
 OPTIONS = (*COMMON, *LOCAL, *REMOTE)
 LISTS = {option.name: option for option in OPTIONS if get_origin(option.type) is tuple}
+EXAMPLES = {
+    "measure a model and its draft": "sametoken bench MODEL --draft DRAFT --batch 1,4 --out results",
+    "measure a server under load": "sametoken bench --url http://localhost:8000 --concurrency 1,8 --out results",
+    "draw the results": "sametoken bench report results",
+}
 
 
 def command(model: str | None, values: Values) -> int:

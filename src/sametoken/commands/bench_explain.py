@@ -5,7 +5,11 @@ from __future__ import annotations
 from sametoken.commands.options import Argument, Option, Values
 
 ARGUMENT = Argument(list[str], "directories or files that `sametoken bench --out` wrote.", "RUNS...")
-OPTIONS = (Option("last", bool, False, "explain only the newest run."),)
+OPTIONS = (Option("last", bool, False, "explain the newest run only."),)
+EXAMPLES = {
+    "explain all runs of a directory": "sametoken bench explain results",
+    "explain the newest": "sametoken bench explain results --last",
+}
 
 
 def command(places: list[str], values: Values) -> int:

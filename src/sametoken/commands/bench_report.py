@@ -7,6 +7,10 @@ from sametoken.commands.options import Argument, Option, Values
 
 ARGUMENT = Argument(list[str], "directories or files that `sametoken bench --out` wrote.", "RUNS...")
 OPTIONS = (Option("out", str, None, "directory for report.html and the PNGs; without it: the first of RUNS.", "DIR"),)
+EXAMPLES = {
+    "draw all runs of a directory": "sametoken bench report results",
+    "write the page elsewhere": "sametoken bench report results --out page",
+}
 
 
 def command(places: list[str], values: Values) -> int:

@@ -13,27 +13,35 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from sametoken.commands.chat_clients import ChatClient, ChatSettings, ColouredText, EngineClient, ServerClient, Turn
-from sametoken.commands.options import Option, Values, engine_options, refuse_given, sampling_options
+from sametoken.commands.options import Option, Values, engine_options, refuse_given, sampling_options, titled
 from sametoken.commands.terminal import ACCEPTED
 from sametoken.errors import ConfigError, SametokenError
 
 ENGINE = engine_options()
 KEY = Option("api_key", str, None, "key of the server at --url.")
 OPTIONS = (
-    Option("url", str, None, "a sametoken server that answers instead of a model in this process."),
-    KEY,
-    Option("system", str, None, "what the model is told before the conversation."),
-    Option("max_tokens", int, 512, "tokens of an answer at most."),
-    *sampling_options("temperature"),
-    Option("seed", int, 0, "seed of the drawing: the same conversation gives the same answers."),
-    Option("plain", bool, False, "begin without drafts; /plain changes it."),
-    Option("color", bool, True, "colours in a terminal."),
+    *titled(
+        "The conversation",
+        Option("url", str, None, "address of a sametoken server that answers instead of a model in this process."),
+        KEY,
+        Option("system", str, None, "system text, which the model is given before the conversation."),
+        Option("max_tokens", int, 512, "number of tokens of an answer at most."),
+        *sampling_options("temperature"),
+        Option("seed", int, 0, "seed of the draw: the same conversation gives the same answers."),
+        Option("plain", bool, False, "begin without drafts; /plain in the conversation changes it."),
+        Option("color", bool, True, "show colours in a terminal."),
+    ),
     *ENGINE,
 )
 COMMANDS = (
     "/reset forgets the conversation, /plain turns drafts off or on, /quit or Ctrl-D ends; Ctrl-C stops an answer "
     "or drops a line"
 )
+EXAMPLES = {
+    "talk to the model that comes with the package": "sametoken chat",
+    "talk to a model, with a draft": "sametoken chat MODEL --draft DRAFT",
+    "talk to a server that runs": "sametoken chat --url http://localhost:8000",
+}
 
 
 def command(model: str | None, values: Values) -> int:

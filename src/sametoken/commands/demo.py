@@ -19,7 +19,7 @@ from rich.text import Text
 
 from sametoken import embedded
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import Option, Values, engine_options
+from sametoken.commands.options import Option, Values, engine_options, titled
 from sametoken.commands.terminal import ACCEPTED, open_console
 from sametoken.errors import ConfigError
 from sametoken.options.declaration import Positive
@@ -41,14 +41,26 @@ FRAMES_PER_SECOND = 30
 REUSE = CACHE + "enable_block_reuse"
 
 OPTIONS = (
-    Option("max_tokens", int, 128, "tokens to generate per prompt."),
-    Option("ignore_eos", bool, False, "write on past the end of the answer, the other speaker's turns too."),
-    Option("temperature", float, 0.0, "0 is greedy."),
-    Option("seed", int, 0, "seed of the drawing at temperatures above 0."),
-    Option("repeat", Positive, 3, "runs per prompt and side, of which the median counts."),
-    Option("color", bool, True, "colours in a terminal."),
+    *titled(
+        "What is shown",
+        Option("max_tokens", int, 128, "number of tokens to generate per prompt, at most."),
+        Option(
+            "ignore_eos",
+            bool,
+            False,
+            "go on after the end of the answer, so that the model writes the other speaker's turns too.",
+        ),
+        Option("temperature", float, 0.0, "randomness of the draw; 0 is greedy."),
+        Option("seed", int, 0, "seed of the draw at temperatures above 0."),
+        Option("repeat", Positive, 3, "number of runs per prompt and side; the median counts."),
+        Option("color", bool, True, "show colours in a terminal."),
+    ),
     *(option for option in engine_options() if option.name != REUSE),
 )
+EXAMPLES = {
+    "with the pair of models that comes with the package": "sametoken demo",
+    "with a model and its draft": "sametoken demo MODEL --draft DRAFT",
+}
 
 
 def command(model: str | None, values: Values) -> int:

@@ -12,10 +12,14 @@ from sametoken.errors import ConfigError, unknown_name
 
 TARGETS = ("shell", "compose", "kubernetes", "slurm", "dynamo")
 OPTIONS = (
-    Option("target", str, "shell", "what is printed.", "|".join(TARGETS)),
+    Option("target", str, "shell", "form of what is printed.", "|".join(TARGETS)),
     Option("image", str, None, "container image; without it: the engine's own.", "NAME"),
     *(option for option in serve.OPTIONS if option not in serve.STARTED),
 )
+EXAMPLES = {
+    "print a command": "sametoken deploy plan MODEL --draft HEAD",
+    "print a deployment of vLLM": "sametoken deploy plan MODEL --draft HEAD --engine vllm --target kubernetes",
+}
 
 
 def computes(values: Chosen) -> bool:

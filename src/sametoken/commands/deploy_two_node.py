@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from sametoken import embedded
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands import planning, serve
-from sametoken.commands.options import Chosen, Option
+from sametoken.commands.options import Chosen, Option, titled
 from sametoken.commands.resolution import resolve
 from sametoken.errors import ConfigError
 from sametoken.options.server import ServerConfig
 
-OWN = (
+OWN = titled(
+    "Two hosts",
     Option("hosts", str, None, "addresses of both hosts, this machine's first; ssh to the second asks nothing.", "A,B"),
     Option("interface", str, None, "network interface that joins them; without it: the one that leads to A.", "NAME"),
     Option("dry_run", bool, False, "print every command and start nothing."),
@@ -23,6 +24,10 @@ RANKS = "tensor_parallel_size"
 OPTIONS = (*OWN, *(each for each in serve.OPTIONS if each not in (*planning.OPTIONS, *serve.STARTED)))
 MEETING = 29500
 EVERY = ("0.0.0.0", "::", "")  # addresses of every interface
+EXAMPLES = {
+    "show what would be started": "sametoken deploy two-node MODEL --hosts 10.0.0.1,10.0.0.2 --dry-run",
+    "start it": "sametoken deploy two-node MODEL --hosts 10.0.0.1,10.0.0.2",
+}
 
 
 def command(model: str | None, values: Chosen) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sametoken import embedded
 from sametoken.commands import doctor_memory, doctor_server
-from sametoken.commands.options import Argument, Option, Values, refuse_given
+from sametoken.commands.options import Argument, Option, Values, refuse_given, titled
 from sametoken.commands.terminal import open_console
 from sametoken.errors import ConfigError
 from sametoken.options.declaration import Positive
@@ -24,26 +24,41 @@ if TYPE_CHECKING:
 
 ARGUMENT = Argument(
     str,
-    "directory, training run or Hub id of a head, from whichever trainer, or a model; left out: this machine.",
-    "[HEAD]",
+    "directory, training run or Hub id of a head, from whichever trainer, or a model; without it: this machine.",
+    "HEAD",
     True,
 )
 OF_A_HEAD = (
-    Option("target", str, None, "the model that the head drafts for: directory, Hub id or 'embedded'.", "MODEL"),
-    Option("measure", bool, True, "run built-in prompts through the engine, for every reading of the layer ids."),
-    Option("num_prompts", Positive, 20, "prompts to run."),
-    Option("max_tokens", int, 64, "tokens to generate per prompt."),
-    Option("max_draft_len", int, 5, "guesses per draft."),
-    Option("temperature", float, 0.0, "0 is greedy."),
-    Option("dtype", str, "auto", "of weights and activations while measuring.", "auto|float32|bfloat16|float16"),
-    Option("device", str, "auto", "where to measure: auto, cpu or cuda[:N]."),
-    Option("json", bool, False, "one JSON object instead of tables."),
+    *titled(
+        "A head",
+        Option("target", str, None, "the model that the head drafts for: directory, Hub id or 'embedded'.", "MODEL"),
+        Option("measure", bool, True, "run built-in prompts through the engine, for every reading of the layer ids."),
+        Option("num_prompts", Positive, 20, "number of prompts to run."),
+        Option("max_tokens", int, 64, "number of tokens to generate per prompt, at most."),
+        Option("max_draft_len", int, 5, "number of tokens of each draft."),
+        Option("temperature", float, 0.0, "randomness of the draw; 0 is greedy."),
+        Option(
+            "dtype",
+            str,
+            "auto",
+            "number format of weights and activations while measuring.",
+            "auto|float32|bfloat16|float16",
+        ),
+        Option("device", str, "auto", "where to measure: auto, cpu or cuda[:N]."),
+    ),
+    Option("json", bool, False, "print one JSON object instead of tables."),
 )
 OPTIONS = (*OF_A_HEAD, *doctor_memory.OPTIONS, *doctor_server.OPTIONS)
 
 HEAD_ALONE = ("measure", "num_prompts", "max_tokens", "temperature")
 FOR_A_HEAD = "a head: give one as HEAD, and --target"
 TABLE_WIDTH = 110
+EXAMPLES = {
+    "describe this machine": "sametoken doctor",
+    "say how much memory a model takes": "sametoken doctor MODEL --draft DRAFT --max-batch-size 8",
+    "examine a head": "sametoken doctor HEAD --target MODEL",
+    "say whether a server's speculation pays": "sametoken doctor --url http://localhost:8000",
+}
 
 
 def command(name: str | None, values: Values) -> int:

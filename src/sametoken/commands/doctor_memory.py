@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sametoken import embedded
-from sametoken.commands.options import Option, Values, settings_options
+from sametoken.commands.options import Option, Values, settings_options, titled
 from sametoken.errors import ConfigError, SametokenError
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.serving import CACHE
@@ -32,9 +32,20 @@ def _options() -> tuple[Option, ...]:
     named = {option.name: option for owner in (EngineConfig, SpeculativeConfig) for option in settings_options(owner)}
     chosen = [named[name] for name in (*ENGINE, *SPECULATIVE)]
     return (
-        Option("draft", str, None, "of a model: its draft, a head or a smaller model.", "DRAFT"),
-        Option("heads", str, None, "of a model: a directory to search for heads, beside the Hub's cache.", "DIR"),
-        Option("memory", str, None, "of a model: what it may take, as 24GiB; None is what is free here.", "BYTES"),
+        *titled(
+            "The memory of a model",
+            Option("draft", str, None, "draft of the model: a head or a smaller model.", "DRAFT"),
+            Option(
+                "heads", str, None, "directory to search for heads that fit the model, beside the Hub's cache.", "DIR"
+            ),
+            Option(
+                "memory",
+                str,
+                None,
+                "memory that the model may take, for example 24GiB; without it: what is free on this machine.",
+                "BYTES",
+            ),
+        ),
         *(option._replace(aliases=(*option.aliases, *ALIASES.get(option.name, ()))) for option in chosen),
         *settings_options(KVCacheConfig, CACHE),
     )

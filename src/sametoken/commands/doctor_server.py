@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from sametoken.commands.options import Option, Values
+from sametoken.commands.options import Option, Values, titled
 from sametoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from sametoken.check.scrapes import Scrape
     from sametoken.client.client import Client
 
-OPTIONS = (
-    Option("url", str, None, "a running server of sametoken, vLLM or SGLang, of which metrics are read."),
-    Option("api_key", str, None, "of a server: its key; without it: the environment's OPENAI_API_KEY."),
-    Option("seconds", Annotated[float, Field(gt=0)], 10.0, "of a server: time between its two scrapes."),
+OPTIONS = titled(
+    "A running server",
+    Option("url", str, None, "address of a running server of sametoken, vLLM or SGLang, whose metrics are read."),
+    Option("api_key", str, None, "key of the server; without it: the environment's OPENAI_API_KEY."),
+    Option(
+        "seconds", Annotated[float, Field(gt=0)], 10.0, "number of seconds between the two readings of its metrics."
+    ),
 )
 SILENCE_S = 15.0  # after which a server that says nothing is taken to be gone
 

@@ -34,7 +34,7 @@ OPTIONS = (
         "data",
         str,
         None,
-        "conversations, or MT-Bench's or Spec-Bench's own file: its prompts are answered.",
+        "file of conversations, or MT-Bench's or Spec-Bench's own file, whose prompts are answered.",
         "FILE",
         DATA_PATH,
     ),
@@ -42,22 +42,29 @@ OPTIONS = (
         "max_draft_len",
         Annotated[int, Field(ge=1, le=128)],
         5,
-        "longest draft in tokens; every draft is made in full.",
+        "number of tokens of a draft; every draft has so many.",
         None,
         ("--steps",),
     ),
-    Option("osl", MOST, 64, "tokens of each answer at most."),
-    Option("num_samples", MOST, 80, "conversations, the first of the file that fit."),
-    Option("temperature", float, 0.0, "of the draws; 0 is greedy."),
-    Option("seed", int, 0, "of the draws, where they are not greedy."),
-    Option("ar_lower_bound", float, None, "exit with code 1 if the acceptance length is below."),
+    Option("osl", MOST, 64, "number of tokens of each answer at most."),
+    Option("num_samples", MOST, 80, "number of conversations: the first of the file that fit."),
+    Option("temperature", float, 0.0, "randomness of the draw; 0 is greedy."),
+    Option("seed", int, 0, "seed of the draw, where it is not greedy."),
+    Option("ar_lower_bound", float, None, "exit with code 1 if the acceptance length is below this."),
     Option(
-        "write_tree", Positive, None, "Medusa: measure its guesses, and write a static tree of so many nodes into HEAD."
+        "write_tree",
+        Positive,
+        None,
+        "for Medusa: measure which tokens the head proposes, and write a static tree of so many nodes into HEAD.",
     ),
-    Option("json", bool, False, "one JSON object instead of lines."),
+    Option("json", bool, False, "print one JSON object instead of lines."),
     *(option for option in settings_options(EngineConfig) if option.name in RUN),
     THREADS,
 )
+EXAMPLES = {
+    "measure a head": "sametoken evaluate head --target MODEL --data held-out.jsonl",
+    "let a script check it": "sametoken evaluate head --target MODEL --data held-out.jsonl --ar-lower-bound 2.5 --json",
+}
 
 
 def command(head: str, values: Values) -> int:

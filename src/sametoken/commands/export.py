@@ -12,10 +12,20 @@ OPTIONS = (
     Option("to", str, "hf", "engine: hf (our own, which the others read where they can).", "hf|vllm|sglang|..."),
     Option("output", str, None, "directory to write; it may be empty or hold a head.", "DIR"),
     Option("target", str, None, "the model that the head drafts for: directory, Hub id or 'embedded'.", "MODEL"),
-    Option("taps", str, None, "outputs of target layers, 0-based, instead of what the files say.", "LIST"),
-    Option("dtype", str, None, "of the weights; without it: that of the files.", "|".join(HEAD_DTYPES)),
+    Option(
+        "taps",
+        str,
+        None,
+        "target layers whose outputs the head reads, 0-based, instead of those that the files name.",
+        "LIST",
+    ),
+    Option("dtype", str, None, "number format of the weights; without it: that of the files.", "|".join(HEAD_DTYPES)),
     Option("force", bool, False, "write into a directory that holds other files, which stay."),
 )
+EXAMPLES = {
+    "write a head for vLLM": "sametoken export head --to vllm --target MODEL --output head-vllm",
+    "write it in bfloat16": "sametoken export head --target MODEL --output head-bf16 --dtype bfloat16",
+}
 
 
 def command(name: str, values: Values) -> int:

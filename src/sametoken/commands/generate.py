@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sametoken.commands.given import given_prompts
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import Option, Values, engine_options, sampling_of, sampling_options
+from sametoken.commands.options import Option, Values, engine_options, sampling_of, sampling_options, titled
 from sametoken.errors import ConfigError
 from sametoken.prompts.sources import EncodedPrompt, encode_prompt
 
@@ -18,14 +18,35 @@ if TYPE_CHECKING:
     from sametoken.engine.completion import Chunk, Completion
 
 OPTIONS = (
-    Option("prompt", list[str], None, "prompt, repeatable; '-' is all of standard input as one.", "TEXT"),
-    Option("prompts", str, None, "JSON lines, each with prompt or messages; '-' is standard input.", "FILE"),
-    Option("chat", bool, False, "take each --prompt as the user's turn and apply the chat template."),
-    Option("json", bool, False, "one JSON object per completion."),
-    Option("stream", bool, False, "write text as it is generated."),
+    *titled(
+        "What to complete, and how the result is written",
+        Option(
+            "prompt",
+            list[str],
+            None,
+            "a prompt; may be given several times; '-' reads all of standard input as one prompt.",
+            "TEXT",
+        ),
+        Option(
+            "prompts",
+            str,
+            None,
+            "file of JSON lines, each with `prompt` or `messages`; '-' reads standard input.",
+            "FILE",
+        ),
+        Option("chat", bool, False, "take each --prompt as the user's turn and apply the chat template."),
+        Option("json", bool, False, "print one JSON object per completion."),
+        Option("stream", bool, False, "write text as it is generated."),
+    ),
     *sampling_options(),
     *engine_options(),
 )
+EXAMPLES = {
+    "complete a prompt with the pair of models that comes with the package": 'sametoken generate --prompt "Hi!"',
+    "ask a question, greedily, with n-gram drafts":
+        'sametoken generate MODEL --chat --prompt "What is a KV cache?" --temperature 0 --method ngram',
+    "complete a file of prompts as JSON lines": "sametoken generate MODEL --draft DRAFT --prompts prompts.jsonl --json",
+}  # fmt: skip
 
 
 def command(model: str | None, values: Values) -> int:

@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from sametoken.errors import ConfigError
-from sametoken.options.declaration import Declared, Settings, declared, limits, members
+from sametoken.options.declaration import Declared, Settings, declared, limits, members, title
 from sametoken.options.engine import EngineConfig, KVCacheConfig, ModelSettings
 from sametoken.options.sampling import RECOMMENDED, SamplingParams
 from sametoken.options.serving import CACHE, GROUPS
@@ -48,6 +48,8 @@ class Option(NamedTuple):
         metavar: what the help shows as its value; None lets the type speak.
         aliases: further spellings, as they are written.
         words: its value goes on, word by word, up to the next option.
+        group: title of the panel of the help that it stands in; "" is the command's own.
+        hidden: it works and the help does not show it.
     """
 
     name: str
@@ -57,6 +59,8 @@ class Option(NamedTuple):
     metavar: str | None = None
     aliases: tuple[str, ...] = ()
     words: bool = False
+    group: str = ""
+    hidden: bool = False
 
     @property
     def kind(self) -> Any:
@@ -72,8 +76,15 @@ class Option(NamedTuple):
             return pairs if dashed != plain else pairs[:1]
         return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *self.aliases)))
 
+    @property
+    def parsed(self) -> tuple[str, ...]:
+        """The spellings that the parser is told; `variants` leads the others there."""
+        return tuple(each for each in self.spellings if each == self.spellings[0] or not each.startswith("--"))
 
-THREADS = Option("threads", int, None, "threads that compute; without it: one per core.")
+
+THREADS = Option(
+    "threads", int, None, "number of threads that compute; without it: one per core.", group=title(EngineConfig)
+)
 
 
 def several(owner: type, name: str) -> Any:
@@ -96,13 +107,29 @@ class Argument(NamedTuple):
     optional: bool = False
 
 
+def variants(options: Iterable[Option]) -> dict[str, str]:
+    """The documented name by every further spelling of it, both without their two dashes."""
+    found: dict[str, str] = {}
+    for option in options:
+        first, *others = option.spellings
+        for other in (each for each in others if each.startswith("--")):
+            pairs = zip(other.split("/"), first.split("/"), strict=False)
+            found.update((spelling[2:], documented[2:]) for spelling, documented in pairs)
+    return found
+
+
+def titled(title: str, *options: Option) -> tuple[Option, ...]:
+    """Options that stand together in the help, below this title."""
+    return tuple(option._replace(group=title) for option in options)
+
+
 def sampling_options(*names: str, owner: type = SamplingParams) -> tuple[Option, ...]:
     """Options for fields of `SamplingParams`, all that a command line can say unless named.
 
     Those that a model may recommend are None unless given.
     """
     return tuple(
-        _recommended(option) if option.shown.recommended else _option(option)
+        _recommended(owner, option) if option.shown.recommended else _option(owner, option)
         for option in declared(owner).values()
         if option.shown.command_line and (option.name in names or not names)
     )
@@ -110,7 +137,7 @@ def sampling_options(*names: str, owner: type = SamplingParams) -> tuple[Option,
 
 def settings_options(owner: type[Settings], prefix: str = "") -> tuple[Option, ...]:
     """One option per field of a group of settings, `prefix` before its name."""
-    return tuple(_option(option, prefix) for option in declared(owner).values())
+    return tuple(_option(owner, option, prefix) for option in declared(owner).values())
 
 
 def engine_options() -> tuple[Option, ...]:
@@ -232,15 +259,15 @@ def joined_words(arguments: Sequence[str], options: Sequence[Option]) -> list[st
     return joined
 
 
-def _option(option: Declared, prefix: str = "") -> Option:
+def _option(owner: type, option: Declared, prefix: str = "") -> Option:
     kind, metavar = _spoken(option.hint)
     default = None if get_origin(kind) is list else option.field.default
-    return Option(prefix + option.name, kind, default, option.help, metavar, option.shown.spellings)
+    return Option(prefix + option.name, kind, default, option.help, metavar, option.shown.spellings, group=title(owner))
 
 
-def _recommended(option: Declared) -> Option:
+def _recommended(owner: type, option: Declared) -> Option:
     note = f"{option.help.rstrip('.')}; without it: the model's own, else {option.field.default:g}."
-    return _option(option)._replace(default=None, help=note)
+    return _option(owner, option)._replace(default=None, help=note)
 
 
 def _spoken(hint: Any) -> tuple[Any, str | None]:

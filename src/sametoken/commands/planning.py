@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from sametoken.commands.models import model_names
-from sametoken.commands.options import Chosen, Option, Values, settings_of
+from sametoken.commands.options import Chosen, Option, Values, settings_of, titled
 from sametoken.commands.resolution import resolve
 from sametoken.dialects.flags import FLAGS
 from sametoken.dialects.rules import NoEffect
@@ -22,9 +22,16 @@ if TYPE_CHECKING:
 OURS = "sametoken"
 ENGINES = (OURS, "vllm", "sglang", "trtllm")
 SERVERS = {"vllm": "vllm serve", "trtllm": "trtllm-serve"}  # whose own options are passed on
-OPTIONS = (
-    Option("engine", str, OURS, "what serves: sametoken, or another engine that is installed.", "|".join(ENGINES)),
-    Option("engine_args", str, None, "further words for that engine, as they are, for example '--seed 1'.", "TEXT"),
+OPTIONS = titled(
+    "Another engine",
+    Option(
+        "engine",
+        str,
+        OURS,
+        "engine that serves the model: sametoken, or another one that is installed.",
+        "|".join(ENGINES),
+    ),
+    Option("engine_args", str, None, "further words for the command of that engine, for example '--seed 1'.", "TEXT"),
     Option("out", str, None, "directory for the head in that engine's layout, if it needs another one.", "DIR"),
 )
 

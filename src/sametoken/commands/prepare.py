@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sametoken import embedded
 from sametoken.commands.models import use_threads
-from sametoken.commands.options import THREADS, Option, Values, refuse_given, settings_options
+from sametoken.commands.options import THREADS, Option, Values, refuse_given, settings_options, titled
 from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError
 from sametoken.learning.modes import MODES, TRAINED
@@ -33,29 +33,77 @@ if TYPE_CHECKING:
 MAX_LEN = 2048
 RUN = ("dtype", "device")  # settings of the engine that the target is run with
 
-HIDDEN = (
-    Option("taps", str, MODES[0], f"blocks to write, from 0: {', '.join(TRAINED)}, or for example 2,8,13.", "LIST"),
-    Option("hidden_dtype", str, "bfloat16", "of the hidden states on disk; fp8 has a scale per token and tap.",
-           "bfloat16|fp8"),
-    Option("budget", str, None, "most bytes of hidden states, for example 50GB; without it: the free space."),
-    Option("shard", str, None, "number/count of the processes that share hidden states; without it: RANK/WORLD_SIZE."),
-)  # fmt: skip
+HIDDEN = titled(
+    "Hidden states on disk (--hidden-states)",
+    Option(
+        "taps",
+        str,
+        MODES[0],
+        f"blocks whose outputs are written, from 0: {', '.join(TRAINED)}, or for example 2,8,13.",
+        "LIST",
+    ),
+    Option(
+        "hidden_dtype",
+        str,
+        "bfloat16",
+        "number format of the hidden states on disk; fp8 has a scale per token and layer.",
+        "bfloat16|fp8",
+    ),
+    Option(
+        "budget", str, None, "number of bytes of hidden states at most, for example 50GB; without it: the free space."
+    ),
+    Option(
+        "shard",
+        str,
+        None,
+        "number of this process among those that share the work, as 0/4; without it: RANK/WORLD_SIZE.",
+    ),
+)
 OPTIONS = (
-    Option("data", list[str], None, "conversations, .jsonl or .json, repeatable.", "FILE", DATA_PATH),
-    Option("output", str, None, "directory for what is made; taken up if begun.", "DIR"),
-    Option("max_len", Positive, None, f"most tokens of a sample; without it: {MAX_LEN}, or the model's context."),
-    Option("end_of_turn", bool, True, "the token that ends an answer counts as said."),
-    Option("all_tokens", bool, False, "everything counts, not only what the assistant says."),
-    Option("chat_template_kwargs", str, None, 'more for the chat template, as {"enable_thinking": false}.', "JSON"),
-    Option("draft_vocab_size", Positive, None, "tokens that a draft may guess, the most frequent; without it: all."),
+    Option(
+        "data",
+        list[str],
+        None,
+        "file of conversations, .jsonl or .json; may be given several times.",
+        "FILE",
+        DATA_PATH,
+    ),
+    Option("output", str, None, "directory for the samples; if it is begun, the command goes on with it.", "DIR"),
+    Option(
+        "max_len",
+        Positive,
+        None,
+        f"number of tokens of a sample at most; without it: {MAX_LEN}, or the model's context.",
+    ),
+    Option("end_of_turn", bool, True, "the token that ends an answer counts as said by the assistant."),
+    Option("all_tokens", bool, False, "every token counts, not only what the assistant says."),
+    Option(
+        "chat_template_kwargs",
+        str,
+        None,
+        'variables of the chat template, for example {"enable_thinking": false}.',
+        "JSON",
+    ),
+    Option(
+        "draft_vocab_size",
+        Positive,
+        None,
+        "number of tokens that a draft may propose, the most frequent ones; without it: all.",
+    ),
     Option("fill_vocabulary", bool, False, "fill the draft vocabulary with tokens that do not occur, if it is short."),
-    Option("show", Count, 0, "print the first samples: what counts in green, the rest dim."),
+    Option("show", Count, 0, "number of samples to print: tokens that count in green, the rest dim."),
     Option("hidden_states", bool, False, "write the target's hidden states too, so that training need not run it."),
     *HIDDEN,
     Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; without it: its main branch."),
     *(option for option in settings_options(EngineConfig) if option.name in RUN),
     THREADS,
-)  # fmt: skip
+)
+EXAMPLES = {
+    "look at three samples": "sametoken prepare MODEL --data answers.jsonl --show 3",
+    "write them": "sametoken prepare MODEL --data answers.jsonl --output prepared",
+    "write the target's hidden states too":
+        "sametoken prepare MODEL --data answers.jsonl --output prepared --hidden-states --budget 50GB",
+}  # fmt: skip
 
 
 def command(model: str | None, values: Values) -> int:

@@ -23,24 +23,38 @@ if TYPE_CHECKING:
 FORMATS = (*get_args(RoundedFormat), "gguf-q8_0", "gguf-q4_0")
 GROUPS = get_args(GroupSize)
 OPTIONS = (
-    Option("format", str, None, "what the linear layers are rounded to.", "|".join(FORMATS)),
+    Option("format", str, None, "format that the linear layers are rounded to.", "|".join(FORMATS)),
     Option("output", str, None, "directory to write.", "DIR", ("--out",)),
     Option(
-        "data", str, None,
-        "JSON lines with conversations, texts or prompts; every third one is held out. None is the built-in prompts.",
-        "FILE", DATA_PATH,
+        "data",
+        str,
+        None,
+        "file of JSON lines with conversations, texts or prompts; every third one is held out; without it: our own.",
+        "FILE",
+        DATA_PATH,
     ),
-    Option("calibration_tokens", Positive, 8192, "tokens that scales are chosen with, at most."),
-    Option("held_out_tokens", Positive, 4096, "tokens that the loss is measured on, at most."),
-    Option("group_size", int, None, "int4: inputs that share a scale; None is 128.", "|".join(map(str, GROUPS))),
+    Option("calibration_tokens", Positive, 8192, "number of tokens that scales are chosen with, at most."),
+    Option("held_out_tokens", Positive, 4096, "number of tokens that the loss is measured on, at most."),
+    Option(
+        "group_size",
+        int,
+        None,
+        "for int4: number of inputs that share a scale; without it: 128.",
+        "|".join(map(str, GROUPS)),
+    ),
     Option("draft", str, None, "draft model or head, whose acceptance is measured before and after.", "DRAFT"),
-    Option("target", str, None, "MODEL is a head for this target, whose acceptance is measured.", "TARGET"),
-    Option("max_draft_len", Positive, 5, "longest draft of that measurement in tokens."),
-    Option("osl", Positive, 64, "tokens of each answer of that measurement at most."),
+    Option("target", str, None, "MODEL is a head for this target; the head's acceptance is measured.", "TARGET"),
+    Option("max_draft_len", Positive, 5, "number of tokens of a draft in that measurement, at most."),
+    Option("osl", Positive, 64, "number of tokens of each answer in that measurement, at most."),
     Option("overwrite", bool, False, "replace DIR if it is there."),
-    Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; None is its main branch."),
+    Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; without it: its main branch."),
     THREADS,
-)  # fmt: skip
+)
+EXAMPLES = {
+    "write a model in int4": "sametoken quantize MODEL --format int4 --output model-int4",
+    "with what its draft gains": "sametoken quantize MODEL --format int4 --output model-int4 --draft DRAFT",
+    "write a head in int8": "sametoken quantize HEAD --target MODEL --format int8 --output head-int8",
+}
 
 
 def command(model: str | None, values: Values) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sametoken import embedded, kinds
-from sametoken.commands.options import Chosen, Option, Values, settings_of
+from sametoken.commands.options import Chosen, Option, Values, settings_of, titled
 from sametoken.dialects.flags import FLAGS, read_flags
 from sametoken.dialects.rules import Given, Translation, spelled
 from sametoken.dialects.trtllm_yaml import read_file
@@ -27,9 +27,15 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 def foreign_options() -> tuple[Option, ...]:
     """Options of `trtllm-serve`, `vllm serve` and `llama-server` that are not ours too."""
     return (
-        Option(FILE, str, None, "YAML file of TensorRT-LLM's keys; options win over it.", "FILE", ("--config",)),
-        Option(JSON, str, None, "how to draft, as in vllm serve; takes the place of the file's.", "JSON"),
-        *(Option(name, flag.kind, None, flag.help, aliases=flag.spellings) for name, flag in FLAGS.items()),
+        *titled(
+            "Options of other servers",
+            Option(FILE, str, None, "YAML file with TensorRT-LLM's keys; options win over it.", "FILE", ("--config",)),
+            Option(JSON, str, None, "how drafts are made, as in vllm serve; takes the place of the file's.", "JSON"),
+        ),
+        *(
+            Option(name, flag.kind, None, flag.help, aliases=flag.spellings, hidden=True)
+            for name, flag in FLAGS.items()
+        ),
     )
 
 

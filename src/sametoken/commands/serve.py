@@ -21,6 +21,7 @@ from sametoken.commands.options import (
     refuse_given,
     settings_of,
     settings_options,
+    titled,
 )
 from sametoken.commands.resolution import Resolution, check_choice, check_text, foreign_options, resolve
 from sametoken.errors import ConfigError
@@ -40,13 +41,14 @@ def _engine_options() -> Iterator[Option]:
         yield option._replace(default=SMOOTH) if option.name == "max_prefill_share" else option
 
 
-STARTED: tuple[Option, ...] = (
+STARTED = titled(
+    "Another engine",
     Option("engine_python", str, None, "Python of the environment where the engine of --engine is installed.", "FILE"),
     Option(
         "engine_timeout",
         Annotated[float, Field(gt=0)],
         1800.0,
-        "seconds that the engine of --engine may take to start.",
+        "number of seconds that the engine of --engine may take to start.",
     ),
 )
 OPTIONS: tuple[Option, ...] = (
@@ -60,6 +62,13 @@ KEYS_VARIABLE = "SAMETOKEN_API_KEY"
 FRACTION, VISIBLE = f"{CACHE}free_memory_fraction", "CUDA_VISIBLE_DEVICES"
 LOG = logging.getLogger("sametoken")
 PREFIXES = {"kv_cache": CACHE}  # of the names of options, by group of the resolved configuration
+EXAMPLES = {
+    "serve the pair of models that comes with the package": "sametoken serve",
+    "serve a model and its draft to the whole network":
+        "sametoken serve MODEL --draft DRAFT --host 0.0.0.0 --api-key KEY",
+    "use a file of TensorRT-LLM's keys": "sametoken serve MODEL --extra-llm-api-options options.yaml",
+}  # fmt: skip
+NOTE = "The options of trtllm-serve, vllm serve and llama-server work too; docs/server.md lists what each does here."
 
 
 def command(model: str | None, values: Chosen) -> int:

@@ -5,22 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 
 from sametoken.checkpoint.paths import user_path
-from sametoken.commands.options import Option, Values, refuse_given
+from sametoken.commands.options import Option, Values, refuse_given, titled
 from sametoken.errors import ConfigError
 from sametoken.options.declaration import Positive
 
-SPLIT = (
+SPLIT = titled(
+    "Cut a file",
     Option("input_path", str, None, "the file to cut, .jsonl or .json.", "FILE"),
-    Option("output_dir", str, None, "where train-00000-00000.jsonl and the further shards go.", "DIR"),
-    Option("max_lines_per_shard", Positive, 10_000, "lines of a shard at most."),
+    Option(
+        "output_dir", str, None, "directory for the shards, which are named train-00000-00000.jsonl and so on.", "DIR"
+    ),
+    Option("max_lines_per_shard", Positive, 10_000, "number of lines of a shard at most."),
     Option("number", bool, True, "give conversations without an id their number in the file as conversation_id."),
 )
-COMBINE = (
-    Option("input_dir", str, None, "the shards to put together: its .jsonl files, in the order of their names.", "DIR"),
-    Option("output_path", str, None, "the file to write; must not exist.", "FILE"),
+COMBINE = titled(
+    "Put shards together (--combine)",
+    Option(
+        "input_dir",
+        str,
+        None,
+        "directory of the shards; its .jsonl files are put together in the order of their names.",
+        "DIR",
+    ),
+    Option("output_path", str, None, "the file to write; it must not exist.", "FILE"),
 )
-OPTIONS = (Option("combine", bool, False, "put shards together instead."), *SPLIT, *COMBINE)
+OPTIONS = (Option("combine", bool, False, "put shards together instead of cutting a file."), *SPLIT, *COMBINE)
 ARGUMENT = None  # takes no model
+EXAMPLES = {
+    "cut a file": "sametoken shard --input-path prompts.jsonl --output-dir shards",
+    "put the shards together": "sametoken shard --combine --input-dir shards --output-path answers.jsonl",
+}
 
 
 def command(_: None, values: Values) -> int:

@@ -41,6 +41,12 @@ def _options() -> Iterator[Option]:
 
 
 OPTIONS = tuple(_options())
+EXAMPLES = {
+    "train an EAGLE-3 head": "sametoken train MODEL --mode eagle3 --data answers.jsonl --output-dir head",
+    "choose the best head by held-out prompts":
+        "sametoken train MODEL --data answers.jsonl --eval-data held-out.jsonl --output-dir head",
+    "train on prepared data": "sametoken train MODEL --data prepared --output-dir head",
+}  # fmt: skip
 
 
 def command(model: str | None, values: Values) -> int:

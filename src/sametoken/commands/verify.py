@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sametoken.commands.given import first_turns
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import Option, Values, engine_options, numbers, several
+from sametoken.commands.options import Option, Values, engine_options, numbers, several, titled
 from sametoken.commands.terminal import open_console
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.interrupt import INTERRUPTED, stop_at_signals
@@ -24,14 +24,34 @@ if TYPE_CHECKING:
 HEATS = several(SamplingParams, "temperature")
 TEMPERATURES = Option("temperatures", HEATS, "0,0.7,1.0", "temperatures, separated by commas.", "LIST")
 OPTIONS = (
-    Option("method", list[str], None, "drafter to prove, repeatable; without it: all that the models allow.", "METHOD"),
-    Option("prompts", str, None, "JSON lines, each with prompt or messages; without it: the built-in prompts.", "FILE"),
-    Option("num_prompts", Positive, None, "use only the first prompts; without it: all."),
-    Option("max_tokens", int, 64, "tokens to compare at most per prompt."),
-    TEMPERATURES,
-    Option("seed", int, 0, "seed of the first prompt; each further prompt has the next."),
+    *titled(
+        "What is compared",
+        Option(
+            "method",
+            list[str],
+            None,
+            "drafter to prove; may be given several times; without it: all that the models allow.",
+            "METHOD",
+        ),
+        Option(
+            "prompts",
+            str,
+            None,
+            "file of JSON lines, each with `prompt` or `messages`; without it: the built-in prompts.",
+            "FILE",
+        ),
+        Option("num_prompts", Positive, None, "number of prompts to use, from the first; without it: all."),
+        Option("max_tokens", int, 64, "number of tokens to compare per prompt, at most."),
+        TEMPERATURES,
+        Option("seed", int, 0, "seed of the first prompt; each further prompt has the next."),
+    ),
     *(option for option in engine_options() if option.name != "method"),
 )
+EXAMPLES = {
+    "prove it for the pair of models that comes with the package": "sametoken verify",
+    "prove it for a model and its draft": "sametoken verify MODEL --draft DRAFT",
+    "prove it for your own prompts": "sametoken verify MODEL --draft DRAFT --prompts prompts.jsonl --num-prompts 20",
+}
 
 
 def command(model: str | None, values: Values) -> int:

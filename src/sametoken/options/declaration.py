@@ -72,6 +72,11 @@ def declared(owner: type) -> dict[str, Declared]:
     return {name: _declared(name, field) for name, field in fields.items()}
 
 
+def title(owner: type) -> str:
+    """What a declaration is about: the first line of its text."""
+    return (owner.__doc__ or "").partition("\n")[0].rstrip(".")
+
+
 def _declared(name: str, field: FieldInfo) -> Declared:
     shown = next((each for each in field.metadata if isinstance(each, Shown)), Shown())
     elsewhere = next((each.names for each in field.metadata if isinstance(each, Elsewhere)), ())

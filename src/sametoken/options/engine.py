@@ -27,7 +27,7 @@ def _kv_dtype(given: Any) -> Any:
 
 
 class ModelSettings(Settings):
-    """What is loaded beside MODEL."""
+    """The draft, and versions on the Hub."""
 
     draft: Annotated[
         str | None,
@@ -38,28 +38,29 @@ class ModelSettings(Settings):
             "vllm model",
         ),
     ] = None
-    """draft model or head: directory, run or Hub id; without it: the embedded target's own."""
+    """draft model or head: a directory, a training run or a Hub id; without it: none, but for the embedded target,
+    which has one of its own."""
     revision: Annotated[str | None, Elsewhere("trtllm revision", "trtllm-serve hf_revision")] = None
     """branch, tag or commit of MODEL on the Hub; without it: its main branch."""
     draft_revision: Annotated[str | None, Elsewhere("vllm revision")] = None
-    """the same for the draft."""
+    """branch, tag or commit of the draft on the Hub; without it: its main branch."""
 
 
 class KVCacheConfig(Settings):
-    """The page pool."""
+    """The KV cache."""
 
     tokens_per_block: Annotated[
         int, Field(ge=1, le=1024), Elsewhere("trtllm kv_cache_config.tokens_per_block", "vllm-serve block_size")
     ] = 32
-    """page size."""
+    """number of tokens in a page of the cache."""
     enable_block_reuse: Annotated[
         bool, Elsewhere("trtllm kv_cache_config.enable_block_reuse", "vllm-serve enable_prefix_caching")
     ] = True
-    """keep full pages of finished requests for prompts with the same beginning."""
+    """keep the full pages of finished requests, so that a prompt with the same beginning is not computed again."""
     max_tokens: Annotated[
         Positive | None, Shown(("--kv-cache-tokens",)), Elsewhere("trtllm kv_cache_config.max_tokens")
     ] = None
-    """tokens that the pool holds; without it: every row at full context, as far as memory goes."""
+    """number of tokens that the cache holds; without it: every sequence at full context, as far as memory allows."""
     free_memory_fraction: Annotated[
         float,
         Field(gt=0, le=1),
@@ -68,60 +69,62 @@ class KVCacheConfig(Settings):
             "trtllm-serve kv_cache_free_gpu_memory_fraction/free_gpu_memory_fraction",
         ),
     ] = 0.9
-    """share of the memory left after the weights that the pool may take."""
+    """share that the cache may take of the memory that is free once the weights are loaded."""
     dtype: Annotated[KVDType, BeforeValidator(_kv_dtype), Elsewhere("trtllm kv_cache_config.dtype")] = "auto"
-    """what keys and values are stored as, those of a draft model or head too: "auto" is the model's dtype; int8 and
-    fp8 (E4M3, also fp8_e4m3) are codes with a scale for each token and head, about half of bfloat16's bytes."""
+    """number format of keys and values, those of a draft model or head too: "auto" is the model's dtype; int8 and fp8
+    (E4M3, also written fp8_e4m3) have a scale for each token and head and take about half of bfloat16's bytes."""
 
 
 class EngineConfig(Settings):
-    """The engine around the model."""
+    """How the model is computed."""
 
     dtype: Annotated[DType, Elsewhere("trtllm dtype")] = "auto"
-    """of weights, activations and cache; "auto" is the checkpoint's own (bfloat16 for float16 on CPU)."""
+    """number format of weights, activations and cache; "auto" is the checkpoint's own (on the CPU, bfloat16 takes the
+    place of float16)."""
     device: str = "auto"
-    """"auto" is CUDA where there is one, otherwise the CPU."""
+    """where to compute; "auto" is CUDA where there is a CUDA device, otherwise the CPU."""
     max_batch_size: Annotated[
         int, Field(ge=1, le=4096), Elsewhere("trtllm max_batch_size", "vllm-serve max_num_seqs")
     ] = 16
-    """sequences that run together."""
+    """number of sequences that run together at most."""
     max_num_tokens: Annotated[
         int, Field(ge=2), Elsewhere("trtllm max_num_tokens", "vllm-serve max_num_batched_tokens")
     ] = 512
-    """tokens of one step over the batch, which bounds the pieces that prompts are cut into."""
+    """number of tokens of one step over the whole batch at most; longer prompts are cut into pieces."""
     max_mixed_prefill_tokens: Positive = 64
-    """prompt tokens at most of a step that also decodes."""
+    """number of prompt tokens at most in a step that also decodes."""
     max_prefill_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """of the time while streams run, prompts may take at most this share: at 0.5 a token of a stream takes twice as
-    long on average while a prompt is read. 1 is no limit: most tokens a second in all."""
+    """share of the time that prompts may take at most while other requests stream: at 0.5 a token of a stream takes
+    twice as long on average while a prompt is read. 1 is no limit, which gives the most tokens per second in all."""
     max_seq_len: Annotated[
         Annotated[int, Field(ge=2)] | None, Elsewhere("trtllm max_seq_len", "vllm-serve max_model_len")
     ] = None
-    """prompt plus output; without it: the model's context."""
+    """number of tokens of prompt and output together at most; without it: the model's context."""
     deterministic: bool | None = None
-    """give a token the same bits whatever is computed beside it, so that drafts and batches cannot change the output
-    even in bfloat16; without it: on for the CPU and off for CUDA, where fixed tiles cost time."""
+    """give a token the same bits whatever is computed beside it, so that neither drafts nor batches can change the
+    output, even in bfloat16; without it: on for the CPU, and off for CUDA, where fixed tiles cost time."""
     quantization: Quantization = "none"
-    """what the target's weights are rounded to when they are loaded (CPU): int8 and int4 multiply with 8-bit
-    activations, int8 has a scale per output, int4 per 32 inputs, int4_g128 per 128."""
+    """format that the target's weights are rounded to when they are loaded (CPU): int8 and int4 multiply with 8-bit
+    activations; int8 has a scale per output, int4 one per 32 inputs, int4_g128 one per 128."""
     draft_quantization: Quantization = "none"
-    """the same for a draft model."""
+    """format that a draft model's weights are rounded to, as for quantization."""
     cuda_graphs: bool = True
-    """on CUDA, capture whole decoding steps and run them one ahead of the host; the CPU has no graphs."""
+    """on CUDA, capture whole decoding steps as graphs, and start each before the host has read the one before; the CPU
+    has no graphs."""
     tensor_parallel_size: Annotated[
         int,
         Field(ge=1, le=MOST_RANKS),
         Shown(("--tp_size", "--tp-size", "-tp")),
         Elsewhere("trtllm tensor_parallel_size"),
     ] = 1
-    """processes that each hold and compute a part of every matrix of the target (CPU). mpirun, torchrun or srun may
-    start them; otherwise they are started on this machine, which divides its threads among them."""
+    """number of processes that each hold and compute a part of every matrix of the target (CPU). mpirun, torchrun or
+    srun may start them; otherwise they are started on this machine, which divides its threads among them."""
     tensor_parallel_check: bool = False
-    """with several processes, compare a digest of what each computed after every forward."""
+    """with several processes, check after every forward that all of them computed the same."""
     tokenizer: Annotated[str | None, Elsewhere("trtllm tokenizer")] = None
     """directory or Hub id of another tokenizer for the same token ids; without it: the target's."""
     chat_template: str | None = None
-    """file of a chat template in Jinja, or its text; without it: the tokenizer's."""
+    """file of a chat template in Jinja, or its text; without it: the tokenizer's own."""
     generation_config: Literal["auto", "none", "vllm"] = "auto"
     """where sampling parameters that a request leaves out come from: "auto" is the model's generation_config.json,
     then our defaults; "none" is our defaults alone ("vllm" says the same)."""

@@ -214,50 +214,51 @@ class SamplingParams:
     """
 
     n: Annotated[int, Field(ge=1), Shown(http=json_types.Choices)] = 1
-    """completions per prompt; each derives its own seed."""
+    """number of completions per prompt; each has a seed of its own, which is derived from `seed`."""
     temperature: Annotated[float, Field(ge=0), Shown(recommended=True)] = 1.0
-    """0 is greedy: the highest score, the lowest id among equals."""
+    """randomness of the draw; 0 is greedy: the token with the highest score, of equal ones the lowest id."""
     top_p: Annotated[float, Field(gt=0, le=1), Shown(recommended=True)] = 1.0
-    """keep the smallest set of most probable tokens with at least this mass; 1 is off."""
+    """keep the smallest set of most probable tokens that has at least this probability; 1 is off."""
     top_k: Annotated[int, Field(ge=-1), Shown(recommended=True)] = 0
-    """keep exactly this many most probable tokens, lower ids first among equals; 0 or -1 is off."""
+    """keep this many of the most probable tokens, of equal ones the lower ids; 0 or -1 is off."""
     min_p: Annotated[float, Field(ge=0, le=1), Shown(recommended=True)] = 0.0
-    """keep tokens with at least this fraction of the highest probability; 0 is off."""
+    """keep tokens that have at least this fraction of the highest probability; 0 is off."""
     repetition_penalty: Annotated[float, Field(gt=0), Shown(recommended=True)] = 1.0
-    """divides positive and multiplies negative scores of tokens in prompt or output; 1 is off."""
+    """divide the positive and multiply the negative scores of tokens in prompt or output by this; 1 is off."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """subtracted from the scores of tokens in the output, -2 .. 2."""
+    """subtract this from the score of every token that is in the output, -2 .. 2."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """subtracted once per occurrence in the output, -2 .. 2."""
+    """subtract this from the score of a token for every time it is in the output, -2 .. 2."""
     logit_bias: Annotated[Mapping[int, float] | None, PlainValidator(_biases), Shown(http=json_types.Biases)] = None
-    """added to the score of each token id, -100 .. 100."""
+    """number that is added to the score of a token id, -100 .. 100."""
     allowed_token_ids: Annotated[
         Sequence[int] | None, PlainValidator(_some_token_ids), Shown(http=json_types.SomeTokenIds)
     ] = None
-    """the only tokens that may be drawn, its end among them if the text is to end; without it: all. Excludes min_tokens
-    and bad_words."""
+    """the only tokens that may be drawn; give an end token too if the text is to end; without it: all. Excludes
+    min_tokens and bad_words."""
     bad_words: Annotated[Sequence[str], PlainValidator(_strings), Shown(("--bad-word",), http=json_types.Words)] = ()
-    """strings whose tokens may not be completed, wherever they begin, the prompt included."""
+    """strings that the output may not complete, even where they begin in the prompt."""
     max_tokens: Annotated[Positive | None, Shown(http=None)] = 256
-    """tokens to emit at most; without it: up to the context."""
+    """number of tokens to generate at most; None, which only Python can say: as many as the context holds."""
     min_tokens: Count = 0
-    """end tokens are banned before this many tokens."""
+    """number of tokens before which no end token can be drawn."""
     stop: Annotated[str | Sequence[str] | None, PlainValidator(_stops), Shown(http=json_types.Stops)] = ()
-    """strings that end the request; one string or several."""
+    """strings that end the request, one string or several."""
     stop_token_ids: Annotated[
         Sequence[int], PlainValidator(_token_ids), Shown(("--stop-token-id",), http=json_types.TokenIds)
     ] = ()
-    """tokens that end the request, besides the model's own."""
+    """tokens that end the request, besides the model's own end tokens."""
     include_stop_str_in_output: bool = False
     """keep the stop string in the text."""
     ignore_eos: bool = False
-    """go on past the model's own end tokens."""
+    """go on after the model's own end tokens."""
     seed: int | None = None
-    """any integer, taken modulo 2**64; without it: the engine chooses."""
+    """any integer, taken modulo 2**64; the same seed gives the same tokens; without it: the engine chooses one."""
     logprobs: Annotated[Count | None, Shown(http=None)] = None
-    """alternatives reported per token; 0 is the chosen token only; without it: off."""
+    """number of alternatives that are reported per token; 0 is the chosen token alone; without it: nothing is
+    reported."""
     prompt_logprobs: Annotated[Count | None, Shown(http=json_types.Logprobs)] = None
-    """alternatives reported per token of the prompt; without it: off."""
+    """number of alternatives that are reported per token of the prompt; without it: nothing is reported."""
     skip_special_tokens: bool = True
     """leave special tokens out of the text."""
     structured_outputs: Annotated[StructuredOutputs | None, Shown(command_line=False, http=Forms)] = None

@@ -29,7 +29,7 @@ MOST_REPLICAS = 64
 
 
 class ServerConfig(Settings):
-    """The HTTP server around an engine."""
+    """The HTTP server."""
 
     host: str = "127.0.0.1"
     """address to listen on; 0.0.0.0 is every interface of this machine."""
@@ -40,46 +40,46 @@ class ServerConfig(Settings):
     cache, on CUDA with a GPU of its own. A request goes to the one that has most of its prompt in the cache, unless
     that one is busier."""
     api_key: Names = ()
-    """a key that clients must send as a bearer token, repeatable; none lets everyone in. SAMETOKEN_API_KEY holds
-    more, separated by commas."""
+    """a key that clients must send as a bearer token; may be given several times; without it: everyone may ask.
+    SAMETOKEN_API_KEY holds further keys, separated by commas."""
     served_model_name: Names = ()
-    """what clients call the model, repeatable, the first is the one in replies; none is MODEL."""
+    """name by which clients call the model; may be given several times, replies use the first; without it: MODEL."""
     max_queue: Annotated[int, Field(ge=0)] = 256
-    """sequences that may wait for a place in the batch; a request beyond them is answered with 429."""
+    """number of sequences that may wait for a place in the batch; a request beyond them is answered with 429."""
     request_timeout: Annotated[float, Field(gt=0)] | None = None
-    """seconds after which a request is given up; without it: never."""
+    """seconds after which a request that has not finished is cancelled; without it: never."""
     max_body: Annotated[int, Field(ge=1024)] = 8 * 2**20
-    """bytes of a request's body at most."""
+    """largest body of a request, in bytes."""
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
-    """how long open requests may go on after SIGTERM, SIGHUP or the first SIGINT."""
+    """seconds that open requests may still take after SIGTERM, SIGHUP or the first SIGINT."""
     max_chunks_per_second: Annotated[float, Field(gt=0)] = 500.0
-    """chunks that all streams together get at most: of a busy server a chunk then has the tokens of several steps,
-    held for at most 0.05 s; a stream's first never waits."""
+    """number of chunks per second that all streams together get at most: on a busy server a chunk then has the tokens
+    of several steps, which wait for at most 0.05 s; the first chunk of a stream never waits."""
     reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1", "deepseek-r1", "openai_gptoss"] = "auto"
-    """how the model marks what it thinks before it speaks, which replies then have apart; "auto" finds it by the
-    marks in the chat template, "none" leaves it in the text."""
+    """how the model marks its reasoning, which replies then have in a field of its own; "auto" finds the marks in the
+    chat template, "none" leaves the reasoning in the text."""
     cors_origin: Names = ()
-    """web origins whose pages may call this server, repeatable; "*" is every one, none is off."""
+    """web origin whose pages may call this server; may be given several times; "*" is every one; without it: none."""
     keep_alive: Annotated[float, Field(ge=0)] = 75.0
-    """seconds that a connection without a request stays open; more than a proxy before it keeps one, which may
-    otherwise send into a connection that closes."""
+    """seconds that a connection without a request stays open; choose more than the proxy in front of this server does,
+    which may otherwise send into a connection that is being closed."""
     root_path: RootPath = ""
-    """path below which a proxy offers this server, for the pages and the OpenAPI document; requests may come with it
-    or without."""
+    """path below which a proxy offers this server, for the pages and the OpenAPI document; requests may come with it or
+    without it."""
     ssl_certfile: str | None = None
-    """certificate of the server, in PEM, with its chain; with one the server speaks HTTPS."""
+    """certificate of the server with its chain, in PEM; with it the server speaks HTTPS."""
     ssl_keyfile: str | None = None
-    """its key; without it: in the certificate's file."""
+    """private key of the certificate, in PEM; without it: the certificate's file has it too."""
     ssl_ca_certs: str | None = None
-    """authorities in PEM that a client's certificate must come from."""
+    """certificates of the authorities, in PEM, that a client's certificate must come from."""
     ssl_cert_reqs: Annotated[int, Field(ge=0, le=2)] = 0
-    """whether clients need a certificate: 0 no, 1 it is checked if there is one, 2 yes."""
+    """whether clients need a certificate: 0 no, 1 a certificate is checked if there is one, 2 yes."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """the least important messages that are logged."""
+    """least important level of messages that are logged."""
     log_format: Literal["text", "json"] = "text"
-    """lines as text, or each as a JSON object."""
+    """whether the log has lines of text, or a JSON object per line."""
     access_log: bool = True
-    """log a line per request; probes that went well are at level debug."""
+    """log a line per request; successful probes of health and metrics are at level debug."""
     otlp_traces_endpoint: Collector | None = None
     """URL of a collector that is sent a trace of every request by OTLP over HTTP, for example http://localhost:4318;
     without it: off. Needs the extra `otel`."""

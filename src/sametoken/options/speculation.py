@@ -31,64 +31,66 @@ class SpeculativeConfig(Settings):
     """
 
     method: Method | None = None
-    """without it: what the draft is made for ("draft_target", or that of a head: "eagle", "eagle3", "medusa"), or
-    "none" without a draft; "auto" is all drafters there are, and the engine chooses one per request and step."""
+    """how drafts are made; without it: "draft_target" for a draft model, "eagle", "eagle3" or "medusa" for such a head,
+    "none" without a draft; with "auto" the engine chooses among all its drafters for each request and step."""
     max_draft_len: Annotated[
         int, Field(ge=1, le=128), Elsewhere("trtllm speculative_config.max_draft_len", "vllm num_speculative_tokens")
     ] = 4
-    """longest path of a draft (K), in tokens."""
+    """number of tokens on the longest path of a draft (K)."""
     adaptive: bool = True
-    """choose each step's length, 0 included, for the most tokens per second; off is always `max_draft_len`."""
+    """choose for every step the draft length, 0 included, that gives the most tokens per second; off: every draft has
+    `max_draft_len` tokens."""
     draft_len_schedule: Annotated[
         dict[Positive, Annotated[int, Field(ge=0)]] | None,
         Elsewhere("trtllm speculative_config.draft_len_schedule", "vllm num_speculative_tokens_per_batch_size"),
     ] = None
-    """batch size -> longest path for batches up to that size, none above the largest; the smallest size has
-    `max_draft_len`."""
+    """longest path by batch size: with 4:4,16:2 batches up to 4 have drafts of 4 tokens, batches up to 16 of 2, larger
+    ones none; the smallest size must have `max_draft_len`."""
     max_concurrency: Annotated[
         Positive | None, Elsewhere("trtllm speculative_config.max_concurrency", "vllm disable_by_batch_size")
     ] = None
-    """draft in batches up to this size only."""
+    """largest batch for which drafts are made; without it: any."""
     acceptance_window: Annotated[int, Field(ge=0), Elsewhere("trtllm speculative_config.acceptance_window")] = 0
-    """finished requests whose acceptance is averaged for acceptance_length_threshold; 0 is off."""
+    """number of finished requests over which acceptance_length_threshold takes its average; 0 is off."""
     acceptance_length_threshold: Annotated[
         float, Field(ge=0), Elsewhere("trtllm speculative_config.acceptance_length_threshold")
     ] = 0.0
-    """drafting ends for good when, over acceptance_window requests, fewer draft tokens than this are accepted per
-    forward with a draft."""
+    """stop drafting for good when, on average over acceptance_window requests, fewer draft tokens than this are
+    accepted per forward with a draft."""
     tree_top_k: Annotated[int, Field(ge=1, le=32), Elsewhere("trtllm Eagle.dynamic_tree_max_topK")] = 1
-    """draft_target, eagle, eagle3: branches that each level keeps and expands; 1 is a chain."""
+    """for draft_target, eagle and eagle3: number of branches that each level of a draft keeps and expands; 1 is a
+    chain."""
     max_total_draft_tokens: Annotated[
         Annotated[int, Field(ge=1, le=512)] | None, Elsewhere("trtllm speculative_config.max_total_draft_tokens")
     ] = None
-    """tokens of a draft, tree or chain, best score first; without it: `max_draft_len * tree_top_k`. medusa: nodes of
-    its own tree, the first ones; without it: all."""
+    """number of tokens in a draft at most, tree or chain, the most probable first; without it: `max_draft_len *
+    tree_top_k`. For medusa: number of nodes that are used of the head's own tree; without it: all."""
     max_matching_ngram_size: Annotated[
         int, Field(ge=1, le=64), Elsewhere("trtllm NGram.max_matching_ngram_size", "vllm ngram.prompt_lookup_max")
     ] = 3
-    """ngram: most of the last tokens whose earlier occurrence is looked up, tried first."""
+    """for ngram: length of the longest n-gram at the end of the text that is looked up in it; it is tried first."""
     min_matching_ngram_size: Annotated[int, Field(ge=1, le=64), Elsewhere("vllm ngram.prompt_lookup_min")] = 1
-    """ngram: fewest of the last tokens whose earlier occurrence is looked up, tried last."""
+    """for ngram: length of the shortest n-gram that is looked up; it is tried last."""
     is_use_oldest: Annotated[bool, Elsewhere("trtllm NGram.is_use_oldest")] = False
-    """ngram: continue the oldest match instead of the newest."""
+    """for ngram: continue the oldest match instead of the newest."""
     is_public_pool: Annotated[bool, Elsewhere("trtllm NGram.is_public_pool")] = False
-    """ngram: share n-grams over requests."""
+    """for ngram: look n-grams up in the texts of all requests."""
     suffix_decoding_max_tree_depth: Annotated[
         int, Field(ge=2), Elsewhere("vllm suffix.suffix_decoding_max_tree_depth")
     ] = 24
-    """suffix: longest match plus draft."""
+    """for suffix: number of tokens of a match and its draft together at most."""
     suffix_decoding_max_cached_requests: Annotated[
         int, Field(ge=0), Elsewhere("trtllm SA.global_pool_size", "vllm suffix.suffix_decoding_max_cached_requests")
     ] = 10_000
-    """suffix: finished outputs that stay searchable."""
+    """for suffix: number of finished outputs that can be searched."""
     suffix_decoding_max_spec_factor: Annotated[
         float, Field(gt=0), Elsewhere("vllm suffix.suffix_decoding_max_spec_factor")
     ] = 1.0
-    """suffix: draft at most this many tokens per matched token."""
+    """for suffix: number of draft tokens per matched token at most."""
     suffix_decoding_min_token_prob: Annotated[
         float, Field(ge=0, le=1), Elsewhere("vllm suffix.suffix_decoding_min_token_prob")
     ] = 0.1
-    """suffix: drop guesses less probable than this."""
+    """for suffix: leave out draft tokens that are less probable than this."""
 
     def __init__(self, **values: Any) -> None:
         for alias, (name, roots) in ALIASES.items():

@@ -30,7 +30,7 @@ class HeadOptions(Settings):
 
 
 class LossOptions(Settings):
-    """What is minimised for every kind of draft."""
+    """The loss that is minimised."""
 
     loss_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """weight of each further step or head, relative to the one before; without it: 0.8, unless the mode has a
@@ -38,11 +38,12 @@ class LossOptions(Settings):
     loss: Literal["kl", "tv", "lk", "hard"] = "kl"
     """kl (soft labels), tv (total variation), lk (a mix that aims at acceptance) or hard (the data's tokens)."""
     loss_mix: str = "adaptive"
-    """lk: adaptive (KL gives way as acceptance grows), alpha (-log of the acceptance) or KL's share, 0 to 1."""
+    """for loss lk: adaptive (the share of kl falls as acceptance grows), alpha (-log of the acceptance), or the share
+    of kl, 0 to 1."""
     loss_mean: Literal["document", "token"] = "document"
-    """document counts every document the same, token every token."""
+    """whether every document counts the same, or every token."""
     skip_outside: bool = True
-    """leave out places whose best token is outside the draft vocabulary."""
+    """leave out places whose most probable token is outside the draft vocabulary."""
 
     @model_validator(mode="after")
     def _mixable(self) -> LossOptions:
@@ -84,9 +85,9 @@ class RunSettings(Settings):
     """How training runs."""
 
     num_epochs: Annotated[float, Field(gt=0)] | None = None
-    """passes over all of the data; without it: as many as make 600 steps, 1 to 20, or max_steps."""
+    """number of passes over all of the data; without it: as many as make 600 steps, 1 to 20, or max_steps."""
     max_steps: Positive | None = None
-    """end after so many steps of the optimiser; without it: all epochs."""
+    """number of steps of the optimiser after which training ends; without it: all epochs."""
     lr: Annotated[float, Field(gt=0)] | None = None
     """highest learning rate of the run; without it: 5e-3 for muon and 1e-3 for adamw, less for targets wider than
     256."""
@@ -94,30 +95,31 @@ class RunSettings(Settings):
     """muon for the matrices inside the head and adamw for the rest, which gets further in few steps, or adamw alone;
     without it: muon, or adamw with fsdp and where lr is given."""
     lr_scheduler_type: Schedule = "cosine"
-    """cosine, linear or constant after the warm-up."""
+    """how the learning rate falls after the warm-up: cosine, linear or constant."""
     warmup_ratio: Share = 0.04
-    """share of the steps over which the rate rises."""
+    """share of the steps over which the learning rate rises."""
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
-    """their number; without it: by the ratio."""
+    """number of steps over which the learning rate rises; without it: by warmup_ratio."""
     train_bs: Positive | None = None
-    """rows of one forward, see training_seq_len; without it: 1, and more where there would be over 8000 steps."""
+    """number of rows of one forward, see training_seq_len; without it: 1, and more where there would be over 8000
+    steps."""
     training_seq_len: Annotated[int, Field(ge=8)] | None = None
-    """tokens that documents are packed into per row, and cut at where they are not prepared; without it: 512, documents
-    are cut at 2048, and one of more than 512 is a row of its own."""
+    """number of tokens of a row, into which documents are packed, and at which those that are not prepared are cut;
+    without it: 512, documents are cut at 2048, and one of more than 512 is a row of its own."""
     gradient_accumulation_steps: Positive | None = None
-    """forwards of a step of the optimiser; without it: by train_bs."""
+    """number of forwards in a step of the optimiser; without it: by train_bs."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """of matrices, for every step."""
+    """weight decay of matrices in every step."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.5
-    """the norm that gradients are clipped to."""
+    """norm that gradients are clipped to."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """of the first weights, the order of the data and the noise."""
+    """seed of the first weights, the order of the data and the noise."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """what is computed in; weights and their updates are float32 always."""
+    """number format of the computation; weights and their updates are always float32."""
     gradient_checkpointing: bool = False
-    """keep less for the gradient and compute it again."""
+    """keep fewer activations for the gradient and compute them again, which saves memory."""
     num_gpu: Annotated[int, Field(ge=1, le=MOST_THREADS)] = 1
-    """processes that share each step, one per GPU or core."""
+    """number of processes that share each step, one per GPU or core."""
     fsdp: bool = False
     """shard weights and optimiser among the processes."""
     fsdp_transformer_layer_cls_to_wrap: str | None = None
@@ -125,7 +127,7 @@ class RunSettings(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """where to compute: auto, cpu or cuda."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
-    """threads that compute in each process; without it: one per core, shared among the processes."""
+    """number of threads that compute in each process; without it: one per core, shared among the processes."""
 
     @model_validator(mode="after")
     def _whole_matrices(self) -> RunSettings:
@@ -135,45 +137,48 @@ class RunSettings(Settings):
 
 
 class KeepSettings(Settings):
-    """What is written, and when the head is evaluated."""
+    """What is written, and when the draft is evaluated."""
 
     output_dir: str = "sametoken-head"
-    """checkpoints, log, curves, and the best head in `head`."""
+    """directory for checkpoints, log and curves, and for the best head in `head`."""
     save_steps: Positive | None = None
-    """steps between two checkpoints, others at evaluations and signals; without it: an eighth of the run, at most
-    500."""
+    """number of steps between two checkpoints; evaluations and signals write further ones; without it: an eighth of the
+    run, at most 500."""
     save_total_limit: Positive = 2
-    """checkpoints that are kept."""
+    """number of checkpoints that are kept."""
     resume: bool = True
     """go on from the last whole checkpoint of output_dir, if there is one."""
     logging_steps: Positive = 10
-    """steps between lines of the log."""
+    """number of steps between two lines of the log."""
     eval_data: str | None = None
     """file of conversations on whose prompts the head is evaluated; without it: nothing is evaluated."""
     eval_steps: Positive | None = None
-    """steps between two evaluations; without it: an eighth of the run, at most 500."""
+    """number of steps between two evaluations; without it: an eighth of the run, at most 500."""
     eval_prompts: Positive = 80
-    """prompts of an evaluation, the first that fit."""
+    """number of prompts of an evaluation, the first that fit."""
     eval_tokens: Positive = 64
-    """tokens of each evaluated answer, at most."""
+    """number of tokens of each evaluated answer, at most."""
     max_draft_len: Annotated[int, Field(ge=1, le=128)] = 5
-    """longest draft when a head is evaluated."""
+    """number of tokens of a draft, at most, when a head is evaluated."""
     patience: Positive | None = None
-    """evaluations without a better one after which training ends; without it: never."""
+    """number of evaluations without an improvement after which training ends; without it: never."""
     do_eval: bool = True
     """evaluate after the last step too."""
 
 
 class DataSettings(Settings):
-    """What it is trained on; all but `data` for files of conversations, prepared data have their own."""
+    """The training data.
+
+    All but `data` is for files of conversations; prepared data have their own.
+    """
 
     data: Annotated[str | None, Shown(DATA_PATH)] = None
     """file of conversations, or a directory that `sametoken prepare` made."""
     draft_vocab_size: Positive | None = None
-    """eagle3: tokens that the head can guess; without it: all of the target's."""
+    """for eagle3: number of tokens that the head can propose; without it: all of the target's."""
     fill_vocabulary: bool = False
-    """fill the draft vocabulary up with tokens that do not occur."""
+    """fill the draft vocabulary up with tokens that do not occur in the data."""
     all_tokens: bool = False
-    """every token counts, not only what the assistant says."""
+    """train on every token, not only on what the assistant says."""
     end_of_turn: bool = True
-    """the token that ends an answer counts too."""
+    """train on the token that ends an answer too."""

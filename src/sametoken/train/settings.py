@@ -36,7 +36,7 @@ else:
 
 
 class _Chosen(HeadOptions):
-    """The kind of draft, and that it reads the options that were given."""
+    """The kind of draft, and its architecture."""
 
     mode: Mode = MODES[0]
 

@@ -13,15 +13,15 @@ class EagleOptions(HeadOptions):
     """The architecture of an EAGLE head."""
 
     eagle_num_layers: Annotated[int, Field(ge=1, le=128)] = 1
-    """blocks of an EAGLE head."""
+    """number of blocks of an EAGLE head."""
     eagle_config: str | None = None
-    """JSON file with the head's architecture in the names of config.json; its keys win."""
+    """JSON file with the architecture of the head in the names of config.json; its keys win over options."""
     draft_window: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """tokens that an EAGLE head attends to; without it: all."""
+    """number of tokens that an EAGLE head attends to; without it: all."""
 
 
 class EagleLoss(RoundedLoss):
     """What is minimised for an EAGLE head."""
 
     ttt_steps: Annotated[int, Field(ge=1, le=32)] | None = None
-    """steps that an EAGLE head is unrolled for in training; without it: 3 for eagle3 and 1 for eagle1."""
+    """number of steps that an EAGLE head is unrolled for in training; without it: 3 for eagle3 and 1 for eagle1."""

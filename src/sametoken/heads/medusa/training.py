@@ -14,11 +14,11 @@ class MedusaOptions(HeadOptions):
     """The architecture of Medusa heads."""
 
     medusa_num_heads: Annotated[int, Field(ge=1, le=128)] = 2
-    """tokens that Medusa heads guess."""
+    """number of Medusa heads, each of which proposes one token."""
     medusa_num_layers: Annotated[int, Field(ge=0, le=128)] = 1
-    """residual blocks of each Medusa head."""
+    """number of residual blocks of each Medusa head."""
     medusa_own_heads: bool = True
-    """every Medusa head has an output layer; otherwise all use the target's."""
+    """give every Medusa head an output layer of its own; otherwise all use the target's."""
 
 
 TRAINING = Training(

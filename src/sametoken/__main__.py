@@ -1,0 +1,6 @@
+"""`python -m sametoken` is the command line."""
+
+from sametoken.cli import run
+
+if __name__ == "__main__":
+    run()
