@@ -284,6 +284,19 @@ class TestCommand:
         assert answer.code == 2
         assert "--method eagle3 needs a draft" in answer.err
 
+    def test_what_dynamo_s_frontend_takes_over_is_named(self, run: Any) -> None:
+        answer = run(
+            "deploy", "plan", MODEL, "--target", "dynamo", "--api-key", "k", "--ssl-certfile", "x", "--host", "::"
+        )
+        assert answer.out.splitlines()[3:5] == [
+            "python -m dynamo.frontend --http-host=:: --http-port=8000 &",
+            "DYN_SYSTEM_PORT=8081 python -m sametoken.deploy.dynamo \\",
+        ]
+        assert answer.err == (
+            "note: --ssl-certfile: left out, since Dynamo's frontend is the server\n"
+            "note: Dynamo's frontend asks for no API key; put a proxy before it\n"
+        )
+
     def test_keys_are_not_printed(self, run: Any) -> None:
         answer = run("deploy", "plan", MODEL, "--engine", "vllm", "--api-key", "sk-1")
         assert answer.code == 0

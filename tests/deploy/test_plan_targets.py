@@ -153,7 +153,7 @@ def test_dynamo() -> None:
         == """#!/bin/bash
 set -e
 trap 'echo Cleaning up...; kill 0' EXIT
-python -m dynamo.frontend --http-port=8000 &
+python -m dynamo.frontend --http-host=127.0.0.1 --http-port=8000 &
 DYN_SYSTEM_PORT=8081 python -m dynamo.vllm \\
     --model '/models/Llama 3.1' \\
     --enforce-eager \\

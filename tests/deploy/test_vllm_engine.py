@@ -116,6 +116,13 @@ def test_vllm_says_what_we_say(draft: str, ours: tuple[list[list[int]], list[Ans
         print(f"{draft}: {same} of {len(prompts)} texts equal; acceptance length {1 + accepted / drafts:.2f}")
         assert metric(metrics, "num_draft_tokens") == DRAFT_LEN * drafts
         assert accepted > drafts
+        measured = subprocess.run(
+            [sys.executable, "-m", "sametoken.cli", "bench", "--url", url, "--limit", "2", "--output-len", "16",
+             "--repeat", "1", "--out", str(tmp_path / "bench")],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert measured.returncode == 0, measured.stderr
+        print(measured.stdout)
     assert process.returncode == 0
     end = time.monotonic() + 30
     while time.monotonic() < end:  # its engine process ends with it

@@ -33,6 +33,7 @@ def command(model: str | None, values: Chosen) -> int:
     Takes the options of `sametoken serve`; what the engine cannot be told is an error. A head in another layout than
     the engine's is written to --out. Notes go to standard error, keys are never printed.
     """
+    from sametoken.deploy.plan.dynamo import left_out
     from sametoken.deploy.plan.engines import TARGETS as FORMS
 
     if values["target"] not in TARGETS:
@@ -42,6 +43,8 @@ def command(model: str | None, values: Chosen) -> int:
     launch, notes = planned(model, values)
     if values["image"] is not None:
         launch = replace(launch, image=values["image"])
+    if values["target"] == "dynamo":
+        notes = [*notes, *left_out(launch)]
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print(FORMS[values["target"]](launch), end="")

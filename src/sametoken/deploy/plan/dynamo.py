@@ -8,18 +8,24 @@ from sametoken.deploy.plan.text import command, here_documents
 SCRIPT = """#!/bin/bash
 set -e
 trap 'echo Cleaning up...; kill 0' EXIT
-{files}python -m dynamo.frontend --http-port={port} &
+{files}python -m dynamo.frontend --http-host={host} --http-port={port} &
 DYN_SYSTEM_PORT=8081 {worker} &
 wait -n
 """
 
 
-def render(launch: Launch) -> str:
-    """Frontend on the server's port, one worker with its system port on 8081; both end together.
+def left_out(launch: Launch) -> list[str]:
+    """What a worker cannot be told, because the frontend is the server, a sentence each."""
+    kept = ("--host", "--port", "--served_model_name")
+    lost = [word for word in launch.server if word.startswith("--") and word not in kept]
+    found = [f"{', '.join(lost)}: left out, since Dynamo's frontend is the server"] if lost else []
+    return found + ["Dynamo's frontend asks for no API key; put a proxy before it"] * bool(launch.secrets)
 
-    Options of the HTTP server fall away: the frontend is the server.
-    """
+
+def render(launch: Launch) -> str:
+    """Frontend on the server's port, one worker with its system port on 8081; both end together."""
     return SCRIPT.format(
+        host=launch.server[launch.server.index("--host") + 1],
         port=launch.port,
         files="".join(f"{each}\n" for each in here_documents(launch.files)),
         worker=command((*launch.worker, *launch.options)),
