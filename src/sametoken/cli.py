@@ -41,6 +41,7 @@ COMMAND_GROUPS = {
         "verify": "Prove that drafts change no token.",
         "bench": "Measure what drafts gain, in this process or on a server.",
         "bench report": "Draw the figures of runs as a page.",
+        "bench compare": "Compare the speed of two results.",
         "bench explain": "Say why a run is fast or slow, and what to set.",
         "doctor": "Explain this machine, a model's memory, a head, or a running server's speculation.",
     },

@@ -25,7 +25,13 @@ from sametoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.engine.completion import Chunk
 
 ROOT = Path(__file__).parents[2]
-NEEDED = {"evaluate": ["HEAD"], "export": ["HEAD"], "bench report": ["RUNS"], "bench explain": ["RUNS"]}  # arguments
+NEEDED = {
+    "evaluate": ["HEAD"],
+    "export": ["HEAD"],
+    "bench report": ["RUNS"],
+    "bench explain": ["RUNS"],
+    "bench compare": ["A", "B"],
+}  # arguments
 RECORD = {
     "index", "choice", "prompt", "text", "token_ids", "finish_reason", "stop_reason", "seconds", "tokens_per_second",
     "speculation",
@@ -131,7 +137,7 @@ def test_every_setting_has_an_option(run: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("sametoken be", {"bench", "bench report", "bench explain"}),
+        ("sametoken be", {"bench", "bench report", "bench compare", "bench explain"}),
         ("sametoken generate --max-to", {"--max-tokens", "--max-total-draft-tokens"}),
         ("sametoken bench report --o", {"--out"}),
         ("sametoken generate --method ng", {"ngram"}),

@@ -310,7 +310,7 @@ def _show(run: Run, out: Path | None, explained: bool) -> int:
     # Written first: a terminal that went away must not cost the results.
     file = write_run(run, out) if out is not None else None
     for table in tables(run):
-        _print_table(table)
+        print_table(table)
     for text in verdicts(run):
         print(text)
     if explained:
@@ -320,7 +320,8 @@ def _show(run: Run, out: Path | None, explained: bool) -> int:
     return 1 if run.mismatches else 0
 
 
-def _print_table(table: Table) -> None:
+def print_table(table: Table) -> None:
+    """Prints a table as wide as the terminal allows."""
     from rich.table import Column
     from rich.table import Table as Grid
     from rich.text import Text

@@ -1,0 +1,88 @@
+"""Two sets of runs side by side: the second one's speed over the first one's, for every setting that both have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sametoken.bench.record import Run
+from sametoken.bench.tables import Table
+from sametoken.errors import ConfigError
+
+
+class Measured(NamedTuple):
+    """Tokens per second of one setting, and those of every round of it."""
+
+    speed: float
+    rounds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, speed: float, round_s: Sequence[float]) -> Measured:
+        """From the speed over all rounds and the seconds of each."""
+        mean = sum(round_s) / len(round_s)
+        return cls(speed, tuple(speed * mean / seconds for seconds in round_s))
+
+
+class Ratio(NamedTuple):
+    """One setting in both sets.
+
+    Attributes:
+        name: the setting in words. `first`, `second`: tokens per second in each set.
+        ratio: second / first. `low`, `high`: the smallest and largest ratio of any two rounds.
+    """
+
+    name: str
+    first: float
+    second: float
+    ratio: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of `sametoken bench compare --json`."""
+        return self._asdict()
+
+
+def compare(first: Sequence[Run], second: Sequence[Run]) -> list[Ratio]:
+    """The settings that both sets have, in the order of the first; of several runs of one setting the newest counts.
+
+    Raises:
+        ConfigError: no setting is in both.
+    """
+    ours, theirs = dict(_settings(first)), dict(_settings(second))
+    found = [_ratio(name, ours[name], theirs[name]) for name in ours if name in theirs]
+    if not found:
+        raise ConfigError(
+            f"no setting is in both: the first has {'; '.join(ours)}, the second {'; '.join(theirs)}; measure the same "
+            "workload, temperature, batch and drafts"
+        )
+    return found
+
+
+def table(found: Sequence[Ratio]) -> Table:
+    """The ratios as words."""
+    rows = [
+        (each.name, f"{each.first:.1f}", f"{each.second:.1f}", f"{each.ratio:.2f}x ({each.low:.2f} to {each.high:.2f})")
+        for each in found
+    ]
+    return Table(
+        "tokens per second; in brackets the smallest and largest ratio of any two rounds",
+        ("setting", "A", "B", "B / A"),
+        rows,
+    )
+
+
+def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, Measured]]:
+    for run in runs:
+        for cell in run.cells:
+            for one in cell.variants:
+                yield f"{cell.label}, {one.label}", Measured.of(one.tokens_per_second, one.round_s)
+        for load in run.loads:
+            if load.tokens:
+                name = f"{load.workload}, temperature {load.temperature:g}, {load.label}, {load.side}"
+                yield name, Measured.of(load.tokens_per_second, load.round_s)
+
+
+def _ratio(name: str, first: Measured, second: Measured) -> Ratio:
+    low, high = min(second.rounds) / max(first.rounds), max(second.rounds) / min(first.rounds)
+    return Ratio(name, first.speed, second.speed, second.speed / first.speed, low, high)
