@@ -8,9 +8,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from sametoken.engine.progress import open_progress
+
+__all__ = ["ACCEPTED", "open_console", "open_progress"]
+
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
 ACCEPTED = "bold green"  # the style of accepted drafts; bold remains where colours are off
 
@@ -21,12 +24,3 @@ def open_console(width: int, color: bool = True) -> Console:
 
     columns = None if sys.stdout.isatty() else width
     return Console(file=sys.stdout, width=columns, highlight=False, no_color=not color)
-
-
-def open_progress() -> Progress:
-    """One bar per task on standard error, nothing without a terminal; a task's description says what goes on."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from sametoken.checkpoint.chat import Message
 from sametoken.engine.completion import Chunk, Completion
@@ -154,7 +154,7 @@ class _Listener:
 
 
 class AsyncLLM:
-    """An `LLM` for concurrent callers.
+    """An `LLM` for concurrent callers. As a context manager it ends with its engine and gives the memory back.
 
     Args:
         llm: the engine, which belongs to this object from now on.
@@ -223,6 +223,13 @@ class AsyncLLM:
         # Looked at after the message is in: then either the engine thread finds it, or the failure is found here.
         if self.failure is not None and not isinstance(message, _Abort):
             raise type(self.failure)(f"{self.failure}; start a new one")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+        self.llm.close()
 
     async def close(self) -> None:
         """Stops the engine after its current step; unfinished streams end with an error."""

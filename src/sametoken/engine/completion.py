@@ -8,8 +8,10 @@ from typing import Any
 from sametoken.engine.request import Emission, FinishReason, Request, SpeculationStats, TokenLogprob
 from sametoken.errors import SametokenError
 
+SHOWN_TEXT = 80  # characters of a completion's text in its repr
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Completion:
     """One finished completion.
 
@@ -43,6 +45,14 @@ class Completion:
     seconds: float
     ttft: float
     speculation: SpeculationStats
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= SHOWN_TEXT else f"{self.text[:SHOWN_TEXT]}..."
+        return (
+            f"Completion({text!r}, {len(self.token_ids)} tokens in {self.seconds:.2f} s, "
+            f"finish_reason={self.finish_reason!r}, method={self.speculation.method!r}, "
+            f"acceptance_length={self.speculation.acceptance_length:.2f})"
+        )
 
     @property
     def tokens_per_second(self) -> float:

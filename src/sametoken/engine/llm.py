@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, Unpack
 
 import torch
 
@@ -21,11 +22,13 @@ from sametoken.engine.confined import AfterMark, AllowedTokens, InitialGrammar
 from sametoken.engine.detokenize import Detokenizer
 from sametoken.engine.engine import Engine
 from sametoken.engine.grammar import Grammars
+from sametoken.engine.progress import counted
 from sametoken.engine.report import StepReport
 from sametoken.engine.request import Emission, Request
-from sametoken.errors import NO_WINDOWS, ConfigError, PromptTooLongError, RequestError, shown
+from sametoken.errors import NO_WINDOWS, ConfigError, EngineError, PromptTooLongError, RequestError, shown
 from sametoken.kinds import coming_with
-from sametoken.options.engine import EngineConfig, KVCacheConfig
+from sametoken.options.engine import MOST_THREADS, EngineConfig, KVCacheConfig
+from sametoken.options.keywords import EngineOptions
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.options.serving import CACHE
 from sametoken.options.speculation import AUTO, NO_DRAFT, SpeculativeConfig
@@ -60,8 +63,11 @@ class LLM:
         kv_cache: `KVCacheConfig` or a mapping of its keys.
         revision: branch, tag or commit of the model on the Hub.
         draft_revision: the same for the draft.
+        threads: number of threads that compute in this process, all engines of it included; None leaves it as it is.
         engine: keys of `EngineConfig` (dtype, device, max_batch_size, max_num_tokens, max_seq_len, ...), and of
             `KVCacheConfig` as the command line writes them: kv_cache_dtype, ...
+
+    As a context manager it is closed at the end, which gives its memory back.
 
     Attributes:
         ranks: the other processes that compute the target, None for none. Where mpirun, torchrun or srun started this
@@ -80,13 +86,19 @@ class LLM:
         kv_cache: KVCacheConfig | Mapping[str, Any] | None = None,
         revision: str | None = None,
         draft_revision: str | None = None,
-        **engine: Any,
+        threads: int | None = None,
+        **engine: Unpack[EngineOptions],
     ) -> None:
         if sys.platform == "win32":
             raise ConfigError(NO_WINDOWS)
-        pages = {name.removeprefix(CACHE): engine.pop(name) for name in list(engine) if name.startswith(CACHE)}
+        given: dict[str, Any] = dict(engine)
+        pages = {name.removeprefix(CACHE): given.pop(name) for name in list(given) if name.startswith(CACHE)}
         cache = KVCacheConfig(**dict(KVCacheConfig.of(kv_cache)) | pages)
-        config = EngineConfig(**engine)
+        config = EngineConfig(**given)
+        if threads is not None:
+            if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+                raise ConfigError(f"threads is {threads!r}, expected 1 to {MOST_THREADS}; leave it out for all cores")
+            torch.set_num_threads(threads)
         join(os.environ, config.tensor_parallel_size)
         self.speculative = SpeculativeConfig.of(speculative)
         loaded = load_models(model, draft, (revision, draft_revision), config, self.speculative.method)
@@ -100,18 +112,51 @@ class LLM:
         self.max_seq_len, self._remedy = context
         self._grammars = Grammars(self.tokenizer, self.config.vocab_size)
         self._ids = itertools.count()
+        self._named = model if draft is None else f"{model}, draft={draft}"
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "engine"):
+            return f"LLM({self._named}, closed)"
+        decoder, most = self.engine.runner.decoder, self.engine.max_batch_size
+        dtype, device = str(decoder.dtype).removeprefix("torch."), self.engine.table.table.device
+        return (
+            f"LLM({self._named}, method={self.method}, {dtype} on {device}, max_batch_size={most}, "
+            f"max_seq_len={self.max_seq_len})"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of models and cache, and lets other ranks end; may be called twice. Nothing runs afterwards."""
+        if hasattr(self, "engine"):
+            del self.engine
+            gc.collect()  # the parts of an engine refer to each other
+        if self.ranks is not None:
+            self.ranks.close()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+        use_tqdm: bool = False,
     ) -> list[Completion]:
         """Completes prompts together; in order of the prompts, n completions each.
 
         Args:
             prompts: text or token ids, one or several.
             params: for all prompts, or one for each; None is `get_default_sampling_params()`.
+            progress: show a bar of finished completions on standard error, where that is a terminal.
+            use_tqdm: vLLM's name for `progress`.
         """
         requests = self.requests(prompts, params)
-        for _ in self._run(requests):
+        finished = (emission.finished for emission in self._run(requests))
+        for _ in counted(finished, len(requests), "completions") if progress or use_tqdm else finished:
             pass
         return [Completion.of(request) for request in requests]
 
@@ -170,6 +215,8 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
         """Checked requests in order of the prompts, n each; none is in the engine yet."""
+        if not hasattr(self, "engine"):
+            raise EngineError("this LLM was closed; make a new one")
         prompts = _listed(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or self.get_default_sampling_params()] * len(prompts)

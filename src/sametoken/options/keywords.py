@@ -1,0 +1,36 @@
+"""The keywords of `LLM` beside the models, as editors and type checkers see them.
+
+The declarations in `options.engine` decide what each means; a test compares names and defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from sametoken.options.engine import DType, KVDType, Quantization
+
+
+class EngineOptions(TypedDict, total=False):
+    """Keys of `EngineConfig`, and of `KVCacheConfig` with "kv_cache_" before them; all may be left out."""
+
+    dtype: DType
+    device: str
+    max_batch_size: int
+    max_num_tokens: int
+    max_mixed_prefill_tokens: int
+    max_prefill_share: float
+    max_seq_len: int | None
+    deterministic: bool | None
+    quantization: Quantization
+    draft_quantization: Quantization
+    cuda_graphs: bool
+    tensor_parallel_size: int
+    tensor_parallel_check: bool
+    tokenizer: str | None
+    chat_template: str | None
+    generation_config: Literal["auto", "none", "vllm"]
+    kv_cache_tokens_per_block: int
+    kv_cache_enable_block_reuse: bool
+    kv_cache_max_tokens: int | None
+    kv_cache_free_memory_fraction: float
+    kv_cache_dtype: KVDType

@@ -1,0 +1,89 @@
+"""The surface of `LLM` that editors and notebooks meet: typed keywords, threads, context managers, repr, progress."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+
+from cli_checks import Pair
+from sametoken import LLM, AsyncLLM, ConfigError, EngineError, SamplingParams
+from sametoken.options.declaration import declared, members
+from sametoken.options.engine import EngineConfig, KVCacheConfig
+from sametoken.options.keywords import EngineOptions
+from sametoken.options.serving import CACHE
+
+PARAMS = SamplingParams(max_tokens=4, temperature=0)
+
+
+def test_the_typed_keywords_are_the_declared_options() -> None:
+    options = {**declared(EngineConfig), **{CACHE + name: each for name, each in declared(KVCacheConfig).items()}}
+    hints = get_type_hints(EngineOptions)
+    assert hints.keys() == options.keys()
+    for name, option in options.items():
+        assert set(members(hints[name])) == set(members(option.hint)), name
+
+
+def test_threads_are_set_and_checked(pair: Pair) -> None:
+    before = torch.get_num_threads()
+    try:
+        with LLM(pair.target, threads=1):
+            assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(ConfigError, match="threads is 0, expected 1 to 1024"):
+        LLM(pair.target, threads=0)
+
+
+def test_a_closed_llm_has_given_its_weights_back(pair: Pair) -> None:
+    with LLM(pair.target, pair.draft) as llm:
+        decoder = weakref.ref(llm.engine.runner.decoder)
+        llm.generate("one two", PARAMS)
+    assert decoder() is None
+    assert repr(llm) == f"LLM({pair.target}, draft={pair.draft}, closed)"
+    llm.close()
+    with pytest.raises(EngineError, match="closed; make a new one"):
+        llm.generate("one two", PARAMS)
+
+
+def test_an_async_llm_is_closed_with_its_engine(pair: Pair) -> None:
+    async def ask(llm: LLM) -> str:
+        async with AsyncLLM(llm) as engine:
+            (found,) = await engine.generate("one two", PARAMS)
+        assert not engine.alive
+        return found.text
+
+    llm = LLM(pair.target)
+    (plain,) = llm.generate("one two", PARAMS)
+    assert asyncio.run(ask(llm)) == plain.text
+    assert "closed" in repr(llm)
+
+
+def test_reprs_can_be_read(pair: Pair) -> None:
+    with LLM(pair.target, pair.draft, max_batch_size=2, max_seq_len=64) as llm:
+        assert repr(llm) == (
+            f"LLM({pair.target}, draft={pair.draft}, method=draft_target, float32 on cpu, max_batch_size=2, "
+            "max_seq_len=64)"
+        )
+        (found,) = llm.generate("one two", PARAMS)
+    assert repr(found).startswith(f"Completion({found.text!r}, 4 tokens in ")
+    assert "finish_reason='length', method='draft_target', acceptance_length=" in repr(found)
+    assert len(repr(found)) < 200
+
+
+@pytest.mark.parametrize("keyword", ["progress", "use_tqdm"])
+def test_progress_counts_completions_on_a_terminal(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keyword: str
+) -> None:
+    asked: dict[str, Any] = {keyword: True}
+    with LLM(pair.target) as llm:
+        plain = llm.generate(["a", "b"], PARAMS, **asked)
+        assert capsys.readouterr().err == "", "nothing without a terminal"
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        shown = llm.generate(["a", "b"], PARAMS, **asked)
+    assert [each.token_ids for each in shown] == [each.token_ids for each in plain]
+    assert "2/2" in capsys.readouterr().err
