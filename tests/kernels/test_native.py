@@ -30,6 +30,7 @@ from transformers import (
     Qwen3MoeConfig,
     SmolLM3Config,
 )
+from transformers.models.llama4.modeling_llama4 import Llama4TextRotaryEmbedding, apply_rotary_emb
 
 from native_checks import kernels, threads
 from sametoken.checkpoint.load import load_decoder
@@ -38,7 +39,7 @@ from sametoken.kernels.cpu import library as native
 from sametoken.kernels.cpu.library import Library
 from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module
-from sametoken.model.compiled import Committed
+from sametoken.model.compiled import Committed, blocks_of
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16, pairs, unpaired
@@ -232,6 +233,24 @@ def test_a_node_has_the_bits_of_plain_decoding(kernels: Library, directory: Path
     drafts = torch.stack([guesses, tokens(6, seed=4)])
     found = other.run([1, 2], [70, 40], drafts, parents)
     assert torch.equal(found[0, [0, 1, 3]], expected[70:73])
+
+
+def test_keys_of_llama_4_are_rotated_as_transformers_does(kernels: Library, tmp_path: Path) -> None:
+    config = Llama4TextConfig(**SIZES, num_local_experts=5, moe_layers=[0], no_rope_layers=[1, 0], use_qk_norm=False)
+    with torch.inference_mode(False):
+        AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    decoder, ids, places = load_decoder(tmp_path, torch.bfloat16, "cpu"), tokens(150), torch.arange(150).unsqueeze(0)
+    block, text = blocks_of(decoder)[0], Text(decoder)
+    text.chain(1, 0, ids)
+    assert block.qkv.native is not None
+    assert block.attention_norm is not None
+    norm = block.attention_norm.weight, decoder.config.norm_eps, 0.0
+    qkv = kernels.linear(block.qkv.native, decoder.embed(ids), torch.bfloat16, norm).view(
+        150, -1, decoder.config.head_dim
+    )
+    keys = qkv[None, :, decoder.config.num_heads :][:, :, : decoder.config.num_kv_heads]
+    _, wanted = apply_rotary_emb(keys, keys, Llama4TextRotaryEmbedding(config)(keys, places))
+    assert torch.equal(text.cache.keys[0, text.table.slots(torch.tensor([1]), places).flatten()], wanted[0])
 
 
 def test_an_unknown_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

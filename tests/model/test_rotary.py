@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, Phi3Config, PreTrainedConfig
+from transformers import DeepseekV2Config, Llama4TextConfig, LlamaConfig, Phi3Config, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.deepseek_v2 import modeling_deepseek_v2
+from transformers.models.llama4 import modeling_llama4
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding, apply_rotary_pos_emb
 
 from sametoken.model.config import ModelConfig
@@ -177,6 +179,27 @@ def test_rotation_gives_the_bits_of_transformers(dtype: torch.dtype, partial: fl
     assert torch.equal(out[:4], expected_q[0])
     assert torch.equal(out[4:], expected_k[0])
     assert torch.equal(fused, before)
+
+
+@pytest.mark.parametrize("family", ["Llama4ForCausalLM", "DeepseekV2ForCausalLM"])
+def test_complex_rotation_gives_the_bits_of_transformers_in_bfloat16(family: str) -> None:
+    if family == "Llama4ForCausalLM":
+        config: Any = Llama4TextConfig(**SIZES, head_dim=32, num_key_value_heads=2)
+        q, k = torch.randn(2, 1, 50, 4, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+        freqs = modeling_llama4.Llama4TextRotaryEmbedding(config)(q, torch.arange(50).unsqueeze(0))
+        expected = modeling_llama4.apply_rotary_emb(q, k, freqs)
+    else:
+        config = DeepseekV2Config(**SIZES, qk_rope_head_dim=32, num_key_value_heads=4, num_experts_per_tok=2)
+        q, k = torch.randn(2, 1, 50, 4, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+        freqs = modeling_deepseek_v2.DeepseekV2RotaryEmbedding(config)(q, torch.arange(50).unsqueeze(0))
+        turned = modeling_deepseek_v2.apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), freqs)
+        expected = tuple(each.transpose(1, 2) for each in turned)
+    rope = ours(config, family).rope
+    cos, sin = (table.unsqueeze(1) for table in rope_tables(rope, 50, dtype=torch.bfloat16))
+    for x, wanted in zip((q[0], k[0]), expected, strict=True):
+        found = apply_rope(x, cos, sin, interleaved=rope.interleaved)
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, wanted[0])
 
 
 def test_rotation_keeps_distances_only() -> None:

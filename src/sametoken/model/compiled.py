@@ -154,7 +154,7 @@ class Compiled:
             interleaved=config.rope.interleaved, norm_shift=config.norm_shift, residual_scale=config.residual_scale,
             embed_scale=torch.tensor(config.embed_scale, dtype=torch.bfloat16).item(),
             attention_scale=config.attention_scale or 0, attention_cap=config.attention_cap or 0,
-            chunks=config.chunked, rotated_norm=config.rotated_norm,
+            chunks=config.chunked, wide_rotation=config.rope.wide, rotated_norm=config.rotated_norm,
             sum=sum_of, ranks=ranks,
         )  # fmt: skip
         ids = F.pad(parts.ids.to(torch.int32), (0, -len(parts.ids) % LANES))

@@ -101,7 +101,7 @@ def _further_layers(keys: Keys) -> int:
     return keys.integer("num_nextn_predict_layers", 1, MOST_LAYERS, least=0)
 
 
-def _deepseek(keys: Keys, plain: KnownFacts, interleaved: bool) -> Facts:
+def _deepseek(keys: Keys, plain: KnownFacts, *, interleaved: bool = True, wide: bool = False) -> Facts:
     """What DeepSeek V2 and V3 share, but for the experts."""
     latent = read_latent(keys, plain.num_heads)
     size = latent.unrotated + latent.rotated
@@ -110,7 +110,7 @@ def _deepseek(keys: Keys, plain: KnownFacts, interleaved: bool) -> Facts:
             raise UnsupportedModelError(f"config.json has {keys.values[key]} for {key!r}; supported: 1")
     return {
         "latent": latent, "num_kv_heads": plain.num_heads, "head_dim": size, "out_bias": latent.bias,
-        "attention_scale": score_scale(keys, latent), "rope": replace(plain.rope, interleaved=interleaved),
+        "attention_scale": score_scale(keys, latent), "rope": replace(plain.rope, interleaved=interleaved, wide=wide),
     }  # fmt: skip
 
 
@@ -127,8 +127,8 @@ def _deepseek_v3(keys: Keys, plain: KnownFacts) -> Facts:
         n_shared_experts=1, n_group=8, topk_group=4, routed_scaling_factor=2.5,
     )  # fmt: skip
     return {
-        **_deepseek(keys, plain, keys.flag("rope_interleave", True)), "further_layers": _further_layers(keys),
-        "experts": replace(experts, sigmoid=True, choice_bias=True),
+        **_deepseek(keys, plain, interleaved=keys.flag("rope_interleave", True)),
+        "further_layers": _further_layers(keys), "experts": replace(experts, sigmoid=True, choice_bias=True),
     }  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def _deepseek_v2(keys: Keys, plain: KnownFacts) -> Facts:
         limited.over({"num_local_experts": keys.values.get("num_experts")}), plain, first_k_dense_replace=0,
         moe_intermediate_size=1407, n_routed_experts=64, num_experts_per_tok=None, n_shared_experts=2, group_best=1,
     )  # fmt: skip
-    return {**_deepseek(keys, plain, True), "experts": replace(experts, normalised=False)}
+    return {**_deepseek(keys, plain, wide=True), "experts": replace(experts, normalised=False)}
 
 
 def _llama4(keys: Keys, plain: KnownFacts) -> Facts:
@@ -162,7 +162,7 @@ def _llama4(keys: Keys, plain: KnownFacts) -> Facts:
         layers=tuple(i in sparse for i in range(layers)),
     )  # fmt: skip
     scale = keys.number("floor_scale", 8192), keys.number("attn_scale", 0.1)
-    rope = replace(plain.rope, interleaved=True)
+    rope = replace(plain.rope, interleaved=True, wide=True)
     return {
         **biases(keys), "intermediate_size": keys.integer("intermediate_size_mlp", 16384), "chunked": True,
         "sliding_windows": tuple(chunk if kind == CHUNKED else None for kind in types), "rope": rope,

@@ -26,6 +26,7 @@ class RopeConfig:
         attention_factor: multiplies cos and sin (yarn, longrope); None means the kind's own formula.
         short_factor, long_factor: [dim / 2] divisors of the frequencies (longrope).
         interleaved: a pair of rotated dimensions stands side by side (GLM), not half of them apart.
+        wide: rotated in float32, with tables in float32 (Llama 4, DeepSeek V2), not in the activations' dtype.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class RopeConfig:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     interleaved: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True)

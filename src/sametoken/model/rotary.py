@@ -120,7 +120,8 @@ def rope_tables(
         rope: the facts.
         max_seq_len: the engine's context limit in tokens: positions 0 .. max_seq_len - 1 have a row.
         device: of the tables.
-        dtype: the activations' dtype; computed in float32 and rounded once, as transformers does.
+        dtype: the activations' dtype; computed in float32 and rounded once, as transformers does, or not at all where
+            the rotation is `wide`.
 
     Returns:
         cos and sin, each [max_seq_len, dim]. The sine of a pair's first member is negated: the sign of the rotation
@@ -128,7 +129,7 @@ def rope_tables(
     """
     positions = torch.arange(max_seq_len, device=device).float().unsqueeze(1)
     angles = positions * frequencies(rope, max_seq_len, device)
-    scaling = attention_scaling(rope)
+    scaling, dtype = attention_scaling(rope), torch.float32 if rope.wide else dtype
     cos, sin = (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
     if rope.interleaved:
         return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
@@ -151,21 +152,21 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
 
     Args:
         x: [T, heads, head_dim]; queries and keys side by side need one call.
-        cos, sin: [T, 1, dim] rows of `rope_tables`, in x's dtype.
+        cos, sin: [T, 1, dim] rows of `rope_tables`; of a wider dtype than x's, they are what is computed in.
         interleaved: pairs stand side by side, otherwise `dim / 2` apart (rotate-half); as the tables were made.
     """
-    if fused(x):
+    if fused(x) and cos.dtype == x.dtype:
         from sametoken.kernels.triton.pointwise import rotate
 
         return rotate(x, cos, sin, interleaved)
     dim = cos.shape[-1]
-    rotated = x[..., :dim]
+    rotated = x[..., :dim].to(cos.dtype)
     if interleaved:
         swapped = rotated.reshape(*x.shape[:-1], dim // 2, 2).flip(-1).flatten(-2)
     else:
-        swapped = torch.cat((x[..., dim // 2 : dim], x[..., : dim // 2]), -1)
+        swapped = torch.cat((rotated[..., dim // 2 :], rotated[..., : dim // 2]), -1)
     # Two products rounded apart, then their sum, not addcmul's single rounding: the bits of transformers in bf16.
-    turned = (rotated * cos).add_(swapped.mul_(sin))
+    turned = (rotated * cos).add_(swapped.mul_(sin)).to(x.dtype)
     return turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), -1)
 
 

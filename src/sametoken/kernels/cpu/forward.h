@@ -19,7 +19,7 @@ struct Layer {  // what a layer has not is null
   const bf16* sinks;               // [heads] a score of each query head without a key
   const Experts* experts;          // in place of gate_up and down
   const bf16 *attention_out_norm, *mlp_out_norm;
-  const bf16 *cos, *sin;           // [positions][rotated]
+  const void *cos, *sin;           // [positions][rotated] bfloat16 or float32, see Model
   const float* query_scale;        // [positions] multiplies queries
 };
 
@@ -46,6 +46,7 @@ struct Model {
   int32_t whole_norms, interleaved;  // q_norm and k_norm are over all heads; pairs of rotated numbers stand side by side
   float norm_shift, embed_scale, residual_scale, attention_scale, attention_cap;  // see model/config.py; 0: the usual
   int32_t chunks;        // a query sees the keys of its own chunk alone
+  int32_t wide_rotation; // cos and sin are float32
   int32_t rotated_norm;  // queries and keys of rotated layers are normed after rotation, without weights
   void (*sum)(void*, float*, int64_t);  // replaces so many numbers by their sums over all ranks; null for one rank
   void* ranks;                          // the first argument of `sum`
@@ -244,8 +245,12 @@ class Forward {
       if (!model_.whole_norms) norm(h < model_.heads ? layer.q_norm : layer.k_norm, row, size);
       if (layer.query_scale != nullptr && h < model_.heads) scale_row(row, size, layer.query_scale[position]);
       if (layer.cos == nullptr) continue;
-      if (model_.interleaved) rotate_pairs(row, layer.cos + at, layer.sin + at, model_.rotated);
-      else rotate(row, layer.cos + at, layer.sin + at, model_.rotated);
+      auto turn = [&](auto cos, auto sin) {
+        if (model_.interleaved) rotate_pairs(row, cos + at, sin + at, model_.rotated);
+        else rotate(row, cos + at, sin + at, model_.rotated);
+      };
+      if (model_.wide_rotation) turn(static_cast<const float*>(layer.cos), static_cast<const float*>(layer.sin));
+      else turn(static_cast<const bf16*>(layer.cos), static_cast<const bf16*>(layer.sin));
       if (model_.rotated_norm) rms_norm(row, nullptr, row, size, model_.eps, 0);
     }
     int64_t slot = places_.slot[size_t(t)];

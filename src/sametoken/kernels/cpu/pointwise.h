@@ -28,28 +28,39 @@ inline void scale_row(bf16* x, int size, float scale) {
   for (int i = 0; i < size; i += LANES) store_bf16(x + i, mul(load_bf16(x + i), spread(scale)));
 }
 
+inline float number(bf16 x) { return to_float(x); }
+inline float number(float x) { return x; }
+inline Floats numbers(const bf16* p) { return load_bf16(p); }
+inline Floats numbers(const float* p) { return load(p); }
+
 // Rotates the first `dim` numbers of a head in place, where a pair stands side by side. cos and sin are [dim], the sine
-// of a pair's first number negated.
-inline void rotate_pairs(bf16* head, const bf16* cos, const bf16* sin, int dim) {
+// of a pair's first number negated; in float32 each operation is rounded alone, as in a product of complex numbers.
+template <class T>
+inline void rotate_pairs(bf16* head, const T* cos, const T* sin, int dim) {
+  auto turned = [](float a, T cos, float b, T sin) {
+    float crossed = b * number(sin);
+    return to_bf16(sizeof(T) == 4 ? a * number(cos) + crossed : std::fma(a, number(cos), crossed));
+  };
   for (int i = 0; i < dim; i += 2) {
     float a = to_float(head[i]), b = to_float(head[i + 1]);
-    head[i] = to_bf16(std::fma(a, to_float(cos[i]), b * to_float(sin[i])));
-    head[i + 1] = to_bf16(std::fma(b, to_float(cos[i + 1]), a * to_float(sin[i + 1])));
+    head[i] = turned(a, cos[i], b, sin[i]);
+    head[i + 1] = turned(b, cos[i + 1], a, sin[i + 1]);
   }
 }
 
 // The same where a pair stands half of `dim` apart: sin's first half is negated.
-inline void rotate(bf16* head, const bf16* cos, const bf16* sin, int dim) {
+template <class T>
+inline void rotate(bf16* head, const T* cos, const T* sin, int dim) {
   int half = dim / 2, whole = half / LANES * LANES;
   for (int i = whole; i < half; i++) {
     float a = to_float(head[i]), b = to_float(head[half + i]);
-    head[i] = to_bf16(std::fma(a, to_float(cos[i]), b * to_float(sin[i])));
-    head[half + i] = to_bf16(std::fma(b, to_float(cos[half + i]), a * to_float(sin[half + i])));
+    head[i] = to_bf16(std::fma(a, number(cos[i]), b * number(sin[i])));
+    head[half + i] = to_bf16(std::fma(b, number(cos[half + i]), a * number(sin[half + i])));
   }
   for (int i = 0; i < whole; i += LANES) {
     Floats a = load_bf16(head + i), b = load_bf16(head + half + i);
-    store_bf16(head + i, fma(a, load_bf16(cos + i), mul(b, load_bf16(sin + i))));
-    store_bf16(head + half + i, fma(b, load_bf16(cos + half + i), mul(a, load_bf16(sin + half + i))));
+    store_bf16(head + i, fma(a, numbers(cos + i), mul(b, numbers(sin + i))));
+    store_bf16(head + half + i, fma(b, numbers(cos + half + i), mul(a, numbers(sin + half + i))));
   }
 }
 

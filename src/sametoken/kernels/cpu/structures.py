@@ -70,8 +70,8 @@ class Model(Structure):
         ("embed_packed", c_int32), ("vocabulary", c_int64), ("embed", c_void_p), ("positions", c_int64),
         ("layer", POINTER(Layer)), ("join", POINTER(Join)), ("whole_norms", c_int32), ("interleaved", c_int32),
         ("norm_shift", c_float), ("embed_scale", c_float), ("residual_scale", c_float), ("attention_scale", c_float),
-        ("attention_cap", c_float), ("chunks", c_int32), ("rotated_norm", c_int32), ("sum", c_void_p),
-        ("ranks", c_void_p),
+        ("attention_cap", c_float), ("chunks", c_int32), ("wide_rotation", c_int32),
+        ("rotated_norm", c_int32), ("sum", c_void_p), ("ranks", c_void_p),
     ]  # fmt: skip
 
 
@@ -146,7 +146,7 @@ class CodedRows(Structure):
 
 
 # What becomes of a row's units: see Turn in pack.h.
-AS_IS, FINITE_BF16, FLIPPED, FINITE_FP8, NIBBLES = range(5)
+AS_IS, FINITE_BF16, FLIPPED, FINITE_FP8, NIBBLES, NIBBLE_QUADS = range(6)
 
 
 def address(tensor: Tensor | None) -> int | None:
