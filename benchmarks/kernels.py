@@ -17,6 +17,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from torch import Tensor
 from sametoken.kernels.cpu.library import Library, PackedWeight, file_of
 from sametoken.kernels.cpu.memory import settled
 from sametoken.kernels.cpu.processor import VARIANTS, processor_features
-from sametoken.model.formats.coded import Code, Coded
+from sametoken.model.formats.coded import BITS, Code, Coded
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16
 
@@ -42,7 +43,7 @@ Maker = Callable[[], tuple[Pass, int]]  # makes the copies: a pass over them, an
 def coded(code: Code, group: int, scale: torch.dtype, *, zeros: bool = False) -> Coded:
     """A weight of another tool's format with random codes."""
     groups = INPUTS // group
-    size = INPUTS if code in (Code.FP8, Code.INT8) else INPUTS // 2
+    size = INPUTS * BITS[code] // 8
     if code is Code.FP8:  # as weights are distributed: few numbers are tiny
         codes = (torch.randn(OUTPUTS, size) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
     else:
@@ -54,7 +55,25 @@ def coded(code: Code, group: int, scale: torch.dtype, *, zeros: bool = False) ->
     return Coded(code, codes, scales, INPUTS, group, zero=zero)
 
 
+def gguf(code: Code, group: int, *, steps: bool = False, offset: bool = False, exact: bool = False) -> Coded:
+    """A weight in llama.cpp's blocks with random codes; `exact` leaves rows in bfloat16."""
+    weight = coded(code, group, torch.int8 if steps else torch.float16)
+    groups = INPUTS // group
+    step = torch.full((OUTPUTS, INPUTS // 256), 1e-3, dtype=torch.float16) if steps else None
+    offsets = torch.randint(0, 64, (OUTPUTS, groups), dtype=torch.int8) if offset else None
+    return replace(weight, step=step, offset=offsets, offset_step=step if offset else None, block_rows=not exact)
+
+
+BLOCKS = {
+    "q4_0": partial(gguf, Code.INT4, 32),
+    "q4_k": partial(gguf, Code.INT4, 32, steps=True, offset=True),
+    "q5_k": partial(gguf, Code.INT5, 32, steps=True, offset=True),
+    "q6_k": partial(gguf, Code.INT6, 16, steps=True),
+    "q8_0": partial(gguf, Code.INT8, 32),
+}
 FOREIGN = {
+    **BLOCKS,
+    **{f"{name} exact": partial(make, exact=True) for name, make in BLOCKS.items()},
     "fp8": lambda: coded(Code.FP8, INPUTS, torch.float32),
     "fp8 blocks": lambda: coded(Code.FP8, 128, torch.float32),
     "nvfp4": lambda: coded(Code.FP4, 16, torch.float8_e4m3fn),
@@ -142,6 +161,11 @@ def foreign() -> float:
     return machine - own
 
 
+def chosen(title: str, only: str) -> bool:
+    """Whether a title begins with one of the beginnings, separated by commas."""
+    return title.startswith(tuple(only.split(",")))
+
+
 def makers(only: str) -> dict[str, Maker]:
     """What makes each kernel's weights, by the kernel's title."""
     found: dict[str, Maker] = {}
@@ -152,8 +176,8 @@ def makers(only: str) -> dict[str, Maker]:
             names = ["bfloat16", *FORMATS] if variant == "avx512" else ["bfloat16", "int8", "int4"]
             names += FOREIGN
             named = {f"{variant} {name}": name for name in names}
-            found |= {title: partial(ours, kernels, name) for title, name in named.items() if title.startswith(only)}
-    rest = (name for name in ("bfloat16", "int8", "int4") if f"torch {name}".startswith(only))
+            found |= {title: partial(ours, kernels, name) for title, name in named.items() if chosen(title, only)}
+    rest = (name for name in ("bfloat16", "int8", "int4") if chosen(f"torch {name}", only))
     return found | {f"torch {name}": partial(torchs, name) for name in rest}
 
 
@@ -173,7 +197,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", default="1,2,4,5,8,16")
-    parser.add_argument("--only", default="", help="kernels whose name begins with this")
+    parser.add_argument("--only", default="", help="kernels whose name begins with one of these, separated by commas")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

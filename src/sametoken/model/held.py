@@ -9,13 +9,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sametoken.kernels.cpu.library import BF16, FP4, FP8, GROUPED_INT4, GROUPED_INT8, INT4, INT8, INT8_WEIGHT_ONLY
+from sametoken.kernels.cpu.library import (
+    BF16,
+    BLOCK_INT4,
+    BLOCK_INT5,
+    BLOCK_INT6,
+    BLOCK_INT8,
+    FP4,
+    FP8,
+    GROUPED_INT4,
+    GROUPED_INT8,
+    INT4,
+    INT8,
+    INT8_WEIGHT_ONLY,
+)
 from sametoken.model.linear import Linear
 
 # Layouts of the compiled kernels.
 KERNELS = {
     BF16: "bfloat16", INT8: "int8", INT8_WEIGHT_ONLY: "int8", INT4: "int4", FP8: "FP8", FP4: "FP4",
-    GROUPED_INT4: "int4", GROUPED_INT8: "int8",
+    GROUPED_INT4: "int4", GROUPED_INT8: "int8", BLOCK_INT4: "int4", BLOCK_INT5: "int5", BLOCK_INT6: "int6",
+    BLOCK_INT8: "int8",
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sametoken.checkpoint.gguf.container import Container
 from sametoken.kernels.cpu.library import library
+from sametoken.model.formats.bits import join_bits
 from sametoken.model.formats.coded import Code, Coded
 
 UNQUANTISED_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -61,6 +62,7 @@ def coded_blocks(kind: str, blocks: Tensor, inputs: int) -> Coded:
         offset=offset.view(torch.int8) if found.sizes[2] else None,
         step=step.view(torch.float16) if found.sizes[3] else None,
         offset_step=offset_step.view(torch.float16) if found.sizes[4] else None,
+        block_rows=found.code is not Code.FP4,
     )
 
 
@@ -115,6 +117,7 @@ def _q4_k(blocks: Tensor) -> Parts:
 def _q5_k(blocks: Tensor) -> Parts:
     high = blocks[:, :, 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
     codes = _pairs_of_32(blocks[:, :, 48:]) | high << 4
+    codes = join_bits(codes.flatten(2), 5)
     return _parts(blocks, codes, *_scales_and_offsets(blocks[:, :, 4:16]), blocks[:, :, :2], blocks[:, :, 2:4])
 
 
@@ -124,7 +127,8 @@ def _q6_k(blocks: Tensor) -> Parts:
     low = torch.cat([low & 15, low >> 4], 3).reshape(*shape, 8, 32)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1)
     high = (blocks[:, :, 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3).flatten(2, 3)
-    return _parts(blocks, (low | high << 4) - 32, blocks[:, :, 192:208], None, blocks[:, :, 208:])
+    codes = join_bits((low | high << 4).flatten(2), 6)
+    return _parts(blocks, codes, blocks[:, :, 192:208], None, blocks[:, :, 208:])
 
 
 KINDS = {
@@ -132,6 +136,6 @@ KINDS = {
     "Q4_0": BlockLayout(Code.INT4, 32, (16, 2, 0, 0, 0), torch.float16, _q4_0),
     "MXFP4": BlockLayout(Code.FP4, 32, (16, 1, 0, 0, 0), torch.float8_e8m0fnu, _mxfp4),
     "Q4_K": BlockLayout(Code.INT4, 32, (128, 8, 8, 2, 2), torch.int8, _q4_k),
-    "Q5_K": BlockLayout(Code.INT8, 32, (256, 8, 8, 2, 2), torch.int8, _q5_k),
-    "Q6_K": BlockLayout(Code.INT8, 16, (256, 16, 0, 2, 0), torch.int8, _q6_k),
+    "Q5_K": BlockLayout(Code.INT5, 32, (160, 8, 8, 2, 2), torch.int8, _q5_k),
+    "Q6_K": BlockLayout(Code.INT6, 16, (192, 16, 0, 2, 0), torch.int8, _q6_k),
 }

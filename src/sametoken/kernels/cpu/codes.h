@@ -23,10 +23,16 @@ struct Groups {
       }
     };
     auto stepped = [&](auto& to, const void* bytes, const uint16_t* steps) {
-      int per = int(codes.groups), at = first;
-      into(to, static_cast<const int8_t*>(bytes), [&](const int8_t* p) {
-        return mul(load_signed(p), load_fp16(steps + (tile * (all / per) + at++ / per) * LANES));
-      });
+      int per = int(codes.groups), left = per - first % per;
+      const uint16_t* at = steps + (tile * (all / per) + first / per) * LANES;
+      const int8_t* from = static_cast<const int8_t*>(bytes) + begin;
+      for (int i = 0; i < count; left = per, at += LANES) {
+        Floats step = load_fp16(at);
+        for (int end = std::min(count, i + left); i < end; i++) {
+          if (i % 4 == 0) fetch(from + (i + MOST) * LANES);
+          store(to[i], mul(load_signed(from + i * LANES), step));
+        }
+      }
     };
     auto power = [](const uint8_t* p) { return floats_of(left<23>(load_bytes(p))); };  // 2^(byte - 127)
     switch (codes.scales) {
@@ -148,7 +154,7 @@ struct CodeKernel {
       if (codes.offset == nullptr) continue;
       for (int n = 0; n < N; n++) {
         Floats offset = load(read[n].offset[part]);
-        for (int m = 0; m < M; m++) out[m][n] = fma(offset, spread(rows.minus_sums(row + m)[group]), out[m][n]);
+        for (int m = 0; m < M; m++) out[m][n] = fma(offset, spread(rows.minus[(row + m) * (rows.width / LANES) + group]), out[m][n]);
       }
     }
     for (int n = 0; n < N; n++) {

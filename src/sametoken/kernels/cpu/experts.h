@@ -153,41 +153,26 @@ class Choices {
 // Rows at their places, in the form that the experts read.
 class Gathered {
  public:
-  static size_t bytes(int64_t count, int64_t width) {
-    int64_t wide = padded(width, 128);
-    return size_t(count * (wide * 2 + wide / 4 + 8)) + 4 * 64;
-  }
+  static size_t bytes(int64_t count, int64_t width) { return Rows::bytes(count, padded(width, 128)); }
 
-  Gathered(char*& memory, int64_t count, int64_t width) : width_(padded(width, 128)) {
-    take(memory, words_, count * width_ / 2);
-    take(memory, sums_, count * width_ / LANES);
-    take(memory, scale_, count);
-    take(memory, totals_, count);
-  }
+  Gathered(char*& memory, int64_t count, int64_t width) : rows_(Rows::in(memory, count, padded(width, 128))) {}
 
-  Rows rows(const Choices& choices, int slot) const {
-    int64_t begin = choices.begin(slot);
-    return {Blocks(choices.size(slot)), width_, words_ + begin * width_ / 2, scale_ + begin,
-            sums_ + begin * width_ / LANES, totals_ + begin};
-  }
+  Rows rows(const Choices& choices, int slot) const { return rows_.part(choices.begin(slot), choices.size(slot)); }
 
   // Puts what write(row) makes, `width` numbers, to a place.
   template <class Write>
   void set(const Choices& choices, int place, const Weight* weights, Write write) const {
     thread_local Scratch scratch;
-    bf16* row = reinterpret_cast<bf16*>(scratch.reserve(size_t(width_) * 3));
+    bf16* row = reinterpret_cast<bf16*>(scratch.reserve(size_t(rows_.width) * 3));
     int slot = choices.slot(place);
     const Weight& weight = weights[choices.reader(slot)];
     write(row);
-    std::fill(row + weight.in, row + width_, bf16(0));
-    rows(choices, slot).set(place - choices.begin(slot), row, weight, reinterpret_cast<int8_t*>(row + width_));
+    std::fill(row + weight.in, row + rows_.width, bf16(0));
+    rows(choices, slot).set(place - choices.begin(slot), row, weight, reinterpret_cast<int8_t*>(row + rows_.width));
   }
 
  private:
-  int64_t width_;
-  uint32_t* words_ = nullptr;
-  int32_t *sums_ = nullptr, *totals_ = nullptr;
-  float* scale_ = nullptr;
+  Rows rows_;
 };
 
 class Mixture {

@@ -5,29 +5,18 @@
 
 namespace sametoken {
 
-// Memory for `count` things, aligned to a cache line, from where `memory` points on.
-template <class T>
-inline void take(char*& memory, T*& to, int64_t count) {
-  to = reinterpret_cast<T*>(memory);
-  memory += padded(count * int64_t(sizeof(T)), 64);
-}
-
 // The rows that a linear reads: plain while they are being written, then in the form that the linear wants.
 class Input {
  public:
   static size_t bytes(int64_t count, int64_t width) {
     int64_t wide = padded(width, 128);
-    return size_t(count * (wide * 2 + wide + wide * 2 + wide / 4 + 8)) + 6 * 64;
+    return size_t(count * wide * 3) + 2 * 64 + Rows::bytes(count, wide);
   }
 
   Input(char*& memory, int64_t count, int64_t width)
-      : rows_{Blocks(int(count)), padded(width, 128), nullptr, nullptr, nullptr, nullptr} {
+      : rows_(Rows::in(memory, count, padded(width, 128))) {
     take(memory, plain_, count * rows_.width);
     take(memory, bytes_, count * rows_.width);
-    take(memory, rows_.words, count * rows_.width / 2);
-    take(memory, rows_.sums, count * rows_.width / LANES);
-    take(memory, rows_.scale, count);
-    take(memory, rows_.totals, count);
     for (int64_t i = 0; i < count; i++) std::fill(row(i) + width, row(i) + rows_.width, bf16(0));
   }
 

@@ -7,7 +7,7 @@
 #pragma once
 #include <algorithm>
 
-#include "codes.h"
+#include "blocks.h"
 #include "team.h"
 
 namespace sametoken {
@@ -204,7 +204,11 @@ inline void with_kernel(const Weight& w, Use use) {
     case FP8: return use(CodeKernel<Fp8Code>{});
     case FP4: return use(CodeKernel<Fp4Code>{});
     case GROUPED_INT4: return codes_of(w)->zero == nullptr ? use(CodeKernel<Int4Code>{}) : use(CodeKernel<ShiftedInt4Code>{});
-    default: return codes_of(w)->zero == nullptr ? use(CodeKernel<Int8Code<false>>{}) : use(CodeKernel<Int8Code<true>>{});
+    case GROUPED_INT8: return codes_of(w)->zero == nullptr ? use(CodeKernel<Int8Code<false>>{}) : use(CodeKernel<Int8Code<true>>{});
+    case BLOCK_INT4: return use(BlockKernel<4, 32>{});
+    case BLOCK_INT5: return use(BlockKernel<5, 32>{});
+    case BLOCK_INT6: return use(BlockKernel<6, 16>{});
+    default: return w.group == 16 ? use(BlockKernel<8, 16>{}) : use(BlockKernel<8, 32>{});
   }
 }
 

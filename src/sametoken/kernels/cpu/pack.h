@@ -15,6 +15,7 @@ enum Turn : int32_t {
   FLIPPED = 2,      // four signed bytes with 128 added
   FINITE_FP8 = 3,   // four float8_e4m3fn, the even ones first
   NIBBLES = 4,      // eight codes of four bits, the even ones first
+  NIBBLE_QUADS = 5, // eight codes of four bits: code b in the low half of byte b, code 4 + b above it
 };
 
 template <Turn TURN>
@@ -27,6 +28,11 @@ inline uint32_t turned(uint32_t x) {
   if (TURN == FLIPPED) return x ^ 0x80808080;
   if (TURN == FINITE_FP8) return (x & 0xff0000ff) | (x >> 8 & 0xff00) | (x & 0xff00) << 8;
   if (TURN == NIBBLES) return evens(x) | evens(x >> 4) << 16;
+  auto apart = [](uint32_t y) {
+    y = (y | y << 8) & 0x00ff00ff;
+    return (y | y << 4) & 0x0f0f0f0f;
+  };
+  if (TURN == NIBBLE_QUADS) return apart(x & 0xffff) | apart(x >> 16) << 4;
   return x;
 }
 
@@ -91,6 +97,7 @@ inline bool pack(const Packing& p, int unit, Turn turn, int threads) {
     case FLIPPED: work = pack_tile<uint32_t, FLIPPED>; break;
     case FINITE_FP8: work = pack_tile<uint32_t, FINITE_FP8>; break;
     case NIBBLES: work = pack_tile<uint32_t, NIBBLES>; break;
+    case NIBBLE_QUADS: work = pack_tile<uint32_t, NIBBLE_QUADS>; break;
     default: work = unit == 1 ? pack_tile<uint8_t, AS_IS> : unit == 2 ? pack_tile<uint16_t, AS_IS> : pack_tile<uint32_t, AS_IS>;
   }
   if (p.rows == 0) return true;
@@ -160,33 +167,62 @@ struct CodedRows {
   bf16* numbers;                 // [rows][inputs]
 };
 
+// 32 codes of 5 or 6 bits as blocks.h has them, in 4 * BITS bytes: code i = 4 j + b of each.
+template <int BITS>
+inline void join_bits(const uint8_t* codes, uint8_t* to) {
+  constexpr int FIELDS = BITS == 6 ? 4 : 8, SIZE = 8 / FIELDS;
+  std::memset(to, 0, 4 * BITS);
+  for (int j = 0; j < 8; j++)
+    for (int b = 0; b < 4; b++) {
+      to[j / 2 * 4 + b] |= uint8_t((codes[4 * j + b] & 15) << (j % 2 * 4));
+      to[16 + j / FIELDS * 4 + b] |= uint8_t(codes[4 * j + b] >> 4 << (j % FIELDS * SIZE));
+    }
+}
+
+template <int BITS>
+inline int code_at(const uint8_t* from, int i) {
+  constexpr int FIELDS = BITS == 6 ? 4 : 8, SIZE = 8 / FIELDS;
+  const uint8_t* block = from + i / 32 * 4 * BITS;
+  int j = i % 32 / 4, b = i % 4, low = block[j / 2 * 4 + b] >> (j % 2 * 4) & 15;
+  return low | (block[16 + j / FIELDS * 4 + b] >> (j % FIELDS * SIZE) & ((1 << SIZE) - 1)) << 4;
+}
+
 // What the codes mean, each number rounded once in float32 and then to bfloat16. Inputs and groups are even.
 template <int FORMAT>
 void read_numbers(const CodedRows& r, int64_t row) {
   int groups = (r.inputs + r.group - 1) / r.group;
   const uint8_t* codes = r.codes + row * r.row_bytes;
+  auto value = [&](int i) {
+    int four_bits = codes[i / 2] >> (i % 2 * 4) & 15;
+    switch (FORMAT) {
+      case GROUPED_INT8: return float(int8_t(codes[i]));
+      case FP4: return to_float(FP4_VALUES[four_bits]);
+      case BLOCK_INT5: return float(code_at<5>(codes, i));
+      case BLOCK_INT6: return float(code_at<6>(codes, i) - 32);
+      default: return float(four_bits - r.zero);
+    }
+  };
   for (int group = 0; group < groups; group++) {
     int begin = group * r.group, end = std::min(begin + r.group, r.inputs);
     float scale = r.scale[row * groups + group], offset = r.offset == nullptr ? 0 : r.offset[row * groups + group];
-    bf16* to = r.numbers + row * r.inputs;
-    auto put = [&](int i, float value) { to[i] = to_bf16(value * scale - offset); };
-    auto four_bits = [&](int code) { return FORMAT == FP4 ? to_float(FP4_VALUES[code]) : float(code - r.zero); };
-    if (FORMAT == GROUPED_INT8)
-      for (int i = begin; i < end; i++) put(i, float(int8_t(codes[i])));
-    else
-      for (int i = begin; i < end; i += 2) put(i, four_bits(codes[i / 2] & 15)), put(i + 1, four_bits(codes[i / 2] >> 4));
+    for (int i = begin; i < end; i++) r.numbers[row * r.inputs + i] = to_bf16(value(i) * scale - offset);
   }
 }
 
 inline void read_numbers(const CodedRows& r, int threads) {
-  auto work = r.format == GROUPED_INT8 ? read_numbers<GROUPED_INT8> : r.format == FP4 ? read_numbers<FP4> : read_numbers<GROUPED_INT4>;
+  void (*work)(const CodedRows&, int64_t) = read_numbers<GROUPED_INT4>;
+  if (r.format == GROUPED_INT8) work = read_numbers<GROUPED_INT8>;
+  if (r.format == FP4) work = read_numbers<FP4>;
+  if (r.format == BLOCK_INT5) work = read_numbers<BLOCK_INT5>;
+  if (r.format == BLOCK_INT6) work = read_numbers<BLOCK_INT6>;
   Pool::instance().run(threads, 1, [&](Worker& worker) {
     worker.each(int(r.rows), [&](int row) { work(r, row); });
   });
 }
 
-// Blocks of llama.cpp as Coded has them: codes, four-bit ones with an even input in the low half of a byte, and scales,
-// offsets, steps and offset steps as they are where a kind has them. SIZES says how many bytes of each a block has.
+// Blocks of llama.cpp as Coded has them: codes, four-bit ones with an even input in the low half of a byte, those of 5 and
+// 6 bits as join_bits makes them, and scales, offsets, steps and offset steps as they are where a kind has them. SIZES
+// says how many bytes of each a block has.
 enum BlockKind : int32_t { Q8_0 = 0, Q4_0 = 1, MXFP4 = 2, Q4_K = 3, Q5_K = 4, Q6_K = 5 };
 enum BlockPart : int { CODES, SCALE, OFFSET, STEP, OFFSET_STEP, PARTS };
 
@@ -253,32 +289,30 @@ struct BlockOf<Q4_K> {
 };
 template <>
 struct BlockOf<Q5_K> {
-  static constexpr int BYTES = 176, SIZES[PARTS] = {256, 8, 8, 2, 2};
+  static constexpr int BYTES = 176, SIZES[PARTS] = {160, 8, 8, 2, 2};
   static void read(const uint8_t* from, uint8_t* const* to) {
     read_k_scales(from, to);
     const uint8_t *high = from + 16, *low = from + 48;
-    for (int part = 0; part < 4; part++)
-      for (int i = 0; i < 32; i++) {
-        to[CODES][64 * part + i] = uint8_t((low[32 * part + i] & 15) | (high[i] >> (2 * part) & 1) << 4);
-        to[CODES][64 * part + 32 + i] = uint8_t(low[32 * part + i] >> 4 | (high[i] >> (2 * part + 1) & 1) << 4);
-      }
+    for (int part = 0; part < 8; part++) {
+      uint8_t codes[32];
+      for (int i = 0; i < 32; i++)
+        codes[i] = uint8_t((low[part / 2 * 32 + i] >> (part % 2 * 4) & 15) | (high[i] >> part & 1) << 4);
+      join_bits<5>(codes, to[CODES] + 20 * part);
+    }
   }
 };
 template <>
 struct BlockOf<Q6_K> {
-  static constexpr int BYTES = 210, SIZES[PARTS] = {256, 16, 0, 2, 0};
+  static constexpr int BYTES = 210, SIZES[PARTS] = {192, 16, 0, 2, 0};
   static void read(const uint8_t* from, uint8_t* const* to) {
     std::memcpy(to[SCALE], from + 192, 16);
     std::memcpy(to[STEP], from + 208, 2);
-    for (int part = 0; part < 2; part++) {
-      const uint8_t *low = from + 64 * part, *high = from + 128 + 32 * part;
-      uint8_t* codes = to[CODES] + 128 * part;
-      for (int i = 0; i < 32; i++) {
-        codes[i] = uint8_t(((low[i] & 15) | (high[i] & 3) << 4) - 32);
-        codes[32 + i] = uint8_t(((low[32 + i] & 15) | (high[i] >> 2 & 3) << 4) - 32);
-        codes[64 + i] = uint8_t((low[i] >> 4 | (high[i] >> 4 & 3) << 4) - 32);
-        codes[96 + i] = uint8_t((low[32 + i] >> 4 | (high[i] >> 6) << 4) - 32);
-      }
+    for (int part = 0; part < 8; part++) {
+      const uint8_t *low = from + part / 4 * 64 + part % 2 * 32, *high = from + 128 + part / 4 * 32;
+      int low_half = part % 4 / 2 * 4, bits = part % 4 * 2;
+      uint8_t codes[32];
+      for (int i = 0; i < 32; i++) codes[i] = uint8_t((low[i] >> low_half & 15) | (high[i] >> bits & 3) << 4);
+      join_bits<6>(codes, to[CODES] + 24 * part);
     }
   }
 };

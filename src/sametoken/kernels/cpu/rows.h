@@ -1,13 +1,18 @@
 // A packed weight and the rows that it is multiplied by, as the kernels of linear.h and codes.h read them.
 #pragma once
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "simd.h"
 
 namespace sametoken {
 
-// Formats from FP8 on have codes of other tools and multiply them by bfloat16 rows.
-enum Format : int32_t { BF16 = 0, INT8 = 1, INT8_WEIGHT_ONLY = 2, INT4 = 3, FP8 = 4, FP4 = 5, GROUPED_INT4 = 6, GROUPED_INT8 = 7 };
+// Formats from FP8 on have codes of other tools: they multiply them by bfloat16 rows, and those from BLOCK_INT4 on by bytes.
+enum Format : int32_t {
+  BF16 = 0, INT8 = 1, INT8_WEIGHT_ONLY = 2, INT4 = 3, FP8 = 4, FP4 = 5, GROUPED_INT4 = 6, GROUPED_INT8 = 7,
+  BLOCK_INT4 = 8, BLOCK_INT5 = 9, BLOCK_INT6 = 10, BLOCK_INT8 = 11,
+};
 enum Scales : int64_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, FLOAT8 = 3, POWER8 = 4, STEPPED8 = 5 };
 
 struct Weight {
@@ -31,9 +36,24 @@ struct Codes {
 };
 
 inline const Codes* codes_of(const Weight& w) { return w.format < FP8 ? nullptr : static_cast<const Codes*>(w.scale); }
-inline bool wants_bytes(const Weight& w) { return w.format == INT8 || w.format == INT4; }
+inline bool wants_blocks(const Weight& w) { return w.format >= BLOCK_INT4; }
+inline bool wants_bytes(const Weight& w) { return w.format == INT8 || w.format == INT4 || wants_blocks(w); }
+
+// The code of zero, where rows are blocks of bytes.
+inline int32_t zero_of(const Weight& w) {
+  if (w.format == BLOCK_INT4) return codes_of(w)->offset == nullptr ? 8 : 0;
+  return w.format == BLOCK_INT5 ? 0 : w.format == BLOCK_INT6 ? 32 : INT8_OFFSET;
+}
+
 inline int64_t padded(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 inline int tiles_of(const Weight& w) { return (w.out + LANES - 1) / LANES; }
+
+// Memory for `count` things, aligned to a cache line, from where `memory` points on.
+template <class T>
+inline void take(char*& memory, T*& to, int64_t count) {
+  to = reinterpret_cast<T*>(memory);
+  memory += padded(count * int64_t(sizeof(T)), 64);
+}
 
 // How `count` rows are cut into blocks of nearly equal height.
 struct Blocks {
@@ -44,51 +64,102 @@ struct Blocks {
 };
 
 // The rows that a linear reads, as bfloat16 or, for the formats that want them, as signed bytes q with x = q * scale.
+// "By block" means: of each block of rows all that a kernel reads one after the other, the block's rows side by side.
 struct Rows {
   Blocks blocks;
   int64_t width;     // numbers of a row, a multiple of 128, zero past the row's end
   uint32_t* words;   // by block: [word of a row][rows of the block]
-  float* scale;      // [count]
-  int32_t* sums;     // [count][width / 32] sums of q over 32 inputs, or float [count][width / 16] by group for offsets
+  float* scale;      // [count], or by block [width / 32][rows] where 32 bytes share one
+  int32_t* sums;     // [count][width / 32] sums of q over 32 inputs, or by block [width / 16][rows] by group, times -zero
   int32_t* totals;   // [count] sums of q over all inputs
+  float* minus;      // for offsets, sums of x by group times -1: [count][width / 16], or by block [width / 16][rows]
+
+  static size_t bytes(int64_t count, int64_t width) {
+    return size_t(count * (width * 2 + width / 32 * 4 + 2 * width / LANES * 4 + 4)) + 5 * 64;
+  }
+
+  static Rows in(char*& memory, int64_t count, int64_t width) {
+    Rows rows{Blocks(int(count)), width, nullptr, nullptr, nullptr, nullptr, nullptr};
+    take(memory, rows.words, count * width / 2);
+    take(memory, rows.scale, count * width / 32);
+    take(memory, rows.sums, count * width / LANES);
+    take(memory, rows.totals, count);
+    take(memory, rows.minus, count * width / LANES);
+    return rows;
+  }
+
+  // `count` rows from `first` on, in blocks of their own.
+  Rows part(int64_t first, int count) const {
+    return {Blocks(count), width, words + first * width / 2, scale + first * width / 32, sums + first * width / LANES,
+            totals + first, minus + first * width / LANES};
+  }
 
   // Stores a row of `width` bfloat16 numbers in the form that `w` reads.
   void set(int row, const bf16* x, const Weight& w, int8_t* bytes) const {
     const void* source = x;
     int64_t size = width / 2;
-    if (const Codes* codes = codes_of(w); codes != nullptr && codes->order != nullptr) return reorder(row, x, codes->order);
-    if (const Codes* codes = codes_of(w); codes != nullptr && codes->offset != nullptr) sum_groups(row, x, w);
     if (wants_bytes(w)) {
-      quantise(row, x, bytes);
+      if (wants_blocks(w)) quantise_blocks(row, x, w, bytes);
+      else quantise(row, x, bytes);
       source = bytes;
       size = width / 4;
+    } else if (const Codes* codes = codes_of(w)) {
+      if (codes->order != nullptr) return reorder(row, x, codes->order);
+      if (codes->offset != nullptr) sum_groups(row, x, w);
     }
-    int first = row / blocks.height * blocks.height, height = blocks.height_at(first);
-    uint32_t* to = words + first * size + (row - first);
+    int height = height_of(row);
+    uint32_t* to = words + place(row, size);
     for (int64_t k = 0; k < size; k++) to[k * height] = dword(static_cast<const char*>(source) + 4 * k);
   }
 
-  float* minus_sums(int row) const { return reinterpret_cast<float*>(sums) + row * (width / LANES); }
   const uint32_t* block(int first, const Weight& w) const { return words + first * (width / (wants_bytes(w) ? 4 : 2)); }
 
  private:
+  int height_of(int row) const { return blocks.height_at(row / blocks.height * blocks.height); }
+
+  // Where the first of `size` things of a row lies that lie by block.
+  int64_t place(int row, int64_t size) const {
+    int first = row / blocks.height * blocks.height;
+    return first * size + (row - first);
+  }
+
   // Sums the inputs of each group; groups have whole vectors of them.
   void sum_groups(int row, const bf16* x, const Weight& w) const {
     for (int64_t begin = 0; begin < w.in; begin += w.group) {
       float sum = 0;
       for (int64_t i = begin; i + LANES <= std::min(begin + w.group, width); i += LANES) sum += lane_sum(load_bf16(x + i));
-      minus_sums(row)[begin / w.group] = -sum;
+      minus[row * (width / LANES) + begin / w.group] = -sum;
     }
   }
 
   // Stores bfloat16 pairs of a row whose weights lie in another order.
   void reorder(int row, const bf16* x, const int32_t* order) const {
-    int first = row / blocks.height * blocks.height, height = blocks.height_at(first);
-    uint32_t* to = words + first * (width / 2) + (row - first);
+    int height = height_of(row);
+    uint32_t* to = words + place(row, width / 2);
     for (int64_t k = 0; k < width / 2; k++) to[k * height] = x[order[2 * k]] | uint32_t(x[order[2 * k + 1]]) << 16;
   }
 
-  // q = round(x * 127 / max|x|), in float32. A row that is not finite has a scale of NaN: integers cannot say it.
+  // 127 / peak, by which numbers become bytes; 0 where they have no bytes or are too small for them.
+  static float inverse_of(float peak) {
+    float inverse = 127.0f / peak;
+    return std::isfinite(inverse) ? inverse : 0.0f;
+  }
+
+  // q = round(x * inverse) of 32 numbers, in float32.
+  static void round_bytes(const bf16* x, float inverse, int8_t* q) {
+    for (int j = 0; j < 32; j += LANES) {
+      Floats scaled = nearest(mul(load_bf16(x + j), spread(inverse)));
+      store_int8(q + j, lesser(greater(scaled, spread(-127.0f)), spread(127.0f)));
+    }
+  }
+
+  static int32_t sum_of(const int8_t* q, int count) {
+    int32_t sum = 0;
+    for (int j = 0; j < count; j++) sum += q[j];
+    return sum;
+  }
+
+  // q = round(x * 127 / max|x|). A row that is not finite has a scale of NaN: integers cannot say it.
   void quantise(int row, const bf16* x, int8_t* q) const {
     Floats most = zeros(), poison = zeros();
     for (int64_t i = 0; i < width; i += LANES) {
@@ -96,19 +167,33 @@ struct Rows {
       most = greater(most, magnitude(values));
       poison = fma(values, zeros(), poison);
     }
-    float peak = lane_max(most);
-    Floats inverse = spread(peak > 0 ? 127.0f / peak : 0.0f);
+    float peak = lane_max(most), inverse = inverse_of(peak);
     scale[row] = peak / 127.0f + lane_sum(poison);
     totals[row] = 0;
     for (int64_t i = 0; i < width; i += 32) {
-      for (int64_t j = i; j < i + 32; j += LANES) {
-        Floats scaled = nearest(mul(load_bf16(x + j), inverse));
-        store_int8(q + j, lesser(greater(scaled, spread(-127.0f)), spread(127.0f)));
-      }
-      int32_t sum = 0;
-      for (int64_t j = i; j < i + 32; j++) sum += q[j];
+      round_bytes(x + i, inverse, q + i);
+      int32_t sum = sum_of(q + i, 32);
       sums[row * (width / 32) + i / 32] = sum;
       totals[row] += sum;
+    }
+  }
+
+  // The same for each 32 inputs alone.
+  void quantise_blocks(int row, const bf16* x, const Weight& w, int8_t* q) const {
+    int height = height_of(row), group = w.group, per = 32 / group;
+    float *to_scale = scale + place(row, width / 32), *to_minus = minus + place(row, width / LANES);
+    int32_t *to_sum = sums + place(row, width / LANES), zero = zero_of(w);
+    for (int64_t i = 0; i < width / 32; i++) {
+      bf16 bits = 0;  // of the greatest magnitude: those of Inf and NaN exceed all others
+      for (int j = 0; j < 32; j++) bits = std::max(bits, bf16(x[32 * i + j] & 0x7fff));
+      float peak = to_float(bits), one = bits < 0x7f80 ? peak / 127.0f : std::numeric_limits<float>::quiet_NaN();
+      to_scale[i * height] = one;
+      round_bytes(x + 32 * i, inverse_of(peak), q + 32 * i);
+      for (int64_t g = i * per; g < (i + 1) * per; g++) {
+        int32_t sum = sum_of(q + g * group, group);
+        to_sum[g * height] = -zero * sum;
+        to_minus[g * height] = -(one * float(sum));
+      }
     }
   }
 };

@@ -189,8 +189,22 @@ inline __m256i dot4(__m256i sum, __m256i u, __m256i s) {  // not maddubs, whose 
   return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
 }
 inline Ints dot4(Ints sum, Quads u, Quads s) { return {dot4(sum.a, u.a, s.a), dot4(sum.b, u.b, s.b)}; }
+inline __m256i dot4_small(__m256i sum, __m256i u, __m256i s) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
+}
+inline Ints dot4_small(Ints sum, Quads u, Quads s) {  // of numbers below 64 by signed ones: two products fit 16 bits
+  return {dot4_small(sum.a, u.a, s.a), dot4_small(sum.b, u.b, s.b)};
+}
 inline Quads low_nibbles(Quads x) { return {nibbles(x.a), nibbles(x.b)}; }
 inline Quads high_nibbles(Quads x) { return {nibbles(_mm256_srli_epi16(x.a, 4)), nibbles(_mm256_srli_epi16(x.b, 4))}; }
+
+template <int LEFT> inline __m256i insert_bits(__m256i x, __m256i y, char mask) {
+  __m256i moved = LEFT >= 0 ? _mm256_slli_epi16(y, LEFT > 0 ? LEFT : 0) : _mm256_srli_epi16(y, LEFT < 0 ? -LEFT : 0);
+  return _mm256_or_si256(x, _mm256_and_si256(moved, _mm256_set1_epi8(mask)));
+}
+template <int LEFT> inline Quads insert_bits(Quads x, Quads y, char mask) {  // x with those bits of y, moved within 16 bits
+  return {insert_bits<LEFT>(x.a, y.a, mask), insert_bits<LEFT>(x.b, y.b, mask)};
+}
 
 inline void transpose16(const uint32_t* const* rows, uint32_t* out) {
   for (int j = 0; j < 16; j++)

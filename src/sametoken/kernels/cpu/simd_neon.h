@@ -230,9 +230,19 @@ inline int32x4_t dot4(int32x4_t sum, int8x16_t a, int8x16_t b) {
 inline Ints dot4(const Ints& sum, const Quads& a, const Quads& b) {
   return each([](auto s, auto p, auto q) { return dot4(s, p, q); }, sum, a, b);
 }
+inline Ints dot4_small(const Ints& sum, const Quads& a, const Quads& b) { return dot4(sum, a, b); }  // of numbers below 64 by signed ones
 inline Quads low_nibbles(const Quads& x) { return each([](auto p) { return vandq_s8(p, vdupq_n_s8(15)); }, x); }
 inline Quads high_nibbles(const Quads& x) {
   return each([](auto p) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(p), 4)); }, x);
+}
+template <int LEFT>
+inline Quads insert_bits(const Quads& x, const Quads& y, char mask) {  // x with those bits of y, moved within bytes
+  return each([=](auto p, auto q) {
+    uint8x16_t bits = vreinterpretq_u8_s8(q);
+    if constexpr (LEFT > 0) bits = vshlq_n_u8(bits, LEFT);
+    if constexpr (LEFT < 0) bits = vshrq_n_u8(bits, -LEFT);
+    return vorrq_s8(p, vandq_s8(vreinterpretq_s8_u8(bits), vdupq_n_s8(int8_t(mask))));
+  }, x, y);
 }
 
 // out[i * 16 + j] = rows[j][i]: sixteen rows of sixteen 32-bit words, transposed four by four.

@@ -60,7 +60,8 @@ def signed_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     wide = x.to(torch.float32)
     peak = wide.abs().amax(1, keepdim=True)
     limit = torch.full_like(peak, 127.0)  # a tensor: a number divided by a tensor is rounded twice
-    inverse = torch.where(peak > 0, limit / peak, 0.0)
+    inverse = limit / peak
+    inverse = torch.where(inverse.isfinite(), inverse, 0.0)
     return (wide * inverse).round().clamp(-127, 127).to(torch.int8), peak / limit
 
 

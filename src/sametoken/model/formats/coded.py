@@ -16,9 +16,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.kernels.cpu.library import FP4, FP8, GROUPED_INT4, GROUPED_INT8, PackedWeight, library
+from sametoken.kernels.cpu.library import (
+    BLOCK_INT4,
+    BLOCK_INT5,
+    BLOCK_INT6,
+    BLOCK_INT8,
+    FP4,
+    FP8,
+    GROUPED_INT4,
+    GROUPED_INT8,
+    PackedWeight,
+    library,
+)
 from sametoken.kernels.cpu.structures import CodedRows, struct_of
 from sametoken.model.formats.base import UnpackedWeight
+from sametoken.model.formats.bits import join_bits, split_bits
+from sametoken.model.formats.block_rows import ROW_BLOCK, block_product
 from sametoken.model.formats.coded_packing import pack_codes
 from sametoken.model.formats.int8 import Int8
 from sametoken.model.formats.packing import padded_outputs, quads
@@ -33,7 +46,13 @@ class Code(Enum):
     FP8 = FP8  # float8_e4m3fn
     FP4 = FP4  # 4-bit floats E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the same below zero
     INT4 = GROUPED_INT4  # 0 .. 15, zero at 8 unless zero points say otherwise
+    INT5 = BLOCK_INT5  # 0 .. 31
+    INT6 = BLOCK_INT6  # 0 .. 63, zero at 32
     INT8 = GROUPED_INT8  # -128 .. 127, zero at 0 unless zero points say otherwise
+
+
+BITS = {Code.FP8: 8, Code.FP4: 4, Code.INT4: 4, Code.INT5: 5, Code.INT6: 6, Code.INT8: 8}
+INTEGERS = (Code.INT4, Code.INT5, Code.INT6, Code.INT8)
 
 
 @dataclass(frozen=True)
@@ -42,7 +61,8 @@ class Coded:
 
     Attributes:
         code: what the codes are.
-        codes: [out, inputs] float8_e4m3fn or int8, or [out, inputs / 2] uint8 with an even input in the low four bits.
+        codes: [out, inputs] float8_e4m3fn or int8, [out, inputs / 2] uint8 with an even input in the low four bits, or
+            [out, inputs * 5 / 8] or [out, inputs * 6 / 8] uint8 as `bits.join_bits` gives them.
         scale: [out, groups], float32, float16, bfloat16, float8_e4m3fn or float8_e8m0fnu; int8 with `step`.
         inputs: numbers of a row.
         group: consecutive inputs that share a scale; the last group may have fewer.
@@ -50,7 +70,8 @@ class Coded:
         zero: [out, groups] int8, the code of the value zero; None for the code's own.
         order: [inputs] int32, the input that a place of a row belongs to; None for their own order.
         divided: see `factor`.
-        dynamic: products round their rows to int8 (W8A8); otherwise rows stay as they are.
+        dynamic: products round their rows to int8 (W8A8), each with one scale.
+        block_rows: products of bfloat16 rows on a CPU round them to int8, each `ROW_BLOCK` inputs with one scale.
         step: [out, blocks] float16, by which the scales of a block's groups are multiplied; None for 1.
         offset: [out, groups] float32, or int8 with `offset_step`, which is subtracted from scaled values; None for 0.
             With it the zero of four-bit integers is 0 instead of 8.
@@ -67,6 +88,7 @@ class Coded:
     order: Tensor | None = None
     divided: bool = False
     dynamic: bool = False
+    block_rows: bool = False
     step: Tensor | None = None
     offset: Tensor | None = None
     offset_step: Tensor | None = None
@@ -108,8 +130,9 @@ class Coded:
             fits = [n for n in range(1, 65) if self.inputs % n == 0 and self.inputs // n % unit == 0] or [1]
             words = f"{self.inputs} inputs with {unit} in a group cannot be cut into {count} parts"
             raise ValueError(f"{words}; use one of {', '.join(map(str, fits))}")
-        packed = self.code in (Code.FP4, Code.INT4)
-        cut: dict[str, Any] = {"codes": _columns(self.codes, share, 2 if packed else 1)}
+        bits = BITS[self.code]
+        codes = self.codes[:, share.start * bits // 8 : -(-share.stop * bits // 8)].contiguous()
+        cut: dict[str, Any] = {"codes": codes}
         for name, width in (("scale", 1), ("zero", 1), ("offset", 1), ("step", blocks), ("offset_step", blocks)):
             found = getattr(self, name)
             if found is not None and not one_scale:
@@ -128,6 +151,9 @@ class Coded:
         """[out, inputs] int8: the same of integers."""
         if self.code is Code.INT8:
             return self.codes
+        if self.code in (Code.INT5, Code.INT6):
+            found = split_bits(self.codes, BITS[self.code]).view(torch.int8)
+            return found if self.code is Code.INT5 else found.sub_(32)
         nibbles = self._nibbles().view(torch.int8)
         return nibbles if self.zero is not None or self.offset is not None else nibbles.sub_(8)
 
@@ -170,13 +196,22 @@ class Coded:
         compiled.numbers(rows)
 
     def linear(self, x: Tensor, deterministic: bool = True) -> Tensor:
-        """x W^T of rows x [M, inputs] without the compiled kernels; [M, out], float32 if `dynamic`, else x's dtype.
+        """x W^T of rows x [M, inputs] without the compiled kernels: [M, out].
 
-        The weight is dequantised for each call, so that no more than one is there at a time.
+        The result is float32 where rows are rounded, otherwise it has x's dtype. The weight is dequantised for
+        each call, so that no more than one is there at a time.
         """
         if self.dynamic and x.device.type == "cpu":
             return DYNAMIC.linear(x, self.rounded())
+        if self.rounds_blocks and x.device.type == "cpu" and x.dtype == torch.bfloat16:
+            offset = None if self.offset is None else stepped(self.offset, self.offset_step)
+            return block_product(x, self.integers(), self.scales(), offset)
         return linear(x, self.dequantize().to(x.dtype), None, False, deterministic)
+
+    @property
+    def rounds_blocks(self) -> bool:
+        """Whether `block_rows` is asked for and inputs and groups are whole blocks."""
+        return self.block_rows and self.inputs % ROW_BLOCK == 0 and self.group in (16, ROW_BLOCK)
 
     def pack(self, bias: Tensor | None) -> PackedWeight:
         """The compiled kernels' layout; `bias` [out] bfloat16."""
@@ -186,8 +221,9 @@ class Coded:
         """The same with codes of the outputs one below the other, which stand in the place of its own."""
         if self.dynamic:
             return DYNAMIC.packed(self.shape, quads(*codes), padded_outputs(self.rounded().scale), bias)
+        kind = {Code.INT4: BLOCK_INT4, Code.INT8: BLOCK_INT8}.get(self.code, self.code.value)
         return pack_codes(
-            self.code.value, self.shape, codes, self.scale, self.group, bias,
+            kind if self.rounds_blocks else self.code.value, self.shape, codes, self.scale, self.group, bias,
             factor=self._factor(), zero=self.zero, order=self.order, step=self.step, offset=self.offset,
             offset_step=self.offset_step,
         )  # fmt: skip
@@ -231,21 +267,26 @@ def stepped(x: Tensor, step: Tensor | None) -> Tensor:
 
 
 def alike(parts: Sequence[Coded]) -> list[Coded]:
-    """Blocks of different types with the same inputs as eight-bit codes of the smallest group; nothing is rounded."""
+    """Blocks of different types with the same inputs, as codes of 6 or 8 bits of the smallest group, without loss."""
     if not any(differs(parts[0], part) for part in parts) or not all(map(_is_blocks, parts)):
         return list(parts)
     group, stepped_all = math.gcd(*(part.group for part in parts)), all(part.step is not None for part in parts)
-    shifted = any(part.offset is not None for part in parts)
+    shifted, in_blocks = any(part.offset is not None for part in parts), all(part.rounds_blocks for part in parts)
+    code = Code.INT8 if any(part.code is Code.INT8 for part in parts) or not in_blocks else Code.INT6
+    group = 16 if code is Code.INT6 else group  # as the compiled kernel has them
 
     def spread(part: Coded) -> Coded:
-        times = part.group // group
-        scale = (part.scale if stepped_all else part.scales()).repeat_interleave(times, 1)
-        offset = torch.zeros_like(scale, dtype=torch.float32)
-        if part.offset is not None:
-            offset = stepped(part.offset, part.offset_step).repeat_interleave(times, 1)
+        times, numbers = part.group // group, part.integers()
+        scale, offset, offset_step = (part.scale, part.offset, part.offset_step)
+        if offset is None:
+            offset, offset_step = torch.zeros_like(scale), part.step
+        if not stepped_all:
+            scale, offset, offset_step = part.scales(), stepped(offset, offset_step), None
         return Coded(
-            Code.INT8, part.integers(), scale, part.inputs, group, step=part.step if stepped_all else None,
-            offset=offset if shifted else None,
+            code, numbers if code is Code.INT8 else join_bits((numbers + 32).view(torch.uint8), 6),
+            scale.repeat_interleave(times, 1), part.inputs, group, step=part.step if stepped_all else None,
+            offset=offset.repeat_interleave(times, 1) if shifted else None,
+            offset_step=offset_step if shifted else None, block_rows=in_blocks,
         )  # fmt: skip
 
     return list(map(spread, parts))
@@ -254,7 +295,7 @@ def alike(parts: Sequence[Coded]) -> list[Coded]:
 def _is_blocks(part: Coded) -> bool:
     """Whether a weight is one of integers without zero points, an order, factors or rows of its own."""
     bare = part.factor is None and part.zero is None and part.order is None and not part.dynamic
-    return bare and part.code in (Code.INT4, Code.INT8)
+    return bare and part.code in INTEGERS
 
 
 def joined(parts: Sequence[Coded]) -> Coded:
@@ -287,6 +328,8 @@ def joined(parts: Sequence[Coded]) -> Coded:
 def packed(parts: Sequence[Coded], bias: Tensor | None) -> PackedWeight:
     """Weights of the same inputs in the compiled kernels' layout, one below the other; raises as `joined`."""
     parts = alike(parts)
+    if parts[0].code in (Code.INT5, Code.INT6) and not parts[0].rounds_blocks:
+        parts = [replace(part, code=Code.INT8, codes=part.integers()) for part in parts]
     facts = joined([replace(part, codes=part.codes[:, :0]) for part in parts])  # each code is copied once
     return facts._pack([part.codes for part in parts], bias)
 
@@ -296,7 +339,7 @@ def differs(one: Coded, other: Coded) -> str | None:
     for name in ("step", "offset", "offset_step"):
         if (getattr(one, name) is None) != (getattr(other, name) is None):
             return f"weights with and without {name}"
-    for name in ("code", "inputs", "group", "divided", "dynamic"):
+    for name in ("code", "inputs", "group", "divided", "dynamic", "block_rows"):
         mine, theirs = getattr(one, name), getattr(other, name)
         if mine != theirs:
             return f"{name} {getattr(mine, 'name', mine)} and {getattr(theirs, 'name', theirs)}"

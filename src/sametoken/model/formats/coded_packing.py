@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from sametoken.kernels.cpu.library import FP8, GROUPED_INT8, PackedWeight
-from sametoken.kernels.cpu.structures import FINITE_FP8, NIBBLES, address
+from sametoken.kernels.cpu.library import (
+    BLOCK_INT4,
+    BLOCK_INT5,
+    BLOCK_INT6,
+    BLOCK_INT8,
+    FP8,
+    GROUPED_INT8,
+    PackedWeight,
+)
+from sametoken.kernels.cpu.structures import FINITE_FP8, NIBBLE_QUADS, NIBBLES, address
 from sametoken.model.formats.packing import WIDTH, Tiles, packed_weight, padded_outputs, pairs, wide
+from sametoken.model.formats.packing import quads as flipped_quads
 
 SCALES = {dtype: i for i, dtype in enumerate(
     (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.int8)
@@ -39,7 +49,7 @@ def pack_codes(
         codes: of the outputs one below the other.
         bias: [out] bfloat16.
     """  # fmt: skip
-    data = quads(*codes) if kind == FP8 else pairs(*codes) if kind == GROUPED_INT8 else words(*codes)
+    data = LAYOUTS.get(kind, words)(*codes)
     parts = (
         by_group(scale),
         None if factor is None else padded_outputs(factor),
@@ -65,6 +75,24 @@ def quads(*parts: Tensor) -> Tensor:
     """[tiles, in / 4, 16, 4] bytes of float8_e4m3fn codes [out, in]: of four inputs the even ones come first."""
     tiles = Tiles(sum(map(len, parts)), wide(parts[0].shape[1]) // 4, (4,), torch.int8)
     return tiles.filled([part.view(torch.int8) for part in parts], FINITE_FP8)
+
+
+def nibble_quads(*parts: Tensor) -> Tensor:
+    """[tiles, in / 8, 16, 4] bytes of codes [out, in / 2]: byte b holds code b in its low half, code 4 + b above it."""
+    tiles = Tiles(sum(map(len, parts)), wide(2 * parts[0].shape[1]) // 8, (4,), torch.uint8)
+    return tiles.filled(parts, NIBBLE_QUADS)
+
+
+def joined_bits(bits: int, *parts: Tensor) -> Tensor:
+    """[tiles, in * bits / 32, 16, 4] bytes of codes [out, in * bits / 8] as `bits.join_bits` gives them."""
+    inputs = parts[0].shape[1] * 8 // bits
+    return Tiles(sum(map(len, parts)), wide(inputs) * bits // 32, (4,), torch.uint8).filled(parts)
+
+
+LAYOUTS: dict[int, Callable[..., Tensor]] = {
+    FP8: quads, GROUPED_INT8: pairs, BLOCK_INT4: nibble_quads, BLOCK_INT5: partial(joined_bits, 5),
+    BLOCK_INT6: partial(joined_bits, 6), BLOCK_INT8: flipped_quads,
+}  # fmt: skip
 
 
 def by_group(x: Tensor) -> Tensor:

@@ -1,0 +1,101 @@
+// Products of integer codes with rows in bytes, 32 of which share a scale: the arithmetic of llama.cpp, whose files these are.
+//
+// A weight lies in tiles of 16 outputs, and within a tile in blocks of 32 inputs: steps of 64 bytes with the low four bits
+// of eight inputs each, then their upper bits, see Block. A group of 16 or 32 inputs is an integer; groups are added in
+// float32 in the order of the inputs, each times the scales of its weights and of its rows. Every operation is rounded
+// alone, so that all sets of instructions and plain torch give the same bits.
+#pragma once
+#include "codes.h"
+
+namespace sametoken {
+
+// Input 4 J + b of 32 in byte b of each lane, where codes have BITS bits. In four bits: byte b of step u holds inputs
+// 8 u + b, low, and 8 u + 4 + b. In more: the bits above of input 4 J + b lie in byte b of one step that follows (five
+// bits; at bit J), or of step J / 4 of two that follow (six; at bits 2 (J % 4)). In eight: byte b of step J.
+template <int BITS, int J>
+inline Quads block_quad(const uint8_t* at) {
+  if constexpr (BITS == 8) {
+    return load_int8(at + 64 * J);
+  } else {
+    Quads both = load_quads(at + J / 2 * 64), low = J % 2 == 0 ? low_nibbles(both) : high_nibbles(both);
+    if constexpr (BITS == 4) return low;
+    else if constexpr (BITS == 5) return insert_bits<4 - J>(low, load_quads(at + 256), 0x10);
+    else return insert_bits<4 - J % 4 * 2>(low, load_quads(at + 256 + J / 4 * 64), 0x30);
+  }
+}
+
+template <int BITS, int GROUP>
+struct BlockKernel {
+  static constexpr int BYTES = 64 * BITS;      // of a tile's block
+  static constexpr int PARTS = 32 / GROUP;     // groups of a block
+  static constexpr int together(int rows) { return tiles_together(2 * rows, 2); }
+
+  template <int M, int N>
+  static void tile(const Weight& w, const Rows& rows, int row, int tile, Floats (&out)[M][N]) {
+    const Codes& codes = *codes_of(w);
+    int groups = w.in / GROUP;
+    int64_t size = padded(w.in, 128) / 32 * BYTES;
+    Lead lead(size, BYTES, N);
+    const uint8_t* data = w.data + tile * size;
+    const uint32_t* x = rows.block(row, w);
+    const float *scale = rows.scale + row * (rows.width / 32), *minus = rows.minus + row * (rows.width / LANES);
+    const int32_t* start = rows.sums + row * (rows.width / LANES);
+    Groups read[N];
+    Floats total[M][N];  // not `out`, which others could see, so that it stays in registers
+    for (int m = 0; m < M; m++)
+      for (int n = 0; n < N; n++) total[m][n] = zeros();
+    for (int group = 0; group < groups; group += PARTS, data += BYTES, x += 8 * M, scale += M) {
+      if (group % Groups::MOST == 0)
+        for (int n = 0; n < N; n++) read[n].read(codes, tile + n, groups, group, std::min(groups - group, Groups::MOST));
+      int64_t ahead = lead.at(group / PARTS);
+      for (int n = 0; n < N; n++)
+        for (int line = 0; line < BITS; line++) fetch(data + n * size + ahead + 64 * line);
+      part<M, N, 0>(read, group % Groups::MOST, codes.offset != nullptr, data, size, x, start, scale, minus, total);
+    }
+    for (int m = 0; m < M; m++)
+      for (int n = 0; n < N; n++) out[m][n] = total[m][n];
+  }
+
+ private:
+  // Adds the groups of a block from PART on; `at` is the first one's place in `read`.
+  template <int M, int N, int PART>
+  static void part(const Groups (&read)[N], int at, bool offsets, const uint8_t* data, int64_t size, const uint32_t* x,
+                   const int32_t*& start, const float* scale, const float*& minus, Floats (&total)[M][N]) {
+    if constexpr (PART < PARTS) {
+      Ints sums[M][N];
+      for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) sums[m][n] = spread_int(start[m]);
+      quads<M, N, PART * GROUP / 4, (PART + 1) * GROUP / 4>(data, size, x, sums);
+      for (int n = 0; n < N; n++) {
+        Floats weights = load(read[n].scale[at + PART]);
+        for (int m = 0; m < M; m++)
+          total[m][n] = add(total[m][n], mul(mul(as_floats(sums[m][n]), weights), spread(scale[m])));
+      }
+      if (offsets)
+        for (int n = 0; n < N; n++) {
+          Floats offset = load(read[n].offset[at + PART]);
+          for (int m = 0; m < M; m++) total[m][n] = add(total[m][n], mul(offset, spread(minus[m])));
+        }
+      start += M, minus += M;
+      part<M, N, PART + 1>(read, at, offsets, data, size, x, start, scale, minus, total);
+    }
+  }
+
+  template <int M, int N, int J, int END>
+  static void quads(const uint8_t* data, int64_t size, const uint32_t* x, Ints (&sums)[M][N]) {
+    if constexpr (J < END) {
+      Quads weight[N];
+      for (int n = 0; n < N; n++) weight[n] = block_quad<BITS, J>(data + n * size);
+      for (int m = 0; m < M; m++) {
+        Quads input = spread_quad(x[J * M + m]);
+        for (int n = 0; n < N; n++) {
+          if constexpr (BITS == 8) sums[m][n] = dot4(sums[m][n], weight[n], input);
+          else sums[m][n] = dot4_small(sums[m][n], weight[n], input);
+        }
+      }
+      quads<M, N, J + 1, END>(data, size, x, sums);
+    }
+  }
+};
+
+}  // namespace sametoken
