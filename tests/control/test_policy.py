@@ -76,7 +76,7 @@ class World:
     def step(self) -> list[int]:
         requested = self.policy.choose(self.rows())
         before = self.tokens
-        longest, drafting = 0, dict.fromkeys(self.methods, 0)
+        nodes, drafting = 0, dict.fromkeys(self.methods, 0)
         for row, each in enumerate(requested):
             for method in each.methods:
                 drafting[method] += 1
@@ -85,13 +85,14 @@ class World:
                 accepted = next((i for i in range(made) if self.luck.random() >= self.chances[method]), made)
                 self.policy.learn(row, method, each.limit, made, accepted)
                 self.tokens += accepted
-                longest = max(longest, slots(method, made))
+                nodes += slots(method, made)
                 if offered:
                     break
         limit = max(each.limit for each in requested)
-        seconds = self.truth.step(max(self.least, self.batch * (1 + longest)), self.batch, 100)
+        size = max(self.least, self.batch + nodes)
+        seconds = self.truth.step(size, self.batch, 100)
         assert self.policy.costs is not None
-        self.policy.costs.saw_step(max(self.least, self.batch * (1 + longest)), self.batch, 100, seconds, 0.0)
+        self.policy.costs.saw_step(size, self.batch, 100, seconds, 0.0)
         for method, rows in drafting.items():
             draft = self.truth.draft(method, rows, limit)
             if rows:
@@ -100,7 +101,7 @@ class World:
         self.seconds += seconds
         self.plain_seconds += self.truth.step(max(self.least, self.batch), self.batch, 100)
         self.tokens += self.batch
-        self.policy.saw_step(self.batch, 100, (self.tokens - before) / self.batch, seconds, longest > 0)
+        self.policy.saw_step(self.batch, 100, (self.tokens - before) / self.batch, seconds, nodes > 0)
         self.used += requested
         return [each.limit for each in requested]
 
@@ -321,7 +322,7 @@ class Shared:
                 self.policy.learn(row.id, "model", limit, limit, accepted)
             left[row.id] -= accepted + 1
             emitted += accepted + 1
-        size = len(rows) * (1 + longest)
+        size = len(rows) + sum(limits)
         seconds = self.truth(size) * self.slow(self.clock, size)
         draft = 0.01 * self.truth(1) * (1 + longest) if longest else 0.0
         self.clock += seconds + draft

@@ -1,7 +1,8 @@
 """Which rows draft and how far, such that tokens per second are most. Pure arithmetic on gains and seconds.
 
-A forward is a rectangle (rows x nodes of the widest draft), so one length is chosen for the batch, each further level
-against the rows and the draft forward that it costs, and the rows that draft are chosen by what they gain.
+One length is chosen for the batch, each further level against the nodes and the draft forward that it costs, and the
+rows that draft are chosen by what they gain. The forward is priced as a rectangle (rows x nodes of the widest draft);
+on a CPU it takes less, which leaves room for rows that gain nothing and wait for it.
 """
 
 from __future__ import annotations
