@@ -35,6 +35,7 @@ COMMAND_GROUPS = {
         "serve": "Serve a model over HTTP as OpenAI's API does.",
         "deploy plan": "Print what serves a model and its draft with this or another engine.",
         "deploy two-node": "Serve a model on two hosts, from the checks to the first answer.",
+        "deploy dynamo": "Serve a model as a worker of NVIDIA Dynamo.",
     },
     "Look at the gain": {
         "demo": "Show plain and speculative decoding side by side.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -23,6 +24,20 @@ def names(tokens: list[int]) -> list[Name]:
     return [tuple(tokens[:end]) for end in range(SIZE, len(tokens) + 1, SIZE)]
 
 
+class Heard:
+    """A listener that knows pages by their events alone."""
+
+    def __init__(self) -> None:
+        self.names: dict[bytes, Name] = {b"": ()}
+
+    def stored(self, digest: bytes, parent: bytes, tokens: Sequence[int]) -> None:
+        assert digest not in self.names
+        self.names[digest] = (*self.names[parent], *tokens)  # whoever continues a page has heard of it
+
+    def removed(self, digest: bytes) -> None:
+        del self.names[digest]
+
+
 class Blocks(RuleBasedStateMachine):
     """Sequences come, grow and go as in an engine."""
 
@@ -31,6 +46,7 @@ class Blocks(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = BlockManager(PAGES, SIZE)
+        self.blocks.listener = self.heard = Heard()
         self.owners: dict[int, int] = {}
         self.found: dict[Name, int] = {}  # what may be found, and where
         self.with_draft: dict[
@@ -124,6 +140,10 @@ class Blocks(RuleBasedStateMachine):
         self.blocks.check()
         assert self.blocks.available == PAGES - 1 - len(self.owners)
         assert self.blocks.idle == len(set(self.found.values()) - self.owners.keys())
+
+    @invariant()
+    def events_tell_what_may_be_found(self) -> None:
+        assert set(self.heard.names.values()) - {()} == set(self.found)
 
 
 Blocks.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

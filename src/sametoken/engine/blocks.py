@@ -11,7 +11,19 @@ from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+
+class PageListener(Protocol):
+    """Who hears which pages are offered to other rows; called by whoever steps the engine."""
+
+    def stored(self, digest: bytes, parent: bytes, tokens: Sequence[int]) -> None:
+        """A page of these tokens is offered; `parent` is the digest of the page before it, b"" for none."""
+        ...
+
+    def removed(self, digest: bytes) -> None:
+        """A page is offered no more."""
+        ...
 
 
 class PrefixMatch(NamedTuple):
@@ -25,6 +37,9 @@ class BlockManager:
     """Pages 1 .. pages - 1 of one pool; page 0 is the sink of `runtime.cache`.
 
     A page is free, owned by `count` rows, or idle: owned by nobody but kept for its prefix until space is needed.
+
+    Attributes:
+        listener: hears which pages are offered, None for nobody.
     """
 
     def __init__(self, pages: int, page_size: int, *, reuse: bool = True) -> None:
@@ -36,6 +51,7 @@ class BlockManager:
         # Of shared pages: which drafters' keys and values they hold, and which token followed when those were made.
         self._draft_kv: dict[int, dict[str, int | None]] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self.listener: PageListener | None = None
 
     @property
     def available(self) -> int:
@@ -129,6 +145,7 @@ class BlockManager:
         """
         if not self.reuse:
             return
+        parent = b""
         for i, (page, digest) in enumerate(zip(pages, self._digests(tokens), strict=False), start=1):
             holds = bool(draft_kv) and i * self.page_size <= draft_cached
             if page not in self._digest:
@@ -139,8 +156,11 @@ class BlockManager:
                     self._page_of[digest] = page
                     self._digest[page] = digest
                     self._draft_kv[page] = {}
+                    if self.listener is not None:
+                        self.listener.stored(digest, parent, tokens[(i - 1) * self.page_size : i * self.page_size])
             if holds and self._page_of[digest] == page:
                 self._draft_kv[page][draft_kv] = next(iter(tokens[i * self.page_size :][:1]), None)
+            parent = digest
 
     def _digests(self, tokens: Sequence[int]) -> Iterator[bytes]:
         digest = b""
@@ -157,7 +177,10 @@ class BlockManager:
             insort(self._free, page)
 
     def _forget(self, page: int) -> None:
-        del self._page_of[self._digest.pop(page)], self._draft_kv[page]
+        digest = self._digest.pop(page)
+        del self._page_of[digest], self._draft_kv[page]
+        if self.listener is not None:
+            self.listener.removed(digest)
 
     def check(self) -> None:
         """Raises AssertionError unless every page is free, owned or idle, exactly once (for tests)."""

@@ -1,0 +1,215 @@
+"""Our engine behind the methods that Dynamo's unified backend calls: start, generate, events, metrics, cleanup.
+
+Admission, time limits and counters are those of `sametoken serve`. Nothing here imports Dynamo while it is loaded, so
+that it can be tested without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, NamedTuple
+
+from sametoken.deploy.dynamo.events import PageEvents
+from sametoken.deploy.dynamo.translation import chunk_of, sampling_of
+from sametoken.engine.async_llm import AsyncLLM
+from sametoken.engine.llm import LLM
+from sametoken.errors import EngineError, RequestError, SametokenError
+from sametoken.options.sampling import SamplingParams
+from sametoken.options.server import ServerConfig
+from sametoken.server.errors import ApiError
+from sametoken.server.metrics import PREFIX, VLLM, Metrics
+from sametoken.server.worker import Job, Worker
+
+
+class Served(NamedTuple):
+    """What a worker serves.
+
+    Attributes:
+        directory: with the tokenizer and configuration that the frontend needs.
+        name: what clients call the model. `aliases`: further names.
+    """
+
+    directory: str
+    name: str
+    aliases: tuple[str, ...]
+
+
+class DynamoEngine:
+    """An engine for Dynamo's `Worker`, which calls everything on its event loop.
+
+    Args:
+        open_llm: loads the models; called once, in a thread of its own.
+        served: names and place of the model. `config`: limits of admission and time.
+
+    Attributes:
+        failure: what the engine could not start with or ended with, None while all is well.
+    """
+
+    def __init__(self, open_llm: Callable[[], LLM], served: Served, config: ServerConfig) -> None:
+        self._open, self._served, self._config = open_llm, served, config
+        self.failure: SametokenError | None = None
+        self._metrics = Metrics(served.name)
+        self._worker: Worker | None = None
+        self._loads: Any = None  # Dynamo's publisher of loads
+        self._published: tuple[int, int] | None = None
+        self._prompts = self._reused = 0  # tokens
+        self._probes: set[asyncio.Future[None]] = set()
+
+    async def start(self, worker_id: int) -> Any:
+        """Loads the models; returns what the frontend is told of them."""
+        from dynamo.common.backend import EngineConfig, LlmRegistration
+
+        try:
+            llm = await asyncio.to_thread(self._warm)
+        except SametokenError as error:
+            self.failure = error
+            raise
+        engine = AsyncLLM(llm, self._config.max_chunks_per_second)
+        engine.on_failure = self._fail
+        self._worker = Worker(engine, self._config, self._metrics)
+        drafts = {"nextn": llm.speculative.max_draft_len, "source": "backend_config", "method": llm.method}
+        return EngineConfig(
+            model=self._served.directory,
+            served_model_name=self._served.name,
+            model_aliases=list(self._served.aliases),
+            runtime_data={"spec_decode": drafts} if llm.method != "none" else None,
+            llm=LlmRegistration(
+                context_length=llm.max_seq_len,
+                kv_cache_block_size=llm.engine.table.page_size,
+                total_kv_blocks=llm.engine.load.pages,
+                max_num_seqs=llm.engine.max_batch_size,
+                max_num_batched_tokens=llm.engine.scheduler.max_num_tokens,
+            ),
+        )
+
+    def _warm(self) -> LLM:
+        llm = self._open()
+        llm.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # what is measured or compiled once
+        llm.engine.reports.append(lambda report: self._publish_load())
+        return llm
+
+    @property
+    def worker(self) -> Worker:
+        assert self._worker is not None, "generate was called before start"
+        return self._worker
+
+    async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
+        """Chunks of one request, which ends at once when its context is stopped."""
+        try:
+            job = await self._taken(request, context.id())
+        except (SametokenError, ApiError) as error:
+            raise as_dynamo(error) from error
+        stopped = asyncio.ensure_future(context.async_killed_or_stopped())
+        stopped.add_done_callback(lambda _: job.chunks.close())
+        try:
+            async for chunk in job.chunks:
+                job.saw(chunk)
+                yield chunk_of(chunk)
+            if any(each.finish_reason is None for each in job.requests):
+                yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
+        except (SametokenError, TimeoutError) as error:
+            raise as_dynamo(error) from error
+        finally:
+            stopped.cancel()
+            self._finish(job)
+
+    async def _taken(self, request: Mapping[str, Any], key: str) -> Job:
+        """The request in the queue of the engine."""
+        llm = self.worker.llm
+        params = sampling_of(request, llm.default_sampling, llm.tokenizer.eos_ids, key)
+        if params.structured_outputs is not None:  # to compile a grammar takes long
+            made = await asyncio.to_thread(llm.make_requests, request["token_ids"], params)
+        else:
+            made = llm.make_requests(request["token_ids"], params)
+        return self.worker.take(made)
+
+    def _finish(self, job: Job) -> None:
+        first = job.requests[0]
+        if first.started:
+            self._prompts += len(first.prompt_ids)
+            self._reused += first.cached_tokens
+        job.close()
+        if self.worker.engine.alive:  # pages of a cancelled request are free before the next step
+            probe = asyncio.ensure_future(self.worker.engine.call(self._publish_load))
+            self._probes.add(probe)
+            probe.add_done_callback(self._probed)
+
+    def _probed(self, probe: asyncio.Future[None]) -> None:
+        self._probes.discard(probe)
+        if not probe.cancelled():
+            probe.exception()  # the engine ended meanwhile, which its streams are told
+
+    async def kv_event_sources(self) -> list[Any]:
+        """One source: the prefix cache of the engine."""
+        from dynamo.common.backend.publisher import PushSource
+
+        def ready(publisher: Any) -> None:
+            self.worker.llm.engine.scheduler.blocks.listener = PageEvents(publisher)
+
+        return [PushSource(on_ready=ready, dp_rank=0)]
+
+    def component_metrics_dp_ranks(self) -> list[int]:
+        """One engine is one rank."""
+        return [0]
+
+    def attach_snapshot_publisher(self, publisher: Any) -> None:
+        """Dynamo's publisher of loads, for the router and the gauges."""
+        self._loads = publisher
+
+    def _publish_load(self) -> None:
+        """Tells the router how full the cache is, where that changed; called by the engine's thread."""
+        if self._loads is None or self._worker is None:
+            return
+        from dynamo.common.backend.publisher import ComponentSnapshot
+
+        load = self.worker.load()
+        if self._published == (load.pages_used, self._prompts):
+            return
+        self._published = load.pages_used, self._prompts
+        share = self._reused / self._prompts if self._prompts else None
+        self._loads.publish(0, ComponentSnapshot(load.pages_used, load.pages, load.pages_used / load.pages, 0, share))
+
+    async def register_prometheus(self, metrics: Any) -> None:
+        """Adds our metrics, those of speculation among them, to the worker's."""
+        from dynamo.common.backend.metrics import register_engine_registry
+
+        register_engine_registry(metrics, self._metrics.registry, prefix_filters=[PREFIX, VLLM])
+
+    async def health_check_payload(self) -> dict[str, Any]:
+        """One token, where Dynamo is told to probe an idle worker."""
+        from dynamo.common.backend.health_check import build_health_check_payload
+
+        payload: dict[str, Any] = build_health_check_payload(0)
+        return payload
+
+    def _fail(self) -> None:
+        """Ends the process as SIGTERM does, for the engine has failed; called by its thread."""
+        self.failure = self.worker.engine.failure
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def cleanup(self) -> None:
+        """Ends the engine; what still streams ends with an error that lets it migrate. May be called twice."""
+        if self._worker is not None:
+            self._worker.llm.engine.scheduler.blocks.listener = None
+            self._loads = None
+            self._worker.draining = True
+            await self._worker.engine.close()
+
+
+def as_dynamo(error: Exception) -> Exception:
+    """An error in Dynamo's words: the client's fault, a reason to try another worker, or neither."""
+    from dynamo.llm import exceptions
+
+    if isinstance(error, RequestError):
+        return exceptions.InvalidArgument(str(error))  # type: ignore[no-any-return]
+    if isinstance(error, ApiError):
+        kind = {400: exceptions.InvalidArgument, 429: exceptions.WorkerUnavailable}.get(error.status)
+        return (kind or exceptions.EngineShutdown)(str(error))  # type: ignore[no-any-return]
+    if isinstance(error, TimeoutError):
+        return exceptions.Cancelled(f"the request was given up: {error}")  # type: ignore[no-any-return]
+    if isinstance(error, EngineError) or type(error) is SametokenError:  # it failed, or was closed
+        return exceptions.EngineShutdown(str(error))  # type: ignore[no-any-return]
+    return exceptions.Unknown(str(error))  # type: ignore[no-any-return]
