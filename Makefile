@@ -13,6 +13,7 @@ SERVE_OPTIONS ?=
 CONFORMANCE_OPTIONS ?=
 CLIENTS_OPTIONS ?=
 DISTRIBUTED_OPTIONS ?=
+DYNAMO_OPTIONS ?=
 
 CLIENTS := tests/clients
 PROGRAMS := chromium curl node npm prometheus
@@ -22,7 +23,7 @@ LOWEST_TESTS := $(addprefix tests/,commands/test_embedded.py checkpoint/test_tok
 kernels/test_native.py checkpoint/test_hub.py project/test_public.py dialects/test_serve_config.py \
 server/test_server_api.py engine/test_structured.py train/test_trainer.py train/test_distill.py train/test_convert.py)
 
-.PHONY: help setup demo serve test test-thorough test-triton test-arm test-lowest support big-models troubleshooting conformance test-engines test-containers clients test-distributed programs check docs dist test-wheel clean
+.PHONY: help setup demo serve test test-thorough test-triton test-arm test-lowest support big-models troubleshooting conformance test-engines test-containers clients test-distributed test-dynamo programs check docs dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
@@ -42,6 +43,7 @@ help:
 	@echo "make test-containers  deploy/ checked without Docker, and the Dockerfile's steps run (.containers)"
 	@echo "make clients published clients, a browser and Prometheus talk to the server (downloads 700 MB into .clients)"
 	@echo "make test-distributed  one model on two hosts, which are network namespaces: needs root"
+	@echo "make test-dynamo  workers behind NVIDIA Dynamo's frontend and router (700 MB in .dynamo)"
 	@echo "make check   ruff, mypy --strict and the import layers"
 	@echo "make docs    the documents as a site in site/"
 	@echo "make setup   only .venv with everything in it"
@@ -145,10 +147,28 @@ test-distributed: $(INSTALLED)
 	$(MAKE) programs PROGRAMS="$(PROGRAMS)"
 	SAMETOKEN_DISTRIBUTED=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 180 tests/distributed $(DISTRIBUTED_OPTIONS)
 
+# In make test these tests are skipped. etcd and NATS are for one of them, which is skipped without them.
+test-dynamo: PROGRAMS := etcd nats-server
+test-dynamo: $(INSTALLED) .dynamo/.installed
+	@test "$$(id -u)" != 0 || $(MAKE) programs PROGRAMS="$(PROGRAMS)"
+	SAMETOKEN_DYNAMO=$(CURDIR)/.dynamo/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 300 tests/dynamo \
+	$(DYNAMO_OPTIONS)
+
+# Dynamo over the packages of .venv, sametoken and torch among them. What ai-dynamo itself asks for cannot be installed:
+# docs/dynamo.md.
+DYNAMO := ai-dynamo==1.6.1
+.dynamo/.installed: deploy/dynamo/requirements.txt $(INSTALLED)
+	test -x .dynamo/bin/pip || $(BIN)/python -m venv .dynamo
+	.dynamo/bin/pip install --quiet --no-deps $(DYNAMO)
+	.dynamo/bin/pip install --quiet -r deploy/dynamo/requirements.txt
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	> "$$(.dynamo/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sametoken_venv.pth"
+	touch $@
+
 # Programs that are not there are installed as Debian's packages, if this user may.
 programs:
 	@missing=$$(for name in $(PROGRAMS); do command -v $$name >/dev/null || echo $$name; done | \
-	sed 's/^node$$/nodejs/; s/^ip$$\|^tc$$/iproute2/; s/^mpirun$$/openmpi-bin/; s/^nsenter$$/util-linux/; s/^ssh$$/openssh-client/; \
+	sed 's/^node$$/nodejs/; s/^etcd$$/etcd-server/; s/^ip$$\|^tc$$/iproute2/; s/^mpirun$$/openmpi-bin/; s/^nsenter$$/util-linux/; s/^ssh$$/openssh-client/; \
 	s/^sshd$$/openssh-server/' | sort -u | xargs); \
 	test -z "$$missing" || test "$$(id -u)" = 0 || { echo "error: missing programs: $$missing; as root run: \
 	apt-get install $$missing" | tr -s '[:space:]' ' ' >&2; exit 1; }; \
@@ -173,7 +193,7 @@ docs: .docs/.installed
 	touch $@
 
 clean:
-	rm -rf .venv .triton .clients .containers .wheel .lowest .docs site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .triton .clients .dynamo .containers .wheel .lowest .docs site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The constraints with the torch that an environment has: pip keeps it, or says that pyproject.toml does not admit it.

@@ -23,9 +23,10 @@ from sametoken.deploy.dynamo.events import PageEvents, hash_of
 from sametoken.deploy.dynamo.preflight import Address, Planes, planes_of
 from sametoken.deploy.dynamo.translation import sampling_of, seed_of
 from sametoken.engine.async_llm import AsyncLLM
-from sametoken.errors import ConfigError, EngineError, RequestError, SametokenError
+from sametoken.errors import ConfigError, EngineError, ModelOutputError, RequestError, SametokenError
 from sametoken.options.sampling import StructuredOutputs
 from sametoken.options.server import ServerConfig
+from sametoken.server.errors import stopping
 from sametoken.server.metrics import Metrics
 from sametoken.server.worker import Worker
 
@@ -151,7 +152,7 @@ def llm() -> LLM:
 def exceptions(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A stand-in for dynamo.llm.exceptions."""
     module = ModuleType("dynamo.llm.exceptions")
-    for name in ("InvalidArgument", "WorkerUnavailable", "EngineShutdown", "Cancelled", "Unknown"):
+    for name in ("InvalidArgument", "EngineShutdown", "HttpError"):
         setattr(module, name, type(name, (Exception,), {}))
     parent = ModuleType("dynamo.llm")
     parent.exceptions = module  # type: ignore[attr-defined]
@@ -242,11 +243,13 @@ def test_errors_say_whose_fault_it_is(llm: LLM, exceptions: Any) -> None:
         serve(llm, asked(n=2))
     with pytest.raises(exceptions.InvalidArgument, match="prompt: 99999 is not a token id"):
         serve(llm, asked([1, 99999]))
-    with pytest.raises(exceptions.WorkerUnavailable, match="try again later"):
+    with pytest.raises(exceptions.HttpError, match=r"429, .*try again later"):
         serve(llm, *(asked(max_tokens=4) for _ in range(17)), max_queue=0)
     assert isinstance(as_dynamo(EngineError("x")), exceptions.EngineShutdown)
     assert isinstance(as_dynamo(SametokenError("the engine has stopped")), exceptions.EngineShutdown)
-    assert isinstance(as_dynamo(TimeoutError("5 s are over")), exceptions.Cancelled)
+    assert as_dynamo(TimeoutError("5 s are over")).args[0] == 408
+    assert as_dynamo(ModelOutputError("not finite")).args[0] == 500
+    assert isinstance(as_dynamo(stopping()), exceptions.EngineShutdown)
 
 
 @pytest.fixture
@@ -286,8 +289,8 @@ FILE = Planes("file", "tcp", "zmq")
 
 def test_the_package_must_be_there_and_new_enough(installed: dict[str, str]) -> None:
     preflight.check(FILE, {})
-    installed["ai-dynamo"] = "1.2.0.post1"
-    with pytest.raises(ConfigError, match=r"ai-dynamo is 1\.2\.0\.post1, a worker needs 1\.4 or newer: pip install"):
+    installed["ai-dynamo"] = "1.5.1"
+    with pytest.raises(ConfigError, match=r"ai-dynamo is 1\.5\.1, a worker needs 1\.6 or newer: pip install"):
         preflight.check(FILE, {})
     del installed["ai-dynamo-runtime"]
     with pytest.raises(ConfigError, match="needs ai-dynamo-runtime, which is not installed: pip install"):

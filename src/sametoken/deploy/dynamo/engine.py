@@ -200,16 +200,18 @@ class DynamoEngine:
 
 
 def as_dynamo(error: Exception) -> Exception:
-    """An error in Dynamo's words: the client's fault, a reason to try another worker, or neither."""
+    """An error in Dynamo's words: a status for the client, or the news that this engine serves nobody any more.
+
+    After the latter the frontend sends nothing more to this worker, and what it served migrates.
+    """
     from dynamo.llm import exceptions
 
     if isinstance(error, RequestError):
         return exceptions.InvalidArgument(str(error))  # type: ignore[no-any-return]
-    if isinstance(error, ApiError):
-        kind = {400: exceptions.InvalidArgument, 429: exceptions.WorkerUnavailable}.get(error.status)
-        return (kind or exceptions.EngineShutdown)(str(error))  # type: ignore[no-any-return]
     if isinstance(error, TimeoutError):
-        return exceptions.Cancelled(f"the request was given up: {error}")  # type: ignore[no-any-return]
-    if isinstance(error, EngineError) or type(error) is SametokenError:  # it failed, or was closed
+        return exceptions.HttpError(408, f"the request was given up: {error}")  # type: ignore[no-any-return]
+    if isinstance(error, ApiError) and error.status < 500:
+        return exceptions.HttpError(error.status, str(error))  # type: ignore[no-any-return]
+    if isinstance(error, EngineError | ApiError) or type(error) is SametokenError:  # it failed, drains or was closed
         return exceptions.EngineShutdown(str(error))  # type: ignore[no-any-return]
-    return exceptions.Unknown(str(error))  # type: ignore[no-any-return]
+    return exceptions.HttpError(500, str(error))  # type: ignore[no-any-return]

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from sametoken.errors import ConfigError
 
-OLDEST = (1, 4)  # the first with every part of the unified backend that is used here
+OLDEST = (1, 6)  # no older one was tried
 TESTED = "1.6.1"
-INSTALL = f"pip install --no-deps ai-dynamo=={TESTED}, then the packages of docs/dynamo.md"
+INSTALL = f"pip install --no-deps ai-dynamo=={TESTED}, then deploy/dynamo/requirements.txt (docs/dynamo.md)"
 PATIENCE_S = 2.0
 MOST_PORT = 2**15 - 1  # Dynamo keeps the number in 16 bits with a sign
 DISCOVERY, REQUESTS, EVENTS = ("etcd", "file", "mem", "kubernetes"), ("tcp", "nats"), ("nats", "zmq")
