@@ -161,6 +161,13 @@ def exceptions(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+def made(llm: LLM, **config: Any) -> DynamoEngine:
+    """An engine as after `start`."""
+    engine = DynamoEngine(lambda: llm, Served("", "embedded", ()), ServerConfig(**config))
+    engine._worker = Worker(AsyncLLM(llm), ServerConfig(**config), Metrics("embedded"))
+    return engine
+
+
 def serve(llm: LLM, *requests: dict[str, Any], after: int | None = None, **config: Any) -> list[list[dict[str, Any]]]:
     """The chunks of requests that are served together; each is stopped after so many chunks, if it says so."""
 
@@ -173,8 +180,7 @@ def serve(llm: LLM, *requests: dict[str, Any], after: int | None = None, **confi
         return chunks
 
     async def run() -> list[list[dict[str, Any]]]:
-        engine = DynamoEngine(lambda: llm, Served("", "embedded", ()), ServerConfig(**config))
-        engine._worker = Worker(AsyncLLM(llm), ServerConfig(**config), Metrics("embedded"))
+        engine = made(llm, **config)
         try:
             return await asyncio.gather(*(one(engine, request) for request in requests))
         finally:
@@ -222,6 +228,23 @@ def test_a_cancelled_request_gives_its_pages_back(llm: LLM) -> None:
     assert chunks[-1] == {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
     assert len(tokens(chunks)) < 100
     assert llm.engine.load.pages_used == llm.engine.load.running == 0
+
+
+def test_a_stream_that_is_stopped_and_never_resumed_ends_too(llm: LLM) -> None:
+    async def run() -> None:
+        engine = made(llm)
+        context = Context()
+        stream = engine.generate(asked(max_tokens=900, ignore_eos=True, **GREEDY), context)
+        await anext(stream)
+        assert engine.worker.open_requests == 1
+        context.stopped.set()
+        async with asyncio.timeout(30):
+            while engine.worker.open_requests or llm.engine.load.running:
+                await asyncio.sleep(0.01)
+        assert llm.engine.load.pages_used == 0
+        await engine.cleanup()
+
+    asyncio.run(run())
 
 
 def test_events_hold_committed_tokens_alone(llm: LLM) -> None:

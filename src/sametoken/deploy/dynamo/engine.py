@@ -103,7 +103,7 @@ class DynamoEngine:
         except (SametokenError, ApiError) as error:
             raise as_dynamo(error) from error
         stopped = asyncio.ensure_future(context.async_killed_or_stopped())
-        stopped.add_done_callback(lambda _: job.chunks.close())
+        stopped.add_done_callback(lambda _: self._finish(job))  # Dynamo does not resume a stream that it has stopped
         try:
             async for chunk in job.chunks:
                 job.saw(chunk)
@@ -114,7 +114,6 @@ class DynamoEngine:
             raise as_dynamo(error) from error
         finally:
             stopped.cancel()
-            self._finish(job)
 
     async def _taken(self, request: Mapping[str, Any], key: str) -> Job:
         """The request in the queue of the engine."""
