@@ -16,7 +16,7 @@ from pydantic import Field
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import Option, Values, engine_options, numbers, refuse_given, several, titled
+from sametoken.commands.options import AS_JSON, Option, Values, engine_options, numbers, refuse_given, several, titled
 from sametoken.commands.terminal import open_console, open_progress
 from sametoken.errors import ConfigError
 from sametoken.interrupt import INTERRUPTED, stop_at_signals
@@ -72,6 +72,7 @@ COMMON = titled(
     Option("seed", int, 0, "seed of the first request; each further request has the next."),
     Option("out", str, None, "directory for the results of the run as JSON; without it: they are not written.", "DIR"),
     Option("explain", bool, False, "say in words why the run is fast or slow, and what to set."),
+    AS_JSON,
 )
 IN_PROCESS = titled(
     "An engine in this process",
@@ -150,9 +151,10 @@ def command(model: str | None, values: Values) -> int:
     if interrupted and not (run.cells or run.loads):
         print("stopped before a whole round was measured; nothing to show", file=sys.stderr)
         return INTERRUPTED
-    code = _show(run, out, values["explain"])
+    code = _print_json(run, out) if values["json"] else _show(run, out, values["explain"])
     if interrupted:
-        print("stopped: the figures above are of the rounds that were whole; run the same command for all of them")
+        words = "stopped: the figures above are of the rounds that were whole; run the same command for all of them"
+        print(words, file=sys.stderr if values["json"] else sys.stdout)
     return code or INTERRUPTED * interrupted
 
 
@@ -300,6 +302,16 @@ def _settings(model: str | None, values: Values, options: Sequence[Option]) -> d
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _print_json(run: Run, out: Path | None) -> int:
+    """Prints what `--out` writes, on one line."""
+    from sametoken.bench.record import RUN, write_run
+
+    if out is not None:
+        print(f"written: {write_run(run, out)}", file=sys.stderr)
+    print(RUN.dump_json(run).decode())
+    return 1 if run.mismatches else 0
 
 
 def _show(run: Run, out: Path | None, explained: bool) -> int:

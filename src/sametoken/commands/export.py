@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from sametoken.checkpoint.paths import user_path
-from sametoken.commands.options import Argument, Option, Values
+from sametoken.commands.options import AS_JSON, Argument, Option, Values
 from sametoken.errors import ConfigError, unknown_name
 
 ARGUMENT = Argument(str, "directory, training run or Hub id of a head, from whichever trainer.", "HEAD")
@@ -21,6 +23,7 @@ OPTIONS = (
     ),
     Option("dtype", str, None, "number format of the weights; without it: that of the files.", "|".join(HEAD_DTYPES)),
     Option("force", bool, False, "write into a directory that holds other files, which stay."),
+    AS_JSON,
 )
 EXAMPLES = {
     "write a head for vLLM": "sametoken export head --to vllm --target MODEL --output head-vllm",
@@ -59,9 +62,14 @@ def command(name: str, values: Values) -> int:
     advice = write_head(
         head, output, target, layout=values["to"], target_name=values["target"], dtype=dtype, force=values["force"]
     )
-    print(f"{output}: the head for {ENGINES[values['to']]}, {str(dtype).removeprefix('torch.')}")
-    for note in [note for note in loaded.notes if taps is None or not note.startswith("taps ")]:
-        print(f"assumed: {note}")
-    for line in advice:
-        print(line.replace("DIR", str(output)))
+    named = str(dtype).removeprefix("torch.")
+    assumed = [note for note in loaded.notes if taps is None or not note.startswith("taps ")]
+    next_steps = [line.replace("DIR", str(output)) for line in advice]
+    if values["json"]:
+        record = {"output": str(output), "engine": values["to"], "dtype": named}
+        print(json.dumps({**record, "assumed": assumed, "advice": next_steps}))
+        return 0
+    print(f"{output}: the head for {ENGINES[values['to']]}, {named}")
+    for line in [*(f"assumed: {note}" for note in assumed), *next_steps]:
+        print(line)
     return 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sametoken.commands.given import given_prompts
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import Option, Values, engine_options, sampling_of, sampling_options, titled
+from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError
 from sametoken.prompts.sources import EncodedPrompt, encode_prompt
 
@@ -58,7 +59,10 @@ def command(model: str | None, values: Values) -> int:
     llm = open_llm(model, values)
     params = sampling_of(values, llm.default_sampling)
     prompts = [encode_prompt(llm.tokenizer, source) for source in sources]
-    chunks = in_order(llm.stream([prompt.ids for prompt in prompts], params), len(prompts), params.n)
+    made = llm.stream([prompt.ids for prompt in prompts], params)
+    if len(prompts) * params.n > 1 and not sys.stdout.isatty():  # where the results would run through the bar
+        made = counted_chunks(made, len(prompts) * params.n)
+    chunks = in_order(made, len(prompts), params.n)
     if values["json"]:
         failed = _write_json(chunks, prompts)
     else:
@@ -77,6 +81,15 @@ def in_order(chunks: Iterable[Chunk], prompts: int, choices: int) -> Iterator[Ch
             yield from ready
             if ready[-1].completion is not None:
                 turn = next(turns, None)
+
+
+def counted_chunks(chunks: Iterable[Chunk], completions: int) -> Iterator[Chunk]:
+    """The same chunks, with a bar of the completions that are done on standard error."""
+    with open_progress() as bar:
+        task = bar.add_task("completions", total=completions)
+        for chunk in chunks:
+            bar.advance(task, chunk.completion is not None)
+            yield chunk
 
 
 def _write_json(chunks: Iterable[Chunk], prompts: Sequence[EncodedPrompt]) -> int:

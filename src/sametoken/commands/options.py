@@ -87,6 +87,9 @@ THREADS = Option(
 )
 
 
+AS_JSON = Option("json", bool, False, "print one JSON object instead of text.")
+
+
 def several(owner: type, name: str) -> Any:
     """The type of an option that takes several values of a setting, each within the limits of the setting."""
     return tuple[declared(owner)[name].hint, ...]  # type: ignore[misc]

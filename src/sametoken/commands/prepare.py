@@ -9,13 +9,14 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sametoken import embedded
 from sametoken.commands.models import use_threads
-from sametoken.commands.options import THREADS, Option, Values, refuse_given, settings_options, titled
+from sametoken.commands.options import AS_JSON, THREADS, Option, Values, refuse_given, settings_options, titled
 from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError
 from sametoken.learning.modes import MODES, TRAINED
@@ -93,6 +94,7 @@ OPTIONS = (
     Option("fill_vocabulary", bool, False, "fill the draft vocabulary with tokens that do not occur, if it is short."),
     Option("show", Count, 0, "number of samples to print: tokens that count in green, the rest dim."),
     Option("hidden_states", bool, False, "write the target's hidden states too, so that training need not run it."),
+    AS_JSON,
     *HIDDEN,
     Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; without it: its main branch."),
     *(option for option in settings_options(EngineConfig) if option.name in RUN),
@@ -130,10 +132,15 @@ def command(model: str | None, values: Values) -> int:
     if values["output"] is None:
         return 0
     prepared = _prepare(tokenizer, _origin(model, directory, tokenizer, values, template), values)
-    for line in summary(prepared):
-        print(line)
-    if values["hidden_states"]:
-        print(_write_hidden_states(prepared, str(directory), engine, values))
+    if not values["json"]:
+        for line in summary(prepared):
+            print(line)
+    states = _write_hidden_states(prepared, str(directory), engine, values) if values["hidden_states"] else None
+    if values["json"]:
+        record = {"output": str(prepared.directory), **asdict(prepared.manifest.counts)}
+        print(json.dumps({**record, "hidden_states": states and states.strip()}))
+    elif states is not None:
+        print(states)
     return 0
 
 
@@ -143,6 +150,8 @@ def _check(values: Values) -> None:
         raise ConfigError("got no --data; expected --data FILE.jsonl, with conversations that the target answered")
     if values["output"] is None and not values["show"]:
         raise ConfigError("got no --output; expected --output DIR, or --show N to print samples only")
+    if values["json"] and values["show"]:
+        raise ConfigError("--json prints one object and --show prints samples; leave one of them out")
     if values["output"] is None and values["hidden_states"]:
         raise ConfigError("--hidden-states needs a place: add --output DIR")
     if not values["hidden_states"]:

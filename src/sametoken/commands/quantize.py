@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from sametoken import embedded
 from sametoken.commands.models import use_threads
-from sametoken.commands.options import THREADS, Option, Values
+from sametoken.commands.options import AS_JSON, THREADS, Option, Values
 from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.interrupt import stop_at_signals
@@ -48,6 +49,7 @@ OPTIONS = (
     Option("osl", Positive, 64, "number of tokens of each answer in that measurement, at most."),
     Option("overwrite", bool, False, "replace DIR if it is there."),
     Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; without it: its main branch."),
+    AS_JSON,
     THREADS,
 )
 EXAMPLES = {
@@ -81,7 +83,7 @@ def command(model: str | None, values: Values) -> int:
     if values["target"] is not None:
         with stop_at_signals() as stop, stop.at_once():  # as below
             head = _write_head(name, directory, output, values)
-        return _print(head, output)
+        return _print(head, output, values["json"])
     if values["draft"] is not None:
         draft_directory(values["draft"])  # before the work is done
     with stop_at_signals() as stop, stop.at_once():  # what is half written is removed
@@ -90,7 +92,7 @@ def command(model: str | None, values: Values) -> int:
     if values["draft"] is not None:
         report = _with_acceptance(report, name, written, prompts, values)
         write_json(output / REPORT, report.to_json())
-    return _print(report, written)
+    return _print(report, written, values["json"])
 
 
 def _check_output(output: Path, read: Mapping[str, str | None]) -> None:
@@ -100,9 +102,12 @@ def _check_output(output: Path, read: Mapping[str, str | None]) -> None:
             raise ConfigError(f"--output {output} is {name}; choose another place")
 
 
-def _print(report: Report | HeadReport, written: Path) -> int:
+def _print(report: Report | HeadReport, written: Path, as_json: bool) -> int:
     from sametoken.quantise.report import REPORT
 
+    if as_json:
+        print(json.dumps({"written": str(written), **report.to_json()}))
+        return 0
     for line in [*report.lines(), f"{written}: written in {report.seconds:.0f} s, with {REPORT} beside it"]:
         print(line)
     return 0

@@ -6,11 +6,13 @@ Exit code 1 if conversations got no answer; they are in OUTPUT.failed.jsonl, and
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -20,7 +22,7 @@ from pydantic import Field
 from sametoken import embedded
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import Option, Values, engine_options, refuse_given, sampling_options, titled
+from sametoken.commands.options import AS_JSON, Option, Values, engine_options, refuse_given, sampling_options, titled
 from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError
 from sametoken.interrupt import Stop, cancel_at_signals
@@ -80,6 +82,7 @@ COMMON = titled(
     Option("chat", bool, True, "use the chat template; off: complete plain prompts."),
     Option("log_empty_conversations", bool, False, "write the ids of empty conversations, and a last line when done."),
     LIMIT,
+    AS_JSON,
     Option(
         "self_prompts",
         Positive,
@@ -263,10 +266,16 @@ def _go_on(job: Assignment) -> int:
     # Read once before anything is loaded: a bad line is found now rather than after an hour.
     left, kept = sum(1 for _ in job.tasks()), len(job.finished)
     if not left:
+        if job.values["json"]:
+            print(json.dumps({"output": str(job.lines.path), "kept": kept, "written": 0, "failed": 0}))
+            return 0
         print(f"{job.lines.path}: {kept} conversations, nothing left to answer")
         return 0
     job.failed.unlink(missing_ok=True)
     done, stop = asyncio.run(_answer(job, left))
+    if job.values["json"]:
+        print(json.dumps({"output": str(job.lines.path), "kept": kept, **asdict(done)}))
+        return stop.exit_code or (1 if done.failed else 0)
     print(
         f"{job.lines.path}: {done.written} conversations written, {done.truncated} of them cut by length, "
         f"{done.empty} empty, {done.failed} without an answer" + (f"; {kept} were there" if kept else "")

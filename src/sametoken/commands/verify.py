@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sametoken.commands.given import first_turns
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import Option, Values, engine_options, numbers, several, titled
+from sametoken.commands.options import AS_JSON, Option, Values, engine_options, numbers, several, titled
 from sametoken.commands.terminal import open_console
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.interrupt import INTERRUPTED, stop_at_signals
@@ -44,6 +45,7 @@ OPTIONS = (
         Option("max_tokens", int, 64, "number of tokens to compare per prompt, at most."),
         TEMPERATURES,
         Option("seed", int, 0, "seed of the first prompt; each further prompt has the next."),
+        AS_JSON,
     ),
     *(option for option in engine_options() if option.name != "method"),
 )
@@ -66,7 +68,8 @@ def command(model: str | None, values: Values) -> int:
     tokenizer = llm.tokenizer
     given = None if sources is None else [encode_prompt(tokenizer, source) for source in sources]
     prompts = (given or encode_texts(tokenizer))[: values["num_prompts"]]
-    return print_proof(llm, prompts, params, numbers(TEMPERATURES, values["temperatures"]), values["method"])
+    temperatures = numbers(TEMPERATURES, values["temperatures"])
+    return print_proof(llm, prompts, params, temperatures, values["method"], as_json=values["json"])
 
 
 def print_proof(
@@ -75,6 +78,8 @@ def print_proof(
     params: SamplingParams,
     temperatures: Sequence[float],
     methods: Sequence[str] | None = None,
+    *,
+    as_json: bool = False,
 ) -> int:
     """Runs the proof (arguments as for `prove`) and prints it.
 
@@ -100,6 +105,8 @@ def print_proof(
     if not found:
         print("stopped before a case was compared", file=sys.stderr)
         return INTERRUPTED
+    if as_json:
+        return _print_json(llm, found, prompts, interrupted)
     _print_table(found, len(prompts))
     if different := [comparison for comparison in found if comparison.difference is not None]:
         print(in_words(llm, different[0], prompts))
@@ -112,6 +119,25 @@ def print_proof(
         return INTERRUPTED
     print(f"all equal: {compared}")
     return 0
+
+
+def _print_json(llm: LLM, found: Sequence[Comparison], prompts: Sequence[EncodedPrompt], interrupted: bool) -> int:
+    from sametoken.check.proof import in_words
+
+    different = next((each for each in found if each.difference is not None), None)
+    cases = [
+        {
+            **each.case._asdict(),
+            "tokens": each.tokens,
+            "acceptance_length": each.acceptance_length,
+            "equal": each.difference is None,
+        }
+        for each in found
+    ]
+    difference = None if different is None else in_words(llm, different, prompts)
+    record = {"equal": different is None, "stopped": interrupted, "prompts": len(prompts), "cases": cases}
+    print(json.dumps({**record, "difference": difference}))
+    return 1 if different is not None else INTERRUPTED * interrupted
 
 
 def _print_table(found: Sequence[Comparison], prompts: int) -> None:

@@ -15,8 +15,9 @@ def open_progress() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    off = not sys.stderr.isatty()
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=off, redirect_stdout=False)
 
 
 def counted(steps: Iterable[bool], total: int, what: str) -> Iterator[bool]:
