@@ -86,9 +86,8 @@ def test_steps_that_were_given_are_made_whatever_the_data():
 
 
 def test_muon_gives_way_and_it_is_said():
-    plan, said, _ = fill(fsdp=True, processes=2)
-    assert (plan.run.optim, plan.run.lr) == ("adamw", 1e-3)
-    assert "adamw (fsdp shards the matrices that Muon needs whole)" in said[0]
+    plan, said, _ = fill(fsdp=True, processes=2)  # sharded matrices have it too
+    assert (plan.run.optim, plan.run.lr) == ("muon", 5e-3)
     plan, said, _ = fill(lr=1e-5)  # a rate from elsewhere is AdamW's
     assert (plan.run.optim, plan.run.lr) == ("adamw", 1e-5)
     assert "adamw (since --lr is given without --optim), learning rate 1e-05" in said[0]

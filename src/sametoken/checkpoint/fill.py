@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ def load_parameters(
     device: torch.device | str,
     *,
     pack: bool = True,
+    filled: Callable[[str], None] = lambda submodule: None,
 ) -> None:
     """Fill every parameter of `module`, built on the meta device, from stored tensors in any order.
 
@@ -43,13 +44,14 @@ def load_parameters(
         dtype: of the parameters after loading.
         device: of the parameters after loading.
         pack: whether to call `pack()` at all; what will be trained stays plain, and quantised weights become so.
+        filled: called with the name of a submodule when all of its own parameters are whole; it may replace them.
 
     Raises:
         CheckpointError: names are missing, unexpected or duplicate (all reported together), a shape does not fit,
             or a weight is not a finite number.
         UnsupportedModelError: a tensor is not of a floating type.
     """
-    filling = _Filling(module, dtype, torch.device(device), pack)
+    filling = _Filling(module, dtype, torch.device(device), pack, filled)
     unexpected, duplicate = [], []
     for item in stored:
         if rules.ignores(item.name):
@@ -82,8 +84,10 @@ def load_parameters(
 class _Filling:
     """Which rows of which parameters have arrived."""
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, device: torch.device, pack: bool) -> None:
-        self.module, self.dtype, self.device, self.pack = module, dtype, device, pack
+    def __init__(
+        self, module: nn.Module, dtype: torch.dtype, device: torch.device, pack: bool, filled: Callable[[str], None]
+    ) -> None:
+        self.module, self.dtype, self.device, self.pack, self.filled = module, dtype, device, pack, filled
         # Taken before anything is packed, since packing may take parameters out of the module.
         self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
         self.claimed: dict[str, list[range]] = defaultdict(list)
@@ -193,9 +197,12 @@ class _Filling:
             return
         parent = _parent(name)
         self.open[parent] -= 1
+        if self.open[parent]:
+            return
         pack = getattr(self.module.get_submodule(parent), "pack", None)
-        if self.pack and pack is not None and not self.open[parent]:
+        if self.pack and pack is not None:
             pack()
+        self.filled(parent)
 
 
 def copy_numbers(stored: Tensor | Coded, target: Tensor) -> None:

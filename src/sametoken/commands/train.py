@@ -13,6 +13,7 @@ from sametoken.commands.options import Option, Values, settings_of, settings_opt
 from sametoken.errors import ConfigError
 from sametoken.interrupt import stop_at_signals
 from sametoken.learning.modes import ALIASES, meaning
+from sametoken.parallel.place import place_of, started
 from sametoken.train.settings import (
     GROUPS,
     DataSettings,
@@ -61,7 +62,7 @@ def command(model: str | None, values: Values) -> int:
     target = model or values["model"] or embedded.NAME
     settings = _settings({**values, "do_eval": _word("do_eval", values["do_eval"])})
     run = settings[RunSettings]
-    if run.num_gpu > 1 and WORKER not in os.environ:
+    if run.num_gpu > 1 and not _launched():
         return _start(target, values, run)
     _use_threads(run)
     return _train(target, settings)
@@ -85,14 +86,14 @@ def _train(target: str, settings: dict[type, Any]) -> int:
     if head.mode in ALIASES:
         _tell(f"mode {head.mode} {meaning(head.mode)}")
     if run.fsdp_transformer_layer_cls_to_wrap is not None and run.fsdp:
-        _tell(f"a head is small and sharded whole; {run.fsdp_transformer_layer_cls_to_wrap} is not wrapped")
+        _tell(f"a draft is small and sharded whole; {run.fsdp_transformer_layer_cls_to_wrap} is not wrapped")
     evaluator = None
     if keep.eval_data is not None:
         asked = Asked(keep.max_draft_len, keep.eval_tokens, engine={"device": run.device})
         evaluator = evaluator_of(target, keep.eval_data, keep.eval_prompts, asked)
     plan = TrainingSettings(head, settings[LossSettings], run, keep)
     # Launchers pass a signal on that a process may have had already.
-    with stop_at_signals(PROMISE if _main() else "", repeats_after_s=3.0 if WORKER in os.environ else 0.0) as stop:
+    with stop_at_signals(PROMISE if _main() else "", repeats_after_s=3.0 if _launched() else 0.0) as stop:
         try:
             with stop.at_once():
                 outcome = train(target, plan, settings[DataSettings], evaluator=evaluator, tell=_tell, stop=stop)
@@ -125,8 +126,13 @@ def _report(target: str, keep: KeepSettings, outcome: Outcome) -> None:
         )
 
 
+def _launched() -> bool:
+    """Whether a launcher started this process, perhaps with others."""
+    return WORKER in os.environ or started(os.environ) > 1
+
+
 def _main() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    return place_of(os.environ, started(os.environ)).rank == 0
 
 
 def _tell(line: str) -> None:
@@ -136,7 +142,8 @@ def _tell(line: str) -> None:
 def _use_threads(run: RunSettings) -> None:
     import torch
 
-    torch.set_num_threads(run.threads or max(1, (os.cpu_count() or 1) // run.num_gpu))
+    here = max(run.num_gpu, place_of(os.environ, started(os.environ)).here)
+    torch.set_num_threads(run.threads or max(1, (os.cpu_count() or 1) // here))
 
 
 def _start(target: str, values: Values, run: RunSettings) -> int:

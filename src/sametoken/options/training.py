@@ -93,7 +93,7 @@ class RunSettings(Settings):
     256."""
     optim: Literal["adamw", "muon"] | None = None
     """muon for the matrices inside the head and adamw for the rest, which gets further in few steps, or adamw alone;
-    without it: muon, or adamw with fsdp and where lr is given."""
+    without it: muon, or adamw where lr is given."""
     lr_scheduler_type: Schedule = "cosine"
     """how the learning rate falls after the warm-up: cosine, linear or constant."""
     warmup_ratio: Share = 0.04
@@ -121,19 +121,15 @@ class RunSettings(Settings):
     num_gpu: Annotated[int, Field(ge=1, le=MOST_THREADS)] = 1
     """number of processes that share each step, one per GPU or core."""
     fsdp: bool = False
-    """shard weights and optimiser among the processes."""
+    """shard the draft's weights and its optimiser among the processes."""
+    fsdp_target: bool = False
+    """shard the target among the processes too (FSDP2), each of which has one of its blocks at a time."""
     fsdp_transformer_layer_cls_to_wrap: str | None = None
     """with fsdp, blocks that other trainers shard one by one; a head is sharded whole, which is said."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """where to compute: auto, cpu or cuda."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
     """number of threads that compute in each process; without it: one per core, shared among the processes."""
-
-    @model_validator(mode="after")
-    def _whole_matrices(self) -> RunSettings:
-        if self.fsdp and self.optim == "muon":
-            raise ValueError("optim muon needs whole matrices and fsdp shards them; leave one of them out")
-        return self
 
 
 class KeepSettings(Settings):

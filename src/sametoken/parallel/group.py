@@ -211,6 +211,18 @@ class RankGroup:
         """Tells all ranks a text."""
         self._store.set(f"{key}/{self.place.rank}", text)
 
+    def said(self, key: str) -> dict[int, str]:
+        """What ranks have said by now. Raises EngineError if rank 0 has ended and took the store with it."""
+        try:
+            found = [rank for rank in range(self.place.size) if self._store.check([f"{key}/{rank}"])]
+            return {rank: self._store.get(f"{key}/{rank}").decode() for rank in found}
+        except RuntimeError as error:
+            raise EngineError("rank 0 has ended") from error
+
+    def store(self, name: str) -> Any:
+        """A store for torch.distributed that all ranks share, by a connection of its own."""
+        return DIST.PrefixStore(name, self._store.clone())
+
     def hear(self, key: str, rank: int, seconds: float = FOREVER.total_seconds()) -> str:
         """What a rank said; waits for it. Raises EngineError if the rank is gone, SametokenError after `seconds`."""
         self._wait(f"{key}/{rank}", rank, seconds, f"did not answer ({key})")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from sametoken.parallel.place import RankPlace
+
+SIOCGIFADDR, IFREQ_BYTES = 0x8915, 256  # how Linux is asked for the address of an interface
 
 
 def own_cores() -> list[Any]:
@@ -42,6 +45,21 @@ def own_address(place: RankPlace) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting sends nothing
         probe.connect(address)
         return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str | None:
+    """The interface of this host that has an IPv4 address; None where the system does not say."""
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # one without an address
+                found = fcntl.ioctl(probe, SIOCGIFADDR, name.encode().ljust(IFREQ_BYTES, b"\0"))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None
 
 
 def own_sockets() -> set[int]:

@@ -80,6 +80,12 @@ class RankPlace(NamedTuple):
         )
 
 
+def started(environment: Mapping[str, str]) -> int:
+    """How many processes torchrun, accelerate or mpirun started together, this one among them; 1 without them."""
+    found = [_first(environment, each.size) for each in LAUNCHERS if each.name != "srun" and each.rank in environment]
+    return (found[0] or 1) if found else 1
+
+
 def place_of(environment: Mapping[str, str], count: int) -> RankPlace:
     """The place of this process, of which `count` were asked for.
 

@@ -81,9 +81,7 @@ def _of_kind(head: HeadSettings, loss: LossSettings) -> tuple[HeadSettings, Loss
 def _optimiser(run: RunSettings, width: int) -> tuple[RunSettings, str]:
     """With an optimiser and a rate, and the reason for AdamW where it was not asked for."""
     optim, why = run.optim, ""
-    if optim is None and run.fsdp:
-        optim, why = "adamw", " (fsdp shards the matrices that Muon needs whole)"
-    elif optim is None and run.lr is not None:
+    if optim is None and run.lr is not None:
         optim, why = "adamw", " (since --lr is given without --optim)"
     optim = optim or "muon"
     rate = RATE[optim] * min(1.0, WIDTH / width) ** SHRINKS[optim]

@@ -6,18 +6,19 @@ so that one learning rate means the same for both (Liu et al., arXiv 2502.16982)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 BETAS = (0.9, 0.95)
 Name = Literal["adamw", "muon"]
 
 
 def optimisers(model: nn.Module, name: Name, decay: float) -> list[torch.optim.Optimizer]:
-    """The optimisers of all that is trained; norms and biases do not decay.
+    """The optimisers of all that is trained, whole or sharded; norms and biases do not decay.
 
     Args:
         name: "muon" has AdamW beside it for vectors, token vectors and output layers.
@@ -29,8 +30,44 @@ def optimisers(model: nn.Module, name: Name, decay: float) -> list[torch.optim.O
     groups = list(_groups(rest, decay))
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=BETAS, fused=True)] if groups else []
     if inner:
-        found.append(torch.optim.Muon(inner, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        kind = ShardedMuon if isinstance(inner[0], DTensor) else torch.optim.Muon
+        found.append(kind(inner, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     return found
+
+
+class ShardedMuon(torch.optim.Muon):
+    """torch's Muon for sharded matrices.
+
+    Momentum is computed on the shards. The update of a matrix is then gathered, every process makes the whole of it
+    orthogonal, as it does where matrices are not sharded, and each adds its own rows.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step; `closure` is not supported."""
+        assert closure is None
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                gradient = matrix.grad
+                if gradient is None:
+                    continue
+                state = self.state[matrix]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(gradient)
+                moment = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+                update = gradient.lerp(moment, group["momentum"])
+                added = _orthogonal_step(update.full_tensor(), group)
+                own = distribute_tensor(added, matrix.device_mesh, matrix.placements, src_data_rank=None)
+                matrix.mul_(1 - group["lr"] * group["weight_decay"]).add_(own)
+
+
+def _orthogonal_step(update: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """What Muon adds to a whole matrix: a step of torch's own from zeros, without momentum and decay."""
+    moved = nn.Parameter(torch.zeros_like(update))
+    moved.grad = update
+    kept = {name: group[name] for name in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
+    torch.optim.Muon([moved], **kept, weight_decay=0.0, momentum=0.0, nesterov=False).step()  # type: ignore[no-untyped-call]
+    return moved.detach()
 
 
 def _is_inner(name: str, parameter: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Processes that share a step: their number, the wrapper of what they train, sums over them, whole states from them.
 
-Plain data parallelism is accelerate's; sharding is torch's own fully_shard, over the whole head, which is small.
+Copies are torch's DistributedDataParallel; sharding is its fully_shard, over the whole draft at once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from sametoken.errors import ConfigError, SametokenError
-from sametoken.train.journal import missing
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from sametoken.errors import ConfigError
+from sametoken.parallel.place import place_of, started
+from sametoken.train.processes import Processes
 
 WHOLE = StateDictOptions(full_state_dict=True)
 M_MMAP_MAX, M_TRIM_THRESHOLD = -4, -1  # of mallopt
@@ -36,36 +37,57 @@ class Parallel:
 
     Args:
         device: "auto", or where this process computes.
-        fsdp: shard what is trained instead of copying it.
+        fsdp: shard what is trained instead of copying it. `fsdp_target`: shard the target too.
+        alike: what must be equal in all processes, by a name that an error may say.
 
     Attributes:
-        rank, count: of the processes. `main`: whether this one writes and evaluates.
+        rank, count: of the processes. `main`: whether this one writes and evaluates. `first_here`: of its host.
+        in_step: every process must make the same number of forwards, since weights are gathered for each.
+
+    Raises:
+        ConfigError: there is no such device, or the processes were not started alike.
+        SametokenError: a process did not come in time.
     """
 
-    def __init__(self, device: str, fsdp: bool) -> None:
-        try:
-            from accelerate import Accelerator
-        except ImportError as error:
-            raise ConfigError(missing("accelerate")) from error
+    def __init__(
+        self, device: str, fsdp: bool = False, fsdp_target: bool = False, alike: Mapping[str, str] = {}
+    ) -> None:
         cpu = device == "cpu" or not torch.cuda.is_available()
         if device.startswith("cuda") and cpu:
             raise ConfigError(f"device {device!r}: this machine or this build of torch has no CUDA; use 'cpu'")
-        self._accelerator: Accelerator = Accelerator(cpu=cpu)
-        self._fsdp = fsdp and self._accelerator.num_processes > 1
-        self.rank, self.count = self._accelerator.process_index, self._accelerator.num_processes
-        self.main, self.device = self.rank == 0, self._accelerator.device
+        place = place_of(os.environ, started(os.environ))
+        self.rank, self.count, self._fsdp = place.rank, place.size, fsdp and place.size > 1
+        self.main, self.first_here = place.rank == 0, place.rank % place.here == 0
+        self.in_step = self.count > 1 and (fsdp or fsdp_target)
+        self.device = torch.device("cpu") if cpu else torch.device("cuda", place.rank % place.here)
         if self.device.type == "cpu":
             _keep_memory()
+        else:
+            torch.cuda.set_device(self.device)
+        self._processes = Processes(place, self.device, alike) if self.count > 1 else None
+
+    def together(self) -> AbstractContextManager[None]:
+        """What the processes do together; an error in one of them is an error in all."""
+        return nullcontext() if self._processes is None else self._processes.together()
+
+    def require_equal(self, name: str, value: str) -> None:
+        """Raises ConfigError in every process if they do not all give the same value."""
+        if self._processes is not None:
+            self._processes.require_equal(name, value)
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """All processes in a row, among which weights are sharded."""
+        return init_device_mesh(self.device.type, (self.count,))
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """What to call instead of `module`; its parameters may be other objects afterwards."""
         if self.count == 1:
             return module
         if self._fsdp:
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            fully_shard(module, mesh=init_device_mesh(self.device.type, (self.count,)))
+            for tensor in module.state_dict().values():  # as DistributedDataParallel does
+                torch.distributed.broadcast(tensor, 0)
+            fully_shard(module, mesh=self.mesh)
             return module
         return nn.parallel.DistributedDataParallel(module)
 
@@ -86,22 +108,30 @@ class Parallel:
             torch.distributed.all_reduce(values)
         return values
 
+    def most(self, number: int) -> int:
+        """The largest number that any process gives."""
+        found = torch.tensor(number)
+        if self.count > 1:
+            torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
+        return int(found)
+
     def agreed(self, value: Any) -> Any:
-        """What the main process says, in all of them. Raises SametokenError where one has ended with an error."""
-        if self.count == 1:
-            return value
+        """What the main process says, in all of them."""
         said = [value]
-        try:
+        if self.count > 1:
             torch.distributed.broadcast_object_list(said)
-        except RuntimeError as error:
-            raise SametokenError("another process of this run has ended; it says why") from error
         return said[0]
 
-    def close(self) -> None:
-        """Ends the group of processes; a process that failed ends without, since it would wait for the others."""
-        if self.count > 1:
-            self._accelerator.wait_for_everyone()
-            self._accelerator.end_training()
+    def sent(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The main process's tensors on the CPU, in all of them."""
+        kinds = self.agreed({name: (each.shape, each.dtype) for name, each in tensors.items()})
+        found = {
+            name: tensors[name] if self.main else torch.empty(shape, dtype=dtype)
+            for name, (shape, dtype) in kinds.items()
+        }
+        for each in found.values() if self.count > 1 else ():
+            torch.distributed.broadcast(each, 0)
+        return found
 
 
 def whole_states(

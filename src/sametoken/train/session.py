@@ -23,14 +23,16 @@ from sametoken.learning.modes import TRAINED, modes_with
 from sametoken.learning.objective import Objective, Start
 from sametoken.learning.target import OuterLayers
 from sametoken.model.config import ModelConfig
+from sametoken.options.declaration import Settings
 from sametoken.train.dataset.preparation import data_digest, prepare
-from sametoken.train.dataset.prepared import MANIFEST, Origin, Prepared
+from sametoken.train.dataset.prepared import MANIFEST, SAMPLES, Origin, Prepared
 from sametoken.train.defaults import Facts, filled
 from sametoken.train.parallel import Parallel
 from sametoken.train.settings import LONGEST, DataSettings, TrainingSettings
-from sametoken.train.targets import open_source, read_outer
+from sametoken.train.targets import BatchSource, check_data, from_disk, one_by_one, read_outer, run
 from sametoken.train.trainer import Evaluator, Outcome, RunInputs, Trainer
 
+OF_A_HOST = ("output_dir", "data", "device", "threads", "num_gpu", "draft_config")  # may differ between processes
 PREPARED = "data"  # samples made from files of conversations, within the output directory
 
 
@@ -51,19 +53,29 @@ def train(
         SametokenError: a setting, the data, the target or a checkpoint is not what it must be; nothing was overwritten.
     """
     _check(plan)
-    parallel = Parallel(plan.run.device, plan.run.fsdp)
-    directory = target_directory(target)
-    samples = _samples(target, directory, plan, data, parallel)
-    with alone_in(user_path(plan.keep.output_dir)) if parallel.main else nullcontext():
-        say = tell if parallel.main else lambda line: None
-        width = ModelConfig.from_hf(read_config(directory)).hidden_size
-        plan, lines = filled(plan, Facts(samples.lengths(), width, parallel.count))
-        inputs = _inputs(target, directory, plan, samples, parallel)
-        for line in lines:
-            say(line)
-        outcome = Trainer(plan, inputs, parallel, evaluator, say, Stop() if stop is None else stop).run()
-    parallel.close()
-    return outcome
+    run = plan.run
+    parallel = Parallel(run.device, run.fsdp, run.fsdp_target, _alike(plan, data))
+    with parallel.together():
+        directory = target_directory(target)
+        parallel.require_equal("files of the target", model_digest(directory))
+        samples = _samples(target, directory, plan, data, parallel)
+        parallel.require_equal("samples", samples.manifest.files[SAMPLES].sha256)
+        with alone_in(user_path(plan.keep.output_dir)) if parallel.main else nullcontext():
+            say = tell if parallel.main else lambda line: None
+            width = ModelConfig.from_hf(read_config(directory)).hidden_size
+            plan, lines = filled(plan, Facts(samples.lengths(), width, parallel.count))
+            inputs = _inputs(target, directory, plan, samples, parallel)
+            for line in lines:
+                say(line)
+            return Trainer(plan, inputs, parallel, evaluator, say, Stop() if stop is None else stop).run()
+
+
+def _alike(plan: TrainingSettings, data: DataSettings) -> dict[str, str]:
+    """What all processes must have been started with; names of files may differ from host to host."""
+    groups: tuple[Settings, ...] = (*plan, data)
+    options = {name: getattr(group, name) for group in groups for name in type(group).model_fields}
+    options |= {name: options[name] is not None for name in ("init_from", "eval_data")}  # a file, or none
+    return {_spelled(name): str(value) for name, value in options.items() if name not in OF_A_HOST}
 
 
 def _samples(target: str, directory: Path, plan: TrainingSettings, data: DataSettings, parallel: Parallel) -> Prepared:
@@ -82,6 +94,9 @@ def _samples(target: str, directory: Path, plan: TrainingSettings, data: DataSet
     if parallel.main:
         _prepare(target, directory, plan, data, place)
     parallel.agreed(None)
+    if parallel.first_here and not (place / MANIFEST).exists():  # another host, with a disk of its own
+        _prepare(target, directory, plan, data, place)
+    parallel.most(0)
     return Prepared.open(place)
 
 
@@ -109,7 +124,28 @@ def _inputs(target: str, directory: Path, plan: TrainingSettings, samples: Prepa
             f"{rewriting} needs the target, but {samples.directory} holds its hidden states; prepare the data without, "
             "or leave it out"
         )
-    return RunInputs(objective, open_source(directory, objective.taps, samples, stated, device), samples, computed)
+    return RunInputs(objective, _source(directory, objective, plan, samples, stated, parallel), samples, computed)
+
+
+def _source(
+    directory: Path, objective: Objective, plan: TrainingSettings, samples: Prepared, dtype: torch.dtype,
+    parallel: Parallel,
+) -> BatchSource:  # fmt: skip
+    """The target's hidden states: from disk where they are there, otherwise by running it."""
+    check_data(directory, objective.taps, samples)
+    if samples.hidden_states is not None:
+        if plan.run.fsdp_target:
+            raise ConfigError(
+                f"--fsdp-target shards a target that runs, but {samples.directory} holds its hidden states; leave it "
+                "out"
+            )
+        return one_by_one(from_disk(samples.hidden_states, dtype, parallel.device))
+    if plan.run.fsdp_target and parallel.count > 1:
+        from sametoken.train.sharded_target import load_sharded, read_in_step
+
+        decoder = load_sharded(directory, objective.outer, dtype, parallel.mesh)
+        return read_in_step(decoder, objective.taps, parallel.most)
+    return one_by_one(run(directory, objective.taps, max(samples.lengths()), dtype, parallel.device))
 
 
 def _objective(

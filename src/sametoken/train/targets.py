@@ -6,7 +6,7 @@ Legend: S tokens of a document, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +28,17 @@ from sametoken.train.dataset.hidden_states import HiddenSpec
 from sametoken.train.dataset.prepared import Prepared
 
 Source = Callable[[int, Tensor], Features]  # features of a sample by its number and its tokens [S]
+BatchSource = Callable[[Sequence[int], Sequence[Tensor]], Features]  # of several, side by side
+
+
+def one_by_one(source: Source) -> BatchSource:
+    """The features of several samples, each read by itself."""
+
+    def read(samples: Sequence[int], documents: Sequence[Tensor]) -> Features:
+        found = [source(sample, tokens) for sample, tokens in zip(samples, documents, strict=True)]
+        return Features(*(torch.cat(each) for each in zip(*found, strict=True)))
+
+    return read
 
 
 class _Stored(Protocol):
@@ -36,10 +47,8 @@ class _Stored(Protocol):
     def __getitem__(self, sample: int) -> Features: ...
 
 
-def open_source(
-    directory: Path, taps: tuple[int, ...], data: Prepared, dtype: torch.dtype, device: torch.device
-) -> Source:
-    """Hidden states of prepared samples: from disk where they are there, otherwise by running the target.
+def check_data(directory: Path, taps: tuple[int, ...], data: Prepared) -> None:
+    """Refuses samples or hidden states that are not for a target.
 
     Args:
         directory: the target's checkpoint.
@@ -47,7 +56,6 @@ def open_source(
 
     Raises:
         DataError: the samples or the hidden states on disk are of another model, or of other blocks.
-        CheckpointError: the target cannot be loaded.
     """
     data.check_target(directory)
     longest = max(data.lengths())
@@ -58,14 +66,11 @@ def open_source(
             f"the data with --max-len {limit}"
         )
     stored = data.hidden_states
-    if stored is None:
-        return run(directory, taps, longest, dtype, device)
-    if taps and stored.spec.taps != taps:
+    if taps and stored is not None and stored.spec.taps != taps:
         raise DataError(
             f"{data.directory}: found hidden states of blocks {stored.spec.taps}, expected {taps}; extract them with "
             f"--taps {','.join(map(str, taps))}, or train with --taps {','.join(map(str, stored.spec.taps))}"
         )
-    return from_disk(stored, dtype, device)
 
 
 def run(directory: Path, taps: tuple[int, ...], longest: int, dtype: torch.dtype, device: torch.device) -> Source:

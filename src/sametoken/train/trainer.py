@@ -34,12 +34,12 @@ from sametoken.train.optimisers import optimisers
 from sametoken.train.parallel import Parallel, restore, whole_states
 from sametoken.train.schedule import Schedule, Step
 from sametoken.train.settings import TrainingSettings
-from sametoken.train.targets import Source
+from sametoken.train.targets import BatchSource
 from sametoken.train.window import Window
 
 # Do not change what is computed, or change it only as far as sums in another order do.
-FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_transformer_layer_cls_to_wrap", "device",
-        "threads", "gradient_checkpointing")  # fmt: skip
+FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_target", "device", "threads",
+        "fsdp_transformer_layer_cls_to_wrap", "gradient_checkpointing")  # fmt: skip
 
 T = TypeVar("T")
 Evaluator = Callable[[Path], float]  # acceptance length of a draft in a directory, on held-out prompts
@@ -56,7 +56,7 @@ class RunInputs(NamedTuple):
     """
 
     objective: Objective
-    source: Source
+    source: BatchSource
     data: Prepared
     dtype: torch.dtype
 
@@ -105,12 +105,12 @@ class Trainer:
         self.plan, self.inputs, self.parallel, self._evaluator, self._tell = plan, inputs, parallel, evaluator, tell
         self._stop, self._stopping = Stop() if stop is None else stop, False
         self.directory = user_path(plan.keep.output_dir)
-        make_directory(self.directory)
         self._lengths = inputs.data.lengths()
         self.schedule = Schedule(self._lengths, plan.run, parallel.count)
         self.objective = inputs.objective
         self._part = plan.head.training.part
         if parallel.main:
+            make_directory(self.directory)
             checkpoints.sweep(self.directory, self._part)
         self._best = Best(self.directory / self._part)
         self.model = parallel.wrap(self.objective)
@@ -161,11 +161,14 @@ class Trainer:
         mine = step.rows[parallel.rank :: parallel.count]
         at_once = run.train_bs or 1
         forwards = [mine[i : i + at_once] for i in range(0, len(mine), at_once)]
+        own = len(forwards)
+        if parallel.in_step:  # a process with fewer rows than the first repeats some of them, which then count nothing
+            forwards += forwards[:1] * (-(-len(step.rows[:: parallel.count]) // at_once) - own)
         batches = [self._batch(rows, step.epoch) for rows in forwards]
         rule = self.plan.loss
         steps, by_document = self.objective.steps, rule.loss_mean == "document"
         weighed = [guess_weights(each, steps, rule.decay, per_document=by_document) for each, _ in batches]
-        documents = torch.stack([each.total for each in weighed]).sum()
+        documents = torch.stack([each.total for each in weighed[:own]]).sum()
         total, stops = parallel.sum(torch.stack([documents, documents.new_tensor(float(bool(self._stop)))]))
         total, self._stopping = total.clamp(min=1), bool(stops > 0)
         self.model.zero_grad(set_to_none=True)
@@ -174,9 +177,10 @@ class Trainer:
             features = self._features(batch, samples)
             with parallel.waiting(self.model, i + 1 < len(batches)):
                 # Data parallelism averages over the processes; the weights already are shares of the whole step.
-                loss, report = self.model(batch, features, guesses.weights * (parallel.count / total))
+                share = parallel.count / total if i < own else torch.zeros_like(total)
+                loss, report = self.model(batch, features, guesses.weights * share)
                 loss.backward()
-            reports.append(report)
+            reports += [report] if i < own else []
         self._norm = parallel.clip(self.model, run.max_grad_norm)
         self._check_norm(step)
         for optimiser in self.optimisers:
@@ -203,9 +207,7 @@ class Trainer:
 
     def _features(self, batch: Batch, samples: Sequence[int]) -> Features:
         parts = torch.split(batch.tokens, list(batch.lengths))
-        found = [self.inputs.source(sample, tokens) for sample, tokens in zip(samples, parts, strict=True)]
-        taps, last = (torch.cat(each) for each in zip(*found, strict=True))
-        return Features(taps, last)
+        return self.inputs.source(samples, parts)
 
     def _log(self, journal: Journal | None, step: Step, window: Window) -> None:
         report = AcceptanceMetrics(*self.parallel.sum(torch.stack(window.take())))
@@ -332,6 +334,17 @@ class Trainer:
         }
 
     def _resume(self) -> None:
+        """Goes on from the last checkpoint, which the main process reads for all."""
+        saved = self._last_checkpoint() if self.parallel.main else None
+        progress = self.parallel.agreed(None if saved is None else saved.progress)
+        if progress is None:
+            return
+        weights = self.parallel.sent({} if saved is None else saved.weights)
+        moments = self.parallel.sent({} if saved is None else saved.optimiser)
+        restore(self.objective, self.optimisers, weights, moments)
+        self.progress = dict(progress)
+
+    def _last_checkpoint(self) -> Saved | None:
         keep, found = self.plan.keep, checkpoints.all_checkpoints(self.directory)
         if not found:
             if self._best.place.exists() and self._evaluator is None:
@@ -339,13 +352,12 @@ class Trainer:
                     f"{self._best.place} is a head of an earlier run without a checkpoint to go on from; give "
                     "--eval-data, so that the better one is kept, move it away, or choose another --output-dir"
                 )
-            return
+            return None
         if not keep.resume:
             raise SametokenError(
                 f"{self.directory} holds checkpoints of an earlier run; choose another --output-dir, delete them, or "
                 "go on with --resume"
             )
         saved = checkpoints.load(found[-1], self._settings())
-        restore(self.objective, self.optimisers, saved.weights, saved.optimiser)
-        self.progress = dict(saved.progress)
         self._tell(f"going on from {found[-1]}")
+        return saved
