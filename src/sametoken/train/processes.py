@@ -12,17 +12,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from importlib.metadata import version
 
 import torch
 
 from sametoken.errors import ConfigError, EngineError, SametokenError
-from sametoken.parallel.group import INTERFACES, RankGroup
+from sametoken.parallel.gloo import FOREVER, INTERFACES
+from sametoken.parallel.group import RankGroup
 from sametoken.parallel.host import interface_of, own_address
 from sametoken.parallel.place import RankPlace
 
-FOREVER = timedelta(days=365)  # of a collective, since evaluations take long; who is gone is known otherwise
 LOOKS_S = 0.25  # between looks at the others
 FOUND_S = 9.0  # in which the reason of a failed collective is known: longer than a silent process is waited for
 RAISES_S = 2.0  # that a computation has to end by itself, since it knows that another process has ended
