@@ -110,7 +110,7 @@ class Processes:
             if (words := self._gone()) is not None and not self._ending.wait(RAISES_S):
                 print(f"error: {words}", file=sys.stderr, flush=True)
                 self._tell(LEARNED, words)
-                os._exit(1)
+                os._exit(2)  # as an error that this process had met itself
 
     def _tell(self, key: str, words: str) -> None:
         with suppress(RuntimeError):  # the store is gone
