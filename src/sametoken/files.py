@@ -45,7 +45,8 @@ def replacing(file: Path) -> Iterator[Path]:
     Raises:
         DataError: the disk is full or the place is not writable; what was there before still is.
     """
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    # Processes of several hosts may write into one directory, and have the same number.
+    part = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         part.touch()
         mode = part.stat().st_mode

@@ -62,22 +62,37 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_two_processes_with_a_sharded_target_equal_one(pair: Any, data: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def two(tiny_pair: Any, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], list[str]]:
+    """Where both processes have run all of it, and how each run ended in the first and in the second."""
+    place = tmp_path_factory.mktemp("two")
+    common = {"target": tiny_pair.target, "data": str(data), **COMMON, **TOGETHER}
+    runs: list[dict[str, Any]] = [{"output": name, "chosen": {**common, **kind}} for name, kind in KINDS.items()]
+    runs.append({"output": "options", "chosen": common, "differs": {"lr": 1e-3}})
+    runs.append({"output": "absent", "chosen": common, "differs": {"target": f"{tiny_pair.target}-absent"}})
+    return place, *run_two(place, runs)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_processes_with_a_sharded_target_equal_one(
+    pair: Any, data: Path, two: tuple[Path, list[str], list[str]], tmp_path: Path, name: str
+) -> None:
     """Every kind of draft; each process of the two has rows of its own, and at times one more than the other."""
-    runs = [
-        {"output": name, "chosen": {"target": pair.target, "data": str(data), **COMMON, **TOGETHER, **kind}}
-        for name, kind in KINDS.items()
-    ]
-    ended = run_two(tmp_path / "two", runs)
-    assert ended == ([""] * len(runs), [""] * len(runs))
-    for name, kind in KINDS.items():
-        train_tiny(pair.target, data, tmp_path / name, **COMMON, **ALONE, **kind)
-        logs = log_of(tmp_path / name), log_of(tmp_path / "two" / name)
-        # Muon rounds to bfloat16 within a step, where a difference in the last bit of a gradient may become one.
-        near = 1e-5 if kind["optim"] == "adamw" else 1e-3
-        for a, b in zip(*logs, strict=True):
-            assert b["loss"] == pytest.approx(a["loss"], rel=near)
-        wanted = load_file(tmp_path / name / "checkpoint-4" / "model.safetensors")
-        found = load_file(tmp_path / "two" / name / "checkpoint-4" / "model.safetensors")
-        for key, tensor in wanted.items():
-            torch.testing.assert_close(found[key], tensor, atol=5e-5 if near < 1e-4 else 2e-3, rtol=1e-3)
+    (place, *ended), number = two, list(KINDS).index(name)
+    assert [each[number] for each in ended] == ["", ""]
+    train_tiny(pair.target, data, tmp_path, **COMMON, **ALONE, **KINDS[name])
+    # Muon rounds to bfloat16 within a step, where a difference in the last bit of a gradient may become one.
+    rounds = KINDS[name]["optim"] == "muon"
+    for a, b in zip(log_of(tmp_path), log_of(place / name), strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-3 if rounds else 1e-5)
+    wanted, found = (load_file(each / "checkpoint-4" / "model.safetensors") for each in (tmp_path, place / name))
+    for key, tensor in wanted.items():
+        torch.testing.assert_close(found[key], tensor, atol=2e-3 if rounds else 5e-5, rtol=1e-3)
+
+
+def test_processes_that_differ_or_fail_are_named_in_both(two: tuple[Path, list[str], list[str]]) -> None:
+    _, first, second = two
+    assert first[-2] == second[-2] == "rank 1 has --lr 0.001 and rank 0 has 0.003; start all ranks with the same"
+    assert "-absent" in second[-1]
+    assert first[-1].startswith("rank 1 of 2 has ended: ")
+    assert "-absent" in first[-1]

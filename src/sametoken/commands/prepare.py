@@ -23,6 +23,7 @@ from sametoken.learning.modes import MODES, TRAINED
 from sametoken.options.declaration import Count, Positive
 from sametoken.options.engine import EngineConfig
 from sametoken.options.training import DATA_PATH
+from sametoken.parallel.place import place_of, started
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -57,7 +58,14 @@ HIDDEN = titled(
         "shard",
         str,
         None,
-        "number of this process among those that share the work, as 0/4; without it: RANK/WORLD_SIZE.",
+        "number of this process among those that share the work, as 0/4; without it: the launcher's.",
+    ),
+    Option(
+        "shard_size",
+        str,
+        "256MiB",
+        "number of bytes of a file of hidden states at most; processes share whole files.",
+        "BYTES",
     ),
 )
 OPTIONS = (
@@ -251,20 +259,23 @@ def _write_hidden_states(prepared: Prepared, directory: str, engine: EngineConfi
     budget = None if values["budget"] is None else parse_bytes(values["budget"])
     part = parse_part(values["shard"] or _rank())
     decoder = load_models(directory, None, (None, None), engine).target
-    spec = spec_of(prepared, decoder, parse_taps(values["taps"], decoder.config.num_layers), values["hidden_dtype"])
+    taps = parse_taps(values["taps"], decoder.config.num_layers)
+    spec = spec_of(prepared, decoder, taps, values["hidden_dtype"], parse_bytes(values["shard_size"], "shard-size"))
     size = check_size(prepared, spec, budget)
     with _bar("hidden states", prepared.manifest.counts.tokens // part[1]) as step:
         done = extract(prepared, decoder, spec, part, step)
-    taps = f"of blocks {', '.join(map(str, spec.taps))} and " if spec.taps else ""
+    blocks = f"of blocks {', '.join(map(str, spec.taps))} and " if spec.taps else ""
     return (
-        f"  hidden states: {taps}after the last norm, {spec.dtype}, {spell(size)} in all; "
+        f"  hidden states: {blocks}after the last norm, {spec.dtype}, {spell(size)} in all; "
         f"{done.written} of {done.own} shards written now, part {part[0]} of {part[1]}"
+        + (f"; {done.missing} of other parts are missing yet" if done.missing else "")
     )
 
 
 def _rank() -> str:
-    """This process's part as torchrun and Slurm launchers say it."""
-    return f"{os.environ.get('RANK', 0)}/{os.environ.get('WORLD_SIZE', 1)}"
+    """This process's part as torchrun, mpirun and such say it."""
+    place = place_of(os.environ, started(os.environ))
+    return f"{place.rank}/{place.size}"
 
 
 def coloured(tokenizer: Tokenizer, masked: Masked, max_len: int) -> Text:

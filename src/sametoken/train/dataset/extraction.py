@@ -26,6 +26,7 @@ from sametoken.train.dataset.hidden_states import (
     DIRECTORY,
     DTYPES,
     FORMAT,
+    SHARD_BYTES,
     HiddenSpec,
     HiddenStates,
     claim,
@@ -78,10 +79,11 @@ def features(states: Tensor) -> Features:
 
 
 class Extracted(NamedTuple):
-    """How many shards this run wrote, of how many that were its own."""
+    """How many shards this run wrote, of how many that were its own, and how many are missing of other parts."""
 
     written: int
     own: int
+    missing: int
 
 
 def parse_taps(text: str, layers: int) -> tuple[int, ...]:
@@ -95,8 +97,8 @@ def parse_taps(text: str, layers: int) -> tuple[int, ...]:
     return parse_layers(text, layers, TRAINED)
 
 
-def parse_bytes(text: str) -> int:
-    """Bytes from "50GB", "1.5 TiB" or a number.
+def parse_bytes(text: str, option: str = "budget") -> int:
+    """Bytes of an option from "50GB", "1.5 TiB" or a number.
 
     Raises:
         ConfigError: it is none.
@@ -104,7 +106,7 @@ def parse_bytes(text: str) -> int:
     found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     unit = UNITS.get(found[2].removesuffix("b") + "b" if found[2] else "") if found else None
     if found is None or unit is None:
-        raise ConfigError(f"--budget {text!r}: expected a size such as 50GB or 1.5TiB")
+        raise ConfigError(f"--{option} {text!r}: expected a size such as 50GB or 1.5TiB")
     return int(float(found[1]) * unit)
 
 
@@ -120,7 +122,9 @@ def parse_part(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def spec_of(prepared: Prepared, decoder: Decoder, taps: tuple[int, ...], dtype: str) -> HiddenSpec:
+def spec_of(
+    prepared: Prepared, decoder: Decoder, taps: tuple[int, ...], dtype: str, shard_bytes: int = SHARD_BYTES
+) -> HiddenSpec:
     """What the hidden states of these samples under this target are.
 
     Raises:
@@ -132,6 +136,7 @@ def spec_of(prepared: Prepared, decoder: Decoder, taps: tuple[int, ...], dtype: 
     return HiddenSpec(
         FORMAT, origin.target, origin.target_digest, origin.tokenizer_digest, prepared.manifest.files[SAMPLES].sha256,
         taps, decoder.config.hidden_size, dtype, str(decoder.dtype).removeprefix("torch."),
+        shard_bytes,
     )  # fmt: skip
 
 
@@ -191,9 +196,10 @@ def extract(
     written = 0
     for shard in own:
         if not stored.has(shard):
+            claim(directory, spec)  # another process may have begun at the same time, with other settings
             _write(prepared, reader, spec, (stored.file(shard), stored.shards[shard]), progress)
             written += 1
-    return Extracted(written, len(own))
+    return Extracted(written, len(own), len(stored.missing()))
 
 
 def _write(

@@ -129,6 +129,7 @@ def prepare(
         gathered.unserved, gathered.unended, int((counted > 0).sum()), coverage,
     )  # fmt: skip
     write_json(path / MANIFEST, Manifest(FORMAT, origin, counts, stamps).to_json())
+    check_origin(path, origin)  # other processes may prepare the same at the same time, with the same options only
     return Prepared.open(path)
 
 
