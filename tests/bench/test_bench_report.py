@@ -61,8 +61,21 @@ def test_figures_of_one_page_share_no_ids() -> None:
     assert sum(map(len, used)) == len(set().union(*used))
 
 
+def test_a_figure_says_its_finding_and_where_it_is_from() -> None:
+    made = run_of(cell([1, 4], HALF), settings={"model": "a-model", "draft": "a-head"})
+    speed, accepted, time = (" ".join(ElementTree.fromstring(chart.svg).itertext()) for chart in charts([made]))
+    for text in (speed, accepted, time):
+        assert "a-model with a-head; a processor, 1 threads, float32; 2026-01-01" in text
+        assert "temperature 0" in text
+    assert re.search(r"\d\.\d\d times the speed of plain decoding, with drafts of 4 tokens", speed)
+    assert "plain decoding; below it drafts cost time" in speed
+    assert "The first draft token is accepted in 50% of the drafts" in accepted
+    assert "dashed: share of drafts that got there" in accepted
+    assert "ms per token with drafts" in time
+
+
 def test_many_cells_are_spread_over_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "_render", lambda name, draw: ("", b""))
+    monkeypatch.setattr(plots, "_render", lambda name, draw, origin: ("", b""))
     drawn = charts([run_of(*(cell([1, 2], HALF, temperature=n / 10) for n in range(8)))])
     names = [chart.name for chart in drawn]
     assert len(names) == len(set(names)) == 2 * 2 + 8

@@ -1,4 +1,7 @@
-"""The figures of runs: speed-up against draft length, acceptance by position, where time goes, latency against load."""
+"""The figures of runs: speed-up against draft length, acceptance by position, where time goes, latency against load.
+
+Each stands alone: its title is the finding, below it stand model, machine and date, and a legend explains every line.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ INK = "#2b2f36"  # lines and letters; a page replaces it by the colour of its ow
 # Distinct in hue and in lightness, on white as on near-black (Okabe and Ito's palette, darkest and lightest left out).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 SIZE = (6.4, 3.6)
+APART = 0.08  # between marks of one position, in draft tokens
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 10,
@@ -63,8 +67,20 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     loads = [load for run in runs for load in run.loads]
     drawn = []
     for name, caption, draw in [*_of_cells(cells), *_of_loads(loads)]:
-        drawn.append(Chart(name, caption, *_render(name, draw)))
+        drawn.append(Chart(name, caption, *_render(name, draw, _origin(runs))))
     return drawn
+
+
+def _origin(runs: Sequence[Run]) -> str:
+    """What was measured, where and when: a line for each kind of run."""
+    lines = []
+    for run in runs:
+        draft = run.settings.get("draft")
+        model = f"{run.settings.get('model', 'a server')}{f' with {draft}' if draft else ''}"
+        at = run.environment
+        machine = at.device if run.kind == "server" else f"{at.cpu}, {at.threads} threads, {at.dtype}"
+        lines.append(f"{model}; {machine}; {run.created[:10]}")
+    return "\n".join(dict.fromkeys(lines))
 
 
 Drawing = tuple[str, str, Callable[["Axes"], None]]
@@ -109,8 +125,9 @@ def _chunks(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
 
 
 def _speed_up(axes: Axes, cells: Sequence[Cell]) -> None:
-    for cell, colour in zip(cells, COLOURS, strict=False):
-        lengths = [variant.max_draft_len for variant in cell.speculative]
+    for number, (cell, colour) in enumerate(zip(cells, COLOURS, strict=False)):
+        aside = APART * (number - (len(cells) - 1) / 2)
+        lengths = [variant.max_draft_len + aside for variant in cell.speculative]
         found = [variant.speed_up for variant in cell.speculative]
         values = [one.value for one in found]
         below = [one.value - (one.value if one.low is None else one.low) for one in found]
@@ -124,13 +141,18 @@ def _speed_up(axes: Axes, cells: Sequence[Cell]) -> None:
             capsize=3,
             label=f"{cell.label}, {cell.speculative[0].method}",
         )
-    axes.axhline(1, color=INK, linewidth=1, linestyle=":")
+    axes.axhline(1, color=INK, linewidth=1, linestyle=":", label="plain decoding; below it drafts cost time")
     axes.set_xticks(sorted({variant.max_draft_len for cell in cells for variant in cell.speculative}))
-    _finish(axes, "speed-up against draft length", "longest draft (tokens)", "speed-up")
+    best = max((one for cell in cells for one in cell.speculative), key=lambda one: one.speed_up.value)
+    gain = best.speed_up.value
+    title = "At best" if gain >= 1 else "Drafts cost time: at best"
+    title += f" {gain:.2f} times the speed of plain decoding, with drafts of {best.max_draft_len} tokens"
+    _finish(axes, title, "longest draft (tokens)", "speed-up")
 
 
 def _acceptance(axes: Axes, cells: Sequence[Cell]) -> None:
     # Batches share a line: they do not change which guesses are accepted.
+    firsts: list[float] = []
     distinct = {f"{cell.texts}, {cell.speculative[0].method}": cell for cell in cells}
     for (name, cell), colour in zip(distinct.items(), COLOURS, strict=False):
         longest = max(cell.speculative, key=lambda variant: variant.max_draft_len)
@@ -138,22 +160,42 @@ def _acceptance(axes: Axes, cells: Sequence[Cell]) -> None:
         of_all = [one.unconditional for one in longest.acceptance.positions]
         of_reached = [math.nan if one.conditional is None else one.conditional for one in longest.acceptance.positions]
         axes.plot(places, of_all, color=colour, marker="o", label=name)
-        axes.plot(places, of_reached, color=colour, linestyle="--", marker=".")
-    axes.set_ylim(0, 1)
+        axes.plot(
+            [place + APART for place in places], of_reached, color=colour, linestyle="--", marker="s", mfc="white"
+        )
+        firsts.append(of_all[0])
+    axes.plot([], [], color=INK, marker="o", label="solid: share of all drafts")
+    axes.plot(
+        [], [], color=INK, linestyle="--", marker="s", mfc="white", label="dashed: share of drafts that got there"
+    )
+    axes.set_ylim(0, 1.02)
     axes.set_xticks(sorted({p for cell in cells for v in cell.speculative for p in range(1, v.max_draft_len + 1)}))
-    _finish(axes, "acceptance by position", "position in the draft", "accepted (share)")
+    shares = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(firsts), max(firsts))))
+    _finish(
+        axes,
+        f"The first draft token is accepted in {shares} of the drafts",
+        "position in the draft",
+        "accepted (share)",
+    )
 
 
 def _time(axes: Axes, cell: Cell) -> None:
     """Bars of milliseconds per token, divided by the shares of the time."""
     labels = [variant.label for variant in cell.variants]
     left = [0.0] * len(labels)
-    for part, colour in zip(("draft", "verify", "host"), COLOURS, strict=False):
+    parts = {"draft": "making drafts", "verify": "the target's forward, with verification", "host": "everything else"}
+    for (part, meaning), colour in zip(parts.items(), COLOURS, strict=False):
         widths = [1000 / v.tokens_per_second * getattr(v.time_share, part) for v in cell.variants]
-        axes.barh(labels, widths, left=left, color=colour, label=part)
+        axes.barh(labels, widths, left=left, color=colour, label=f"{part}: {meaning}")
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.invert_yaxis()
-    _finish(axes, cell.label, "milliseconds per token of all requests", "")
+    plain, *drafted = (1000 / v.tokens_per_second for v in cell.variants)
+    _finish(
+        axes,
+        f"{min(drafted):.1f} ms per token with drafts, {plain:.1f} ms without ({cell.label})",
+        "milliseconds per token of all requests",
+        "",
+    )
 
 
 def _latency(axes: Axes, loads: Sequence[Load], words: str) -> None:
@@ -164,9 +206,18 @@ def _latency(axes: Axes, loads: Sequence[Load], words: str) -> None:
         levels = [load.level for load in found]
         label = f"{side}, {workload}, temperature {temperature:g}"
         axes.plot(levels, [load.latency_s.p50 for load in found], color=colour, marker="o", label=label)
-        axes.plot(levels, [load.latency_s.p95 for load in found], color=colour, linestyle="--", marker=".")
+        axes.plot(levels, [load.latency_s.p95 for load in found], color=colour, linestyle="--", marker="s", mfc="white")
+    axes.plot([], [], color=INK, marker="o", label="solid: median")
+    axes.plot([], [], color=INK, linestyle="--", marker="s", mfc="white", label="dashed: 95th percentile")
     axes.set_ylim(bottom=0)
-    _finish(axes, "latency against load", words, "seconds per request")
+    ours = sorted((load for load in loads if load.side == "server"), key=lambda load: load.level) or ordered
+    low, high = ours[0], ours[-1]
+    _finish(
+        axes,
+        f"Median latency {low.latency_s.p50:.2f} s at {low.label}, {high.latency_s.p50:.2f} s at {high.label}",
+        words,
+        "seconds per request",
+    )
 
 
 def _finish(axes: Axes, title: str, x: str, y: str) -> None:
@@ -177,7 +228,7 @@ def _finish(axes: Axes, title: str, x: str, y: str) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2))
 
 
-def _render(name: str, draw: Callable[[Axes], None]) -> tuple[str, bytes]:
+def _render(name: str, draw: Callable[[Axes], None], origin: str) -> tuple[str, bytes]:
     """A drawing as SVG and as PNG on white."""
     try:
         import matplotlib as mpl
@@ -187,7 +238,11 @@ def _render(name: str, draw: Callable[[Axes], None]) -> tuple[str, bytes]:
     # Ids in the SVG are hashes; without a salt of its own, figures of one page would share clip paths.
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=SIZE)
-        draw(figure.add_subplot())
+        axes = figure.add_subplot()
+        draw(axes)
+        lines = origin.count("\n") + 1
+        axes.set_title(axes.get_title("left"), pad=8 + 11 * lines)
+        axes.text(0, 1.02, origin, transform=axes.transAxes, fontsize=8, va="bottom")
         svg, png = io.StringIO(), io.BytesIO()
         figure.savefig(svg, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
         figure.savefig(png, format="png", dpi=150, facecolor="white", bbox_inches="tight")
