@@ -20,7 +20,7 @@ from sametoken.parallel.gloo import Gloo
 from sametoken.parallel.group import RankGroup
 from sametoken.parallel.key import KEY, own_key
 from sametoken.parallel.place import HERE, RankPlace
-from sametoken.parallel.shared import SLOT, SWITCH, SharedMemory
+from sametoken.parallel.shared import MEMORY_SWITCH, SLOT, SharedMemory
 
 RANKS = 3
 SIZES = (1, 15, 4096, SLOT // 4 + 19)  # the last one needs two rounds
@@ -52,7 +52,7 @@ def groups() -> list[RankGroup]:
 
 @pytest.fixture(params=["on", "off"])
 def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RankGroup]]:
-    monkeypatch.setenv(SWITCH, request.param)
+    monkeypatch.setenv(MEMORY_SWITCH, request.param)
     monkeypatch.setenv(KEY, "the key of these threads")
     found = groups()
     shared = request.param == "on" and library() is not None and hasattr(os, "memfd_create")

@@ -22,7 +22,7 @@ from sametoken import LLM, SamplingParams
 from sametoken.errors import EngineError
 from sametoken.kernels.cpu.library import library
 from sametoken.parallel.gloo import Gloo
-from sametoken.parallel.shared import SWITCH, SharedMemory
+from sametoken.parallel.shared import MEMORY_SWITCH, SharedMemory
 from server_checks import wait_until
 
 LONG = SamplingParams(max_tokens=80, temperature=0, ignore_eos=True)
@@ -50,7 +50,7 @@ def test_a_rank_that_dies_or_hangs_is_named(
     pair: Pair, number: int, memory: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one host with the memory that ranks share, and as between hosts; a rank that hangs there: see distributed."""
-    monkeypatch.setenv(SWITCH, memory)
+    monkeypatch.setenv(MEMORY_SWITCH, memory)
     llm = make_llm(pair.target, tensor_parallel_size=2, dtype="bfloat16")
     assert llm.ranks is not None
     assert isinstance(llm.ranks.group.transport, SharedMemory if memory == "on" and library() else Gloo)

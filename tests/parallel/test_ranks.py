@@ -22,7 +22,7 @@ from sametoken.parallel.host import own_cores, shares_cores
 from sametoken.parallel.lead import lead
 from sametoken.parallel.messages import Forward, read
 from sametoken.parallel.place import RankPlace, place_of
-from sametoken.parallel.shared import SWITCH
+from sametoken.parallel.shared import MEMORY_SWITCH
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0)
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.9, top_p=0.95, seed=11, presence_penalty=0.3, logprobs=2)
@@ -242,7 +242,7 @@ def test_an_interrupted_forward_is_raised_and_the_next_one_does_not_wait(
     models: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C comes while results are added in Python, which compiled code calls where ranks share no memory."""
-    monkeypatch.setenv(SWITCH, "off")
+    monkeypatch.setenv(MEMORY_SWITCH, "off")
     llm = make_llm(*models, dtype="bfloat16", tensor_parallel_size=2)
     assert llm.ranks is not None
 

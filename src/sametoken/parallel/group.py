@@ -32,7 +32,7 @@ from sametoken.parallel.host import own_cores, reachable, shares_cores
 from sametoken.parallel.key import check_proof, own_key, proof
 from sametoken.parallel.messages import read
 from sametoken.parallel.place import HERE, RankPlace
-from sametoken.parallel.shared import SWITCH, SharedMemory
+from sametoken.parallel.shared import MEMORY_SWITCH, SharedMemory
 
 LOG = logging.getLogger("sametoken")
 MEET_S = 25.0  # until all ranks have come
@@ -184,7 +184,7 @@ class RankGroup:
         description = self.hear("memory", 0, MEET_S) if rank else None
         reason = "" if description != "" else "rank 0 has none"
         try:
-            if not reason and kernels is not None and os.environ.get(SWITCH) != "off":
+            if not reason and kernels is not None and os.environ.get(MEMORY_SWITCH) != "off":
                 made = SharedMemory(self.place, kernels, description)
             else:
                 reason = reason or "it is turned off, or there are no compiled kernels"

@@ -19,7 +19,7 @@ from sametoken.kernels.cpu.library import Library
 from sametoken.kernels.cpu.structures import CExchange
 from sametoken.parallel.place import RankPlace
 
-SWITCH = "SAMETOKEN_RANK_MEMORY"  # "off": ranks of one host use the network too
+MEMORY_SWITCH = "SAMETOKEN_RANK_MEMORY"  # "off": ranks of one host use the network too
 SLOT = 1 << 22  # bytes that a rank gives to the others at once
 POST, TOKEN = 128, 16  # bytes of a rank's counter, see exchange.h, and of what tells one memory from another
 
