@@ -25,6 +25,7 @@ from sametoken.parallel.place import RankPlace
 DIST: Any = torch.distributed  # its types leave out what is needed here
 JOIN_S = 10.0  # until the connections are open
 FOREVER = timedelta(days=365)  # of a collective: whether a rank hangs is known by its signs of life
+FAILED: list[object] = []  # connections that never opened: to delete them would wait for the other ranks
 INTERFACES = "GLOO_SOCKET_IFNAME"  # names interfaces, separated by commas, as torch.distributed reads it
 
 
@@ -74,6 +75,7 @@ class Gloo:
             self._gloo = gloo(DIST.PrefixStore("gloo", store), place.rank, place.size, options)
             self.all(torch.zeros(1))
         except RuntimeError as error:
+            FAILED.append(self)
             own = f"{INTERFACES}={','.join(interfaces)}" if interfaces else f"the address {own_address(place)}"
             here = ", ".join(name for _, name in socket.if_nameindex())
             raise SametokenError(
