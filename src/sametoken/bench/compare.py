@@ -10,14 +10,14 @@ from sametoken.bench.tables import Table
 from sametoken.errors import ConfigError
 
 
-class Measured(NamedTuple):
+class SpeedOfRounds(NamedTuple):
     """Tokens per second of one setting, and those of every round of it."""
 
     speed: float
     rounds: tuple[float, ...]
 
     @classmethod
-    def of(cls, speed: float, round_s: Sequence[float]) -> Measured:
+    def of(cls, speed: float, round_s: Sequence[float]) -> SpeedOfRounds:
         """From the speed over all rounds and the seconds of each."""
         mean = sum(round_s) / len(round_s)
         return cls(speed, tuple(speed * mean / seconds for seconds in round_s))
@@ -72,17 +72,17 @@ def table(found: Sequence[Ratio]) -> Table:
     )
 
 
-def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, Measured]]:
+def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, SpeedOfRounds]]:
     for run in runs:
         for cell in run.cells:
             for one in cell.variants:
-                yield f"{cell.label}, {one.label}", Measured.of(one.tokens_per_second, one.round_s)
+                yield f"{cell.label}, {one.label}", SpeedOfRounds.of(one.tokens_per_second, one.round_s)
         for load in run.loads:
             if load.tokens:
                 name = f"{load.workload}, temperature {load.temperature:g}, {load.label}, {load.side}"
-                yield name, Measured.of(load.tokens_per_second, load.round_s)
+                yield name, SpeedOfRounds.of(load.tokens_per_second, load.round_s)
 
 
-def _ratio(name: str, first: Measured, second: Measured) -> Ratio:
+def _ratio(name: str, first: SpeedOfRounds, second: SpeedOfRounds) -> Ratio:
     low, high = min(second.rounds) / max(first.rounds), max(second.rounds) / min(first.rounds)
     return Ratio(name, first.speed, second.speed, second.speed / first.speed, low, high)
