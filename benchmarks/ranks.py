@@ -17,7 +17,7 @@ import torch
 
 from sametoken import LLM
 from sametoken.kernels.cpu.library import serial_torch
-from sametoken.parallel.shared import SWITCH
+from sametoken.parallel.shared import MEMORY_SWITCH
 from sametoken.runtime.cache import Span
 from sametoken.speculation.draft import chain_mask
 
@@ -27,7 +27,7 @@ WAYS = {"one process": (1, "on"), "two ranks, shared memory": (2, "on"), "two ra
 
 def loaded(model: str, ranks: int, memory: str) -> LLM:
     """The target alone."""
-    os.environ[SWITCH] = memory
+    os.environ[MEMORY_SWITCH] = memory
     torch.set_num_threads(2)
     options = {"dtype": "bfloat16", "max_batch_size": 2, "max_seq_len": 256}
     return LLM(model, None, {"method": "none"}, tensor_parallel_size=ranks, **options)
