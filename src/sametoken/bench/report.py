@@ -13,7 +13,7 @@ from sametoken.bench.record import Run
 from sametoken.bench.tables import Table, tables, verdicts
 from sametoken.errors import ConfigError
 
-PAGE = """<!doctype html>
+HTML = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -75,7 +75,7 @@ def render_page(runs: Sequence[Run], drawn: Sequence[Chart]) -> str:
         if run.cells or any(load.speed_up for load in run.loads):
             parts.append(f"<details><summary>Why</summary><pre>{escape(explain(run))}</pre></details>")
         parts.append(_environment(run))
-    return PAGE.format(body="\n".join(parts))
+    return HTML.format(body="\n".join(parts))
 
 
 def _figure(chart: Chart) -> str:

@@ -24,7 +24,7 @@ from sametoken.speculation.draft import chain_mask
 from sametoken.train.dataset.extraction import PAGE, features
 from sametoken.train.targets import BatchSource
 
-PIECE_TOKENS = 2048  # of a document in a forward; each forward gathers the whole target, so pieces are long
+GATHERED_TOKENS = 2048  # of a document in a forward; each forward gathers the whole target, so pieces are long
 
 
 class _Inner(nn.Module):
@@ -86,12 +86,12 @@ def read_in_step(decoder: Decoder, taps: tuple[int, ...], most: Callable[[int], 
     @torch.no_grad()
     def read(samples: Sequence[int], documents: Sequence[Tensor]) -> Features:
         cache = _cache(decoder, [len(tokens) for tokens in documents])
-        pieces = -(-max(map(len, documents)) // PIECE_TOKENS)
+        pieces = -(-max(map(len, documents)) // GATHERED_TOKENS)
         found: list[list[Tensor]] = [[] for _ in documents]
         for turn in range(most(pieces)):  # a process that has read everything reads its last piece again
-            start = min(turn, pieces - 1) * PIECE_TOKENS
+            start = min(turn, pieces - 1) * GATHERED_TOKENS
             rows = [row for row, tokens in enumerate(documents) if len(tokens) > start]
-            parts = [documents[row][start : start + PIECE_TOKENS] for row in rows]
+            parts = [documents[row][start : start + GATHERED_TOKENS] for row in rows]
             spans = [_span(row, start, len(part), part.device) for row, part in zip(rows, parts, strict=True)]
             hidden = decoder.run(torch.cat(parts), cache, spans, taps)
             states = torch.stack([*hidden.taps, decoder.norm(hidden.last)], dim=1)

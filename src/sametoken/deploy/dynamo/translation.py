@@ -51,14 +51,14 @@ def sampling_of(
     _refuse(request, groups)
     asked, stops = groups["sampling_options"], groups["stop_conditions"]
     ignore_eos = stops.get("ignore_eos", False)
-    ends = {token for name in _lists(stops) for token in stops[name]} - (set(eos) if ignore_eos else set())
+    stop_ids = {token for name in _lists(stops) for token in stops[name]} - (set(eos) if ignore_eos else set())
     seed = asked.get("seed")
     given = {name: _shortest(asked[name]) for name in SAME if name in asked}
     return SamplingParams(
         **{**recommended, **given},
         max_tokens=stops.get("max_tokens"),
         min_tokens=stops.get("min_tokens", 0),
-        stop_token_ids=sorted(ends),
+        stop_token_ids=sorted(stop_ids),
         ignore_eos=ignore_eos,
         seed=seed_of(key) if seed is None else seed,
         logprobs=groups["output_options"].get("logprobs"),
