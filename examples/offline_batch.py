@@ -1,6 +1,6 @@
 """Complete many prompts at once, without a server, and print what drafting saved.
 
-    python examples/offline_batch.py [MODEL] [DRAFT]
+    python examples/offline_batch.py [MODEL DRAFT]
 
 Without arguments it uses the target and the EAGLE-3 head that come with the package.
 """
@@ -18,7 +18,9 @@ PROMPTS = [
 
 
 def main() -> None:
-    model, draft = sys.argv[1:3] if len(sys.argv) > 2 else ("embedded", "embedded-eagle3")
+    if len(sys.argv) not in (1, 3):
+        sys.exit("usage: python examples/offline_batch.py [MODEL DRAFT]")
+    model, draft = sys.argv[1:3] if len(sys.argv) == 3 else ("embedded", "embedded-eagle3")
     llm = LLM(model, draft=draft, max_batch_size=8)
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     # The seed and the position of a token decide its noise: neither the batch nor the draft can change the text.

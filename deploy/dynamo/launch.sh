@@ -35,6 +35,10 @@ export DYN_TCP_RPC_HOST=${DYN_TCP_RPC_HOST:-127.0.0.1} DYN_EVENT_PLANE_HOST=${DY
 export DYN_SYSTEM_HOST=${DYN_SYSTEM_HOST:-127.0.0.1} DYN_TCP_RESPONSE_STREAM_HOST=${DYN_TCP_RESPONSE_STREAM_HOST:-lo}
 export DYN_SDK_DISABLE_ANSI_LOGGING=${DYN_SDK_DISABLE_ANSI_LOGGING:-1}
 (($#)) || set -- --model embedded
+if ! "$python" -c 'import dynamo.frontend' 2>/dev/null; then
+    echo "error: $python has no ai-dynamo; install deploy/dynamo/requirements.txt as docs/dynamo.md says" >&2
+    exit 2
+fi
 
 for ((number = 0; number < ${WORKERS:-1}; number++)); do
     port=$((${SYSTEM_PORT:-8081} + number))

@@ -62,7 +62,7 @@ EXAMPLES = {
     "complete a prompt": 'sametoken generate --prompt "Hello, I want to see a movie tonight."',
     "serve a model and its draft": "sametoken serve MODEL --draft DRAFT",
 }
-MODEL = "Directory or Hub id of the target; without it: the pair that comes with the package ('embedded')."
+MODEL = "Directory, GGUF file or Hub id of the target; without it: the pair that comes with the package ('embedded')."
 LESS_MEMORY = (
     "use smaller batches, a shorter context, less of the memory for the cache (--kv-cache-free-memory-fraction) or "
     "weights in fewer bits; `sametoken doctor MODEL` says what fits"

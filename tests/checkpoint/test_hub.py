@@ -52,6 +52,17 @@ def test_local_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     assert room.resolve(str(tmp_path)) == tmp_path
 
 
+def test_a_directory_with_one_gguf_file_stands_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_opened", lambda file: tmp_path / "opened" / file.name)
+    (tmp_path / "model-q8_0.gguf").touch()
+    assert room.resolve(tmp_path) == tmp_path / "opened" / "model-q8_0.gguf"
+    (tmp_path / "other.gguf").touch()
+    assert room.resolve(tmp_path) == tmp_path, "which one is meant is not known"
+    (tmp_path / "other.gguf").unlink()
+    (tmp_path / "config.json").touch()
+    assert room.resolve(tmp_path) == tmp_path
+
+
 def test_download_brings_what_is_needed_and_is_not_repeated(hub: Hub) -> None:
     directory = room.resolve("owner/small", quiet=True)
     assert names(directory) == set(SINGLE) - {"README.md"}

@@ -94,7 +94,9 @@ def test_ours_takes_everything_as_it_was_said() -> None:
         "--host 127.0.0.1 --port 8000"
     )
     assert launch.gpus == 0
-    assert launch.image.endswith("-cpu")
+    assert launch.image == "sametoken:cpu"
+    asked, unsaid = plan("sametoken", "eagle3", device="cuda"), plan("sametoken", "eagle3")
+    assert (asked.image, asked.gpus, unsaid.image, unsaid.gpus) == ("sametoken:cuda", 1, "sametoken:cpu", 0)
 
 
 # Values that differ from every default, so that each option shows in a command.

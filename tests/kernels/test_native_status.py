@@ -47,12 +47,16 @@ def test_kernels_that_are_switched_off_say_so(machine: pytest.MonkeyPatch) -> No
     assert (status.reason, status.advice) == ("SAMETOKEN_NATIVE=off leaves them out", "unset SAMETOKEN_NATIVE")
 
 
-def test_kernels_that_were_not_built_name_the_command(machine: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiler", [None, "/usr/bin/g++"])
+def test_kernels_that_were_not_built_name_the_command(machine: pytest.MonkeyPatch, compiler: str | None) -> None:
+    machine.setattr(processor.shutil, "which", lambda name: compiler)
     machine.setattr(native, "file_of", lambda variant: None)
     pretend(machine, "Linux", "aarch64", "asimd")
     status = native.choose()[1]
     assert status[:3] == (None, ("asimd",), "none were built when this package was installed")
-    assert "apt-get install g++), then run: pip install" in (status.advice or "")
+    advice = status.advice or ""
+    assert ("apt-get install g++), then run: pip install" in advice) == (compiler is None)
+    assert "run: pip install --force-reinstall" in advice or "--no-binary" in advice
 
 
 def test_kernels_of_other_sources_name_the_command(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -60,6 +64,7 @@ def test_kernels_of_other_sources_name_the_command(machine: pytest.MonkeyPatch, 
     other.write_bytes(b"not a library")
     machine.setattr(native, "file_of", lambda variant: other)
     pretend(machine, "Darwin", "arm64", "asimd")
+    machine.setattr(processor.shutil, "which", lambda name: None)
     status = native.choose()[1]
     assert (status.reason or "").startswith("they cannot be loaded: ")
     assert "xcode-select --install" in (status.advice or "")

@@ -98,7 +98,7 @@ def resolve(
     path = user_path(model)
     try:
         if path.is_dir():
-            return path
+            return _only_file(path)
         if path.is_file() and path.suffix.lower() == ".gguf":
             return _opened(path)
         if path.exists():
@@ -140,6 +140,14 @@ def resolve(
         check(directory)
         _check_space(model, left)
     return fetch(SMALL_FILES + wanted)
+
+
+def _only_file(directory: Path) -> Path:
+    """The directory, or what stands for its GGUF file where there is one, and no config.json."""
+    if (directory / "config.json").exists():
+        return directory
+    files = [file for file in directory.iterdir() if file.suffix.lower() == ".gguf"]
+    return _opened(files[0]) if len(files) == 1 else directory
 
 
 def _opened(file: Path) -> Path:

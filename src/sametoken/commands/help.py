@@ -60,8 +60,9 @@ def _line_of(option: Option) -> HelpLine:
     kind = get_args(option.kind)[0] if get_origin(option.kind) is list else option.kind
     if kind is bool:
         return HelpLine(f"--[no-]{name.partition('/')[0][2:]}", "", option.help, ON_OFF[option.default])
+    also = f" Also {option.aliases[0]}." if option.aliases and option.aliases[0].startswith("--") else ""
     default = "" if option.default in (None, (), "") else f"{option.default:{'g' if kind is float else ''}}"
-    return HelpLine(name, option.metavar or VALUES[kind], option.help, default)
+    return HelpLine(name, option.metavar or VALUES[kind], option.help + also, default)
 
 
 def _parsers_line(parameter: Any) -> HelpLine:

@@ -40,8 +40,8 @@ class Advice:
         return self._once(
             f"zero {method}",
             f"{method}: {hits} of its first {tried} guesses came true. Such a draft belongs to another target, another "
-            "chat template or another kind of head (or its layer ids are wrong); check what it was trained for, or "
-            "leave it out",
+            "chat template or another kind of head, has wrong layer ids, or was hardly trained; check what it was "
+            "trained for, or leave it out",
         )
 
     def saw_end(self, methods: Collection[str], models: Collection[str]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sametoken import __version__
 from sametoken.deploy.plan.launch import Launch, Wanted, spelled
 
 NAME, SECRET = "sametoken", "SAMETOKEN_API_KEY"
@@ -22,6 +21,7 @@ def translate(wanted: Wanted) -> Launch:
     server: dict[str, Any] = {"host": "127.0.0.1", "port": 8000}
     server |= {name: value for name, value in wanted.stated.items() if name in SERVER}
     chosen = {"draft": wanted.draft, "method": wanted.method}
+    gpus = wanted.gpus if wanted.stated.get("device") == "cuda" else 0  # on the CPU unless a GPU is asked for
     options = _words({name: value for name, value in chosen.items() if value is not None} | engine)
     return Launch(
         engine=NAME,
@@ -30,9 +30,9 @@ def translate(wanted: Wanted) -> Launch:
         worker=("python", "-m", "sametoken.deploy.dynamo", "--model", wanted.model),
         options=(*options, *wanted.extra),
         server=_words(server),
-        image=f"sametoken:{__version__}-{'cuda' if wanted.gpus else 'cpu'}",
+        image=f"sametoken:{'cuda' if gpus else 'cpu'}",
         port=server["port"],
-        gpus=wanted.gpus,
+        gpus=gpus,
         served=wanted.served,
         places=wanted.places,
         secrets=(SECRET,) if wanted.keys else (),

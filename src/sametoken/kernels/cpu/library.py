@@ -69,7 +69,7 @@ class Library:
         library = ctypes.CDLL(str(file))
         found = getattr(library, "sametoken_interface", lambda: 0)()
         if found != INTERFACE:
-            raise OSError(f"{file} was built from other sources; install the package again")
+            raise OSError("they were built from other sources; build them again")
         self._linear, self._forward = library.sametoken_linear, library.sametoken_forward
         self._fuse, self._guess = library.sametoken_fuse, library.sametoken_guess
         self._linear.argtypes = [
@@ -304,7 +304,6 @@ def choose() -> tuple[Library | None, KernelStatus]:
             try:
                 return Library(name, file), KernelStatus(name, found)
             except OSError as error:
-                LOG.warning("the compiled kernels are left out and torch is slower: %s", error)
                 reason = f"they cannot be loaded: {error}"
     if wanted in VARIANTS:
         raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import platform
+import shutil
 import subprocess
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -79,8 +80,10 @@ def unsupported() -> str:
 
 def rebuild() -> str:
     """What builds the kernels: a compiler, and the command that installs this package again from where it came."""
-    compiler = COMPILERS.get(platform.system(), "g++ or clang++")
-    return f"install a C++ compiler ({compiler}), then run: pip install --force-reinstall --no-deps {_source()}"
+    again = f"run: pip install --force-reinstall --no-deps {_source()}"
+    if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        return again
+    return f"install a C++ compiler ({COMPILERS.get(platform.system(), 'g++ or clang++')}), then {again}"
 
 
 def _source() -> str:
