@@ -116,6 +116,7 @@ def test_ranks_of_different_versions() -> None:
     """Both ranks say so."""
     first = RankGroup(RankPlace(0, 2, 2, HERE, 0), {"version": "1.0"})
     second = RankGroup(RankPlace(1, 2, 2, HERE, first.port), {"version": "1.1"})
+    second.key = first.key
     with ThreadPoolExecutor() as pool:
         for done in [pool.submit(each.connect) for each in (first, second)]:
             with pytest.raises(ConfigError, match=r"rank 1 has version 1.1 and rank 0 has 1.0; start all ranks"):

@@ -270,6 +270,8 @@ class TestCommand:
         (("--engine", "llama"), "unknown engine 'llama'"),
         (("--target", "nomad"), "unknown target 'nomad'"),
         (("--image", "mine"), "--image is for --target compose and kubernetes"),
+        (("--target", "compose", "--image", "a b"), "--image 'a b': expected a name such as registry/name:tag"),
+        (("--target", "kubernetes", "--port", "0"), "--port 0 is any free port"),
         (("--out", "x"), "--out is for a head that another engine reads"),
         (("--engine", "vllm", "--method", "auto"), "--method auto: only sametoken mixes drafters"),
         (("--engine", "vllm", "--method", "none", "--max-draft-len", "2"), "--max-draft-len is for drafts"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_type_hints
 
 import pytest
@@ -87,3 +88,23 @@ def test_progress_counts_completions_on_a_terminal(
         shown = llm.generate(["a", "b"], PARAMS, **asked)
     assert [each.token_ids for each in shown] == [each.token_ids for each in plain]
     assert "2/2" in capsys.readouterr().err
+
+
+def test_a_stream_that_outlives_its_llm_ends_with_an_error(pair: Pair) -> None:
+    llm = LLM(pair.target)
+    stream, left = llm.stream("one", PARAMS), llm.stream("two", PARAMS)
+    next(stream), next(left)
+    llm.close()
+    with pytest.raises(EngineError, match="was closed"):
+        next(stream)
+    left.close()  # silently
+
+
+def test_threads_may_call_one_llm_together(pair: Pair) -> None:
+    llm = LLM(pair.target, pair.draft, {"adaptive": False})
+    prompts = [f"{number} and" for number in range(6)]
+    params = SamplingParams(max_tokens=12, temperature=0.8, seed=3)
+    expected = [llm.generate(prompt, params)[0].token_ids for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        found = list(pool.map(lambda prompt: llm.generate(prompt, params)[0].token_ids, prompts * 2))
+    assert found == expected * 2

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 
 from sametoken.commands import serve
 from sametoken.commands.options import Chosen, Option
 from sametoken.commands.planning import planned
-from sametoken.errors import ConfigError, unknown_name
+from sametoken.errors import ConfigError, shown, unknown_name
 
 TARGETS = ("shell", "compose", "kubernetes", "slurm", "dynamo")
 OPTIONS = (
@@ -40,6 +41,10 @@ def command(model: str | None, values: Chosen) -> int:
         raise ConfigError(unknown_name("target", values["target"], TARGETS))
     if values["image"] is not None and values["target"] not in ("compose", "kubernetes"):
         raise ConfigError("--image is for --target compose and kubernetes; leave it out")
+    if values["image"] is not None and not re.fullmatch(r"[\w./:@-]+", values["image"]):
+        raise ConfigError(f"--image {shown(values['image'])}: expected a name such as registry/name:tag")
+    if values["port"] == 0 and values["target"] != "shell":
+        raise ConfigError("--port 0 is any free port; --target needs one that others can be told")
     launch, notes = planned(model, values)
     if values["image"] is not None:
         launch = replace(launch, image=values["image"])

@@ -1,4 +1,4 @@
-"""`LLM`: prompts in, completions out. Checks requests, tokenises, and steps the engine for one caller at a time."""
+"""`LLM`: prompts in, completions out. Checks requests, tokenises, and steps the engine for callers in any thread."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from threading import RLock
 from typing import Any, NamedTuple, Self, Unpack
 
 import torch
@@ -51,6 +52,8 @@ class _Brought(NamedTuple):
 
 class LLM:
     """A target model, optionally with a draft, ready to generate.
+
+    Several threads may call it: their requests run together.
 
     The output is a function of target, prompt, sampling parameters and seed alone: no draft, no batch and no chunking
     of the prompt changes a token.
@@ -112,6 +115,7 @@ class LLM:
         self.max_seq_len, self._remedy = context
         self._grammars = Grammars(self.tokenizer, self.config.vocab_size)
         self._ids = itertools.count()
+        self._turn = RLock()  # several threads may call; one steps the engine at a time
         self._named = model if draft is None else f"{model}, draft={draft}"
 
     def __repr__(self) -> str:
@@ -195,28 +199,37 @@ class LLM:
                 if (number := emission.request.id) in going:
                     got[number] = got[number].then(emission) if number in got else emission
 
-        self.engine.reports.append(hear)
+        engine = self._opened_engine()
+        with self._turn:
+            engine.reports.append(hear)
         try:
-            for request in requests:
-                self.engine.add(request)
+            with self._turn:
+                for request in requests:
+                    engine.add(request)
             while going:
-                self.engine.step()
-                for number in sorted(got):  # numbers are in order of the requests
-                    emission = got.pop(number)
-                    if emission.finished:
-                        going.remove(number)
-                    yield emission
+                with self._turn:
+                    self._opened_engine()
+                    if not got:
+                        engine.step()
+                    emissions = [got.pop(number) for number in sorted(got)]  # numbers are in order of the requests
+                going -= {emission.request.id for emission in emissions if emission.finished}
+                yield from emissions
         finally:
-            self.engine.reports.remove(hear)
-            for number in going:
-                self.engine.abort(number)
+            with self._turn:
+                engine.reports.remove(hear)
+                for number in going:
+                    engine.abort(number)
+
+    def _opened_engine(self) -> Engine:
+        if not hasattr(self, "engine"):
+            raise EngineError("this LLM was closed; make a new one")
+        return self.engine
 
     def requests(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
         """Checked requests in order of the prompts, n each; none is in the engine yet."""
-        if not hasattr(self, "engine"):
-            raise EngineError("this LLM was closed; make a new one")
+        self._opened_engine()
         prompts = _listed(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or self.get_default_sampling_params()] * len(prompts)
