@@ -97,7 +97,7 @@ def opened(browser: Browser, url: str, size: Any, scheme: Any) -> Page:
 
 
 def shown(browser: Browser, url: str, picture: Picture) -> Page:
-    """The page after its questions, with a rejected guess pointed at."""
+    """The page after its questions."""
     page = opened(browser, url, picture.size, picture.scheme)
     page.evaluate("compare => { document.getElementById('compare').checked = compare; }", picture.compare)
     for number, question in enumerate(picture.questions, start=1):
@@ -105,8 +105,6 @@ def shown(browser: Browser, url: str, picture: Picture) -> Page:
         page.press("#prompt", "Enter")
         page.wait_for_selector(f".turn:nth-child({number})")
         page.wait_for_selector("#stop:disabled", state="attached")
-    if picture.questions:
-        page.hover(".pane .refused >> nth=-1")  # its explanation is shown
     return page
 
 
