@@ -28,7 +28,8 @@ template <int BITS, int GROUP>
 struct BlockKernel {
   static constexpr int BYTES = 64 * BITS;      // of a tile's block
   static constexpr int PARTS = 32 / GROUP;     // groups of a block
-  static constexpr int together(int rows) { return tiles_together(2 * rows, 2); }
+  // Each tile is a stream from memory: several at once cost more than the rows' loads that they save.
+  static constexpr int together(int) { return 1; }
 
   template <int M, int N>
   static void tile(const Weight& w, const Rows& rows, int row, int tile, Floats (&out)[M][N]) {
