@@ -201,9 +201,8 @@ class RankGroup:
         if made is not None:
             made.mapped()
             self._memory = None if any(found) else made
-        LOG.info(
-            "ranks exchange sums through %s", "the network: " + next(filter(None, found)) if any(found) else "memory"
-        )
+        why = next(filter(None, found), None)
+        LOG.info("ranks exchange sums through %s", "memory" if why is None else f"the network (shared memory: {why})")
 
     # What ranks say to each other beside forwards: rare, and through the store.
 

@@ -42,7 +42,7 @@ class Rounding(NamedTuple):
         """The nearest that the format can say to `weight`.
 
         Raises:
-            UnsupportedModelError: the inputs are no whole groups.
+            UnsupportedModelError: the number of inputs is not a multiple of the group size.
         """
         inputs = weight.shape[1]
         if inputs % (self.group or 8):

@@ -54,7 +54,7 @@ class FakeRounding:
         """Rounds the weight as it is now; call it before each forward that follows a change.
 
         Raises:
-            UnsupportedModelError: its inputs are no whole groups.
+            UnsupportedModelError: its number of inputs is not a multiple of the group size.
         """
         coded = self._rounding(weight.detach())
         self._dynamic, self._rounded = coded.dynamic, straight(weight, coded.dequantize())
