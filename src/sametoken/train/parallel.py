@@ -60,9 +60,9 @@ class Parallel:
         self.main, self.first_here = place.rank == 0, place.rank % place.here == 0
         self.in_step = self.count > 1 and (fsdp or fsdp_target)
         self.device = torch.device("cpu") if cpu else torch.device("cuda", place.rank % place.here)
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and not fsdp_target:  # whose blocks come and go
             _keep_memory()
-        else:
+        if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self._processes = Processes(place, self.device, alike) if self.count > 1 else None
 

@@ -47,6 +47,7 @@ class Processes:
         self.place, self._group = place, RankGroup(place, {**versions, **alike})
         self._group.connect()
         self._ending = threading.Event()
+        self._group.on_failure = lambda error: self._end(_named(error))
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
         if INTERFACES not in os.environ and (name := interface_of(own_address(self._group.place))):
@@ -95,22 +96,31 @@ class Processes:
         return words
 
     def _gone(self) -> str | None:
-        """Who has ended as far as is known, and why."""
+        """Who has ended as far as is known, and why; the store does not answer where a network is gone."""
+        if self._group.failure is not None:
+            return _named(self._group.failure)
         try:
             for rank, reason in self._group.said(ENDED).items():
                 if rank != self.place.rank:
                     return f"rank {rank} of {self.place.size} has ended: {reason}"
         except EngineError as error:
-            return f"{error}; its own messages say why"
-        return None if self._group.failure is None else f"{self._group.failure}; its own messages say why"
+            return _named(error)
+        return None
 
     def _watch(self) -> None:
-        """Ends this process where it waits for one that is gone."""
+        """Looks for what the others say when they end."""
         while not self._ending.wait(LOOKS_S):
-            if (words := self._gone()) is not None and not self._ending.wait(RAISES_S):
-                print(f"error: {words}", file=sys.stderr, flush=True)
-                self._tell(LEARNED, words)
-                os._exit(2)  # as an error that this process had met itself
+            if (words := self._gone()) is not None:
+                self._end(words, told=self._group.failure is None)
+
+    def _end(self, words: str, *, told: bool = False) -> None:
+        """Ends this process where its computation waits for one that is gone. `told`: the other one waits for that."""
+        if self._ending.wait(RAISES_S):
+            return
+        print(f"error: {words}", file=sys.stderr, flush=True)
+        if told:
+            self._tell(LEARNED, words)
+        os._exit(2)  # as an error that this process had met itself
 
     def _tell(self, key: str, words: str) -> None:
         with suppress(RuntimeError):  # the store is gone
@@ -126,3 +136,7 @@ class Processes:
                     break
                 time.sleep(LOOKS_S)
         self._group.close()
+
+
+def _named(error: Exception) -> str:
+    return f"{error}; its own messages say why"
