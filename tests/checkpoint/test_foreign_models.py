@@ -171,7 +171,10 @@ def test_model_optimizers_own_file_counts(checkpoint: Path) -> None:
     ("names", "what"),
     [
         (["adapter_config.json", "adapter_model.safetensors"], "a LoRA adapter, which is not supported yet; merge it"),
-        (["model-Q4_K_M.gguf", "README.md"], "GGUF, the format of llama.cpp; give the path of one .gguf"),
+        (
+            ["model-Q4_K_M.gguf", "model-Q8_0.gguf", "README.md"],
+            "GGUF, the format of llama.cpp; give the path of one .gguf",
+        ),
         (["params.json", "consolidated.00.pth", "tokenizer.model"], "original layout of Meta or Mistral"),
         (["train-00000-of-00001.parquet", "README.md"], "a data set, no model"),
         (["questions.jsonl"], "a data set, no model"),

@@ -188,7 +188,7 @@ def test_a_look_would_be_noticed() -> None:
     draft = Draft(torch.zeros(2, 3, dtype=torch.int64, device=CUDA), chain_parents(2, 3, CUDA))
     sampling = Sampling.of([RowSampling(SamplingParams(temperature=0.0), 1, [1], 96, device=CUDA)] * 2)
     with pytest.raises(DataDependentOutputException):
-        runner.forward(Plan(decode=(Decode(0, 2, start=4), Decode(1, 2, start=4))), draft, sampling)
+        runner.forward(Plan(decode=(Decode(0, 2, start=4), Decode(1, 2, start=4))), draft, lambda at: sampling)
     with pytest.raises(AssertionError, match="Python numbers"), Watch():
         torch.tensor([1, 2], device=CUDA)
 

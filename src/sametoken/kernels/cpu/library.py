@@ -100,7 +100,11 @@ class Library:
         self._gather.argtypes = [POINTER(CExchange), c_void_p, POINTER(c_int64), c_int64, c_void_p]
         for call in (self._sum, self._send, self._gather):
             call.restype = None
-        self.sum_address: int = ctypes.cast(self._sum, c_void_p).value or 0
+
+    @property
+    def sum_address(self) -> int:
+        """Of the function with which compiled code sums over ranks."""
+        return ctypes.cast(self._sum, c_void_p).value or 0
 
     def sum(self, exchange: CExchange, numbers: Tensor) -> None:
         """Replaces contiguous float32 numbers by their sums over the ranks of an exchange."""
