@@ -87,12 +87,14 @@ T as(uint64_t word) {
 }
 
 // Arguments of every function but its floats go through whole registers; `sametoken_linear` alone has floats.
-int32_t call(void* library, const char* name, const uint64_t (&w)[10]) {
+int32_t call(void* library, const char* name, const uint64_t (&w)[12]) {
   void* found = dlsym(library, name);
   if (found == nullptr) _exit(7);
   if (std::strcmp(name, "sametoken_linear") == 0) {
-    using Linear = int32_t (*)(uint64_t, uint64_t, uint64_t, uint64_t, float, float, uint64_t, uint64_t, uint64_t);
-    return reinterpret_cast<Linear>(found)(w[0], w[1], w[2], w[3], as<float>(w[4]), as<float>(w[5]), w[6], w[7], w[8]);
+    using Linear = int32_t (*)(uint64_t, uint64_t, uint64_t, uint64_t, float, float, uint64_t, uint64_t, uint64_t,
+                               uint64_t, uint64_t);
+    return reinterpret_cast<Linear>(found)(w[0], w[1], w[2], w[3], as<float>(w[4]), as<float>(w[5]), w[6], w[7], w[8],
+                                            w[9], w[10]);
   }
   using Words = int32_t (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
   return reinterpret_cast<Words>(found)(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8]);
@@ -113,7 +115,7 @@ int main(int, char** arguments) {
   sigaction(SIGSEGV, &action, nullptr);
   for (;;) {
     char name[32];
-    uint64_t words[10];
+    uint64_t words[12];
     take(name, sizeof name);
     take(words, sizeof words);
     int32_t result = call(library, name, words);

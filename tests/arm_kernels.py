@@ -111,7 +111,7 @@ class Remote:
         while overlap(here := mapped("self"), mapped(str(self._process.pid))):
             self._end()
             self._start()
-        self._write(name.encode().ljust(32, b"\0") + struct.pack("<10Q", *words, *[0] * (10 - len(words))))
+        self._write(name.encode().ljust(32, b"\0") + struct.pack("<12Q", *words, *[0] * (12 - len(words))))
         while True:
             kind, value, size = struct.unpack("<3Q", self._read(24))
             if kind == DONE:
