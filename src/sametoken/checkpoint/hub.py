@@ -5,7 +5,6 @@ Both libraries are imported inside functions: `import transformers` alone costs 
 
 from __future__ import annotations
 
-import difflib
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sametoken.checkpoint.contents import of_directory, of_file, of_names
 from sametoken.checkpoint.gguf.published import chosen_file
+from sametoken.checkpoint.hub_failures import failure_of, first_line, nearest_directory
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.quantised.scheme import KEYS, Scheme, read_scheme
 from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError, shown
@@ -109,7 +109,9 @@ def resolve(
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"{shown(str(model))} cannot be read ({reason}); check name and permissions") from error
     if not HUB_ID.fullmatch(str(model)):
-        raise CheckpointError(f"there is no directory {model}{_nearest(path)}; expected one, or a Hub id (owner/name)")
+        raise CheckpointError(
+            f"there is no directory {model}{nearest_directory(path)}; expected one, or a Hub id (owner/name)"
+        )
     model, _, kind = str(model).partition(":")
 
     def fetch(patterns: tuple[str, ...]) -> Path:
@@ -213,7 +215,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         UnsupportedModelError: the architecture or the format of the weights is not implemented.
     """
     if not directory.is_dir():
-        raise CheckpointError(f"there is no directory {directory}{_nearest(directory)}")
+        raise CheckpointError(f"there is no directory {directory}{nearest_directory(directory)}")
     config = read_json(directory / "config.json")
     if config is None:
         raise CheckpointError(f"{directory} has no config.json: {of_directory(directory)}")
@@ -279,7 +281,7 @@ def transformers_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # its readers raise whatever their parsers raise
         raise CheckpointError(
-            f"{directory}: transformers cannot load the tokenizer ({type(error).__name__}: {_first_line(error)}); "
+            f"{directory}: transformers cannot load the tokenizer ({type(error).__name__}: {first_line(error)}); "
             "expected tokenizer.json or tokenizer.model beside config.json"
         ) from error
 
@@ -308,77 +310,4 @@ def _download(
             )
         )
     except Exception as error:  # network, disk and protocol errors come from several libraries; all become words
-        raise HubError(_in_words(model, revision, error)) from error
-
-
-def _in_words(model: str, revision: str | None, error: Exception) -> str:
-    """What the Hub client's error means for the user, and what to do."""
-    from huggingface_hub import constants, errors
-
-    page = f"{constants.ENDPOINT}/{model}"
-    # The order matters: a gated repository is also a RepositoryNotFoundError, a half-downloaded one also a
-    # LocalEntryNotFoundError.
-    match error:
-        case errors.GatedRepoError():
-            return (
-                f"{model} is gated: visit {page} and request access, then set HF_TOKEN to a token of the account "
-                "that was granted it"
-            )
-        case errors.RepositoryNotFoundError():
-            return (
-                f"{model} was not found: neither a directory here{_nearest(Path(model))} nor a repository on "
-                f"{constants.ENDPOINT}; check the spelling, and set HF_TOKEN if it is private"
-            )
-        case errors.RevisionNotFoundError():
-            return f"{model} has no revision {revision!r}; {page}/tree/main lists its branches and tags"
-        case errors.IncompleteSnapshotError():
-            return (
-                f"{model} is only half downloaded and the Hub is out of reach; run again with a connection "
-                "(and without HF_HUB_OFFLINE) to complete it"
-            )
-        case errors.LocalEntryNotFoundError():
-            return _unreachable(model, error)
-        case errors.HfHubHTTPError():
-            return _refused(model, error)
-    return (
-        f"downloading {model} failed ({type(error).__name__}: {_first_line(error)}); check the connection and the "
-        f"free space in {constants.HF_HUB_CACHE}, then run again: finished files are kept"
-    )
-
-
-def _unreachable(model: str, error: Exception) -> str:
-    """Words for a model that is not in the cache while the Hub cannot be asked."""
-    from huggingface_hub import constants
-
-    cause = error.__cause__
-    if isinstance(cause, OSError) and getattr(cause, "response", None) is not None:
-        return _refused(model, cause)
-    start = f"{model} is neither a directory here{_nearest(Path(model))} nor in the cache {constants.HF_HUB_CACHE}, "
-    if cause is None or constants.HF_HUB_OFFLINE:
-        return start + "and offline mode forbids asking the Hub; run once without HF_HUB_OFFLINE, or copy the directory"
-    return start + (
-        f"and {constants.ENDPOINT} cannot be reached ({type(cause).__name__}: {_first_line(cause)}); check the "
-        "connection, the proxy and HF_ENDPOINT, or copy the directory"
-    )
-
-
-def _refused(model: str, error: Any) -> str:
-    """Words for an answer of the Hub that is an error."""
-    status = error.response.status_code
-    if status == 401:
-        return f"the Hub refused the token for {model} (401); make a new one at https://huggingface.co/settings/tokens"
-    return f"the Hub answered {status} for {model} ({_first_line(error)}); try again later, or check HF_ENDPOINT"
-
-
-def _nearest(path: Path) -> str:
-    """ " (nearest: ...)" with the directory beside `path` whose name is most like its own, if one is."""
-    try:
-        siblings = [p.name for p in path.parent.iterdir() if p.is_dir()]
-    except OSError:
-        return ""
-    close = difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.5)
-    return f" (nearest: {path.parent / close[0]})" if close else ""
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "no details")
+        raise HubError(failure_of(model, revision, error)) from error

@@ -111,14 +111,14 @@ class Processes:
         """Looks for what the others say when they end."""
         while not self._ending.wait(LOOKS_S):
             if (words := self._gone()) is not None:
-                self._end(words, told=self._group.failure is None)
+                self._end(words, awaited=self._group.failure is None)
 
-    def _end(self, words: str, *, told: bool = False) -> None:
-        """Ends this process where its computation waits for one that is gone. `told`: the other one waits for that."""
+    def _end(self, words: str, *, awaited: bool = False) -> None:
+        """Ends this process, whose computation waits for one that is gone. `awaited`: that one waits for it."""
         if self._ending.wait(RAISES_S):
             return
         print(f"error: {words}", file=sys.stderr, flush=True)
-        if told:
+        if awaited:
             self._tell(LEARNED, words)
         os._exit(2)  # as an error that this process had met itself
 

@@ -1,0 +1,82 @@
+"""What an error of the Hub's client means for the user, and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+
+def failure_of(model: str, revision: str | None, error: Exception) -> str:
+    """What the Hub client's error means for the user, and what to do."""
+    from huggingface_hub import constants, errors
+
+    page = f"{constants.ENDPOINT}/{model}"
+    # The order matters: a gated repository is also a RepositoryNotFoundError, a half-downloaded one also a
+    # LocalEntryNotFoundError.
+    match error:
+        case errors.GatedRepoError():
+            return (
+                f"{model} is gated: visit {page} and request access, then set HF_TOKEN to a token of the account "
+                "that was granted it"
+            )
+        case errors.RepositoryNotFoundError():
+            return (
+                f"{model} was not found: neither a directory here{nearest_directory(Path(model))} nor a repository on "
+                f"{constants.ENDPOINT}; check the spelling, and set HF_TOKEN if it is private"
+            )
+        case errors.RevisionNotFoundError():
+            return f"{model} has no revision {revision!r}; {page}/tree/main lists its branches and tags"
+        case errors.IncompleteSnapshotError():
+            return (
+                f"{model} is only half downloaded and the Hub is out of reach; run again with a connection "
+                "(and without HF_HUB_OFFLINE) to complete it"
+            )
+        case errors.LocalEntryNotFoundError():
+            return _unreachable(model, error)
+        case errors.HfHubHTTPError():
+            return _refused(model, error)
+    return (
+        f"downloading {model} failed ({type(error).__name__}: {first_line(error)}); check the connection and the "
+        f"free space in {constants.HF_HUB_CACHE}, then run again: finished files are kept"
+    )
+
+
+def _unreachable(model: str, error: Exception) -> str:
+    """Words for a model that is not in the cache while the Hub cannot be asked."""
+    from huggingface_hub import constants
+
+    cause = error.__cause__
+    if isinstance(cause, OSError) and getattr(cause, "response", None) is not None:
+        return _refused(model, cause)
+    near = nearest_directory(Path(model))
+    start = f"{model} is neither a directory here{near} nor in the cache {constants.HF_HUB_CACHE}, "
+    if cause is None or constants.HF_HUB_OFFLINE:
+        return start + "and offline mode forbids asking the Hub; run once without HF_HUB_OFFLINE, or copy the directory"
+    return start + (
+        f"and {constants.ENDPOINT} cannot be reached ({type(cause).__name__}: {first_line(cause)}); check the "
+        "connection, the proxy and HF_ENDPOINT, or copy the directory"
+    )
+
+
+def _refused(model: str, error: Any) -> str:
+    """Words for an answer of the Hub that is an error."""
+    status = error.response.status_code
+    if status == 401:
+        return f"the Hub refused the token for {model} (401); make a new one at https://huggingface.co/settings/tokens"
+    return f"the Hub answered {status} for {model} ({first_line(error)}); try again later, or check HF_ENDPOINT"
+
+
+def nearest_directory(path: Path) -> str:
+    """ " (nearest: ...)" with the directory beside `path` whose name is most like its own, if one is."""
+    try:
+        siblings = [p.name for p in path.parent.iterdir() if p.is_dir()]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.5)
+    return f" (nearest: {path.parent / close[0]})" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something."""
+    return next((line for line in str(error).splitlines() if line.strip()), "no details")
