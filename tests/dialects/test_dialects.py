@@ -176,7 +176,7 @@ def test_decoding_types(stated: str, method: Any) -> None:
         ("enable_autotuner: maybe", "enable_autotuner = 'maybe': expected true or false"),
         ("max_batch_size: 1\nmax_batch_size: 2", "the key 'max_batch_size' stands twice, again in line 2"),
         ("kv_cache_config: {dtype: auto, dtype: fp8}", "the key 'dtype' stands twice"),
-        ("pipeline_parallel_size: 2", "pipeline_parallel_size = 2: not implemented: one process"),
+        ("pipeline_parallel_size: 2", "pipeline_parallel_size = 2: not supported: no such parallelism"),
         ("- 1", "f is a list, expected keys with values"),
         ("max_batch_size: [", "f is not YAML: "),
         ("? [a]\n: 1", "f is not YAML: "),
@@ -245,7 +245,7 @@ def test_vllms_json() -> None:
             "should begin at 5",
         ),
         ('{"method": "ngram", "num_speculative_tokens_per_batch_size": [[1, 4]]}', r"expected \[\[first"),
-        ('{"method": "ngram", "rejection_sample_method": "fly"}', "only the exact rule is offered"),
+        ('{"method": "ngram", "rejection_sample_method": "fly"}', "only exact acceptance is supported"),
     ],
 )
 def test_errors_of_the_json(text: str, words: str) -> None:
@@ -254,7 +254,7 @@ def test_errors_of_the_json(text: str, words: str) -> None:
 
 
 def test_flags_are_read_by_their_rules() -> None:
-    with pytest.raises(ConfigError, match="not implemented: one process"):
+    with pytest.raises(ConfigError, match="not supported: no such parallelism"):
         read_flags({"pp_size": 2})
     assert read_flags({"pp_size": 1, "enforce_eager": True}).settings["cuda_graphs"].value is False
     both = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}

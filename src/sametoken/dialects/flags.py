@@ -61,7 +61,7 @@ KEYS = (
     "cluster_size/moe_cluster_parallel_size gpus_per_node max_beam_width trust_remote_code enable_chunked_prefill "
     "enable_attention_dp num_postprocess_workers"
 )
-CALLS = "calls are recognised by their form, whichever model wrote them"
+CALLS = "tool calls of all supported formats are recognised without it"
 NOT_LOGGED = "prompts and parameters are never logged; --access-log has a line per request"
 # Other options of each server: without effect, and refused.
 OWN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
@@ -74,8 +74,8 @@ OWN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         },
         {
             "give a directory or Hub id as --tokenizer": "custom_tokenizer",
-            "modules of others are not imported; leave it out": "custom_module_dirs middleware",
-            "served models read text only; leave it out":
+            "Python modules from elsewhere are not imported; leave it out": "custom_module_dirs middleware",
+            "only text is supported; leave it out":
                 "num_media_load_workers:int media_io_kwargs video_pruning_rate:float",
             "the template is the server's; leave it out": "allow_request_chat_template=false",
             f"{ONE_PROCESS}; leave it out": "metadata_server_config_file server_role disagg_cluster_uri",
@@ -84,7 +84,7 @@ OWN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     VLLM: (
         {
-            "a share of all memory says nothing of what others use; --kv-cache-free-memory-fraction is of what is free":
+            "it is a share of all memory; use --kv-cache-free-memory-fraction, a share of the free memory":
                 "gpu_memory_utilization:float",
             CALLS: "enable_auto_tool_choice=true",
             NOT_LOGGED: "disable_log_requests=true enable_log_requests=false",
@@ -92,7 +92,7 @@ OWN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             METRICS: "disable_log_stats:bool",
         },
         {
-            "certificates are read once; start the server anew": "enable_ssl_refresh=false",
+            "certificates are read once, at the start; restart the server for new ones": "enable_ssl_refresh=false",
         },
     ),
 }  # fmt: skip

@@ -18,8 +18,8 @@ KERNELS = "kernels are chosen by the processor or GPU"
 METRICS = "/metrics always has every statistic"
 PAGES = "pages stay where the model computes"
 ALWAYS = "it is always so here"
-NO_PART = "there is no such part here"
-FILES = "the files of the draft say it"
+NO_PART = "sametoken has no such part"
+FILES = "the files of the draft state it"
 
 # What decoding_type Eagle is of several kinds, the head's own files say; the newest kind stands first.
 DECODING_TYPES: dict[str, tuple[str, ...]] = {
@@ -29,11 +29,11 @@ DECODING_TYPES: dict[str, tuple[str, ...]] = {
 KNOWN_TYPES = f"expected {', '.join(kinds.aliases('trtllm'))} or AUTO"
 DIFFUSION = "block diffusion drafts are not supported"
 NO_DECODING_TYPES = {
-    "userprovided": "a drafter of your own is a Python object, which a file cannot hold; "
+    "userprovided": "a drafter of your own is a Python object, which a file cannot contain; "
     "implement sametoken.drafters.base.Drafter",
     "mtp": "prediction layers inside the target are not supported",
     "lookahead": "Jacobi lookahead is not supported; NGram and SA draft without a model",
-    "savestate": "hidden states are dumped by sametoken prepare",
+    "savestate": "use sametoken prepare to write hidden states",
     "pard": "parallel drafts are not supported",
     **dict.fromkeys(("dflash", "dspark"), DIFFUSION),
     **dict.fromkeys(("domino", "pearl"), "such drafts are not supported"),
@@ -62,9 +62,9 @@ def plain_name(stated: str) -> str:
 COMMON = table(
     elsewhere("trtllm", "speculative_config"),
     {
-        "a draft token is accepted if it is what the target draws there, which is exact at any temperature":
+        "a draft token is accepted if the target draws it, which is exact at every temperature":
             "use_rejection_sampling=false",
-        "every sampling parameter goes together with drafts":
+        "every sampling parameter works with drafts":
             "advanced_sampling_mode=full allow_advanced_sampling=true enable_penalty=true",
     },
     {
@@ -78,9 +78,9 @@ MIXED: dict[str, Rule] = {"sa_config": Only((), "drafters are mixed by decoding_
 EAGLE = MIXED | table(
     elsewhere("trtllm", "Eagle"),
     {
-        "drafts are drawn as the target draws, at any temperature": "greedy_sampling=true",
+        "drafts are drawn with the target's noise, at every temperature": "greedy_sampling=true",
         FILES: "num_eagle_layers:int",
-        "dynamic_tree_max_topK bounds the nodes that are expanded": "max_non_leaves_per_layer:int",
+        "dynamic_tree_max_topK limits how many nodes are expanded": "max_non_leaves_per_layer:int",
         ALWAYS: "eagle3_one_model=true",
     },
     {
@@ -99,16 +99,16 @@ OWN: dict[str, dict[str, Rule]] = {
     "Medusa": table(
         {},
         {FILES: "num_medusa_heads:int"},
-        {"the heads' own tree is used; max_total_draft_tokens cuts it": "medusa_choices"},
+        {"the tree in the head's files is used; max_total_draft_tokens limits its nodes": "medusa_choices"},
     ),
     "NGram": table(
         elsewhere("trtllm", "NGram"),
-        {"one place is kept per n-gram, the newest or the oldest": "is_keep_all=false"},
+        {"one place is kept for each n-gram, the newest or the oldest": "is_keep_all=false"},
         {},
     ),
     "SA": table(
         elsewhere("trtllm", "SA"),
-        {"finished outputs are searched; global_pool_size bounds them": "enable_global_pool=true"},
+        {"finished outputs are always searched; global_pool_size limits their number": "enable_global_pool=true"},
         {"matches of any length are found; leave it out": "max_matching_ngram_size=-1"},
     ),
 }
@@ -116,18 +116,18 @@ SPECULATIVE = {name: COMMON | OWN.get(name, {}) for name in DECODING_TYPES}
 CACHE = table(
     elsewhere("trtllm", "kv_cache_config"),
     {
-        "whole pages are reused": "enable_partial_reuse=false copy_on_partial_reuse=false",
+        "only full pages are reused": "enable_partial_reuse=false copy_on_partial_reuse=false",
         "any page may be reused; enable_block_reuse turns it off": "block_reuse_config:dict",
         "there is one cache manager": "use_kv_cache_manager_v2=auto",
         "served models have no state-space layers": "mamba_ssm_cache_dtype=auto",
         PAGES: "secondary_offload_min_priority:int",
         ONE_PROCESS: "attention_dp_events_gather_period_ms:int",
         METRICS: "iteration_stats_interval:int",
-        "a sequence that lost its pages starts again as soon as there are some": "max_util_for_resume:float",
+        "a sequence that lost its pages starts again as soon as enough pages are free": "max_util_for_resume:float",
     },
     {
         f"{PAGES}; leave it out": "host_cache_size=0 disk_cache_size=0 disk_cache_path use_uvm=false",
-        "the model says it; leave it out": "max_attention_window sink_token_length",
+        "the model's files state it; leave it out": "max_attention_window sink_token_length",
         "give the size as free_gpu_memory_fraction or max_tokens": "max_gpu_total_bytes=0",
         "cache events are not published; leave it out": "event_buffer_max_size=0",
         "served models have no encoder": "cross_kv_cache_fraction",
@@ -136,7 +136,7 @@ CACHE = table(
 GRAPHS = table(
     {},
     {
-        "decoding steps are captured, for the batches that occur; the size of a batch is max_batch_size":
+        "a graph is captured for each batch size that occurs; max_batch_size limits the batch":
             "batch_sizes:list max_batch_size:int enable_padding=false mode=decode",
     },
     {},
@@ -146,7 +146,7 @@ TOP = table(
     {
         "prompts are always computed in pieces of at most max_num_tokens, so none is too long for a step":
             "enable_chunked_prefill=true",
-        "the host runs ahead where steps are captured as graphs (CUDA) and not elsewhere; "
+        "steps overlap with the host's work only where they are CUDA graphs; "
         "cuda_graph_config: null turns both off": "disable_overlap_scheduler:bool",
         KERNELS: "enable_autotuner=false attn_backend:str nvfp4_gemm_config:dict torch_compile_config:dict "
             "enable_min_latency=false prefill_cuda_graph_backend=disabled",
@@ -156,9 +156,9 @@ TOP = table(
             "num_postprocess_workers=0 num_serve_frontends=1",
         "sametoken has one engine, in PyTorch and compiled kernels": "backend=pytorch",
         "code from a checkpoint is never run": "trust_remote_code=false",
-        "forms are always kept by llguidance": "guided_decoding_backend=llguidance",
-        "prompt and output share max_seq_len": "max_input_len:int",
-        "experts have one way to be computed": "moe_config:dict",
+        "grammars are always applied by llguidance": "guided_decoding_backend=llguidance",
+        "max_seq_len is the limit for prompt and output together": "max_input_len:int",
+        "there is one implementation of experts": "moe_config:dict",
         "first come, first served; the newest sequence starts again when pages run out": "scheduler_config:dict",
         "a step never waits for more requests":
             "batch_wait_timeout_ms:float=0 batch_wait_timeout_iters=0 batch_wait_max_tokens_ratio:float=0",
@@ -166,7 +166,7 @@ TOP = table(
         NO_PART: "garbage_collection_gen0_threshold:int sleep_config:dict telemetry_config:dict",
     },
     {
-        "not implemented: one process, no beams, a chunk every step; set it to 1":
+        "not supported: no such parallelism, no beams, a chunk for every step; set it to 1":
             "pipeline_parallel_size=1 context_parallel_size=1 moe_tensor_parallel_size=1 moe_expert_parallel_size=1 "
             "moe_cluster_parallel_size=1 max_beam_width=1 stream_interval=1",
         f"attention is not data-parallel: {ONE_PROCESS}; set it to false": "enable_attention_dp=false",
@@ -175,7 +175,7 @@ TOP = table(
         f"{ONE_PROCESS}; leave it out": "kv_connector_config cache_transceiver_config",
         "it would change the output; leave it out": "sparse_attention_config kv_cache_compression_config",
         "set environment variables before the start": "env_overrides",
-        "the checkpoint's config.json says what the model is": "model_kwargs",
+        "the checkpoint's config.json describes the model; leave it out": "model_kwargs",
     },
     kv_cache_config=Group(CACHE),
     cuda_graph_config=Group(GRAPHS, present=("cuda_graphs", True), absent=("cuda_graphs", False)),

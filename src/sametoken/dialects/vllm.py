@@ -58,25 +58,25 @@ def schedule(stated: Any) -> dict[int, int]:
 COMMON = table(
     elsewhere("vllm"),
     {
-        "drafts are captured with the target's step; --enforce-eager turns both off": "enforce_eager:bool",
+        "drafts are part of the target's CUDA graph; --enforce-eager turns graphs off": "enforce_eager:bool",
         "code from a checkpoint is never run": "code_revision:str",
-        "a draft goes on to the end of the target's context": "max_model_len:int",
+        "drafts are made up to the end of the target's context": "max_model_len:int",
         NO_PART: "index_share_for_mtp_iteration:bool disable_padded_drafter_batch:bool "
             "disable_eagle_block_drop:bool disable_lookahead_block_hashes:bool",
         ONE_PROCESS: "use_local_argmax_reduction:bool",
-        "a draft is drawn with the noise that the target draws with": "draft_sample_method:str",
+        "a draft is drawn with the target's noise": "draft_sample_method:str",
     },
     {
         "a draft is computed by one process, whatever the target is computed by; set it to 1":
             "draft_tensor_parallel_size=1",
         "round a draft model's weights with --draft-quantization int8": "quantization",
-        "the draft is computed as the target is; leave it out":
+        "the draft has the same setting as the target; leave it out":
             "draft_lm_head_quantization moe_backend=auto attention_backend=auto kv_cache_dtype=auto",
         "weights are loaded from the draft's files; leave it out": "draft_load_config",
         "a draft must have the target's tokenizer": "use_heterogeneous_vocab=false",
         NO_METHODS["pard"]: "parallel_drafting=false",
         "set --tree-top-k and --max-total-draft-tokens": "speculative_token_tree",
-        "only the exact rule is offered, which accepts what the target draws; leave it out":
+        "only exact acceptance is supported: a guess must equal the token that the target draws; leave it out":
             "rejection_sample_method=standard acceptance_method=rejection_sampler synthetic_acceptance_rates "
             "synthetic_acceptance_length fly_window_size fly_entropy_threshold fly_entropy_top_k",
         "every draft token is verified; --adaptive chooses the length": "enable_adaptive_verification=false",

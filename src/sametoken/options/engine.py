@@ -38,8 +38,8 @@ class ModelSettings(Settings):
             "vllm model",
         ),
     ] = None
-    """draft model or head: a directory, a training run or a Hub id; without it: none, but for the embedded target,
-    which has one of its own."""
+    """draft model or head: a directory, a training run or a Hub id; without it: none. The embedded target has a draft
+    of its own."""
     revision: Annotated[str | None, Elsewhere("trtllm revision", "trtllm-serve hf_revision")] = None
     """branch, tag or commit of MODEL on the Hub; without it: its main branch."""
     draft_revision: Annotated[str | None, Elsewhere("vllm revision")] = None
@@ -94,23 +94,24 @@ class EngineConfig(Settings):
     max_mixed_prefill_tokens: Positive = 64
     """number of prompt tokens at most in a step that also decodes."""
     max_prefill_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """share of the time that prompts may take at most while other requests stream: at 0.5 a token of a stream takes
-    twice as long on average while a prompt is read. 1 is no limit, which gives the most tokens per second in all."""
+    """share of the time that reading prompts may take at most while other requests stream. Example 0.5: while a prompt
+    is read, a token of a stream takes twice as long on average. 1 is no limit and gives the most tokens per second in
+    all."""
     max_seq_len: Annotated[
         Annotated[int, Field(ge=2)] | None, Elsewhere("trtllm max_seq_len", "vllm-serve max_model_len")
     ] = None
     """number of tokens of prompt and output together at most; without it: the model's context."""
     deterministic: bool | None = None
-    """give a token the same bits whatever is computed beside it, so that neither drafts nor batches can change the
-    output, even in bfloat16; without it: on for the CPU, and off for CUDA, where fixed tiles cost time."""
+    """compute the same bits for a token whatever else is in the batch, so that neither drafts nor batches can change
+    the output, even in bfloat16; without it: on for the CPU, and off for CUDA, where it costs time."""
     quantization: Quantization = "none"
-    """format that the target's weights are rounded to when they are loaded (CPU): int8 and int4 multiply with 8-bit
-    activations; int8 has a scale per output, int4 one per 32 inputs, int4_g128 one per 128."""
+    """format that the target's weights are rounded to when they are loaded (CPU). int8 and int4 round activations to 8
+    bits too; int8_weight_only does not. int8 has a scale per output, int4 one per 32 inputs, int4_g128 one per 128."""
     draft_quantization: Quantization = "none"
-    """format that a draft model's weights are rounded to, as for quantization."""
+    """format that the weights of a draft model or head are rounded to; the same values as for quantization."""
     cuda_graphs: bool = True
-    """on CUDA, capture whole decoding steps as graphs, and start each before the host has read the one before; the CPU
-    has no graphs."""
+    """on CUDA, run whole decoding steps as CUDA graphs, and start each before the host has read the result of the one
+    before. No effect on the CPU."""
     tensor_parallel_size: Annotated[
         int,
         Field(ge=1, le=MOST_RANKS),
@@ -120,11 +121,11 @@ class EngineConfig(Settings):
     """number of processes that each hold and compute a part of every matrix of the target (CPU). mpirun, torchrun or
     srun may start them; otherwise they are started on this machine, which divides its threads among them."""
     tensor_parallel_check: bool = False
-    """with several processes, check after every forward that all of them computed the same."""
+    """with tensor parallelism, check after every forward that all processes computed the same."""
     tokenizer: Annotated[str | None, Elsewhere("trtllm tokenizer")] = None
     """directory or Hub id of another tokenizer for the same token ids; without it: the target's."""
     chat_template: str | None = None
     """file of a chat template in Jinja, or its text; without it: the tokenizer's own."""
     generation_config: Literal["auto", "none", "vllm"] = "auto"
-    """where sampling parameters that a request leaves out come from: "auto" is the model's generation_config.json,
-    then our defaults; "none" is our defaults alone ("vllm" says the same)."""
+    """source of sampling parameters that a request leaves out. "auto": the model's generation_config.json, then our
+    defaults. "none": our defaults alone ("vllm" means the same)."""

@@ -1,4 +1,4 @@
-"""The options of a request: how tokens are drawn, which form the output has, how it is drafted. Names are vLLM's.
+"""The options of a request: how tokens are drawn, the grammar of the output, how it is drafted. Names are vLLM's.
 
 Nothing here is accepted and ignored: a value that cannot be honoured is refused by name when it is given.
 """
@@ -125,7 +125,7 @@ def _biases(value: Any) -> dict[int, float] | None:
 @_refusing("structured_outputs")
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class StructuredOutputs:
-    """The form of an output; exactly one is given. Names are vLLM's.
+    """The grammar that an output follows; give exactly one field. Names are vLLM's.
 
     Raises:
         RequestError: a field has the wrong type, or none or several are given.
@@ -142,10 +142,11 @@ class StructuredOutputs:
     grammar: Annotated[str | None, Shown(words="a grammar in Lark's notation")] = None
     """a context-free grammar in Lark's notation."""
     after: Annotated[str | None, Shown(http=None)] = None
-    """regular expression of text in the output after which the form begins, such as a model's mark for the end of its
-    thinking, which ends with ">"; without it: at once."""
+    """regular expression of the text after which the grammar applies, for example the mark that ends a model's
+    reasoning; the mark must end with ">". Without it: the grammar applies from the first token."""
     opens: Annotated[str | None, Shown(http=None)] = None
-    """text that the output may begin with; only then is `after` waited for. Without it: it always waits."""
+    """text; if the output begins with it, the grammar waits for `after`, otherwise it applies at once. Without it: the
+    grammar always waits for `after`."""
 
     def __post_init__(self) -> None:
         given = [name for name in _forms() if getattr(self, name) is not (False if name == "json_object" else None)]
@@ -174,7 +175,7 @@ def _forms() -> dict[str, Declared]:
 def _known_forms(given: dict[str, Any]) -> dict[str, Any]:
     for name in given:
         if name not in _forms():
-            raise ValueError(unknown_name("form", name, _forms()))
+            raise ValueError(unknown_name("grammar", name, _forms()))
     return given
 
 
@@ -193,15 +194,15 @@ class RequestSpeculation:
     enabled: bool = True
     """false decodes this request without drafts."""
     method: Annotated[str | None, Shown(words="a drafter's name")] = None
-    """a drafter of the engine (a server's `/server_info` lists them), `auto` for all of them, chosen every step, or
-    `none`; without it: the engine's own."""
+    """a drafter of the engine (a server's `/server_info` lists them), `auto` (the engine chooses among all of them in
+    every step), or `none`; without it: the engine's setting."""
     max_draft_len: Count | None = None
-    """most guesses on a path; without it: the engine's."""
+    """number of guesses on the longest path of a draft, at most; without it: the engine's setting."""
     adaptive: bool | None = None
-    """true lets the engine choose the length up to `max_draft_len`, 0 included; false drafts that many whenever there
-    is room; without it: the engine's setting."""
+    """true: the engine chooses the draft length for every step, from 0 to `max_draft_len`; false: every draft has
+    `max_draft_len` tokens where there is room; without it: the engine's setting."""
     prediction: Annotated[Annotated[str, Field(min_length=1)] | None, Shown(http=None)] = None
-    """the output that is expected, wholly or in part, whose tokens are the guesses; without it: none."""
+    """text that the output is expected to repeat, all of it or a part; its tokens are the guesses. Without it: none."""
 
 
 @_refusing()
@@ -216,32 +217,33 @@ class SamplingParams:
     n: Annotated[int, Field(ge=1), Shown(http=json_types.Choices)] = 1
     """number of completions per prompt; each has a seed of its own, which is derived from `seed`."""
     temperature: Annotated[float, Field(ge=0), Shown(recommended=True)] = 1.0
-    """randomness of the draw; 0 is greedy: the token with the highest score, of equal ones the lowest id."""
+    """randomness of the draw. 0 is greedy: the token with the highest score is taken, of equal ones the lowest id."""
     top_p: Annotated[float, Field(gt=0, le=1), Shown(recommended=True)] = 1.0
-    """keep the smallest set of most probable tokens that has at least this probability; 1 is off."""
+    """keep the smallest set of most probable tokens whose probabilities add up to at least this; 1 is off."""
     top_k: Annotated[int, Field(ge=-1), Shown(recommended=True)] = 0
     """keep this many of the most probable tokens, of equal ones the lower ids; 0 or -1 is off."""
     min_p: Annotated[float, Field(ge=0, le=1), Shown(recommended=True)] = 0.0
-    """keep tokens that have at least this fraction of the highest probability; 0 is off."""
+    """keep the tokens whose probability is at least this share of the highest one; 0 is off."""
     repetition_penalty: Annotated[float, Field(gt=0), Shown(recommended=True)] = 1.0
-    """divide the positive and multiply the negative scores of tokens in prompt or output by this; 1 is off."""
+    """make tokens that are in the prompt or the output less probable: positive scores are divided by this, negative
+    ones multiplied; 1 is off."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """subtract this from the score of every token that is in the output, -2 .. 2."""
+    """number that is subtracted once from the score of each token in the output, -2 .. 2."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """subtract this from the score of a token for every time it is in the output, -2 .. 2."""
+    """number that is subtracted from the score of a token for each time that it is in the output, -2 .. 2."""
     logit_bias: Annotated[Mapping[int, float] | None, PlainValidator(_biases), Shown(http=json_types.Biases)] = None
-    """number that is added to the score of a token id, -100 .. 100."""
+    """numbers that are added to the scores of tokens, by token id, -100 .. 100."""
     allowed_token_ids: Annotated[
         Sequence[int] | None, PlainValidator(_some_token_ids), Shown(http=json_types.SomeTokenIds)
     ] = None
-    """the only tokens that may be drawn; give an end token too if the text is to end; without it: all. Excludes
-    min_tokens and bad_words."""
+    """ids of the only tokens that may be drawn. Include an end token if the text shall be able to end. Without it: all.
+    Cannot be combined with min_tokens or bad_words."""
     bad_words: Annotated[Sequence[str], PlainValidator(_strings), Shown(("--bad-word",), http=json_types.Words)] = ()
-    """strings that the output may not complete, even where they begin in the prompt."""
+    """strings that must not occur in the output, not even a string that begins in the prompt."""
     max_tokens: Annotated[Positive | None, Shown(http=None)] = 256
-    """number of tokens to generate at most; None, which only Python can say: as many as the context holds."""
+    """number of tokens to generate at most; None (Python only): as many as the context holds."""
     min_tokens: Count = 0
-    """number of tokens before which no end token can be drawn."""
+    """number of tokens that are generated before an end token may be drawn."""
     stop: Annotated[str | Sequence[str] | None, PlainValidator(_stops), Shown(http=json_types.Stops)] = ()
     """strings that end the request, one string or several."""
     stop_token_ids: Annotated[
@@ -262,10 +264,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
     """leave special tokens out of the text."""
     structured_outputs: Annotated[StructuredOutputs | None, Shown(command_line=False, http=Forms)] = None
-    """the form of the output, one of `json`, `json_object`, `regex`, `choice`, `grammar`; excludes min_tokens and
-    bad_words."""
+    """the grammar that the output follows, one of `json`, `json_object`, `regex`, `choice`, `grammar`. Cannot be
+    combined with min_tokens or bad_words."""
     speculative: Annotated[RequestSpeculation | None, Shown(command_line=False, http=None)] = None
-    """this request's speculation; without it: the engine's default."""
+    """how this request is drafted; without it: the engine's setting."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -273,9 +275,9 @@ class SamplingParams:
         limited = "structured_outputs" if self.structured_outputs is not None else "allowed_token_ids"
         if getattr(self, limited) is not None and (self.min_tokens or self.bad_words):
             raise RequestError(
-                "may leave one token only, which min_tokens or bad_words might forbid",
+                "cannot be combined with min_tokens or bad_words, which could ban the only allowed token",
                 field=limited,
-                advice="leave these out",
+                advice="leave min_tokens and bad_words out",
             )
 
     @property

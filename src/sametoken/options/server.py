@@ -36,16 +36,16 @@ class ServerConfig(Settings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """port to listen on; 0 takes a free one."""
     data_parallel_size: Annotated[int, Field(ge=1, le=MOST_REPLICAS), Shown(("--dp", "-dp", "--dp-size"))] = 1
-    """engines of the model behind the port, each a process with its share of the threads and of the memory for the KV
-    cache, on CUDA with a GPU of its own. A request goes to the one that has most of its prompt in the cache, unless
-    that one is busier."""
+    """number of replicas behind the port. Each is a process with a copy of the model, its share of the threads and of
+    the memory for the KV cache, and on CUDA a GPU of its own. A request goes to the replica that has most of its prompt
+    in the cache, unless that one is busier."""
     api_key: Names = ()
     """a key that clients must send as a bearer token; may be given several times; without it: everyone may ask.
     SAMETOKEN_API_KEY holds further keys, separated by commas."""
     served_model_name: Names = ()
     """name by which clients call the model; may be given several times, replies use the first; without it: MODEL."""
     max_queue: Annotated[int, Field(ge=0)] = 256
-    """number of sequences that may wait for a place in the batch; a request beyond them is answered with 429."""
+    """number of sequences that may wait for a place in the batch; if more would wait, a request is refused with 429."""
     request_timeout: Annotated[float, Field(gt=0)] | None = None
     """seconds after which a request that has not finished is cancelled; without it: never."""
     max_body: Annotated[int, Field(ge=1024)] = 8 * 2**20
@@ -53,16 +53,16 @@ class ServerConfig(Settings):
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     """seconds that open requests may still take after SIGTERM, SIGHUP or the first SIGINT."""
     max_chunks_per_second: Annotated[float, Field(gt=0)] = 500.0
-    """number of chunks per second that all streams together get at most: on a busy server a chunk then has the tokens
-    of several steps, which wait for at most 0.05 s; the first chunk of a stream never waits."""
+    """number of chunks per second that all streams together get at most. On a busy server a chunk then has the tokens
+    of several steps, which wait for at most 0.05 s. The first chunk of a stream never waits."""
     reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1", "deepseek-r1", "openai_gptoss"] = "auto"
-    """how the model marks its reasoning, which replies then have in a field of its own; "auto" finds the marks in the
-    chat template, "none" leaves the reasoning in the text."""
+    """how the model marks its reasoning. Replies have the reasoning in a field of its own. "auto" finds the marks in
+    the chat template, "none" leaves the reasoning in the text."""
     cors_origin: Names = ()
     """web origin whose pages may call this server; may be given several times; "*" is every one; without it: none."""
     keep_alive: Annotated[float, Field(ge=0)] = 75.0
-    """seconds that a connection without a request stays open; choose more than the proxy in front of this server does,
-    which may otherwise send into a connection that is being closed."""
+    """seconds that a connection without a request stays open. It must be longer than the time of a proxy in front of
+    the server, which could otherwise send a request into a connection that is being closed."""
     root_path: RootPath = ""
     """path below which a proxy offers this server, for the pages and the OpenAPI document; requests may come with it or
     without it."""

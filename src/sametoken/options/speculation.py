@@ -38,37 +38,37 @@ class SpeculativeConfig(Settings):
     ] = 4
     """number of tokens on the longest path of a draft (K)."""
     adaptive: bool = True
-    """choose for every step the draft length, 0 included, that gives the most tokens per second; off: every draft has
-    `max_draft_len` tokens."""
+    """choose the draft length of every step, from 0 to `max_draft_len`, that gives the most tokens per second; off:
+    every draft has `max_draft_len` tokens."""
     draft_len_schedule: Annotated[
         dict[Positive, Annotated[int, Field(ge=0)]] | None,
         Elsewhere("trtllm speculative_config.draft_len_schedule", "vllm num_speculative_tokens_per_batch_size"),
     ] = None
-    """longest path by batch size: with 4:4,16:2 batches up to 4 have drafts of 4 tokens, batches up to 16 of 2, larger
-    ones none; the smallest size must have `max_draft_len`."""
+    """draft length by batch size. Example 4:4,16:2: batches of up to 4 sequences have drafts of 4 tokens, those of up
+    to 16 drafts of 2, larger ones none. The smallest size must have `max_draft_len`."""
     max_concurrency: Annotated[
         Positive | None, Elsewhere("trtllm speculative_config.max_concurrency", "vllm disable_by_batch_size")
     ] = None
     """largest batch for which drafts are made; without it: any."""
     acceptance_window: Annotated[int, Field(ge=0), Elsewhere("trtllm speculative_config.acceptance_window")] = 0
-    """number of finished requests over which acceptance_length_threshold takes its average; 0 is off."""
+    """number of finished requests whose average acceptance_length_threshold uses; 0 is off."""
     acceptance_length_threshold: Annotated[
         float, Field(ge=0), Elsewhere("trtllm speculative_config.acceptance_length_threshold")
     ] = 0.0
-    """stop drafting for good when, on average over acceptance_window requests, fewer draft tokens than this are
-    accepted per forward with a draft."""
+    """number of accepted draft tokens per forward with a draft: when the average over acceptance_window requests is
+    below it, drafting stops for good."""
     tree_top_k: Annotated[int, Field(ge=1, le=32), Elsewhere("trtllm Eagle.dynamic_tree_max_topK")] = 1
     """for draft_target, eagle and eagle3: number of branches that each level of a draft keeps and expands; 1 is a
     chain."""
     max_total_draft_tokens: Annotated[
         Annotated[int, Field(ge=1, le=512)] | None, Elsewhere("trtllm speculative_config.max_total_draft_tokens")
     ] = None
-    """number of tokens in a draft at most, tree or chain, the most probable first; without it: `max_draft_len *
-    tree_top_k`. For medusa: number of nodes that are used of the head's own tree; without it: all."""
+    """number of tokens in a draft at most, in a tree or a chain; the most probable are kept. Without it: `max_draft_len
+    * tree_top_k`. For medusa: how many nodes of the head's own tree are used; without it: all."""
     max_matching_ngram_size: Annotated[
         int, Field(ge=1, le=64), Elsewhere("trtllm NGram.max_matching_ngram_size", "vllm ngram.prompt_lookup_max")
     ] = 3
-    """for ngram: length of the longest n-gram at the end of the text that is looked up in it; it is tried first."""
+    """for ngram: number of last tokens that are looked up in the earlier text; the longest n-gram is tried first."""
     min_matching_ngram_size: Annotated[int, Field(ge=1, le=64), Elsewhere("vllm ngram.prompt_lookup_min")] = 1
     """for ngram: length of the shortest n-gram that is looked up; it is tried last."""
     is_use_oldest: Annotated[bool, Elsewhere("trtllm NGram.is_use_oldest")] = False

@@ -33,8 +33,7 @@ class LossOptions(Settings):
     """The loss that is minimised."""
 
     loss_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    """weight of each further step or head, relative to the one before; without it: 0.8, unless the mode has a
-    default of its own."""
+    """weight of each further step or head, relative to the one before; without it: 0.8, or the default of the mode."""
     loss: Literal["kl", "tv", "lk", "hard"] = "kl"
     """kl (soft labels), tv (total variation), lk (a mix that aims at acceptance) or hard (the data's tokens)."""
     loss_mix: str = "adaptive"
@@ -43,7 +42,7 @@ class LossOptions(Settings):
     loss_mean: Literal["document", "token"] = "document"
     """whether every document counts the same, or every token."""
     skip_outside: bool = True
-    """leave out places whose most probable token is outside the draft vocabulary."""
+    """leave out the places where the target's most probable token is outside the draft vocabulary."""
 
     @model_validator(mode="after")
     def _mixable(self) -> LossOptions:
@@ -69,8 +68,8 @@ class RoundedLoss(LossOptions):
     """What is minimised for heads, which may be trained as they are served in few bits."""
 
     quantize_aware: RoundedFormat | None = None
-    """train with linear layers rounded to this format of `sametoken quantize`, straight through for the gradient, and
-    write the head so; without it: nothing is rounded."""
+    """round linear layers to this format of `sametoken quantize` in every forward of training, and write the head in
+    it; gradients pass the rounding unchanged. Without it: nothing is rounded."""
     quantize_group_size: GroupSize | None = None
     """quantize_aware int4: inputs that share a scale; without it: 128."""
 
@@ -92,8 +91,8 @@ class RunSettings(Settings):
     """highest learning rate of the run; without it: 5e-3 for muon and 1e-3 for adamw, less for targets wider than
     256."""
     optim: Literal["adamw", "muon"] | None = None
-    """muon for the matrices inside the head and adamw for the rest, which gets further in few steps, or adamw alone;
-    without it: muon, or adamw where lr is given."""
+    """muon: Muon for the matrices inside the head and AdamW for the rest, which learns more in few steps; adamw: AdamW
+    alone. Without it: muon, or adamw where lr is given."""
     lr_scheduler_type: Schedule = "cosine"
     """how the learning rate falls after the warm-up: cosine, linear or constant."""
     warmup_ratio: Share = 0.04
@@ -101,11 +100,12 @@ class RunSettings(Settings):
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     """number of steps over which the learning rate rises; without it: by warmup_ratio."""
     train_bs: Positive | None = None
-    """number of rows of one forward, see training_seq_len; without it: 1, and more where there would be over 8000
+    """number of rows of one forward, see training_seq_len; without it: 1, or more where there would be over 8000
     steps."""
     training_seq_len: Annotated[int, Field(ge=8)] | None = None
-    """number of tokens of a row, into which documents are packed, and at which those that are not prepared are cut;
-    without it: 512, documents are cut at 2048, and one of more than 512 is a row of its own."""
+    """number of tokens of a row. Documents are packed into rows; documents that are not prepared are cut at this
+    length. Without it: rows have 512 tokens, documents are cut at 2048, and one of more than 512 is a row of its
+    own."""
     gradient_accumulation_steps: Positive | None = None
     """number of forwards in a step of the optimiser; without it: by train_bs."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -123,9 +123,10 @@ class RunSettings(Settings):
     fsdp: bool = False
     """shard the draft's weights and its optimiser among the processes."""
     fsdp_target: bool = False
-    """shard the target among the processes too (FSDP2), each of which has one of its blocks at a time."""
+    """shard the target among the processes too (FSDP2); each process holds one whole block at a time."""
     fsdp_transformer_layer_cls_to_wrap: str | None = None
-    """with fsdp, blocks that other trainers shard one by one; a head is sharded whole, which is said."""
+    """with fsdp: the block class that other trainers shard one by one; no effect here, because a head is sharded as one
+    part."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """where to compute: auto, cpu or cuda."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
@@ -143,7 +144,7 @@ class KeepSettings(Settings):
     save_total_limit: Positive = 2
     """number of checkpoints that are kept."""
     resume: bool = True
-    """go on from the last whole checkpoint of output_dir, if there is one."""
+    """go on from the last complete checkpoint in output_dir, if there is one."""
     logging_steps: Positive = 10
     """number of steps between two lines of the log."""
     eval_data: str | None = None
@@ -151,7 +152,7 @@ class KeepSettings(Settings):
     eval_steps: Positive | None = None
     """number of steps between two evaluations; without it: an eighth of the run, at most 500."""
     eval_prompts: Positive = 80
-    """number of prompts of an evaluation, the first that fit."""
+    """number of prompts of an evaluation: the first of the file that fit into the context."""
     eval_tokens: Positive = 64
     """number of tokens of each evaluated answer, at most."""
     max_draft_len: Annotated[int, Field(ge=1, le=128)] = 5

@@ -38,16 +38,16 @@ class FunctionCall(InertOfFunction):
     """What was called."""
 
     name: str
-    """of the function."""
+    """name of the function."""
     arguments: str
-    """JSON as text."""
+    """the arguments, as text in JSON."""
 
 
 class ToolCall(InertOfCall):
     """A call that the assistant made earlier in the conversation."""
 
     id: str
-    """which a message of role `tool` answers to."""
+    """id that the answer, a message of role `tool`, refers to."""
     type: Literal["function"] | None = "function"
     """always this."""
     function: FunctionCall
@@ -68,23 +68,23 @@ class ChatMessage(InertOfMessage):
 
     model_config = ConfigDict(json_schema_extra=_SAYS_SOMETHING)
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    """who speaks; `developer` is `system` to the template, `function` (OpenAI's older word) is `tool`."""
+    """who speaks. The template gets `developer` as `system`, and `function` (OpenAI's older word) as `tool`."""
     content: Spoken | None = None
-    """text, or parts of type `text`; null only where another field says something."""
+    """text, or parts of type `text`; null only if another field has content."""
     refusal: str | None = None
-    """what the assistant said instead of `content`."""
+    """text of the assistant's refusal, instead of `content`."""
     reasoning_content: str | None = None
-    """what the assistant thought before it spoke, for templates that have a place for it."""
+    """the assistant's reasoning before its answer, for templates that have a place for it."""
     reasoning: str | None = None
-    """the same as vLLM calls it."""
+    """the same under vLLM's name."""
     name: str | None = None
-    """of the speaker, where the template has a place for it."""
+    """name of the speaker, for templates that have a place for it."""
     tool_calls: list[ToolCall] | None = None
-    """what the assistant called."""
+    """the assistant's calls."""
     function_call: FunctionCall | None = None
     """the same in OpenAI's older form, one call without an id."""
     tool_call_id: str | None = None
-    """the call that a message of role `tool` answers."""
+    """for role `tool`: id of the call that this message answers."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -118,13 +118,13 @@ class Function(Body):
     """A function that the model may call."""
 
     name: FunctionTitle
-    """letters, digits, `_`, `.` and `-`, at most 64."""
+    """name of the function: letters, digits, `_`, `.` and `-`, at most 64."""
     description: str | None = None
-    """what it does, for the model."""
+    """what the function does, for the model."""
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments."""
     strict: bool | None = None
-    """nothing follows from it: a call that is asked for keeps its schema."""
+    """no effect: a required call always follows its schema."""
 
 
 class Tool(Body):
@@ -140,7 +140,7 @@ class FunctionName(Body):
     """One of the functions."""
 
     name: str
-    """the one that must be called."""
+    """name of the function that must be called."""
 
 
 class NamedTool(Body):
@@ -156,31 +156,32 @@ class ChatRequest(Generation):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    """the conversation so far, put as the model's chat template has it."""
+    """the conversation so far; the model's chat template turns it into a prompt."""
     max_tokens: Limit | None = None
-    """tokens to emit at most; left out, -1 or more, up to the end of the context."""
+    """number of tokens to generate at most; without it, or -1: as many as the context holds."""
     max_completion_tokens: Limit | None = None
-    """the same by its newer name."""
+    """the same under OpenAI's newer name."""
     logprobs: bool | None = None
-    """have log-probabilities of the reply's tokens."""
+    """report log-probabilities of the reply's tokens."""
     top_logprobs: Logprobs | None = None
-    """alternatives per token; only for `logprobs`."""
+    """number of alternatives that are reported per token; only with `logprobs`."""
     chat_template_kwargs: TemplateOptions | None = None
     """values for the chat template, such as `enable_thinking`."""
     reasoning_effort: Effort | None = None
-    """for the chat template, which is told `enable_thinking` too: false for `none`, else true."""
+    """passed to the chat template, with `enable_thinking`: false for `none`, else true."""
     include_reasoning: bool | None = None
-    """false leaves out of the reply what the model thought."""
+    """false leaves the model's reasoning out of the reply."""
     tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
     """functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    """`auto` if left out; `none`; `required` keeps the reply to calls, a function by name to one of it."""
+    """`auto`: the model decides (the default); `none`: no call; `required`: the reply is one or more calls; a function
+    by name: the reply is one call of it."""
     parallel_tool_calls: bool | None = None
-    """false keeps the reply to one call."""
+    """false allows one call only."""
     add_generation_prompt: bool | None = None
-    """end the prompt with the beginning of the reply; true if left out, unless `continue_final_message`."""
+    """end the prompt with the header of a reply; without it: true, unless `continue_final_message` is true."""
     continue_final_message: bool | None = None
-    """go on with the last message instead of answering it; the reply is what is added."""
+    """continue the last message instead of answering it; the reply has what the model adds."""
     echo: Off | None = None
     """only false."""
     modalities: list[Literal["text"]] | None = None
@@ -225,19 +226,19 @@ class TokenizeRequest(Body):
 
     model_config = ConfigDict(json_schema_extra=_ONE_TEXT)
     model: str | None = None
-    """a name that `/v1/models` lists; left out, the one that is served."""
+    """a name that `/v1/models` lists; without it: the model that is served."""
     prompt: str | None = None
     """text."""
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     """a conversation, instead of `prompt`."""
     add_special_tokens: bool | None = None
-    """such as BOS; left out, true for a prompt and false for a conversation."""
+    """add special tokens such as BOS; without it: true for a prompt and false for a conversation."""
     add_generation_prompt: bool | None = None
-    """end a conversation with the beginning of the reply; true if left out, unless `continue_final_message`."""
+    """end a conversation with the header of a reply; without it: true, unless `continue_final_message` is true."""
     continue_final_message: bool | None = None
     """leave the last message open."""
     return_token_strs: bool = False
-    """say the text of every token too."""
+    """return the text of every token too."""
     chat_template_kwargs: TemplateOptions | None = None
     """values for the chat template."""
 
@@ -258,6 +259,6 @@ class DetokenizeRequest(Body):
     """The body of POST /detokenize."""
 
     model: str | None = None
-    """a name that `/v1/models` lists; left out, the one that is served."""
+    """a name that `/v1/models` lists; without it: the model that is served."""
     tokens: list[Annotated[int, Field(ge=0)]]
     """ids."""

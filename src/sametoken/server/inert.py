@@ -16,11 +16,11 @@ class Inert(Body):
     """Fields of every request for text that change nothing."""
 
     user: str | None = None
-    """who asks changes no token; `user` is logged at level debug."""
+    """the user's name changes no token; `user` is logged at level debug."""
     safety_identifier: str | None = None
-    """who asks changes no token; `user` is logged at level debug."""
+    """the user's name changes no token; `user` is logged at level debug."""
     session_id: str | None = None
-    """who asks changes no token; `user` is logged at level debug."""
+    """the user's name changes no token; `user` is logged at level debug."""
     metadata: dict[str, str] | None = None
     """nothing is stored; /v1/responses repeats `metadata`."""
     store: bool | None = None
@@ -32,32 +32,32 @@ class Inert(Body):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     """the prefix cache finds a prompt by its tokens, and keeps it while there is room."""
     verbosity: Literal["low", "medium", "high"] | None = None
-    """no supported model was trained to read it; say it in the prompt."""
+    """no supported model was trained to read it; write the wish into the prompt."""
     priority: Annotated[int, Field(ge=0, le=0)] | None = None
     """requests are served in order of arrival, which is what 0 asks for."""
     length_penalty: float | None = None
-    """it is for beam search only, which is not offered."""
+    """it is for beam search only, which is not supported."""
     spaces_between_special_tokens: bool | None = None
     """it is for slow tokenizers only, which are not supported."""
     guided_decoding_backend: str | None = None
-    """there is one, llguidance."""
+    """there is one backend, llguidance."""
 
 
 class InertOfMessage(Body):
     """Fields of a message that replies and clients' own objects have, and that no chat template reads."""
 
     annotations: list[Any] | None = None
-    """of an earlier reply; text is all that the model reads."""
+    """part of an earlier reply; the model reads text only."""
     images: list[Any] | None = None
-    """of an earlier reply; text is all that the model reads."""
+    """part of an earlier reply; the model reads text only."""
     audio: dict[str, Any] | None = None
-    """refers to a recording that is not stored here; `content` is what was said."""
+    """refers to a recording that is not stored here; `content` has its text."""
     parsed: Any = None
-    """`content` as an object of the client's."""
+    """the client's own parsed copy of `content`."""
     provider_specific_fields: dict[str, Any] | None = None
-    """what litellm found beside the standard fields."""
+    """litellm puts fields here that are not standard."""
     thinking_blocks: list[Any] | None = None
-    """what litellm found beside the standard fields."""
+    """litellm puts fields here that are not standard."""
 
 
 class InertOfCall(Body):
@@ -66,24 +66,24 @@ class InertOfCall(Body):
     index: int | None = None
     """its place in a stream; calls are read in their order."""
     provider_specific_fields: dict[str, Any] | None = None
-    """what litellm found beside the standard fields."""
+    """litellm puts fields here that are not standard."""
 
 
 class InertOfFunction(Body):
     """Fields of a called function that no chat template reads."""
 
     parsed_arguments: Any = None
-    """`arguments` as an object of the client's."""
+    """the client's own parsed copy of `arguments`."""
     provider_specific_fields: dict[str, Any] | None = None
-    """what litellm found beside the standard fields."""
+    """litellm puts fields here that are not standard."""
 
 
 class InertOfItem(Body):
     """Fields of an item of /v1/responses that come back from an earlier response."""
 
     id: str | None = None
-    """as the earlier response had them."""
+    """copied from the earlier response."""
     status: Literal["completed", "incomplete", "in_progress"] | None = None
-    """as the earlier response had them."""
+    """copied from the earlier response."""
     parsed_arguments: Any = None
-    """`arguments` as an object of the client's."""
+    """the client's own parsed copy of `arguments`."""

@@ -46,9 +46,9 @@ class ReasoningPiece(Body):
     """A piece of thinking."""
 
     type: Literal["reasoning_text", "summary_text"]
-    """which kind of piece."""
+    """kind of the piece."""
     text: str
-    """what was thought."""
+    """text of the reasoning."""
 
 
 class InputReasoning(InertOfItem):
@@ -59,7 +59,7 @@ class InputReasoning(InertOfItem):
     content: list[ReasoningPiece] | None = None
     """pieces of text."""
     summary: list[ReasoningPiece] | None = None
-    """pieces of text, which stand for `content` where that is left out."""
+    """pieces of text, used if `content` is left out."""
 
     def turn(self) -> Turn:
         return Turn("assistant", thought="\n".join(piece.text for piece in self.content or self.summary or ()))
@@ -71,11 +71,11 @@ class InputCall(InertOfItem):
     type: Literal["function_call"]
     """always this."""
     call_id: str
-    """which its output answers to."""
+    """id that the output of the call refers to."""
     name: str
-    """of the function."""
+    """name of the function."""
     arguments: str
-    """JSON as text."""
+    """the arguments, as text in JSON."""
 
     def turn(self) -> Turn:
         return Turn("assistant", calls=[Call(self.call_id, self.name, self.arguments)])
@@ -87,7 +87,7 @@ class InputOutput(InertOfItem):
     type: Literal["function_call_output"]
     """always this."""
     call_id: str
-    """the call."""
+    """id of the call."""
     output: Spoken
     """text."""
 
@@ -129,18 +129,18 @@ Items = Annotated[
 
 
 class TextFormat(Body):
-    """The form of the reply; a schema stands beside its name here."""
+    """The grammar that the reply follows; a schema stands beside its name here."""
 
     type: Literal["text", "json_object", "json_schema"]
-    """which form."""
+    """which kind."""
     name: str | None = None
-    """for people."""
+    """for people; no effect."""
     description: str | None = None
-    """for people."""
+    """for people; no effect."""
     schema_: dict[str, Any] | None = Field(alias="schema", default=None)
-    """the JSON schema; left out, any JSON."""
+    """the JSON schema; without it: any JSON."""
     strict: bool | None = None
-    """nothing follows from it: a form is always kept."""
+    """no effect: the output always follows the schema."""
 
     def form(self) -> dict[str, Any] | None:
         """As `StructuredOutputs` has it."""
@@ -152,7 +152,7 @@ class TextOptions(Body):
     """What the reply's text is."""
 
     format: TextFormat | None = None
-    """its form."""
+    """the grammar that the reply follows."""
 
 
 class FlatTool(Body):
@@ -161,24 +161,24 @@ class FlatTool(Body):
     type: Literal["function"]
     """always this."""
     name: FunctionTitle
-    """letters, digits, `_`, `.` and `-`, at most 64."""
+    """name of the function: letters, digits, `_`, `.` and `-`, at most 64."""
     description: str | None = None
-    """what it does, for the model."""
+    """what the function does, for the model."""
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments."""
     strict: bool | None = None
-    """nothing follows from it: a call that is asked for keeps its schema."""
+    """no effect: a required call always follows its schema."""
 
 
 class Reasoning(Body):
     """How the model thinks."""
 
     effort: Effort | None = None
-    """for the chat template, as `reasoning_effort` of /v1/chat/completions."""
+    """passed to the chat template, as `reasoning_effort` of /v1/chat/completions."""
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """thinking is never summarised; an item of type `reasoning` has all of it."""
+    """no effect: reasoning is never summarised; an item of type `reasoning` has all of it."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    """thinking is never summarised; an item of type `reasoning` has all of it."""
+    """no effect: reasoning is never summarised; an item of type `reasoning` has all of it."""
 
 
 class FlatNamedTool(FunctionName):
@@ -192,46 +192,47 @@ class ResponsesRequest(Generation):
     """The body of POST /v1/responses."""
 
     input: Items
-    """text of the user, or items: messages, calls and their outputs."""
+    """text of the user, or a list of items: messages, reasoning, calls and their outputs."""
     n: None = None
-    """only null; this form has no place for it."""
+    """only null: /v1/responses does not have it."""
     prompt_logprobs: None = None
-    """only null; this form has no place for it."""
+    """only null: /v1/responses does not have it."""
     stream_options: None = None
-    """only null; this form has no place for it."""
+    """only null: /v1/responses does not have it."""
     response_format: None = None
-    """only null; this form has no place for it."""
+    """only null: /v1/responses does not have it."""
     return_token_ids: None = None
-    """only null; this form has no place for it."""
+    """only null: /v1/responses does not have it."""
     previous_response_id: None = None
-    """only null; nothing is stored, so send all of the conversation as `input`."""
+    """only null: nothing is stored, so send the whole conversation as `input`."""
     conversation: None = None
-    """only null; nothing is stored, so send all of the conversation as `input`."""
+    """only null: nothing is stored, so send the whole conversation as `input`."""
     reasoning: Reasoning | None = None
-    """how the model thinks."""
+    """how the model reasons."""
     chat_template_kwargs: TemplateOptions | None = None
     """values for the chat template, such as `enable_thinking`."""
     instructions: str | None = None
-    """the system's text, before the input."""
+    """system text before the input."""
     max_output_tokens: Limit | None = None
-    """tokens to emit at most; left out, up to the context."""
+    """number of tokens to generate at most; without it: as many as the context holds."""
     text: TextOptions | None = None
-    """the form of the reply."""
+    """the grammar that the reply follows."""
     tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS)] | None = None
     """functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
-    """`auto` if left out; `none`; `required` keeps the reply to calls, a function by name to one of it."""
+    """`auto`: the model decides (the default); `none`: no call; `required`: the reply is one or more calls; a function
+    by name: the reply is one call of it."""
     parallel_tool_calls: bool | None = None
-    """false keeps the reply to one call."""
+    """false allows one call only."""
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    """what else to have: log-probabilities of the reply's tokens. `reasoning.encrypted_content` changes nothing:
-    items of type `reasoning` have their text, and may be sent back as they came."""
+    """what to add: log-probabilities of the reply's tokens. `reasoning.encrypted_content` has no effect: items of type
+    `reasoning` have their text, and may be sent back unchanged."""
     top_logprobs: Logprobs | None = None
-    """alternatives per token."""
+    """number of alternatives that are reported per token."""
     truncation: Literal["disabled"] | None = None
-    """only `disabled`: an input that is too long is an error."""
+    """only `disabled`: an input that is longer than the context is an error."""
     background: Off | None = None
-    """only false; a response is waited for."""
+    """only false: the reply is sent when it is complete, or as a stream."""
 
     @property
     def scored(self) -> bool:

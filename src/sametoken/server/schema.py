@@ -59,13 +59,13 @@ class JsonSchema(Body):
     """A schema as OpenAI words it."""
 
     name: str
-    """for people."""
+    """for people; no effect."""
     description: str | None = None
-    """for people."""
+    """for people; no effect."""
     schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
-    """the JSON schema; left out, any JSON."""
+    """the JSON schema; without it: any JSON."""
     strict: bool | None = None
-    """nothing follows from it: a form is always kept."""
+    """no effect: the output always follows the schema."""
 
 
 _DETAILS = ("json_schema", "regex", "grammar")
@@ -83,17 +83,17 @@ _OWN_DETAIL: JsonDict = {"oneOf": [{"properties": _BARE}, *map(_own_detail, _DET
 
 
 class ResponseFormat(Body):
-    """The form of the reply: OpenAI's three types, and two of ours."""
+    """The grammar that the reply follows: OpenAI's three types, and two of ours."""
 
     model_config = ConfigDict(json_schema_extra=_OWN_DETAIL)
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
-    """which form; `regex` and `grammar` are not OpenAI's."""
+    """which kind; `regex` and `grammar` are not OpenAI's."""
     json_schema: JsonSchema | None = None
-    """of type `json_schema`."""
+    """for type `json_schema`: the schema."""
     regex: str | None = None
-    """of type `regex`: what the whole reply matches."""
+    """for type `regex`: a regular expression that the whole reply matches."""
     grammar: str | None = None
-    """of type `grammar`: a context-free one in Lark's notation."""
+    """for type `grammar`: a context-free grammar in Lark's notation."""
 
     @model_validator(mode="after")
     def _own(self) -> Self:
@@ -119,31 +119,31 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
     """What every request for text may ask."""
 
     model: str | None = None
-    """a name that `/v1/models` lists; left out, the one that is served."""
+    """a name that `/v1/models` lists; without it: the model that is served."""
     stream: bool | None = None
-    """send server-sent events, in the end `[DONE]`."""
+    """send the reply as server-sent events, with `[DONE]` at the end."""
     stream_options: StreamOptions | None = None
-    """only for `stream`."""
+    """what a stream has besides text; only with `stream`."""
     speculative: Speculative | None = None
     """how this request is drafted."""
     prediction: Prediction | None = None
     """the reply that is expected; excludes `speculative.method`."""
     response_format: ResponseFormat | None = None
-    """the form of the reply."""
+    """the grammar that the reply follows."""
     guided_json: Schema | None = None
-    """the same as older releases of vLLM word it."""
+    """the same under the name of older releases of vLLM."""
     guided_regex: str | None = None
-    """the same as older releases of vLLM word it."""
+    """the same under the name of older releases of vLLM."""
     guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
-    """the same as older releases of vLLM word it."""
+    """the same under the name of older releases of vLLM."""
     guided_grammar: str | None = None
-    """the same as older releases of vLLM word it."""
+    """the same under the name of older releases of vLLM."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
-    """keep so many tokens of the prompt; -1 keeps what fits the context beside `max_tokens`."""
+    """number of prompt tokens to keep; -1 keeps as many as fit into the context beside `max_tokens`."""
     truncation_side: Literal["left", "right"] | None = None
-    """which end is cut off: `left`, as if left out, keeps the last tokens, `right` the first."""
+    """which end of the prompt is cut off: `left` keeps the last tokens, `right` the first; without it: `left`."""
     add_special_tokens: bool | None = None
-    """to the prompt, such as BOS; left out, true for a text and false for a conversation."""
+    """add special tokens such as BOS to the prompt; without it: true for a text and false for a conversation."""
     return_token_ids: bool | None = None
     """add `token_ids` to every choice and chunk, and `prompt_token_ids`."""
     return_tokens_as_token_ids: Off | None = None
@@ -151,7 +151,7 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
     use_beam_search: Off | None = None
     """only false."""
     request_id: Annotated[str, Field(pattern="^[!-~]{1,128}$")] | None = None
-    """becomes a part of the reply's id."""
+    """a name that becomes a part of the reply's id."""
 
     @property
     def forms(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
             words = f"says the same thing as {' and '.join(others)}"
             raise RequestError(words, field=first, advice="leave all but one of them out")
         if required and form is not None:
-            words = "a reply that must be a call has a form already"
+            words = "a reply that must be a call has a grammar already"
             raise RequestError(words, field=next(iter(forms)), advice="leave it out")
         fields = {name: name for name in type(self).model_fields} | self.renamed
         fields["structured_outputs"] = next(iter(forms), "tools" if required else "structured_outputs")
@@ -249,16 +249,16 @@ class CompletionRequest(Generation):
     prompt: Prompts
     """text, texts, token ids or lists of them; each is completed `n` times."""
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
-    """tokens to emit at most, within the context, 16 if left out; -1 is no limit; 0 is only for `echo`, to score a
-    text."""
+    """number of tokens to generate at most; without it: 16. -1 is no limit but the context. 0 is only for `echo`, to
+    score a text."""
     best_of: Choices | None = None
-    """draw so many and return the `n` of highest log-probability; not for `stream`."""
+    """number of completions to draw; the `n` with the highest log-probability are returned. Not with `stream`."""
     echo: bool | None = None
-    """put the prompt before the text; with `logprobs` it is scored too."""
+    """put the prompt before the text; with `logprobs` the prompt is scored too."""
     logprobs: Logprobs | None = None
-    """alternatives reported per token; 0 is the chosen token only, None is off."""
+    """number of alternatives that are reported per token; 0 is the chosen token alone, null is off."""
     suffix: None = None
-    """only null; text cannot be inserted."""
+    """only null: inserting text before a suffix is not supported."""
 
     @property
     def drawn(self) -> int:
