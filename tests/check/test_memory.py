@@ -269,29 +269,34 @@ def test_a_ranks_part_of_experts(tmp_path: Path) -> None:
     check(saved(Qwen3MoeConfig(**SIZES, **EXPERTS), tmp_path / "moe"), part=RankPart(1, 2))
 
 
-@pytest.mark.parametrize("draft", [None, embedded.HEAD_NAME])
-def test_memory_of_each_rank_is_what_it_holds(draft: str | None) -> None:
-    """The first rank has the draft, the other one its part of the target and of the cache."""
-    llm = LLM("embedded", draft, max_batch_size=3, max_seq_len=200, tensor_parallel_size=2)
+@pytest.mark.parametrize(
+    ("draft", "ranks"), [(None, 1), (embedded.HEAD_NAME, 1), (str(embedded.target(embedded.NAME)), 2)]
+)
+def test_memory_of_each_rank_is_what_it_holds(draft: str | None, ranks: int) -> None:
+    """The first rank has a head, the other one its part of the target, of a divided draft and of the caches."""
+    drafting = SpeculativeConfig(draft_tensor_parallel_size=ranks)
+    llm = LLM("embedded", draft, drafting, max_batch_size=3, max_seq_len=200, tensor_parallel_size=2)
     place, target = None if draft is None else Path(embedded.draft(draft)), Path(embedded.target("embedded"))
     asked = settings(3, 200)
-    asked = asked._replace(engine=asked.engine.model_copy(update={"tensor_parallel_size": 2}))
+    asked = asked._replace(engine=asked.engine.model_copy(update={"tensor_parallel_size": 2}), speculative=drafting)
     found = forecast(target, place, asked, memory=2**33)
     modules: list[Any] = [llm.engine.runner.decoder]
     caches = [llm.engine.runner.cache]
     if draft is not None:
         guesser = llm.engine.drafting.drafters[llm.method].guesser
         caches.append(guesser.cache)
-        modules.append(guesser.head)
+        modules.append(guesser.decoder if ranks > 1 else guesser.head)
     pool = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
     for module in modules:
         module.rope_tables(torch.device("cpu"))
     weights = sum(total(held(module)) for module in modules)
     assert found.total - found.activations == pytest.approx(pool + caches[0].table.table.nbytes + weights, rel=EXACT)
-    other = load_decoder(target, torch.bfloat16, "cpu", 200, part=RankPart(1, 2))
-    other.rope_tables(torch.device("cpu"))
-    own = KVCache.of(other.config, caches[0].table, torch.bfloat16, "cpu", KV_FORMATS["auto"])
-    own_bytes = total(held(other)) + own.keys.nbytes + own.values.nbytes + own.table.table.nbytes
+    own_bytes = caches[0].table.table.nbytes
+    for directory in [target] + [place] * (place is not None and ranks > 1):
+        other = load_decoder(directory, torch.bfloat16, "cpu", 200, part=RankPart(1, 2))
+        other.rope_tables(torch.device("cpu"))
+        own = KVCache.of(other.config, caches[0].table, torch.bfloat16, "cpu", KV_FORMATS["auto"])
+        own_bytes += total(held(other)) + own.keys.nbytes + own.values.nbytes
     states = found.other_rank - own_bytes
     assert 0 < states <= found.activations
     assert found.other_rank < found.total

@@ -30,7 +30,7 @@ class Threads:
 class Rank:
     """One rank; see `sametoken.runtime.ranks.Ranks`."""
 
-    native_sum = None
+    native = None
 
     def __init__(self, shared: Threads, rank: int) -> None:
         self.shared, self.rank = shared, rank
@@ -40,6 +40,8 @@ class Rank:
     def end(self, last: Tensor) -> None: ...
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None: ...
+
+    def begin_chains(self, *chains: object) -> None: ...
 
     def score(self, last: Tensor) -> None: ...
 
@@ -51,6 +53,8 @@ class Rank:
         shared.barrier.wait()
         assert found.shape[1] == begins[-1]
         return found
+
+    share = gather
 
     def sum(self, partial: Tensor) -> None:
         shared = self.shared

@@ -133,4 +133,4 @@ def test_memory_has_no_name_and_is_gone_with_its_ranks() -> None:
     first.mapped()
     with pytest.raises(OSError, match="No such file"):
         SharedMemory(place, kernels, first.description)
-    assert first.native_sum[0] == second.native_sum[0]
+    assert first.native[:2] == second.native[:2]

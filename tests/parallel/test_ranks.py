@@ -17,10 +17,11 @@ from cli_checks import Pair
 from engine_checks import PLAIN, make_llm, prompts, said, save_pair
 from sametoken import LLM, SamplingParams
 from sametoken.errors import ConfigError, EngineError
+from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.parallel.follow import join
 from sametoken.parallel.host import own_cores, shares_cores
 from sametoken.parallel.lead import lead
-from sametoken.parallel.messages import Forward, read
+from sametoken.parallel.messages import Changes, Forward, read
 from sametoken.parallel.place import RankPlace, place_of
 from sametoken.parallel.shared import MEMORY_SWITCH
 
@@ -67,8 +68,34 @@ def test_drafts_change_no_bit_of_two_ranks(two: LLM) -> None:
         assert alone == [c.token_ids for c in drafted[:2]]
 
 
+@pytest.mark.parametrize(
+    ("memory", "options"),
+    [
+        ("on", {"max_draft_len": 4}),
+        ("off", {"max_draft_len": 4}),
+        ("on", {"tree_top_k": 3, "max_total_draft_tokens": 7}),
+    ],
+)
+def test_a_draft_model_of_two_ranks_changes_no_bit(
+    models: tuple[str, str], memory: str, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains that are guessed in one call, and trees of a forward a level; the check compares what all ranks guess."""
+    monkeypatch.setenv(MEMORY_SWITCH, memory)
+    llm = make_llm(*models, dtype="bfloat16", draft_tensor_parallel_size=2, **options, **RANKS)
+    assert llm.ranks is not None
+    asked = prompts(6)
+    for params in (GREEDY, SAMPLED, replace(SAMPLED, top_k=9, min_p=0.01, presence_penalty=0.0)):
+        drafted = llm.generate(asked, params)
+        assert max(c.speculation.acceptance_length for c in drafted) > 1.2
+        assert [said(c) for c in llm.generate(asked, replace(params, speculative=PLAIN))] == [said(c) for c in drafted]
+    drafter = llm.engine.drafters["draft_target"]
+    assert isinstance(drafter, DraftModelDrafter)
+    assert (drafter.decoder.config.num_kv_heads, llm.config.num_kv_heads) == (1, 1)  # a half each
+    llm.ranks.close()
+
+
 def test_prefixes_are_reused_and_rows_preempted_with_two_ranks(models: tuple[str, str]) -> None:
-    llm = make_llm(models[0], cache={"max_tokens": 256}, max_batch_size=4, **RANKS)
+    llm = make_llm(*models, cache={"max_tokens": 256}, max_batch_size=4, draft_tensor_parallel_size=2, **RANKS)
     reference = make_llm(models[0])
     asked = [[*range(3, 60), n] for n in range(6)]
     params = replace(GREEDY, max_tokens=30)
@@ -92,6 +119,19 @@ def test_a_rank_that_computes_something_else_is_named_with_its_forward(two: LLM)
 def test_heads_that_cannot_be_divided_are_refused_before_anything_is_started(models: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"tensor_parallel_size 3: .*num_key_value_heads 2.*; use one of 1, 2$"):
         make_llm(models[0], tensor_parallel_size=3)
+
+
+@pytest.mark.parametrize(
+    ("draft", "ranks", "words"),
+    [
+        ("embedded", 3, "draft_tensor_parallel_size 3: expected 1, or tensor_parallel_size, which is 2"),
+        (None, 2, "draft_tensor_parallel_size 2: there is no draft model to divide"),
+        ("embedded-eagle3", 2, "draft_tensor_parallel_size 2: .* is a head, .* only a draft model can be divided"),
+    ],
+)
+def test_drafts_that_cannot_be_divided_are_refused(draft: str | None, ranks: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM("embedded", draft, {"draft_tensor_parallel_size": ranks}, tensor_parallel_size=2)
 
 
 # Launchers.
@@ -250,7 +290,7 @@ def test_an_interrupted_forward_is_raised_and_the_next_one_does_not_wait(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(llm.ranks, "sum", interrupted)
+        patched.setattr(llm.ranks.target, "sum", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompts(1), GREEDY)
     with pytest.raises(EngineError, match="interrupted"):
@@ -265,7 +305,7 @@ def test_one_rank_takes_no_notice_of_a_launcher() -> None:
 
 
 def test_a_message_names_nothing_but_messages() -> None:
-    message = Forward([], {0: [1, 2]}, [5, 6], [])
+    message = Forward(0, Changes([], {0: [1, 2]}), [5, 6], [])
     assert read(pickle.dumps(message)) == message
     with pytest.raises(pickle.UnpicklingError, match="subprocess"):
         read(pickle.dumps(subprocess.run))

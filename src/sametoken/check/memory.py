@@ -18,6 +18,7 @@ from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.planned import PlannedModel, planned_model
 from sametoken.checkpoint.tensors import read_tensors
 from sametoken.engine.build import dtype_for
+from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
 from sametoken.engine.pages import Cached, lookahead_of, pool_bytes, pool_pages, row_pages
 from sametoken.errors import ConfigError, UnsupportedModelError
 from sametoken.heads.files import HEAD_FILES
@@ -139,8 +140,9 @@ class _Plan(NamedTuple):
     """All that does not depend on batch and context."""
 
     parts: tuple[Part, ...]
-    other: int  # bytes of the weights of a rank that has no draft
+    other: int  # bytes of the weights of each rank but the first
     cached: tuple[Cached, ...]
+    shared: int  # of them, how many every rank has: the target's, and that of a draft model that is cut too
     config: ModelConfig  # of a rank's part of the target
     uncut: int
     lookahead: int
@@ -159,6 +161,7 @@ def forecast(target: Path, draft: Path | None, settings: EngineSettings, memory:
         SametokenError: files are damaged or not supported, or the device is not there and no memory was given.
     """
     engine = settings.engine
+    check_draft_ranks(draft, engine.tensor_parallel_size, settings.speculative.draft_tensor_parallel_size)
     device = _device(engine.device, memory)
     memory = available_bytes(torch.device(device)) if memory is None else memory
     with planned_for(device):
@@ -220,6 +223,7 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
     cached = [Cached(planned.config, dtype, settings.cache.dtype)]
     parts = [Part("target", str(target), planned.stored, planned.held, _token_bytes(cached[0], settings))]
     lookahead, taps = lookahead_of(settings.speculative, None), 0
+    weights, shared = sum(share.bytes for share in other.held.values()), 1
     if draft is not None and is_head(draft):
         head = read_head(draft, planned.config, dtype, "meta", pack=True, format=FORMATS.get(engine.draft_quantization))
         if (tables := getattr(head.module, "rope_tables", None)) is not None:
@@ -238,12 +242,19 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
         kv = 0 if layers is None else _token_bytes(cached[-1], settings)
         parts.append(Part("head", str(draft), stored, held(head.module), kv))
     elif draft is not None:
-        own = planned_model(draft, dtype, planned.config.max_position, engine.draft_quantization)
+        ranks = settings.speculative.draft_tensor_parallel_size if count > 1 else 1
+        if ranks > 1:
+            check_cut_draft(draft, ranks)
+        own, last = (
+            planned_model(draft, dtype, planned.config.max_position, engine.draft_quantization, RankPart(rank, ranks))
+            for rank in (0, ranks - 1)
+        )
+        if ranks > 1:
+            weights, shared = weights + sum(share.bytes for share in last.held.values()), 2
         cached.append(Cached(own.config, dtype, settings.cache.dtype))
         parts.append(Part("draft model", str(draft), own.stored, own.held, _token_bytes(cached[-1], settings)))
-    weights = sum(share.bytes for share in other.held.values())
     plan = _Plan(
-        tuple(parts), weights, tuple(cached), planned.config, other.outside, lookahead, dtype.itemsize, taps
+        tuple(parts), weights, tuple(cached), shared, planned.config, other.outside, lookahead, dtype.itemsize, taps
     )  # fmt: skip
     return plan, tuple(notes)
 
@@ -287,8 +298,8 @@ def _total(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> i
 
 
 def _other_rank(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
-    """Bytes of a rank that has no draft and draws no tokens."""
-    alone = plan._replace(cached=plan.cached[:1], taps=0)
+    """Bytes of a rank that verifies no drafts."""
+    alone = plan._replace(cached=plan.cached[: plan.shared], taps=0)
     return plan.other + _pool(alone, settings, batch, context) + _states(alone, settings, batch, context)
 
 

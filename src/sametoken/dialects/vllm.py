@@ -67,8 +67,6 @@ COMMON = table(
         "a draft is drawn with the target's noise": "draft_sample_method:str",
     },
     {
-        "a draft is computed by one process, whatever the target is computed by; set it to 1":
-            "draft_tensor_parallel_size=1",
         "round a draft model's weights with --draft-quantization int8": "quantization",
         "the draft has the same setting as the target; leave it out":
             "draft_lm_head_quantization moe_backend=auto attention_backend=auto kv_cache_dtype=auto",

@@ -26,6 +26,7 @@ from sametoken.control.policy import Policy
 from sametoken.drafters.device import proposers
 from sametoken.engine.blocks import BlockManager
 from sametoken.engine.captured import CapturedSteps
+from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
 from sametoken.engine.drafting import Drafting
 from sametoken.engine.engine import Engine
 from sametoken.engine.host import HostRunner
@@ -43,7 +44,7 @@ from sametoken.model.decoder import Decoder
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import MODEL_METHODS, NO_DRAFT, SpeculativeConfig
 from sametoken.parallel.lead import Lead, lead
-from sametoken.parallel.messages import Cache, TargetToLoad
+from sametoken.parallel.messages import Cache, Models, ModelToLoad
 from sametoken.parallel.place import place_of
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.kv_format import FORMATS
@@ -51,6 +52,7 @@ from sametoken.runtime.memory import available_bytes
 from sametoken.runtime.ranks import RankPart
 
 LOG = logging.getLogger("sametoken")
+_Named = tuple[str, str | None, Path]  # a model as the user named it, its revision, and its directory here
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -86,34 +88,47 @@ def load_models(
     draft: str | None,
     revisions: tuple[str | None, str | None],
     config: EngineConfig,
-    method: str | None = None,
+    speculative: SpeculativeConfig | None = None,
 ) -> Loaded:
     """Loads the target and, if there is one, a draft model or a head, which is checked against it first.
 
     What configuration and tokenizer rule out is refused before weights are downloaded or read.
 
     Args:
-        method: how drafts are made, which may say what kind of draft the model is.
+        speculative: how drafts are made, which may say what kind of draft the model is.
     """
+    speculative = speculative or SpeculativeConfig()
+    check_draft_ranks(draft, config.tensor_parallel_size, speculative.draft_tensor_parallel_size)
     met = _met(config)
     directory = target_directory(model, revisions[0], lambda place: _plan(model, place, config))
     plan = _plan(model, directory, config)
-    guesser: LoadedDraft | None = None
+    place = None
     if draft is not None:
         place = draft_directory(draft, revisions[1], lambda place: _check_draft(place, plan))
         if not is_head(place):
             _check_draft(place, plan)
-        limited = replace(plan.stated, max_position=plan.limit)
+    ranks, part, draft_part = None, RankPart(), RankPart()
+    if config.tensor_parallel_size > 1:
+        also = None
+        if place is not None and draft is not None and speculative.draft_tensor_parallel_size > 1:
+            check_cut_draft(place, config.tensor_parallel_size)
+            also = (draft, revisions[1], place)
+        ranks = _ranks((model, revisions[0], directory), also, plan, config, met)
+        part = RankPart(0, ranks.place.size)
+        draft_part = part if also else draft_part
+    guesser: LoadedDraft | None = None
+    if place is not None:
         guesser = load_draft(
-            place, limited, plan.dtype, plan.device, config.draft_quantization, plan.deterministic, method
-        )
-    ranks = None if config.tensor_parallel_size == 1 else _ranks(model, revisions[0], directory, plan, config, met)
-    whole_head = guesser is not None and guesser.reads_target_head
-    part = RankPart() if ranks is None else RankPart(0, ranks.place.size, whole_head)
+            place, replace(plan.stated, max_position=plan.limit), plan.dtype, plan.device, config.draft_quantization,
+            plan.deterministic, speculative.method, draft_part,
+        )  # fmt: skip
+        part = part._replace(whole_head=ranks is not None and guesser.reads_target_head)
     target = load_decoder(directory, plan.dtype, plan.device, plan.limit, config.quantization, part)
     target.set_deterministic(plan.deterministic)
     if ranks is not None:
-        target.join(ranks)
+        target.join(ranks.target)
+        if guesser is not None and draft_part.size > 1:
+            guesser.module.join(ranks.draft)
         ranks.loaded()
     return Loaded(target, guesser, plan.tokenizer, plan.limit, plan.sampling, plan.pooling, ranks)
 
@@ -126,10 +141,11 @@ def _met(config: EngineConfig) -> Lead | None:
     return lead(os.environ, count, check=config.tensor_parallel_check)
 
 
-def _ranks(
-    model: str, revision: str | None, directory: Path, plan: _Plan, config: EngineConfig, met: Lead | None
-) -> Lead:
+def _ranks(target: _Named, draft: _Named | None, plan: _Plan, config: EngineConfig, met: Lead | None) -> Lead:
     """The other ranks, which load their parts from now on.
+
+    Args:
+        draft: a draft model that is cut too, None for none.
 
     Raises:
         ConfigError: the target cannot be cut into so many parts, or not here.
@@ -139,11 +155,15 @@ def _ranks(
         raise ConfigError(f"tensor_parallel_size {count} is computed on the CPU only; use --device cpu, or 1 on CUDA")
     cut(plan.stated, RankPart(0, count))
     ranks = met or lead(os.environ, count, check=config.tensor_parallel_check)
-    name = model if ranks.place.launcher else str(directory)
-    wanted = TargetToLoad(
-        name, revision, str(plan.dtype).removeprefix("torch."), plan.limit, config.quantization, plan.deterministic
-    )
-    ranks.load(wanted, model_digest(directory))
+
+    def wanted(named: _Named, quantization: str) -> ModelToLoad:
+        name, revision, directory = named
+        dtype = str(plan.dtype).removeprefix("torch.")
+        name = name if ranks.place.launcher else str(directory)
+        return ModelToLoad(name, revision, dtype, plan.limit, quantization, plan.deterministic)
+
+    models = Models(wanted(target, config.quantization), draft and wanted(draft, config.draft_quantization))
+    ranks.load(models, [model_digest(each[2]) for each in (target, draft) if each])
     return ranks
 
 

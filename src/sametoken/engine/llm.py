@@ -104,7 +104,7 @@ class LLM:
             torch.set_num_threads(threads)
         join(os.environ, config.tensor_parallel_size)
         self.speculative = SpeculativeConfig.of(speculative)
-        loaded = load_models(model, draft, (revision, draft_revision), config, self.speculative.method)
+        loaded = load_models(model, draft, (revision, draft_revision), config, self.speculative)
         self.method = default_method(self.speculative, loaded.draft)
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.config = loaded.target.config

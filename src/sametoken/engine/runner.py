@@ -56,7 +56,7 @@ class Runner:
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, taps: tuple[int, ...]) -> None:
-        self.decoder, self.cache, self.taps = decoder, cache, taps
+        self.decoder, self.cache, self.taps = decoder, decoder.owns(cache), taps
         self.device = decoder.embed.weight.device
 
     def _ints(self, values: Sequence[int]) -> Tensor:
@@ -114,11 +114,9 @@ class Runner:
         return Span(self._ints(rows), rows, self._ints(starts), trees.ancestor_mask, trees.nodes, longest)
 
     def _commit(self, items: Sequence[Decode], path: Tensor) -> None:
-        """Moves what was accepted to the front, in the caches of all ranks."""
+        """Moves what was accepted to the front."""
         rows, starts = self._ints([item.row for item in items]), self._ints([item.start for item in items])
         self.cache.commit(rows, starts, path)
-        if self.decoder.ranks is not None:
-            self.decoder.ranks.commit(rows, starts, path)
 
     def _span(self, piece: PromptPiece) -> Span:
         width = len(piece.tokens)

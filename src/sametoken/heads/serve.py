@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sametoken.checkpoint.hub import read_json
-from sametoken.checkpoint.load import load_decoder, refuse_to_round_again
+from sametoken.checkpoint.load import WHOLE, load_decoder, refuse_to_round_again
 from sametoken.drafters.base import Drafter
 from sametoken.heads.kind import CacheFor, Weighted
 from sametoken.heads.read import is_head, read_head
@@ -18,6 +18,7 @@ from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS
 from sametoken.options.speculation import MODEL_METHODS, SpeculativeConfig
+from sametoken.runtime.ranks import RankPart
 
 LOG = logging.getLogger("sametoken")
 
@@ -70,6 +71,7 @@ def load_draft(
     quantization: str,
     deterministic: bool,
     method: str | None = None,
+    part: RankPart = WHOLE,
 ) -> LoadedDraft:
     """The head or the draft model of a directory.
 
@@ -78,6 +80,7 @@ def load_draft(
         quantization: what its weights are rounded to, a name in `model.formats.names`, or "none".
         deterministic: whether a draft model gives a token the same bits beside any other rows.
         method: what the user named, which may say of what kind a draft model is.
+        part: what this process holds of a draft model.
 
     Raises:
         ConfigError: the distribution of the kind that was named, or that the files name, is broken; or weights that
@@ -92,6 +95,6 @@ def load_draft(
             LOG.warning(f"{directory}: {note}")
         return LoadedDraft(head_kind(head.config), head.module)
     kind = weighted(draft_model(read_json(directory / "config.json") or {}, method).name)
-    decoder = load_decoder(directory, dtype, device, target.max_position, quantization)
+    decoder = load_decoder(directory, dtype, device, target.max_position, quantization, part)
     decoder.set_deterministic(deterministic)
     return LoadedDraft(kind, decoder)

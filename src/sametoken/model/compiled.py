@@ -39,7 +39,7 @@ from sametoken.model.rope_config import RopeConfig
 from sametoken.model.rotary import query_scales
 from sametoken.runtime.cache import KVCache, Span, View
 from sametoken.runtime.kv_format import FP8, INT8
-from sametoken.runtime.ranks import Ranks
+from sametoken.runtime.ranks import Columns, NativeExchange, Ranks
 from sametoken.speculation.rows import Sampling
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
@@ -47,6 +47,7 @@ KV_FORMS = {INT8: 1, FP8: 2}  # of kv_codes.h; bfloat16 is 0
 NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")
 LANES = 16  # numbers of a vector: rows and heads are whole vectors
 SUM = CFUNCTYPE(None, c_void_p, c_void_p, c_int64)
+GATHER = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p)
 
 
 def not_compiled(config: ModelConfig) -> str | None:
@@ -72,6 +73,7 @@ class Parts(NamedTuple):
         ids: [outputs] int64 the target's token of each output of the head.
         scale, cap: of the head's scores, see `ModelConfig`.
         ranks: with whom the blocks are computed, None for nobody.
+        columns: which of the outputs `head` has, where each rank has some; None where it has all.
     """
 
     config: ModelConfig
@@ -84,6 +86,7 @@ class Parts(NamedTuple):
     scale: float = 1.0
     cap: float | None = None
     ranks: Ranks | None = None
+    columns: Columns | None = None
 
     def fit(self, *others: Linear) -> bool:
         """Whether the kernels can compute them, and `others` that belong to them."""
@@ -138,13 +141,13 @@ class Compiled:
         own_scales = [None if block.rope is not None else scales for block in parts.blocks]
         layers = (Layer * config.num_layers)(*map(_layer, parts.blocks, experts, tables, own_scales))
         self._head, self._norm, self._parts = packed(parts.head), parts.norm, parts
-        self._raised: list[BaseException] = []  # in `sum`, which the kernels call
-        summed, sum_of, ranks = None, None, None
-        if parts.ranks is not None and parts.ranks.native_sum is not None:
-            sum_of, ranks = parts.ranks.native_sum
-        elif parts.ranks is not None:
-            summed = _sum(parts.ranks, self._raised)
-            sum_of = cast(summed, c_void_p).value
+        self._raised: list[BaseException] = []  # in `sum` and `gather`, which the kernels call
+        exchange = None if parts.ranks is None else parts.ranks.native
+        calls: tuple[Any, ...] = ()
+        if parts.ranks is not None and exchange is None:
+            calls = _sum(parts.ranks, self._raised), _gather(parts.ranks, parts.columns, self._raised)
+            summed, gathered = (cast(call, c_void_p).value for call in calls)
+            exchange = NativeExchange(summed, gathered, None)
         self._model = struct_of(
             Model, layers=config.num_layers, hidden=config.hidden_size, heads=config.num_heads,
             kv_heads=config.num_kv_heads, head_size=config.head_dim, rotated=config.rope.dim,
@@ -155,24 +158,30 @@ class Compiled:
             embed_scale=torch.tensor(config.embed_scale, dtype=torch.bfloat16).item(),
             attention_scale=config.attention_scale or 0, attention_cap=config.attention_cap or 0,
             chunks=config.chunked, wide_rotation=config.rope.wide, rotated_norm=config.rotated_norm,
-            sum=sum_of, ranks=ranks,
+            sum=exchange and exchange.sum, ranks=exchange and exchange.ranks,
         )  # fmt: skip
         ids = F.pad(parts.ids.to(torch.int32), (0, -len(parts.ids) % LANES))
         norm = None if parts.norm is None else parts.norm.weight.detach()
+        begins = None if parts.columns is None else torch.tensor(parts.columns.begins)
         self._output = struct_of(
             Output, head=pointer(self._head.weight), norm=norm, ids=ids, recycled=recycled,
-            scale=parts.scale, cap=parts.cap or 0,
+            scale=parts.scale, cap=parts.cap or 0, outputs=len(parts.ids), begins=begins,
+            gather=exchange and exchange.gather,
         )  # fmt: skip
-        self._kept = (tables, scales, layers, experts, ids, join, summed)  # what the structures point to
+        self._kept = (tables, scales, layers, experts, ids, join, calls, begins)  # what the structures point to
         self._nbytes = sum(packed(linear).nbytes for block in parts.blocks for linear in _linears(block))
 
     def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
         kept = [(span, span.ancestor_mask.contiguous()) for span in view.spans]
         spans = [_span(span, ancestor_mask) for span, ancestor_mask in kept]
         self._kernels.forward(self._model, self._pages(cache), spans, tokens.contiguous(), x, taps, self._nbytes)
+        self._raise()
+        return x
+
+    def _raise(self) -> None:
+        """Raises what was raised in calls of the kernels."""
         if self._raised:
             raise self._raised.pop()
-        return x
 
     def guess(self, committed: Committed, cache: KVCache, levels: int, sampling: Sampling) -> Tensor:
         """Reads what was committed and guesses on: each row's last token and its continuation, [B, 1 + levels] int64.
@@ -196,7 +205,9 @@ class Compiled:
             noise_scale=sampling.noise_scale, **truncation,
         )  # fmt: skip
         nbytes = self._nbytes, self._head.nbytes
-        return self._kernels.guess(self._model, self._pages(cache), feed, self._output, draw, levels, nbytes)
+        guesses = self._kernels.guess(self._model, self._pages(cache), feed, self._output, draw, levels, nbytes)
+        self._raise()
+        return guesses
 
     def _pages(self, cache: KVCache) -> Pages:
         form, table = KV_FORMS.get(cache.kv_format, 0), cache.table.table
@@ -251,11 +262,30 @@ def _sum(ranks: Ranks, raised: list[BaseException]) -> Any:
         if raised:
             return
         try:
-            ranks.sum(torch.frombuffer((c_float * count).from_address(numbers), dtype=torch.float32))
+            ranks.sum(_floats(numbers, count))
         except BaseException as error:
             raised.append(error)
 
     return SUM(sum_here)
+
+
+def _gather(ranks: Ranks, columns: Columns | None, raised: list[BaseException]) -> Any:
+    """The same where all ranks get the outputs of all."""
+
+    def gather_here(own: int | None, part: int, begins: int, rows: int, stride: int, found: int) -> None:
+        if raised or columns is None:
+            return
+        try:
+            outputs = ranks.share(_floats(part, rows * len(columns.own)).view(rows, -1), columns.begins)
+            _floats(found, rows * stride).view(rows, -1)[:, : outputs.shape[1]] = outputs
+        except BaseException as error:
+            raised.append(error)
+
+    return GATHER(gather_here)
+
+
+def _floats(start: int, count: int) -> Tensor:
+    return torch.frombuffer((c_float * count).from_address(start), dtype=torch.float32)
 
 
 def _longs(values: Sequence[int]) -> Any:

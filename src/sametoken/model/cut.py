@@ -11,8 +11,11 @@ from sametoken.runtime.ranks import TILE, Columns, RankPart, divisors
 OPTION = "tensor_parallel_size"
 
 
-def cut(config: ModelConfig, part: RankPart) -> ModelConfig:
+def cut(config: ModelConfig, part: RankPart, option: str = OPTION) -> ModelConfig:
     """The facts of a part of a decoder.
+
+    Args:
+        option: by which the user asked for so many parts.
 
     Raises:
         ConfigError: the heads or the MLP cannot be divided by so many ranks; says which numbers can.
@@ -22,12 +25,12 @@ def cut(config: ModelConfig, part: RankPart) -> ModelConfig:
         return config
     if config.whole_qk_norm:
         raise UnsupportedModelError(
-            f"{OPTION} {part.size}: {config.family} norms the queries of all heads together, which ranks cannot do "
-            f"apart; use {OPTION} 1"
+            f"{option} {part.size}: {config.family} norms the queries of all heads together, which ranks cannot do "
+            f"apart; use {option} 1"
         )
     if config.latent is not None:
         raise UnsupportedModelError(
-            f"{OPTION} {part.size}: {config.family} has latent attention, whose heads are not divided; use {OPTION} 1"
+            f"{option} {part.size}: {config.family} has latent attention, whose heads are not divided; use {option} 1"
         )
     experts = config.experts
     dense = experts is None or not all(experts.layers)
@@ -39,13 +42,13 @@ def cut(config: ModelConfig, part: RankPart) -> ModelConfig:
         sizes |= {"the width of the shared expert": experts.shared} if experts.shared else {}
     if config.vocab_size < TILE * part.size:
         raise ConfigError(
-            f"{OPTION} {part.size}: the model has {config.vocab_size} logits, and each rank needs {TILE}; use one of "
+            f"{option} {part.size}: the model has {config.vocab_size} logits, and each rank needs {TILE}; use one of "
             f"{', '.join(map(str, divisors([*sizes.values()], config.vocab_size // TILE)))}"
         )
     if wrong := [f"{name} {size}" for name, size in sizes.items() if size % part.size]:
         counts = ", ".join(map(str, divisors([*sizes.values()])))
         raise ConfigError(
-            f"{OPTION} {part.size}: the model has {' and '.join(wrong)}, which {part.size} does not divide; "
+            f"{option} {part.size}: the model has {' and '.join(wrong)}, which {part.size} does not divide; "
             f"use one of {counts}"
         )
     if experts is not None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sametoken.model.attention import attend
 from sametoken.model.block import Attend, Block, Rotation
-from sametoken.model.compiled import CompiledDecoder, Parts, blocks_of
+from sametoken.model.compiled import Committed, CompiledDecoder, Parts, blocks_of
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.base import WeightFormat
 from sametoken.model.layers import RMSNorm, capped
@@ -25,6 +25,7 @@ from sametoken.model.rotary import query_scales, rope_at, rope_tables
 from sametoken.runtime.cache import KVCache, Span, View
 from sametoken.runtime.ranks import Ranks
 from sametoken.speculation.draft import PADDING
+from sametoken.speculation.rows import Sampling
 
 
 class Hidden(NamedTuple):
@@ -109,10 +110,13 @@ class Decoder(nn.Module):
         head = self.output_head
         if head is None or head.native is None:
             return None
-        ids = torch.arange(head.out_features)
+        columns = self.config.columns
+        if columns is not None and head.out_features > len(columns.own):  # it has all of them
+            columns = None
+        ids = torch.arange(head.out_features if columns is None else columns.begins[-1])
         parts = Parts(
             self.config, blocks_of(self), self.rope_tables, self.embed, self.norm, head, ids,
-            self.config.logits_scale, self.config.logits_cap, self.ranks,
+            self.config.logits_scale, self.config.logits_cap, self.ranks, columns,
         )  # fmt: skip
         return CompiledDecoder.of(parts)
 
@@ -141,6 +145,12 @@ class Decoder(nn.Module):
         self.ranks = ranks
         for block in blocks_of(self):
             block.ranks = ranks
+
+    def owns(self, cache: KVCache) -> KVCache:
+        """Its own cache; where ranks compute together, the others move in theirs what is moved in this one."""
+        if self.ranks is not None:
+            cache.on_commit = self.ranks.commit
+        return cache
 
     def rope_tables(self, device: torch.device, rope: RopeConfig | None = None) -> Rotation:
         """cos and sin [positions, 1, rotated size] in the activations' dtype, of the main rotation unless given."""
@@ -203,6 +213,17 @@ class Decoder(nn.Module):
         padded = torch.cat([tokens, torch.full_like(tokens, PADDING)])
         hidden: Hidden = self(padded, cache, cache.view([spans[0].with_child()]), taps)
         return Hidden(hidden.last[:1], tuple(tap[:1] for tap in hidden.taps))
+
+    def guess(self, read: Committed, cache: KVCache, levels: int, sampling: Sampling) -> Tensor | None:
+        """See `Compiled.guess`: one call in each rank; None where the compiled kernels cannot."""
+        if self.native is None or sampling.edited:
+            return None
+        if self.ranks is None:
+            return self.native.guess(read, cache, levels, sampling)
+        self.ranks.begin_chains(cache.table, read.rows, read.starts, read.tokens, levels, sampling)
+        guesses = self.native.guess(read, cache, levels, sampling)
+        self.ranks.end(guesses)
+        return guesses
 
     def logits(self, last: Tensor) -> Tensor:
         """[R, V] from the rows `last` [R, H] of `Hidden.last`; of several ranks, on rank 0."""

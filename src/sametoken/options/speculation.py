@@ -92,6 +92,10 @@ class SpeculativeConfig(Settings):
     ] = 0.1
     """for suffix: leave out draft tokens that are less probable than this."""
 
+    draft_tensor_parallel_size: Annotated[Positive, Elsewhere("vllm draft_tensor_parallel_size")] = 1
+    """number of processes that compute a draft model: 1, or as many as compute the target, each a part of it. More than
+    1 helps a draft that is large or shares a host's memory bandwidth with the target; a head is computed by one."""
+
     def __init__(self, **values: Any) -> None:
         for alias, (name, roots) in ALIASES.items():
             if alias not in values:

@@ -1,6 +1,7 @@
-"""A rank that follows: loads its part of the target, and computes it in every forward that rank 0 begins.
+"""A rank that follows: loads its part of the target and of a draft model, and computes in every forward of rank 0.
 
-It draws nothing and knows no requests: what the ranks must agree on is decided in one place.
+It knows no requests, and draws only what chains of guesses go on from: what the ranks must agree on is decided in one
+place.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,93 +21,142 @@ from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.memory import check_memory, times_held
-from sametoken.checkpoint.places import target_directory
+from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.errors import EngineError, SametokenError
 from sametoken.kernels.cpu.library import serial_torch
+from sametoken.model.compiled import Committed
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
-from sametoken.parallel.group import RankGroup, facts
-from sametoken.parallel.messages import Cache, Forward, Scores, TargetToLoad, tensors, unpacked
+from sametoken.parallel.group import ENDED, RankGroup, facts
+from sametoken.parallel.messages import (
+    Cache,
+    Chains,
+    Changes,
+    Forward,
+    Models,
+    ModelToLoad,
+    Scores,
+    sampling_of,
+    tensors,
+    unpacked,
+)
 from sametoken.parallel.place import RankPlace, place_of
 from sametoken.runtime.cache import KVCache, PageTable, View
 from sametoken.runtime.kv_format import FORMATS
-from sametoken.runtime.ranks import RankPart
+from sametoken.runtime.ranks import NativeExchange, RankPart
+from sametoken.speculation.rows import Sampling
 
 NOT_STARTED = "rank 0 ended before the model was ready; its own messages say why"
+TOLD_S = 15.0  # that rank 0 has to repeat why another rank ends
+
+
+class RefusedError(SametokenError):
+    """Why this rank ends before it computes anything; rank 0 knows it."""
 
 
 class FollowingRank:
-    """A rank's part of the target; as `Ranks` it begins nothing of its own."""
+    """A rank's part of each model; as `Ranks` it begins nothing of its own."""
 
     def __init__(self, group: RankGroup) -> None:
         self.group = group
-        self.sum, self.end, self.gather = group.sum, group.end, group.gather
+        self.sum, self.end, self.gather, self.share = group.sum, group.end, group.gather, group.share
 
     @property
-    def native_sum(self) -> tuple[int, int] | None:
+    def native(self) -> NativeExchange | None:
         """See `Ranks`."""
-        return self.group.native_sum
+        return self.group.native
 
     def begin(self, tokens: Tensor, view: View) -> None:
         """Rank 0 has begun it."""
+
+    def begin_chains(
+        self, table: PageTable, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]],
+        levels: int, sampling: Sampling,
+    ) -> None:  # fmt: skip
+        """Rank 0 has begun them."""
 
     def score(self, last: Tensor) -> None:
         """Rank 0 has sent them."""
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
-        """Rank 0's next forward says what was committed."""
+        """Rank 0's next message says what was committed."""
 
     def run(self) -> None:
-        """Computes until rank 0 ends. Raises EngineError if a rank is gone, SametokenError if loading fails."""
+        """Computes until rank 0 ends.
+
+        Raises:
+            EngineError: a rank is gone.
+            RefusedError: its part cannot be loaded.
+        """
         wanted = self.group.receive()
-        if not isinstance(wanted, TargetToLoad):
-            raise SametokenError(NOT_STARTED)
-        decoder = self._load(wanted)
-        size = self.group.receive()
-        if not isinstance(size, Cache):
-            raise SametokenError(NOT_STARTED)
-        cache = self._cache(size, decoder)
-        with nullcontext() if decoder.native is None else serial_torch():
-            while isinstance(message := self.group.receive(), Forward | Scores):
-                if isinstance(message, Forward):
-                    self._forward(message, decoder, cache)
-                else:
-                    last = torch.frombuffer(bytearray(message.last), dtype=decoder.dtype)
-                    decoder.logits(last.view(-1, decoder.config.hidden_size))
-
-    def _load(self, wanted: TargetToLoad) -> Decoder:
-        """The decoder of this rank; what goes wrong is told to rank 0 too."""
-        group, place = self.group, self.group.place
-        try:
-            directory = target_directory(wanted.model, wanted.revision, lambda found: None)
-            group.say("model", model_digest(directory))
-            dtype, device = getattr(torch, wanted.dtype), torch.device("cpu")
-            stated, scheme = ModelConfig.from_hf(read_config(directory)), stored_scheme(directory)
-            limit, quantization = wanted.max_seq_len, wanted.quantization
-            share = times_held(stated, place.size) / place.size
-            check_memory(wanted.model, stated, limit, dtype, device, quantization, scheme, share)
-            decoder = load_decoder(directory, dtype, "cpu", limit, quantization, RankPart(place.rank, place.size))
-        except SametokenError as error:
-            group.say("model", "")
-            group.say("loaded", str(error))
-            raise
-        decoder.set_deterministic(wanted.deterministic)
-        decoder.join(self)
-        group.say("loaded", "")
-        return decoder
-
-    def _cache(self, size: Cache, decoder: Decoder) -> KVCache:
+        decoders = self._load(wanted) if isinstance(wanted, Models) else []
+        size = self.group.receive() if decoders else None
+        if not isinstance(size, Cache):  # rank 0 has ended, and its own messages say why
+            raise RefusedError(NOT_STARTED)
         table = PageTable(size.rows, size.pages, size.pages_per_row, size.page_size, "cpu")
-        return KVCache.of(decoder.config, table, decoder.dtype, "cpu", FORMATS[size.form])
+        kv_format = FORMATS[size.form]
+        caches = [KVCache.of(each.config, table, each.dtype, "cpu", kv_format) for each in decoders]
+        with nullcontext() if decoders[0].native is None else serial_torch():
+            while isinstance(message := self.group.receive(), Forward | Chains | Scores):
+                if not isinstance(message, Scores):
+                    _apply(message.changes, caches, table)
+                _compute(message, decoders[message.model], caches[message.model])
 
-    def _forward(self, message: Forward, decoder: Decoder, cache: KVCache) -> None:
-        for moved in message.moved:
-            cache.commit(*tensors(moved))
-        for row, pages in message.pages.items():
-            cache.table.clear(row)
-            cache.table.extend(row, pages)
+    def _load(self, wanted: Models) -> list[Decoder]:
+        """The parts of this rank; what goes wrong is told to rank 0."""
+        group, found = self.group, []
+        try:
+            for name, model in wanted._asdict().items():
+                if model is not None:
+                    directory = _directory(name, model)
+                    group.say(name, model_digest(directory))
+                    found.append(_load(model, directory, group.place))
+        except SametokenError as error:
+            for name in wanted._fields:
+                group.say(name, "")
+            group.say("loaded", str(error))
+            raise RefusedError(str(error)) from error
+        for decoder in found:
+            decoder.join(self)
+        group.say("loaded", "")
+        return found
+
+
+def _directory(name: str, model: ModelToLoad) -> Path:
+    if name == "target":
+        return target_directory(model.model, model.revision, lambda found: None)
+    return draft_directory(model.model, model.revision)
+
+
+def _load(wanted: ModelToLoad, directory: Path, place: RankPlace) -> Decoder:
+    dtype, limit, quantization = getattr(torch, wanted.dtype), wanted.max_seq_len, wanted.quantization
+    stated, scheme = ModelConfig.from_hf(read_config(directory)), stored_scheme(directory)
+    share = times_held(stated, place.size) / place.size
+    check_memory(wanted.model, stated, limit, dtype, torch.device("cpu"), quantization, scheme, share)
+    decoder = load_decoder(directory, dtype, "cpu", limit, quantization, RankPart(place.rank, place.size))
+    decoder.set_deterministic(wanted.deterministic)
+    return decoder
+
+
+def _apply(changes: Changes, caches: Sequence[KVCache], table: PageTable) -> None:
+    for moved in changes.moved:
+        caches[moved.model].commit(*tensors(moved))
+    for row, pages in changes.pages.items():
+        table.clear(row)
+        table.extend(row, pages)
+
+
+def _compute(message: Forward | Chains | Scores, decoder: Decoder, cache: KVCache) -> None:
+    """This rank's part of what rank 0 computes now."""
+    if isinstance(message, Forward):
         spans = [unpacked(span) for span in message.spans]
         decoder(torch.tensor(message.tokens, dtype=torch.int64), cache, cache.view(spans))
+    elif isinstance(message, Chains):
+        read = Committed(message.rows, message.starts, message.tokens)
+        decoder.guess(read, cache, message.levels, sampling_of(message.draws))
+    else:
+        last = torch.frombuffer(bytearray(message.last), dtype=decoder.dtype)
+        decoder.logits(last.view(-1, decoder.config.hidden_size))
 
 
 def join(environment: Mapping[str, str], count: int) -> None:
@@ -138,10 +189,29 @@ def follow(place: RankPlace) -> int:
         if place.launcher:
             torch.set_num_threads(max(1, torch.get_num_threads() // group.sharing))
         FollowingRank(group).run()
+    except RefusedError as error:
+        if not _said_by_rank_0(group):
+            _say(place, error)
+        return 1
     except SametokenError as error:
         _say(place, error)
         return 1
     return 0
+
+
+def _said_by_rank_0(group: RankGroup) -> bool:
+    """Whether rank 0, which knows why this rank ends, has ended with a message of its own; waits for it.
+
+    A rank that ended sooner might make its launcher kill rank 0 before it has said anything.
+    """
+    try:
+        group.hear(ENDED, 0, TOLD_S)
+        group.receive()
+    except EngineError:  # it has ended
+        return True
+    except SametokenError:
+        return False
+    return True
 
 
 def _say(place: RankPlace, error: SametokenError) -> None:

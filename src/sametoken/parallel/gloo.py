@@ -21,6 +21,7 @@ from torch import Tensor
 from sametoken.errors import SametokenError
 from sametoken.parallel.host import own_address, own_sockets, shut
 from sametoken.parallel.place import RankPlace
+from sametoken.runtime.ranks import NativeExchange
 
 DIST: Any = torch.distributed  # its types leave out what is needed here
 JOIN_S = 10.0  # until the connections are open
@@ -33,8 +34,8 @@ class Transport(Protocol):
     """How the ranks of one target reach each other."""
 
     @property
-    def native_sum(self) -> tuple[int, int] | None:
-        """Addresses of the function with which compiled code sums and of its first argument, None for none."""
+    def native(self) -> NativeExchange | None:
+        """What compiled code calls, None for nothing."""
         ...
 
     def send(self, data: Tensor) -> None:
@@ -45,8 +46,12 @@ class Transport(Protocol):
         """Replaces contiguous float32 numbers by their sums over all ranks, added in the order of the ranks."""
         ...
 
-    def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
-        """[R, begins[-1]] on rank 0, of which each rank has the columns [R, begins[rank + 1] - begins[rank]]."""
+    def gather(self, own: Tensor, begins: Sequence[int], *, everywhere: bool) -> Tensor:
+        """[R, begins[-1]] on rank 0, of which each rank has the columns [R, begins[rank + 1] - begins[rank]].
+
+        Args:
+            everywhere: the other ranks get it too.
+        """
         ...
 
     def stop(self, *, hangs: bool) -> None:
@@ -61,7 +66,7 @@ class Gloo:
         SametokenError: they were not open in time.
     """
 
-    native_sum: tuple[int, int] | None = None
+    native: NativeExchange | None = None
 
     def __init__(self, place: RankPlace, store: Any) -> None:
         self._place, before = place, own_sockets()
@@ -102,14 +107,17 @@ class Gloo:
         for part in parts[2:]:
             partial += part
 
-    def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
+    def gather(self, own: Tensor, begins: Sequence[int], *, everywhere: bool) -> Tensor:
         """See `Transport`."""
         rank, size, options = self._place.rank, self._place.size, DIST.GatherOptions()
         widths = [end - begin for begin, end in pairwise(begins)]
         padded = own.new_empty(own.shape[0], max(widths))
         padded[:, : widths[rank]] = own
-        parts = [torch.empty_like(padded) for _ in range(size)] if rank == 0 else []
-        self._gloo.gather([parts] if rank == 0 else [], [padded], options).wait()
+        if everywhere:
+            parts = list(self.all(padded).unbind())
+        else:
+            parts = [torch.empty_like(padded) for _ in range(size)] if rank == 0 else []
+            self._gloo.gather([parts] if rank == 0 else [], [padded], options).wait()
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1) if parts else own
 
     def stop(self, *, hangs: bool) -> None:

@@ -33,12 +33,14 @@ from sametoken.parallel.key import check_proof, own_key, proof
 from sametoken.parallel.messages import read
 from sametoken.parallel.place import HERE, RankPlace
 from sametoken.parallel.shared import MEMORY_SWITCH, SharedMemory
+from sametoken.runtime.ranks import NativeExchange
 
 LOG = logging.getLogger("sametoken")
 MEET_S = 25.0  # until all ranks have come
 PARTING_S = JOIN_S + 2.0  # that rank 0 waits at most for the last words of the others
 BEAT_S, SILENT_S = 0.5, 6.0  # between signs of life; without one a rank is taken to hang
 LAST_WORDS_S = 1.5  # for whoever waits for a rank that hangs
+ENDED = "ended"  # what rank 0 says when it ends
 HEADER, SMALL = 8, 4096  # bytes of a message's length, and of a message that needs one transfer
 
 
@@ -94,9 +96,9 @@ class RankGroup:
         return found
 
     @property
-    def native_sum(self) -> tuple[int, int] | None:
+    def native(self) -> NativeExchange | None:
         """See `Transport`."""
-        return self.transport.native_sum
+        return self.transport.native
 
     def _meet(self) -> Any:
         """The store of all ranks, which lives in rank 0's process or in its launcher's."""
@@ -284,10 +286,16 @@ class RankGroup:
     def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
         """See `Ranks`."""
         found: list[Tensor] = []
-        self._collective(lambda way: found.append(way.gather(own, begins)))
+        self._collective(lambda way: found.append(way.gather(own, begins, everywhere=False)))
         if self.failure is not None:
             raise self.failure
         return found[0]
+
+    def share(self, own: Tensor, begins: Sequence[int]) -> Tensor:
+        """See `Ranks`."""
+        found = [own.new_zeros(own.shape[0], begins[-1])]  # where a rank is gone
+        self._collective(lambda way: found.append(way.gather(own, begins, everywhere=True)))
+        return found[-1]
 
     def end(self, last: Tensor) -> None:
         """See `Ranks`."""

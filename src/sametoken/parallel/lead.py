@@ -1,7 +1,6 @@
-"""Rank 0's side: starts the other ranks, tells them what to load, and begins every forward in all of them.
+"""Rank 0's side: starts the other ranks, tells them what to load, and ends them.
 
-Everything above the target (drafts, draws, requests, clocks) is on rank 0 alone. A forward is sent as what it reads:
-its tokens and places. Nothing else of the engine's state is anywhere else, so that nothing can differ.
+Everything above the models (requests, schedule, verification, clocks) is on rank 0 alone.
 """
 
 from __future__ import annotations
@@ -17,15 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import torch
-from torch import Tensor
 
 from sametoken.errors import ConfigError, EngineError
-from sametoken.parallel.group import RankGroup, facts
+from sametoken.parallel.group import ENDED, RankGroup, facts
 from sametoken.parallel.host import own_cores
 from sametoken.parallel.key import KEY
-from sametoken.parallel.messages import Cache, End, Forward, Moved, Scores, TargetToLoad, packed
+from sametoken.parallel.messages import Cache, End, Models
 from sametoken.parallel.place import RankPlace, place_of
-from sametoken.runtime.cache import View
+from sametoken.parallel.sending import LeadingRank, Sending
 
 LOG = logging.getLogger("sametoken")
 TURN_S, LAST_S = 1.0, 5.0  # until the forward that runs has ended, and that the others have to end
@@ -40,6 +38,9 @@ class Lead:
         place: of this process, rank 0.
         check: compare a digest of each forward over the ranks.
 
+    Attributes:
+        target, draft: what the models join, the draft model if it is cut too.
+
     Raises:
         SametokenError: a rank did not come, or is another version.
     """
@@ -48,36 +49,38 @@ class Lead:
         self.place = place
         threads = torch.get_num_threads()
         self.group = RankGroup(place, facts(), check=check)
-        self.sum = self.group.sum
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         if not place.launcher:
             self.processes = {rank: _start(place, rank, self.group) for rank in range(1, place.size)}
         processes = self.processes
         self.group.lost = lambda: _lost(processes)
         self.group.end_rank = lambda rank: processes[rank].kill() if rank in processes else None
-        self._turn = threading.Lock()  # held while a forward runs
-        self._moved: list[Moved] = []
-        self._pages: dict[int, list[int]] = {}  # of rows, as the others have them
-        self.close = weakref.finalize(self, _close, self.group, self.processes, self._turn, threads)
+        sending = Sending(self.group)
+        self.target, self.draft = LeadingRank(sending, 0), LeadingRank(sending, 1)
+        self.close = weakref.finalize(self, _close, self.group, self.processes, sending.turn, threads)
         CLOSING.append(self.close)
         self.group.connect()
         torch.set_num_threads(max(1, threads // self.group.sharing))
         if words := place.bound(os.environ, len(own_cores()[1])):
             LOG.warning(words)
 
-    def load(self, wanted: TargetToLoad, digest: str) -> None:
+    def load(self, models: Models, digests: Sequence[str]) -> None:
         """Tells the others what to load, and makes sure that it is the same there.
+
+        Args:
+            digests: of the models' files here.
 
         Raises:
             ConfigError: a rank has other files.
         """
-        self.group.send(wanted)
-        for rank in range(1, self.place.size):
-            if (found := self.group.hear("model", rank, LOAD_S)) not in (digest, ""):
-                raise ConfigError(
-                    f"rank {rank} has other files of {wanted.model} than rank 0 (digests {found[:12]} and "
-                    f"{digest[:12]}); copy the same checkpoint to all hosts"
-                )
+        self.group.send(models)
+        for key, wanted, digest in zip(models._fields, models, digests, strict=False):
+            for rank in range(1, self.place.size):
+                if wanted and (found := self.group.hear(key, rank, LOAD_S)) not in (digest, ""):
+                    raise ConfigError(
+                        f"rank {rank} has other files of {wanted.model} than rank 0 (digests {found[:12]} and "
+                        f"{digest[:12]}); copy the same checkpoint to all hosts"
+                    )
 
     def loaded(self) -> None:
         """Waits until all ranks have their weights. Raises ConfigError with what one of them says."""
@@ -88,54 +91,6 @@ class Lead:
     def hold(self, cache: Cache) -> None:
         """The others make their caches."""
         self.group.send(cache)
-
-    # What the decoder asks, see `Ranks`.
-
-    @property
-    def native_sum(self) -> tuple[int, int] | None:
-        """See `Ranks`."""
-        return self.group.native_sum
-
-    def begin(self, tokens: Tensor, view: View) -> None:
-        """Sends what the forward reads."""
-        self._enter()
-        table = view.table
-        rows = [span.rows.tolist() for span in view.spans]
-        pages = {row: list(table.owned(row)) for each in rows for row in each}
-        changed = {row: owned for row, owned in pages.items() if self._pages.get(row, []) != owned}
-        self._pages.update(changed)
-        spans = [packed(span, own) for span, own in zip(view.spans, rows, strict=True)]
-        moved, self._moved = self._moved, []
-        self.group.send(Forward(moved, changed, tokens.tolist(), spans))
-
-    def end(self, last: Tensor) -> None:
-        """Raises what failed in the forward."""
-        self._turn.release()
-        self.group.end(last)
-
-    def score(self, last: Tensor) -> None:
-        """Sends the hidden states."""
-        self._enter()
-        self.group.send(Scores(last.contiguous().view(torch.uint8).numpy().tobytes()))
-
-    def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
-        """See `Ranks`."""
-        found = self.group.gather(own, begins)
-        self._turn.release()
-        return found
-
-    def _enter(self) -> None:
-        """Nothing else is computed until the turn is given back.
-
-        It is kept for good where a forward or its message was interrupted: then ranks are no longer at the same place.
-        """
-        if not self._turn.acquire(blocking=False):
-            words = "a forward was interrupted, after which the ranks cannot go on; make a new LLM"
-            raise self.group.failure or EngineError(words)
-
-    def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
-        """Goes with the next forward."""
-        self._moved.append(Moved(rows.tolist(), starts.tolist(), path.tolist()))
 
 
 def lead(environment: Mapping[str, str], count: int, *, check: bool) -> Lead:
@@ -181,7 +136,8 @@ def _close(
     idle = turn.acquire(timeout=TURN_S)
     if idle and group.failure is None and group.connected:
         group.lost = lambda: None  # they end because they were told to
-        with suppress(EngineError):
+        with suppress(EngineError, RuntimeError):
+            group.say(ENDED, "")
             group.send(End())
     group.close()
     end = time.monotonic() + (LAST_S if idle and group.connected else 0.0)

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks: what to load, how large the cache is, and what each forward reads. Plain data."""
+"""What rank 0 tells the other ranks: what to load, how large caches are, and what each forward reads. Plain data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from sametoken.options.engine import KVDType
 from sametoken.runtime.cache import Span
 from sametoken.runtime.chains import is_chain
 from sametoken.speculation.draft import chain_mask
+from sametoken.speculation.processors import Truncation
+from sametoken.speculation.rows import Sampling
+
+# Of the columns of `Draws`.
+DRAW_TYPES = (torch.int64, torch.float32, torch.float32, torch.float32, torch.int64, torch.float64)
 
 
-class TargetToLoad(NamedTuple):
-    """The target, by names that mean the same on every host."""
+class ModelToLoad(NamedTuple):
+    """A model, by names that mean the same on every host."""
 
     model: str
     revision: str | None
@@ -25,6 +30,13 @@ class TargetToLoad(NamedTuple):
     max_seq_len: int
     quantization: str
     deterministic: bool
+
+
+class Models(NamedTuple):
+    """The models that all ranks compute, by their numbers: 0 is the target, 1 a draft model that is cut too."""
+
+    target: ModelToLoad
+    draft: ModelToLoad | None
 
 
 class Cache(NamedTuple):
@@ -49,25 +61,57 @@ class SpanOf(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Nodes that were committed after the last forward, see `KVCache.commit`."""
+    """Nodes of a model's cache that were committed since the last message, see `KVCache.commit`."""
 
+    model: int
     rows: list[int]
     starts: list[int]
     path: list[list[int]]
 
 
-class Forward(NamedTuple):
-    """One forward: what was committed before, pages of rows that have others now, and tokens at their places."""
+class Changes(NamedTuple):
+    """What happened to the caches since the last message: nodes that were committed, then rows that have new pages."""
 
     moved: list[Moved]
     pages: dict[int, list[int]]
+
+
+class Forward(NamedTuple):
+    """One forward of a model: tokens at their places."""
+
+    model: int
+    changes: Changes
     tokens: list[int]
     spans: list[SpanOf]
 
 
-class Scores(NamedTuple):
-    """Logits of these hidden states [R, H] are wanted, which are the bytes of their numbers."""
+class Draws(NamedTuple):
+    """A `Sampling` that edits no score, as lists of the rows' numbers; None where no row asks for it."""
 
+    seed: list[int] | None
+    temperature: list[float] | None
+    noise_scale: list[float] | None
+    max_cost: list[float] | None
+    top_k: list[int] | None
+    top_p: list[float] | None
+
+
+class Chains(NamedTuple):
+    """Chains of guesses, see `Decoder.guess`: all ranks draw the same tokens."""
+
+    model: int
+    changes: Changes
+    rows: list[int]
+    starts: list[int]
+    tokens: list[list[int]]
+    levels: int
+    draws: Draws
+
+
+class Scores(NamedTuple):
+    """Logits of these hidden states [R, H] of a model are wanted, which are the bytes of their numbers."""
+
+    model: int
     last: bytes
 
 
@@ -75,7 +119,8 @@ class End(NamedTuple):
     """Nothing more will come."""
 
 
-MESSAGES = {each.__name__: each for each in (TargetToLoad, Cache, SpanOf, Moved, Forward, Scores, End)}
+KINDS = (ModelToLoad, Models, Cache, SpanOf, Moved, Changes, Forward, Draws, Chains, Scores, End)
+MESSAGES = {each.__name__: each for each in KINDS}
 
 
 class _Reader(pickle.Unpickler):
@@ -107,6 +152,25 @@ def unpacked(span: SpanOf) -> Span:
     else:
         mask = chain_mask(*span.shape[:2])
     return Span(_ints(span.rows), span.rows, _ints(span.starts), mask, span.nodes, span.longest)
+
+
+def draws_of(sampling: Sampling) -> Draws:
+    """What a message says of rows that draw."""
+    truncation = sampling.truncation or Truncation(None, None, None)
+    columns = sampling.seed, sampling.temperature, sampling.noise_scale, *truncation
+    return Draws(*(None if column is None else column.flatten().tolist() for column in columns))
+
+
+def sampling_of(draws: Draws) -> Sampling:
+    """The rows of a message."""
+    columns = zip(draws, DRAW_TYPES, strict=True)
+    found = [None if column is None else torch.tensor(column, dtype=dtype) for column, dtype in columns]
+    seed, *others = found
+    temperature, noise_scale, *truncation = (None if each is None else each.view(-1, 1, 1) for each in others)
+    return Sampling(
+        seed, temperature, noise_scale, Truncation(*truncation), bias=None, end_ban=None, words=None, penalties=None,
+        grammars=None, candidates=0, greedy=seed is None, reusable=True,
+    )  # fmt: skip
 
 
 def tensors(moved: Moved) -> tuple[Tensor, Tensor, Tensor]:

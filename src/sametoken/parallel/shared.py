@@ -18,6 +18,7 @@ from torch import Tensor
 from sametoken.kernels.cpu.library import Library
 from sametoken.kernels.cpu.structures import CExchange
 from sametoken.parallel.place import RankPlace
+from sametoken.runtime.ranks import NativeExchange
 
 MEMORY_SWITCH = "SAMETOKEN_RANK_MEMORY"  # "off": ranks of one host use the network too
 SLOT = 1 << 22  # bytes that a rank gives to the others at once
@@ -60,7 +61,7 @@ class SharedMemory:
                 raise OSError("another process of this host has rank 0's number")
         start = addressof(c_char.from_buffer(self._memory))
         self._exchange = CExchange(start, SLOT, place.rank, place.size, 0, 0)
-        self.native_sum = kernels.sum_address, addressof(self._exchange)
+        self.native = NativeExchange(*kernels.exchanges, addressof(self._exchange))
 
     def mapped(self) -> None:
         """As rank 0, closes the descriptor: all ranks have the memory, or do without it."""
@@ -74,9 +75,9 @@ class SharedMemory:
         """See `Transport`."""
         self._kernels.sum(self._exchange, partial)
 
-    def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
+    def gather(self, own: Tensor, begins: Sequence[int], *, everywhere: bool) -> Tensor:
         """See `Transport`."""
-        return self._kernels.gather(self._exchange, own, begins)
+        return self._kernels.gather(self._exchange, own, begins, everywhere=everywhere)
 
     def stop(self, *, hangs: bool) -> None:
         """See `Transport`."""

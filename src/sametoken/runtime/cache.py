@@ -7,7 +7,7 @@ was never there. Legend: B rows, N nodes, T = sum of B N over spans, L key lengt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol
@@ -233,6 +233,7 @@ class KVCache:
         parts: sizes of the parts of a vector that have scales of their own.
         dtype: of the vectors that are written and read.
         kv_format: what is stored of a vector.
+        on_commit: called with the arguments of `commit`; other ranks move the same in their caches.
     """
 
     def __init__(
@@ -250,6 +251,7 @@ class KVCache:
         self.parts = parts or (head_dim,)
         shape = (layers, table.pages * table.page_size, kv_heads)
         self.table, self.dtype, self.kv_format = table, dtype, kv_format
+        self.on_commit: Callable[[Tensor, Tensor, Tensor], object] = lambda rows, starts, path: None
         # Zeros, not empty: a masked key still enters the sum as 0 * value, which garbage NaN would poison.
         self.keys = torch.zeros(*shape, head_dim, dtype=kv_format.dtype(dtype), device=device)
         self.values = self.keys if shared_values else torch.zeros_like(self.keys)
@@ -320,6 +322,7 @@ class KVCache:
         A chain's accepted path is in place already; then nothing moves. Repeated nodes at the end of a path are
         padding and land past the row's new length.
         """
+        self.on_commit(rows, starts, path)
         front = torch.arange(path.shape[1], device=path.device)
         if not torch.equal(path, front.minimum(path[:, -1:])):
             self.move(rows, starts, path)

@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from sametoken.runtime.cache import View
+from sametoken.runtime.cache import PageTable, View
+from sametoken.speculation.rows import Sampling
 
 TILE = 16  # outputs of a packed weight that lie together
 
@@ -58,19 +59,38 @@ class Columns(NamedTuple):
         return Columns(tuple(begins), part.rank, part.whole_head)
 
 
+class NativeExchange(NamedTuple):
+    """What compiled code calls: addresses of functions, and of the first argument of both.
+
+    Attributes:
+        sum, ranks: see `Model` in forward.h.
+        gather: see `Output` in decoder.cpp.
+    """
+
+    sum: int | None
+    gather: int | None
+    ranks: int | None
+
+
 class Ranks(Protocol):
     """The processes that compute a decoder together, as one of them sees the others.
 
     Attributes:
-        native_sum: what compiled code calls in place of `sum`: addresses of a function and of its first argument, see
-            `Model` in forward.h. None where it calls `sum`.
+        native: what compiled code calls in place of `sum` and `share`; None where it calls these.
     """
 
     @property
-    def native_sum(self) -> tuple[int, int] | None: ...
+    def native(self) -> NativeExchange | None: ...
 
     def begin(self, tokens: Tensor, view: View) -> None:
         """A forward of `tokens` [T] at the places of `view` begins in this process."""
+        ...
+
+    def begin_chains(
+        self, table: PageTable, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]],
+        levels: int, sampling: Sampling,
+    ) -> None:  # fmt: skip
+        """Chains of guesses begin in this process, see `Decoder.guess`; `end` follows with what was guessed."""
         ...
 
     def sum(self, partial: Tensor) -> None:
@@ -78,7 +98,11 @@ class Ranks(Protocol):
         ...
 
     def end(self, last: Tensor) -> None:
-        """The forward has computed `last` [T, H]. Raises EngineError if a rank is gone or computed something else."""
+        """A forward has computed `last` [T, H], or chains are guessed [B, N], on all ranks.
+
+        Raises:
+            EngineError: a rank is gone or computed something else.
+        """
         ...
 
     def score(self, last: Tensor) -> None:
@@ -95,6 +119,10 @@ class Ranks(Protocol):
         Raises:
             EngineError: a rank is gone.
         """
+        ...
+
+    def share(self, own: Tensor, begins: Sequence[int]) -> Tensor:
+        """As `gather`, on all ranks, within a forward; never raises."""
         ...
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:

@@ -74,6 +74,8 @@ def _speculative(wanted: Wanted, stated: Stated) -> dict[str, Any] | None:
         said["model"] = wanted.draft
     if (revision := stated.take("draft_revision")) is not None:
         said["revision"] = revision
+    if (ranks := stated.take("draft_tensor_parallel_size")) is not None:
+        said["draft_tensor_parallel_size"] = ranks
     said["num_speculative_tokens"] = wanted.speculative.longest
     for theirs, ours in elsewhere("vllm", wanted.method).items():
         said[theirs] = getattr(wanted.speculative, ours)

@@ -22,12 +22,10 @@ class DraftModelGuesser:
     ids: Tensor | None = None
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
-        self.decoder, self.cache, self.vocabulary = decoder, cache, decoder.config.vocab_size
+        self.decoder, self.cache, self.vocabulary = decoder, decoder.owns(cache), decoder.config.vocab_size
 
     def guess(self, read: Committed, levels: int, sampling: Sampling) -> Tensor | None:
-        if self.decoder.native is None or sampling.edited:
-            return None
-        return self.decoder.native.guess(read, self.cache, levels, sampling)
+        return self.decoder.guess(read, self.cache, levels, sampling)
 
     def fuse(self, features: Tensor) -> Tensor:
         return features

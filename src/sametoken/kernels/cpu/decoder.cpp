@@ -14,9 +14,12 @@ extern "C" {
 struct Output {
   const Weight* head;
   const bf16* norm;    // before the head, null for none
-  const int32_t* ids;  // [head->out, padded to whole vectors] the target's token of each output
+  const int32_t* ids;  // [outputs, padded to whole vectors] the target's token of each output
   int32_t recycled;    // whether the next forward reads the normed state beside the guess
   float scale, cap;    // of scores: what products are multiplied by; the cap, 0 for none
+  int64_t outputs;     // of all ranks together
+  const int64_t* begins;  // [ranks + 1] the first output of each rank, see `gather_columns`; null for one rank
+  void (*gather)(void*, const float*, const int64_t*, int64_t, int64_t, float*);  // gives all ranks all outputs
 };
 
 // What rows read before they guess: chains of committed tokens.
@@ -110,7 +113,7 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 16; }
+int32_t sametoken_interface() { return 17; }
 
 // All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
 // taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.
@@ -170,28 +173,28 @@ int32_t sametoken_fuse(const Model* model, const bf16* features, int32_t count, 
   return guarded([&] { fuse(*model, features, count, x, threads); });
 }
 
-// Exchanges of ranks on one host, see exchange.h; a model's `sum` may be the first.
+// Exchanges of ranks on one host, see exchange.h; a model's `sum` and an output's `gather` may be the first and the last.
 void sametoken_sum(void* exchange, float* numbers, int64_t count) {
   sum_over_ranks(*static_cast<Exchange*>(exchange), numbers, count);
 }
 
 void sametoken_send(Exchange* exchange, char* data, int64_t count) { send_to_ranks(*exchange, data, count); }
 
-void sametoken_gather(Exchange* exchange, const float* own, const int64_t* begins, int64_t rows, float* all) {
-  gather_columns(*exchange, own, begins, rows, all);
+void sametoken_gather(void* exchange, const float* own, const int64_t* begins, int64_t rows, int64_t stride, float* all) {
+  gather_columns(*static_cast<Exchange*>(exchange), own, begins, rows, stride, all);
 }
 
 // Reads the committed tokens and guesses on: guesses [batch][1 + levels] are each row's last token and its continuation,
-// drawn one token at a time; the last one is not read.
+// drawn one token at a time; the last one is not read. Ranks call it together, and each draws the same tokens.
 int32_t sametoken_guess(const Model* model, const Pages* pages, const Feed* feed, const Output* output, const Draw* draw,
                         int64_t* guesses, int32_t levels, int32_t threads, int32_t head_threads) {
   return guarded([&] {
     const Weight& head = *output->head;
     int batch = feed->span.batch, hidden = model->hidden;
-    int64_t stride = padded(head.out, LANES);
+    int64_t size = output->outputs, stride = padded(size, LANES);
     std::vector<bf16> states(size_t(batch) * size_t(hidden));
     std::vector<bf16*> taps(size_t(model->layers), nullptr);
-    std::vector<float> logits(size_t(batch * stride));
+    std::vector<float> logits(size_t(batch * stride)), own(output->begins == nullptr ? 0 : size_t(batch * head.out));
     std::vector<int64_t> tokens, starts;
     for (int b = 0; b < batch; b++) {
       tokens.push_back(feed->tokens[b * feed->span.nodes + feed->lengths[b] - 1]);
@@ -214,11 +217,20 @@ int32_t sametoken_guess(const Model* model, const Pages* pages, const Feed* feed
           Floats score = mul(load(scores + i), spread(output->scale));
           store(scores + i, output->cap != 0 ? capped(score, output->cap) : score);
         }
-        tokens[b] = output->ids[drawn(scores, output->ids, head.out, *draw, b, level)];
+        tokens[b] = output->ids[drawn(scores, output->ids, size, *draw, b, level)];
         guesses[b * (1 + levels) + 1 + level] = tokens[b];
       };
       auto read = normed(output->norm, hidden, model->eps, model->norm_shift);
-      product(head, all_of(head), states.data(), batch, head_threads, read, into_floats(logits.data(), stride, head.out), guess);
+      auto multiply = [&](float* y, int64_t row, auto after) {
+        product(head, all_of(head), states.data(), batch, head_threads, read, into_floats(y, row, head.out), after);
+      };
+      if (output->begins == nullptr) {
+        multiply(logits.data(), stride, guess);
+        continue;
+      }
+      multiply(own.data(), head.out, nothing);
+      output->gather(model->ranks, own.data(), output->begins, batch, stride, logits.data());
+      Pool::instance().run(head_threads, 1, [&](Worker& worker) { worker.each(batch, guess); });
     }
   });
 }

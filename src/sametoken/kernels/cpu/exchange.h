@@ -127,9 +127,10 @@ inline void send_to_ranks(Exchange& exchange, char* data, int64_t count) {
   }
 }
 
-// Puts the columns of all ranks side by side on rank 0: `own` [rows][begins[rank + 1] - begins[rank]] of this rank into
-// `all` [rows][begins[size]] of rank 0; begins [size + 1].
-inline void gather_columns(Exchange& exchange, const float* own, const int64_t* begins, int64_t rows, float* all) {
+// Puts the columns of all ranks side by side: `own` [rows][begins[rank + 1] - begins[rank]] of each rank into the first
+// begins[size] numbers of the rows of `all` [rows][stride]; begins [size + 1]. `all` is null for a rank that wants none.
+inline void gather_columns(Exchange& exchange, const float* own, const int64_t* begins, int64_t rows, int64_t stride,
+                           float* all) {
   auto width = [&](int rank) { return begins[rank + 1] - begins[rank]; };
   int64_t widest = 0, most = exchange.slot / int64_t(sizeof(float)), mine = width(exchange.rank);
   for (int rank = 0; rank < exchange.size; rank++) widest = std::max(widest, width(rank));
@@ -143,12 +144,12 @@ inline void gather_columns(Exchange& exchange, const float* own, const int64_t* 
       int64_t size = part(exchange.rank, from);
       for (int64_t r = first; r < end; r++) std::copy_n(own + r * mine + from, size, slot + (r - first) * size);
       if (!round.meet()) return;
-      if (exchange.rank != 0) continue;
+      if (all == nullptr) continue;
       for (int rank = 0; rank < exchange.size; rank++) {
         const float* found = reinterpret_cast<const float*>(round.slot(rank));
         int64_t count = part(rank, from);
         for (int64_t r = first; r < end; r++)
-          std::copy_n(found + (r - first) * count, count, all + r * begins[exchange.size] + begins[rank] + from);
+          std::copy_n(found + (r - first) * count, count, all + r * stride + begins[rank] + from);
       }
     }
 }

@@ -37,7 +37,7 @@ from sametoken.kernels.cpu.structures import (
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 16  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 17  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 BLOCK_INT4, BLOCK_INT5, BLOCK_INT6, BLOCK_INT8 = range(8, 12)
 # Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
@@ -97,14 +97,15 @@ class Library:
         self._sum, self._send, self._gather = library.sametoken_sum, library.sametoken_send, library.sametoken_gather
         self._sum.argtypes = [POINTER(CExchange), c_void_p, c_int64]
         self._send.argtypes = [POINTER(CExchange), c_void_p, c_int64]
-        self._gather.argtypes = [POINTER(CExchange), c_void_p, POINTER(c_int64), c_int64, c_void_p]
+        self._gather.argtypes = [POINTER(CExchange), c_void_p, POINTER(c_int64), c_int64, c_int64, c_void_p]
         for call in (self._sum, self._send, self._gather):
             call.restype = None
 
     @property
-    def sum_address(self) -> int:
-        """Of the function with which compiled code sums over ranks."""
-        return ctypes.cast(self._sum, c_void_p).value or 0
+    def exchanges(self) -> tuple[int, int]:
+        """Addresses of the functions with which compiled code sums over ranks and gathers their columns."""
+        sums, gathers = (ctypes.cast(call, c_void_p).value or 0 for call in (self._sum, self._gather))
+        return sums, gathers
 
     def sum(self, exchange: CExchange, numbers: Tensor) -> None:
         """Replaces contiguous float32 numbers by their sums over the ranks of an exchange."""
@@ -114,16 +115,17 @@ class Library:
         """Gives all ranks the contiguous bytes that rank 0 has."""
         self._send(exchange, data.data_ptr(), data.nbytes)
 
-    def gather(self, exchange: CExchange, own: Tensor, begins: Sequence[int]) -> Tensor:
-        """[R, begins[-1]] float32 on rank 0: the columns of all ranks side by side; elsewhere nothing.
+    def gather(self, exchange: CExchange, own: Tensor, begins: Sequence[int], *, everywhere: bool) -> Tensor:
+        """[R, begins[-1]] float32 on rank 0, or on all ranks: their columns side by side; elsewhere nothing.
 
         Args:
             own: [R, begins[rank + 1] - begins[rank]] float32, contiguous.
             begins: [ranks + 1] the first column of each rank, and the number of columns.
         """
-        found = torch.empty((own.shape[0], begins[-1]) if exchange.rank == 0 else (0, 0))
-        columns = (c_int64 * len(begins))(*begins)
-        self._gather(exchange, own.data_ptr(), columns, own.shape[0], found.data_ptr())
+        wanted = everywhere or exchange.rank == 0
+        found = torch.empty((own.shape[0], begins[-1]) if wanted else (0, 0))
+        columns, address = (c_int64 * len(begins))(*begins), found.data_ptr() if wanted else None
+        self._gather(exchange, own.data_ptr(), columns, own.shape[0], begins[-1], address)
         return found
 
     def pack(self, rows: Tensor, target: Tensor, first: int, outputs: int, turn: int) -> bool:

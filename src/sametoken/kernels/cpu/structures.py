@@ -108,7 +108,7 @@ class Output(Structure):
 
     _fields_ = [
         ("head", POINTER(Weight)), ("norm", c_void_p), ("ids", c_void_p), ("recycled", c_int32),
-        ("scale", c_float), ("cap", c_float),
+        ("scale", c_float), ("cap", c_float), ("outputs", c_int64), ("begins", c_void_p), ("gather", c_void_p),
     ]  # fmt: skip
 
 

@@ -1,0 +1,104 @@
+"""What rank 0 sends before each computation of a model: the tokens and places that it reads, and what changed before.
+
+Nothing else of the engine's state is in the other ranks, so that nothing can differ.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from sametoken.errors import EngineError
+from sametoken.parallel.group import RankGroup
+from sametoken.parallel.messages import Chains, Changes, Forward, Moved, Scores, draws_of, packed
+from sametoken.runtime.cache import PageTable, View
+from sametoken.runtime.ranks import NativeExchange
+from sametoken.speculation.rows import Sampling
+
+
+class Sending:
+    """What the models of rank 0 share: one of them computes at a time, and the ranks know one page table.
+
+    Attributes:
+        turn: held while something is computed.
+    """
+
+    def __init__(self, group: RankGroup) -> None:
+        self.group, self.turn = group, threading.Lock()
+        self.moved: list[Moved] = []
+        self._pages: dict[int, list[int]] = {}  # of rows, as the others have them
+
+    def enter(self) -> None:
+        """Nothing else is computed until the turn is given back.
+
+        It is kept for good where a forward or its message was interrupted: then ranks are no longer at the same place.
+        """
+        if not self.turn.acquire(blocking=False):
+            words = "a forward was interrupted, after which the ranks cannot go on; make a new LLM"
+            raise self.group.failure or EngineError(words)
+
+    def changes(self, table: PageTable, rows: Iterable[int]) -> Changes:
+        """What the others do not know yet of the caches, of `rows` that are computed now."""
+        pages = {row: list(table.owned(row)) for row in rows}
+        changed = {row: owned for row, owned in pages.items() if self._pages.get(row, []) != owned}
+        self._pages.update(changed)
+        moved, self.moved = self.moved, []
+        return Changes(moved, changed)
+
+
+class LeadingRank:
+    """Rank 0's part of a model, see `Ranks`.
+
+    Args:
+        sending: of all models.
+        model: which one it is, see `Models`.
+    """
+
+    def __init__(self, sending: Sending, model: int) -> None:
+        self._sending, self._group, self._model = sending, sending.group, model
+        self.sum, self.share = self._group.sum, self._group.share
+
+    @property
+    def native(self) -> NativeExchange | None:
+        """See `Ranks`."""
+        return self._group.native
+
+    def begin(self, tokens: Tensor, view: View) -> None:
+        """Sends what the forward reads."""
+        self._sending.enter()
+        rows = [span.rows.tolist() for span in view.spans]
+        changes = self._sending.changes(view.table, (row for each in rows for row in each))
+        spans = [packed(span, own) for span, own in zip(view.spans, rows, strict=True)]
+        self._group.send(Forward(self._model, changes, tokens.tolist(), spans))
+
+    def begin_chains(
+        self, table: PageTable, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]],
+        levels: int, sampling: Sampling,
+    ) -> None:  # fmt: skip
+        """Sends what the chains are grown from."""
+        self._sending.enter()
+        changes, read = self._sending.changes(table, rows), [list(each) for each in tokens]
+        self._group.send(Chains(self._model, changes, list(rows), list(starts), read, levels, draws_of(sampling)))
+
+    def end(self, last: Tensor) -> None:
+        """Raises what failed in the forward."""
+        self._sending.turn.release()
+        self._group.end(last)
+
+    def score(self, last: Tensor) -> None:
+        """Sends the hidden states."""
+        self._sending.enter()
+        self._group.send(Scores(self._model, last.contiguous().view(torch.uint8).numpy().tobytes()))
+
+    def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
+        """See `Ranks`."""
+        found = self._group.gather(own, begins)
+        self._sending.turn.release()
+        return found
+
+    def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
+        """Goes with the next message."""
+        self._sending.moved.append(Moved(self._model, rows.tolist(), starts.tolist(), path.tolist()))
