@@ -39,6 +39,12 @@ def test_threads_are_set_and_checked(pair: Pair) -> None:
         LLM(pair.target, threads=0)
 
 
+@pytest.mark.parametrize("stated", [{"dtype": "int8"}, KVCacheConfig(dtype="int8")])
+def test_a_setting_of_the_cache_that_is_given_twice_is_refused(pair: Pair, stated: Any) -> None:
+    with pytest.raises(ConfigError, match="'dtype' of kv_cache and kv_cache_dtype are the same setting"):
+        LLM(pair.target, kv_cache=stated, kv_cache_dtype="fp8")
+
+
 def test_a_closed_llm_has_given_its_weights_back(pair: Pair) -> None:
     with LLM(pair.target, pair.draft) as llm:
         decoder = weakref.ref(llm.engine.runner.decoder)

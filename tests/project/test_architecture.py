@@ -17,7 +17,7 @@ OWN = {*FOLDERS, "sametoken.heads.eagle", "sametoken.drafters.kinds"}
 # A mode of `sametoken train` that is a common word too.
 NAMES = {kind.name for kind in kinds.kinds()} | set(kinds.aliases("train")) - {"draft"}
 # The field `prediction` of a request, which is spelled like the kind that it chooses.
-FIELDS = {("sametoken.engine.llm", "prediction"), ("sametoken.server.replies", "prediction"),
+FIELDS = {("sametoken.engine.llm_requests", "prediction"), ("sametoken.server.replies", "prediction"),
           ("sametoken.server.schema", "prediction")}  # fmt: skip
 
 

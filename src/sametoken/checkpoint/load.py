@@ -110,15 +110,16 @@ def _kept_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, quan
     return decoder
 
 
-def refuse_to_round_again(directory: Path, quantization: str) -> None:
+def refuse_to_round_again(directory: Path, quantization: str, option: str = "quantization") -> None:
     """Raises `ConfigError` where weights that are quantised already would be rounded to another format.
 
     Args:
         directory: of a model or a head. `quantization`: a name in `model.formats.names`, or "none".
+        option: name of the option that asked for it.
     """
     if quantization != "none" and (scheme := stored_scheme(directory)) is not None:
         raise ConfigError(
-            f"quantization {quantization!r}: the weights of {given_path(directory)} are quantised already "
+            f"{option} {quantization!r}: the weights of {given_path(directory)} are quantised already "
             f"({scheme.name}); leave it out, or give the unquantised checkpoint"
         )
 

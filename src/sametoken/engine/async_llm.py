@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from sametoken.checkpoint.chat import Message
 from sametoken.engine.completion import Chunk, Completion
-from sametoken.engine.llm import LLM, Prompt
+from sametoken.engine.llm import LLM
+from sametoken.engine.llm_requests import Prompt
 from sametoken.engine.report import StepReport
 from sametoken.engine.request import Emission, Request
 from sametoken.errors import EngineError, SametokenError

@@ -204,8 +204,9 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
             "float16 kernels on the CPU give a token other bits in another batch; use dtype bfloat16 or float32, "
             "or give up equal outputs with deterministic=False"
         )
-    if device.type != "cpu" and (config.quantization, config.draft_quantization) != ("none", "none"):
-        raise ConfigError(f"quantization {config.quantization!r} is computed on the CPU only; leave it out on {device}")
+    for option in ("quantization", "draft_quantization"):
+        if device.type != "cpu" and (asked := getattr(config, option)) != "none":
+            raise ConfigError(f"{option} {asked!r} is computed on the CPU only; leave it out on {device}")
     scheme = stored_scheme(directory)
     count = config.tensor_parallel_size
     own = 1.0 if count == 1 else place_of(os.environ, count).share * times_held(stated, count)

@@ -88,8 +88,8 @@ def load_draft(
     """
     if method in MODEL_METHODS:
         weighted(method)
+    refuse_to_round_again(directory, quantization, "draft_quantization")
     if is_head(directory):
-        refuse_to_round_again(directory, quantization)
         head = read_head(directory, target, dtype, device, pack=True, format=FORMATS.get(quantization))
         for note in head.notes:
             LOG.warning(f"{directory}: {note}")

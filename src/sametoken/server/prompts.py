@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from sametoken.engine.llm import LLM, Prompt
+from sametoken.engine.llm import LLM
+from sametoken.engine.llm_requests import Prompt
 from sametoken.engine.request import Request
 from sametoken.errors import RequestError
 from sametoken.options.sampling import SamplingParams

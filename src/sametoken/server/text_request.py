@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import PrivateAttr
 
 from sametoken.checkpoint.tokenizer import LONG_TEXT
-from sametoken.engine.llm import Prompt
+from sametoken.engine.llm_requests import Prompt
 from sametoken.errors import RequestError
 from sametoken.server.fields import Body
 

@@ -1,0 +1,247 @@
+"""From prompts and sampling parameters to the checked requests of one engine, which are not in the engine yet."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from sametoken.checkpoint.chat import is_list
+from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.drafters.automaton import SuffixAutomaton
+from sametoken.drafters.prediction import index_prediction
+from sametoken.engine.build import Context
+from sametoken.engine.confined import AfterMark, AllowedTokens, InitialGrammar
+from sametoken.engine.detokenize import Detokenizer
+from sametoken.engine.engine import Engine
+from sametoken.engine.grammar import Grammars
+from sametoken.engine.request import Request
+from sametoken.errors import PromptTooLongError, RequestError, shown
+from sametoken.kinds import coming_with
+from sametoken.options.sampling import RequestSpeculation, SamplingParams
+from sametoken.options.speculation import AUTO, NO_DRAFT, SpeculativeConfig
+from sametoken.speculation.noise import choice_seed
+from sametoken.speculation.sampling import RowSampling
+
+Prompt = str | Sequence[int]
+MOST_CHOICES = 1024
+PREDICTION, FORCED = coming_with("prediction"), coming_with("structured_outputs")
+MOST_PER_TOKEN = 32  # characters of a text per token, on average
+
+
+class Parsed(NamedTuple):
+    """What is read from parameters once, because it takes time, and shared by the prompts of a call."""
+
+    grammar: InitialGrammar | None
+    prediction: SuffixAutomaton | None
+
+
+class RequestMaker:
+    """Makes the requests of one engine.
+
+    Args:
+        engine: whose drafters and vocabulary a request may use.
+        tokenizer: of the target.
+        vocab_size: number of tokens of the target.
+        speculative: how requests are drafted that do not say it, and the longest draft of all.
+        method: the drafter of requests that name none.
+        context: longest sequence, and what makes room for more.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        speculative: SpeculativeConfig,
+        method: str,
+        context: Context,
+    ) -> None:
+        self.engine, self.tokenizer, self.vocab_size = engine, tokenizer, vocab_size
+        self.speculative, self.method = speculative, method
+        self.max_seq_len, self._remedy = context
+        self._grammars = Grammars(tokenizer, vocab_size)
+        self._ids = itertools.count()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The drafters that any request may choose; not those that go with what a request brings."""
+        return tuple(method for method in self.engine.drafters if method not in (PREDICTION, FORCED))
+
+    def make(
+        self, prompt: Prompt, params: SamplingParams, index: int = 0, known: dict[int, Parsed] | None = None
+    ) -> list[Request]:
+        """The n requests of one prompt, checked but not yet in the engine.
+
+        Args:
+            known: by id of parameters, what was read from them for other prompts; this prompt's is added.
+
+        Raises:
+            PromptTooLongError, RequestError: the prompt or a parameter cannot be served by this engine.
+        """
+        if not isinstance(prompt, str) and not is_list(prompt):
+            raise RequestError(f"a prompt is {shown(prompt)}, expected a text or a list of token ids")
+        try:
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        except RequestError as error:
+            raise error.about("prompt") from error
+        self._check_prompt(ids)
+        self._check_sizes(params)
+        speculation = self._speculation(params)
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        end_ids = (token for token in self.tokenizer.eos_ids if token < self.vocab_size)
+        eos = frozenset() if params.ignore_eos else frozenset(end_ids)
+        stop_ids = eos | frozenset(params.stop_token_ids)
+        drafters = [self.engine.drafters[method] for method in speculation.methods]
+        bad_words = [ids for word in params.bad_words for ids in _spellings(self.tokenizer, word)]
+        grammar, prediction = self._parsed(params, speculation.methods, {} if known is None else known)
+        device = self.engine.table.table.device
+
+        def request(choice: int) -> Request:
+            own_grammar = None if grammar is None else grammar.copy()
+            sampling = RowSampling(
+                params,
+                choice_seed(seed, choice),
+                ids,
+                self.vocab_size,
+                sorted(stop_ids),
+                bad_words,
+                device,
+                own_grammar,
+            )
+            return Request(
+                id=next(self._ids),
+                index=index,
+                choice=choice,
+                prompt=prompt if isinstance(prompt, str) else None,
+                prompt_ids=ids,
+                params=params,
+                sampling=sampling,
+                detokenizer=Detokenizer(self.tokenizer, ids, params),
+                stop_ids=stop_ids,
+                eos_ids=eos,
+                method=speculation.method,
+                methods=speculation.methods,
+                adaptive=speculation.adaptive,
+                draft_kv=next((drafter.namespace for drafter in drafters if drafter.namespace), ""),
+                complete=any(drafter.taps and drafter.namespace for drafter in drafters),
+                max_draft_len=speculation.max_draft_len,
+                max_seq_len=self.max_seq_len,
+                prediction=prediction,
+            )
+
+        return [request(choice) for choice in range(params.n)]
+
+    def _parsed(self, params: SamplingParams, methods: Sequence[str], known: dict[int, Parsed]) -> Parsed:
+        """What comes with the parameters, read once for all prompts of a call."""
+        if id(params) not in known:
+            grammar = self._grammar(params)
+            known[id(params)] = Parsed(grammar, self._prediction(params) if PREDICTION in methods else None)
+        return known[id(params)]
+
+    def _grammar(self, params: SamplingParams) -> InitialGrammar | None:
+        """What the output may be, at its beginning."""
+        asked, size = params.structured_outputs, self.vocab_size
+        grammar: InitialGrammar | None = None if asked is None else self._grammars.compile(asked)
+        if grammar is not None and asked is not None and asked.after is not None:
+            spelled = [self.tokenizer.token_bytes(token) for token in range(size)]
+            end_ids = [token for token in {*self.tokenizer.eos_ids, *params.stop_token_ids} if token < size]
+            grammar = AfterMark(grammar, asked.after, asked.opens or "", spelled, end_ids)
+        if params.allowed_token_ids is None:
+            return grammar
+        if (largest := max(params.allowed_token_ids)) >= size:
+            raise RequestError(f"got {largest}, expected token ids 0 .. {size - 1}", field="allowed_token_ids")
+        mask = torch.zeros(size, dtype=torch.bool)
+        mask[list(params.allowed_token_ids)] = True
+        return AllowedTokens(mask, grammar)
+
+    def _check_prompt(self, ids: Sequence[int]) -> None:
+        if not ids:
+            words = "the prompt is empty: it has no tokens; expected text or at least one token id"
+            raise RequestError(words, field="prompt")
+        if len(ids) >= self.max_seq_len:
+            raise PromptTooLongError(
+                f"the prompt has {len(ids)} tokens, the context holds {self.max_seq_len} with at least one of output",
+                field="prompt",
+                advice=f"shorten the prompt or {self._remedy}",
+            )
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                expected = f"integers 0 .. {self.vocab_size - 1}"
+                raise RequestError(f"{token!r} is not a token id; expected {expected}", field="prompt")
+
+    def _check_sizes(self, params: SamplingParams) -> None:
+        """Refuses what only this model's vocabulary and context make too large."""
+        for name, limit in (
+            ("logprobs", self.vocab_size),
+            ("prompt_logprobs", self.vocab_size),
+            ("min_tokens", self.max_seq_len),
+            ("n", MOST_CHOICES),
+        ):
+            value = getattr(params, name)
+            if value is not None and value > limit:
+                raise RequestError(f"got {value}, expected at most {limit} for this model", field=name)
+
+    def _prediction(self, params: SamplingParams) -> SuffixAutomaton:
+        """The predicted output of a request; what would not fit the context cannot come true."""
+        assert params.speculative is not None
+        text = params.speculative.prediction or ""
+        text = text[: MOST_PER_TOKEN * self.max_seq_len]  # what lies beyond the context is never reached
+        return index_prediction(self.tokenizer.encode(text, add_special_tokens=False)[: self.max_seq_len])
+
+    def _speculation(self, params: SamplingParams) -> _Speculation:
+        """How a request is drafted: the engine's way, unless it asks for its own."""
+        asked, longest = params.speculative or RequestSpeculation(), self.speculative.max_draft_len
+        usual = PREDICTION if asked.prediction else self.method
+        method = asked.method if asked.method is not None else usual
+        if (method == PREDICTION) != bool(asked.prediction):
+            raise RequestError(
+                f"got {method!r} with {'a' if asked.prediction else 'no'} prediction, which is a method of its own",
+                field="speculative",
+                place=".method",
+                advice="give a prediction without a method, or leave it out",
+            )
+        known = (NO_DRAFT, AUTO, PREDICTION, *self.methods)
+        if method not in known:
+            words = f"got {method!r}, this engine has {', '.join(known)}"
+            raise RequestError(words, field="speculative", place=".method")
+        if asked.max_draft_len is not None and asked.max_draft_len > longest:
+            words = f"got {asked.max_draft_len}, expected at most {longest}, the engine's max_draft_len"
+            raise RequestError(words, field="speculative", place=".max_draft_len")
+        formed = params.structured_outputs is not None and method != PREDICTION
+        if method == NO_DRAFT and asked.method is None and formed:
+            method = FORCED
+        if not asked.enabled or asked.max_draft_len == 0 or method == NO_DRAFT:
+            return _Speculation(NO_DRAFT, (), False, 0)
+        adaptive = self.speculative.adaptive if asked.adaptive is None else asked.adaptive
+        methods = self.methods if method == AUTO else (method,)
+        if formed:
+            methods = tuple(dict.fromkeys((FORCED, *methods)))
+        return _Speculation(method, methods, adaptive, asked.max_draft_len or longest)
+
+
+class _Speculation(NamedTuple):
+    """How one request is drafted; see the fields of `Request`."""
+
+    method: str
+    methods: tuple[str, ...]
+    adaptive: bool
+    max_draft_len: int
+
+
+def several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt or several as several; a list of integers is one prompt."""
+    if not isinstance(prompts, str) and not is_list(prompts):
+        raise RequestError(f"the prompt is {shown(prompts)}, expected a text, a list of token ids, or several of them")
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def _spellings(tokenizer: Tokenizer, word: str) -> list[list[int]]:
+    """Token sequences of a bad word: at the beginning of a text and after a space."""
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (word, " " + word.lstrip())]
+    return [list(unique) for unique in dict.fromkeys(map(tuple, ids)) if unique]
