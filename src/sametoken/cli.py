@@ -84,7 +84,19 @@ class CommandList(TyperGroup):
             args = [" ".join(args[:2]), *args[2:]]
         if args[0] in COMMANDS:
             return args[0], build_command(args[0]), args[1:]
+        below = {name: purpose for name, purpose in COMMANDS.items() if name.startswith(f"{args[0]} ")}
+        if below and args[1:2] in ([], ["-h"], ["--help"]):
+            self._show_group(ctx, args[0], below)
+        elif below:
+            ctx.fail(f"No such command '{' '.join(args[:2])}'; expected one of: {', '.join(below)}")
         return super().resolve_command(ctx, args)
+
+    def _show_group(self, ctx: Any, first: str, commands: dict[str, str]) -> None:
+        """Writes the page of the commands that begin with this word, and ends the program."""
+        from sametoken.commands.help import top_page
+
+        typer.echo(top_page(ctx, {f"sametoken {first}": commands}, {}))
+        ctx.exit()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the page of all commands."""

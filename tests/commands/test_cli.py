@@ -292,6 +292,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(run: Any, pair: Pair, arguments: 
     assert words in answer.err
 
 
+@pytest.mark.parametrize("arguments", [["deploy"], ["deploy", "--help"]])
+def test_the_first_of_two_words_lists_its_commands(run: Any, arguments: list[str]) -> None:
+    answer = run(*arguments)
+    assert answer.code == 0
+    assert {"deploy plan", "deploy two-node", "deploy dynamo"} <= {name for name in COMMANDS if name in answer.out}
+    assert "generate " not in answer.out
+    assert "expected one of: deploy plan, " in run("deploy", "plam").err
+
+
 @pytest.mark.parametrize("arguments", [["generate", "--temprature", "1"], ["generat"], ["generate", "--n", "one"]])
 def test_what_cannot_be_parsed_is_exit_code_2(run: Any, arguments: list[str]) -> None:
     answer = run(*arguments)

@@ -14,6 +14,7 @@ from sametoken.cli import module_name
 
 WITH_JSON = (
     "generate", "verify", "bench", "bench compare", "evaluate", "synthesize", "prepare", "quantize", "export", "doctor",
+    "train", "demo", "shard",
 )  # fmt: skip
 
 
@@ -52,6 +53,29 @@ def test_bench(run: Any, pair: Pair, tmp_path: Path) -> None:
     (file,) = tmp_path.glob("bench-*.json")
     assert json.loads(file.read_text()) == found
     assert found["schema"] == "sametoken-bench-1"
+
+
+def test_demo(run: Any, pair: Pair) -> None:
+    found = told(run, "demo", pair.target, "--draft", pair.draft, "--max-tokens", "4", "--repeat", "1")
+    assert found["runs"] == 1
+    assert len(found["prompts"]) == 4
+    assert {each["method"] for each in found["all"]} == {"draft_target"}
+    assert found["all"][0]["tokens"] == sum(each["drafts"][0]["tokens"] for each in found["prompts"])
+
+
+def test_shard(run: Any, data: str, tmp_path: Path) -> None:
+    shards, joined = str(tmp_path / "shards"), str(tmp_path / "joined.jsonl")
+    found = told(run, "shard", "--input-path", data, "--output-dir", shards, "--max-lines-per-shard", "2")
+    assert found == {"output": shards, "shards": sorted(file.name for file in Path(shards).iterdir())}
+    found = told(run, "shard", "--combine", "--input-dir", shards, "--output-path", joined)
+    assert found == {"output": joined, "lines": 3, "files": 2}
+
+
+def test_train(run: Any, pair: Pair, data: str, tmp_path: Path) -> None:
+    arguments = ["--mode", "medusa", "--data", data, "--output-dir", str(tmp_path / "run"), "--max-steps", "1"]
+    found = told(run, "train", pair.target, *arguments, "--threads", "1")
+    assert (found["head"], found["steps"], found["stopped"]) == (str(tmp_path / "run" / "head"), 1, False)
+    assert found["best"] is None
 
 
 def test_synthesize_prepare_and_quantize(run: Any, pair: Pair, data: str, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def explain(run: Run) -> str:
         return _explain_loads(run.loads)
     busy = _busy(run.environment)
     cells = [_verdict_of(cell) if busy else _explain_cell(cell, run.cells) for cell in run.cells]
-    parts = [*cells, *busy]
+    parts = [*busy, *cells]
     if run.mismatches:
         parts.insert(
             0,
@@ -84,7 +84,7 @@ def _busy(made: Environment) -> list[str]:
     if made.threads is None or load <= made.threads + FOREIGN_LOAD:
         return []
     return [
-        f"No conclusion: the machine was busy (load average {load:.1f}, threads {made.threads}), so the times above "
+        f"No conclusion: the machine was busy (load average {load:.1f}, threads {made.threads}), so the measured times "
         "include other processes' work. Measure again on an idle machine."
     ]
 
@@ -105,10 +105,10 @@ def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:
     if outlook is None or best.max_draft_len not in outlook.costs:
         return "\n".join([*lines, "  The outputs are too short to say more: raise --output-len."])
     case = Evidence(cell, best, outlook.costs[best.max_draft_len], outlook, others)
-    lines.append(f"  {_where_time_goes(case)}")
-    lines += [f"  - {finding}" for look in FINDINGS if (finding := look(case))]
     table = outlook.table()
-    return "\n".join([*lines, *_table(table), f"  {_advice(case, table)}"])
+    lines += [f"  {_advice(case, table)}", f"  {_where_time_goes(case)}"]
+    lines += [f"  - {finding}" for look in FINDINGS if (finding := look(case))]
+    return "\n".join([*lines, *_table(table)])
 
 
 def _verdict(cell: Cell, best: Variant) -> str:

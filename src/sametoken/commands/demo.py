@@ -6,9 +6,10 @@ one after the other without control codes.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
 from rich.console import Console, RenderableType
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from sametoken import embedded
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import Option, Values, engine_options, titled
+from sametoken.commands.options import AS_JSON, Option, Values, engine_options, titled
 from sametoken.commands.terminal import ACCEPTED, open_console
 from sametoken.errors import ConfigError
 from sametoken.options.declaration import Positive
@@ -54,6 +55,7 @@ OPTIONS = (
         Option("seed", int, 0, "seed of the draw at temperatures above 0."),
         Option("repeat", Positive, 3, "number of runs per prompt and side; the median counts."),
         Option("color", bool, True, "show colours in a terminal."),
+        AS_JSON,
     ),
     *(option for option in engine_options() if option.name != REUSE),
 )
@@ -70,7 +72,10 @@ def command(model: str | None, values: Values) -> int:
     llms = [open_llm(model, {**values, "draft": draft, REUSE: False}) for draft in _drafts(model, values)]
     if llms[0].method == "none":
         raise ConfigError("the demo compares with speculative decoding; give --draft PATH, or --method ngram or suffix")
-    show(llms, params, values["repeat"], open_console(100, values["color"]))
+    if values["json"]:
+        print(json.dumps(_record(llms, params, values["repeat"])))
+    else:
+        show(llms, params, values["repeat"], open_console(100, values["color"]))
     return 0
 
 
@@ -90,19 +95,14 @@ def show(llms: Sequence[LLM], params: SamplingParams, repeat: int, console: Cons
     Raises:
         LosslessnessError: plain and speculative tokens differ.
     """
-    from sametoken.check.race import race, record, score
+    from sametoken.check.race import score
 
-    llm = llms[0]
-    prompts = [prompt.ids for prompt in encode_texts(llm.tokenizer, PROMPTS)]
-    for each in llms:
-        record(each, prompts[0], params)  # the first run allocates and compiles
     races = []
-    for text, prompt in zip(PROMPTS, prompts, strict=True):
-        with Console(stderr=True).status("timing plain and speculative decoding, each alone ..."):
-            races.append(race(llms, prompt, params, repeat))
+    for text, race in _races(llms, params, repeat):
+        races.append(race)
         console.print(f"\n> {text}", markup=False, style="bold")
         replay = _replay if console.is_terminal else _print_all
-        replay(console, llm, races[-1], params)
+        replay(console, llms[0], race, params)
     console.print(_table([*zip(PROMPTS, (score([one]) for one in races), strict=True), ("all", score(races))]))
     for total in score(races):
         console.print(
@@ -110,6 +110,28 @@ def show(llms: Sequence[LLM], params: SamplingParams, repeat: int, console: Cons
             f"Speed-up {total.speed_up:.2f}x, acceptance length {total.acceptance_length:.2f}.",
             soft_wrap=True,
         )
+
+
+def _races(llms: Sequence[LLM], params: SamplingParams, repeat: int) -> Iterator[tuple[str, Race]]:
+    """Each prompt, with the race of plain and drafted decoding."""
+    from sametoken.check.race import race, record
+
+    prompts = [prompt.ids for prompt in encode_texts(llms[0].tokenizer, PROMPTS)]
+    for each in llms:
+        record(each, prompts[0], params)  # the first run allocates and compiles
+    for text, prompt in zip(PROMPTS, prompts, strict=True):
+        with Console(stderr=True).status("timing plain and speculative decoding, each alone ..."):
+            found = race(llms, prompt, params, repeat)
+        yield text, found
+
+
+def _record(llms: Sequence[LLM], params: SamplingParams, repeat: int) -> dict[str, Any]:
+    """What `show` shows at its end, for --json: speeds in tokens per second, of each prompt and of all."""
+    from sametoken.check.race import score
+
+    races = list(_races(llms, params, repeat))
+    prompts = [{"prompt": text, "drafts": [each._asdict() for each in score([race])]} for text, race in races]
+    return {"runs": repeat, "prompts": prompts, "all": [each._asdict() for each in score([race for _, race in races])]}
 
 
 def _replay(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:

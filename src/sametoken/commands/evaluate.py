@@ -88,7 +88,7 @@ def command(head: str, values: Values) -> int:
         paths = write_tree(draft_directory(head), values["target"], llm, questions, values["write_tree"])
         print(f"{head}: a tree of {len(paths)} nodes, at most {max(map(len, paths))} deep", file=aside)
         llm = open_llm(values["target"], head, asked)
-    found = evaluate(llm, questions, asked)
+    found = evaluate(llm, questions, asked, progress=True)
     _print(found, values["json"])
     if bound is not None and found.acceptance_length < bound:
         print(f"acceptance length {found.acceptance_length:.3f} is below --ar-lower-bound {bound}", file=aside)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from sametoken.checkpoint.paths import user_path
-from sametoken.commands.options import Option, Values, refuse_given, titled
+from sametoken.commands.options import AS_JSON, Option, Values, refuse_given, titled
 from sametoken.errors import ConfigError
 from sametoken.options.declaration import Positive
 
@@ -29,7 +30,7 @@ COMBINE = titled(
     ),
     Option("output_path", str, None, "the file to write; it must not exist.", "FILE"),
 )
-OPTIONS = (Option("combine", bool, False, "put shards together instead of cutting a file."), *SPLIT, *COMBINE)
+OPTIONS = (Option("combine", bool, False, "put shards together instead of cutting a file."), AS_JSON, *SPLIT, *COMBINE)
 ARGUMENT = None  # takes no model
 EXAMPLES = {
     "cut a file": "sametoken shard --input-path prompts.jsonl --output-dir shards",
@@ -45,12 +46,14 @@ def command(_: None, values: Values) -> int:
         refuse_given(SPLIT, values, "cutting: leave out --combine")
         source, output = _path(values, "input_dir"), _path(values, "output_path")
         files, lines = combine(source, output)
-        print(f"{output}: {lines} lines of {files} files")
+        record, words = {"output": str(output), "lines": lines, "files": files}, f"{lines} lines of {files} files"
     else:
         refuse_given(COMBINE, values, "putting together: give --combine")
         source, output = _path(values, "input_path"), _path(values, "output_dir")
         made = shard(source, output, values["max_lines_per_shard"], number=values["number"])
-        print(f"{output}: {len(made)} shards, {made[0].name} to {made[-1].name}")
+        names = [file.name for file in made]
+        record, words = {"output": str(output), "shards": names}, f"{len(made)} shards, {names[0]} to {names[-1]}"
+    print(json.dumps(record) if values["json"] else f"{output}: {words}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sametoken import embedded
-from sametoken.commands.options import Option, Values, settings_of, settings_options
+from sametoken.commands.options import AS_JSON, Option, Values, settings_of, settings_options
 from sametoken.errors import ConfigError
 from sametoken.interrupt import stop_at_signals
 from sametoken.learning.modes import ALIASES, meaning
@@ -35,6 +36,7 @@ WORKER = "LOCAL_RANK"  # set by whatever starts one process per GPU
 
 def _options() -> Iterator[Option]:
     yield Option("model", str, None, "the same as MODEL.", "MODEL")
+    yield AS_JSON
     for group in GROUPS:
         for option in settings_options(group):
             launched = option.name == "do_eval"  # launch scripts say `--do_eval True`
@@ -65,7 +67,7 @@ def command(model: str | None, values: Values) -> int:
     if run.num_gpu > 1 and not _launched():
         return _start(target, values, run)
     _use_threads(run)
-    return _train(target, settings)
+    return _train(target, settings, values["json"])
 
 
 def _settings(values: Values) -> dict[type, Any]:
@@ -78,7 +80,7 @@ def _word(name: str, given: str) -> bool:
     return WORDS[given.lower()]
 
 
-def _train(target: str, settings: dict[type, Any]) -> int:
+def _train(target: str, settings: dict[type, Any], as_json: bool) -> int:
     from sametoken.train.evaluate import Asked, evaluator_of
     from sametoken.train.session import train
 
@@ -102,16 +104,19 @@ def _train(target: str, settings: dict[type, Any]) -> int:
                 _tell("interrupted before the first step; the same command begins again, or goes on from a checkpoint")
             return stop.exit_code or 130
     if _main():
-        _report(target, keep, outcome)
+        _report(target, keep, outcome, as_json)
     return (stop.exit_code or 143) if outcome.stopped else 0  # or another process had the signal
 
 
-def _report(target: str, keep: KeepSettings, outcome: Outcome) -> None:
+def _report(target: str, keep: KeepSettings, outcome: Outcome, as_json: bool) -> None:
     """How a run ended and what comes next."""
     if outcome.stopped:
         kept = f"checkpoint-{outcome.steps} is in {keep.output_dir}; " if outcome.steps else ""
         _tell(f"stopped after step {outcome.steps} of {outcome.total}; {kept}the same command goes on from there")
-    if not outcome.head.exists():
+    written = outcome.head.exists()
+    if as_json:
+        print(json.dumps({**outcome._asdict(), "head": str(outcome.head) if written else None}))
+    if as_json or not written:
         return
     ended = "stopped early, " if outcome.stopped_early else ""
     best = "" if outcome.best is None else f"held-out acceptance length {outcome.best:.3f}, "

@@ -155,14 +155,19 @@ def _ids(source: Source, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(tokenizer.apply_chat_template(source.messages), add_special_tokens=False)
 
 
-def evaluate(llm: LLM, questions: Sequence[Question], asked: Asked) -> Evaluation:
-    """Answers the prompts and counts; a later turn follows the model's own answer, of at most `asked.tokens`."""
+def evaluate(llm: LLM, questions: Sequence[Question], asked: Asked, *, progress: bool = False) -> Evaluation:
+    """Answers the prompts and counts; a later turn follows the model's own answer, of at most `asked.tokens`.
+
+    Args:
+        progress: show a bar of finished answers on standard error, where that is a terminal.
+    """
     params = SamplingParams(max_tokens=asked.tokens, temperature=asked.temperature, seed=asked.seed)
     every: list[SpeculationStats] = []
     groups: dict[str, list[SpeculationStats]] = defaultdict(list)
     left_out, waiting = 0, list(questions)
     while waiting:
-        answered = list(zip(waiting, llm.generate([question.ids for question in waiting], params), strict=True))
+        completions = llm.generate([question.ids for question in waiting], params, progress=progress)
+        answered = list(zip(waiting, completions, strict=True))
         for question, completion in answered:
             every.append(completion.speculation)
             groups[question.category].append(completion.speculation)
