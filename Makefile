@@ -14,6 +14,8 @@ CONFORMANCE_OPTIONS ?=
 CLIENTS_OPTIONS ?=
 DISTRIBUTED_OPTIONS ?=
 DYNAMO_OPTIONS ?=
+SLURM_OPTIONS ?=
+RAY_OPTIONS ?=
 
 CLIENTS := tests/clients
 PROGRAMS := chromium curl node npm prometheus
@@ -23,7 +25,7 @@ LOWEST_TESTS := $(addprefix tests/,commands/test_embedded.py checkpoint/test_tok
 kernels/test_native.py checkpoint/test_hub.py project/test_public.py dialects/test_serve_config.py \
 server/test_server_api.py engine/test_structured.py train/test_trainer.py train/test_distill.py train/test_convert.py)
 
-.PHONY: help setup demo serve test test-thorough test-triton test-arm test-lowest support big-models troubleshooting conformance test-engines test-containers clients test-distributed test-dynamo programs check docs dist test-wheel clean
+.PHONY: help setup demo serve test test-thorough test-triton test-arm test-lowest support big-models troubleshooting conformance test-engines test-containers clients test-distributed test-dynamo test-slurm test-ray programs check docs dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
@@ -44,6 +46,8 @@ help:
 	@echo "make clients published clients, a browser and Prometheus talk to the server (downloads 700 MB into .clients)"
 	@echo "make test-distributed  one model on two hosts, which are network namespaces: needs root"
 	@echo "make test-dynamo  workers behind NVIDIA Dynamo's frontend and router (700 MB in .dynamo)"
+	@echo "make test-slurm  data generation and training on four nodes of Slurm on this host: needs root"
+	@echo "make test-ray    data generation and training on a cluster of Ray on this host (620 MB in .ray)"
 	@echo "make check   ruff, mypy --strict and the import layers"
 	@echo "make docs    the documents as a site in site/"
 	@echo "make setup   only .venv with everything in it"
@@ -147,12 +151,27 @@ test-distributed: $(INSTALLED)
 	$(MAKE) programs PROGRAMS="$(PROGRAMS)"
 	SAMETOKEN_DISTRIBUTED=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 180 tests/distributed $(DISTRIBUTED_OPTIONS)
 
+# Makes the packages of .venv importable in the environment of the target's folder.
+OVER_VENV = $(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sametoken_venv.pth"
+
 # In make test these tests are skipped. etcd and NATS are for one of them, which is skipped without them.
 test-dynamo: PROGRAMS := etcd nats-server
 test-dynamo: $(INSTALLED) .dynamo/.installed
 	@test "$$(id -u)" != 0 || $(MAKE) programs PROGRAMS="$(PROGRAMS)"
 	SAMETOKEN_DYNAMO=$(CURDIR)/.dynamo/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 300 tests/dynamo \
 	$(DYNAMO_OPTIONS)
+
+# Ray over the packages of .venv, sametoken and torch among them. In make test these tests are skipped.
+test-ray: $(INSTALLED) .ray/.installed
+	SAMETOKEN_RAY=$(CURDIR)/.ray/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 tests/ray_jobs \
+	$(RAY_OPTIONS)
+
+.ray/.installed: $(INSTALLED)
+	test -x .ray/bin/pip || $(BIN)/python -m venv .ray
+	.ray/bin/pip install --quiet -c constraints.txt 'ray[data]'
+	$(OVER_VENV)
+	touch $@
 
 # Dynamo over the packages of .venv, sametoken and torch among them. What ai-dynamo itself asks for cannot be installed:
 # docs/dynamo.md.
@@ -161,14 +180,20 @@ DYNAMO := ai-dynamo==1.6.1
 	test -x .dynamo/bin/pip || $(BIN)/python -m venv .dynamo
 	.dynamo/bin/pip install --quiet --no-deps $(DYNAMO)
 	.dynamo/bin/pip install --quiet -r deploy/dynamo/requirements.txt
-	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-	> "$$(.dynamo/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sametoken_venv.pth"
+	$(OVER_VENV)
 	touch $@
+
+# Four nodes of Slurm are four slurmd on this host. In make test these tests are skipped.
+test-slurm: PROGRAMS := munged scontrol slurmctld slurmd
+test-slurm: $(INSTALLED)
+	@test "$$(id -u)" = 0 || { echo "error: daemons of Slurm need root; run as root: make test-slurm" >&2; exit 1; }
+	$(MAKE) programs PROGRAMS="$(PROGRAMS)"
+	SAMETOKEN_SLURM=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 tests/slurm $(SLURM_OPTIONS)
 
 # Programs that are not there are installed as Debian's packages, if this user may.
 programs:
 	@missing=$$(for name in $(PROGRAMS); do command -v $$name >/dev/null || echo $$name; done | \
-	sed 's/^node$$/nodejs/; s/^etcd$$/etcd-server/; s/^ip$$\|^tc$$/iproute2/; s/^mpirun$$/openmpi-bin/; s/^nsenter$$/util-linux/; s/^ssh$$/openssh-client/; \
+	sed 's/^node$$/nodejs/; s/^etcd$$/etcd-server/; s/^ip$$\|^tc$$/iproute2/; s/^mpirun$$/openmpi-bin/; s/^munged$$/munge/; s/^scontrol$$/slurm-client/; s/^nsenter$$/util-linux/; s/^ssh$$/openssh-client/; \
 	s/^sshd$$/openssh-server/' | sort -u | xargs); \
 	test -z "$$missing" || test "$$(id -u)" = 0 || { echo "error: missing programs: $$missing; as root run: \
 	apt-get install $$missing" | tr -s '[:space:]' ' ' >&2; exit 1; }; \

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sametoken.commands.options import Argument, Option
 
-# Commands by what they are for. A name of two words is a command of its own, in the module of both words.
+# Commands by what they are for. A name of several words is a command of its own, in the module of all of them.
 COMMAND_GROUPS = {
     "Use a model": {
         "generate": "Complete prompts with a target, with or without a draft.",
@@ -55,6 +55,15 @@ COMMAND_GROUPS = {
         "export": "Write a head for another engine.",
         "quantize": "Write a model with fewer bits that other engines read.",
     },
+    "Make a draft with many machines": {
+        "deploy slurm synthesize": "Let nodes of Slurm answer shards of conversations.",
+        "deploy slurm prepare": "Write the target's hidden states on nodes of Slurm.",
+        "deploy slurm train": "Train a head on nodes of Slurm.",
+        "deploy ray synthesize": "Let workers of Ray answer shards of conversations.",
+        "deploy ray prepare": "Write the target's hidden states on workers of Ray.",
+        "deploy ray train": "Train a head on nodes of Ray.",
+        "deploy shards": "Answer shards of conversations on this machine, as a node of such a job.",
+    },
 }
 COMMANDS = {name: purpose for group in COMMAND_GROUPS.values() for name, purpose in group.items()}
 EXAMPLES = {
@@ -79,16 +88,17 @@ class CommandList(TyperGroup):
     """All commands; only the one that is called is imported."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the first word names, or the first two."""
-        if " ".join(args[:2]) in COMMANDS:
-            args = [" ".join(args[:2]), *args[2:]]
-        if args[0] in COMMANDS:
-            return args[0], build_command(args[0]), args[1:]
-        below = {name: purpose for name, purpose in COMMANDS.items() if name.startswith(f"{args[0]} ")}
-        if below and args[1:2] in ([], ["-h"], ["--help"]):
-            self._show_group(ctx, args[0], below)
-        elif below:
-            ctx.fail(f"No such command '{' '.join(args[:2])}'; expected one of: {', '.join(below)}")
+        """The command that the most words name; words that begin several commands show their page."""
+        for count in (3, 2, 1):
+            name = " ".join(args[:count])
+            if name in COMMANDS:
+                return name, build_command(name), args[count:]
+            below = {each: purpose for each, purpose in COMMANDS.items() if each.startswith(f"{name} ")}
+            if below and args[count : count + 1] in ([], ["-h"], ["--help"]):
+                self._show_group(ctx, name, below)
+            elif below:
+                given = " ".join(args[: count + 1])
+                ctx.fail(f"No such command '{given}'; expected one of: {', '.join(below)}")
         return super().resolve_command(ctx, args)
 
     def _show_group(self, ctx: Any, first: str, commands: dict[str, str]) -> None:
@@ -190,7 +200,7 @@ def _function(module: ModuleType) -> Callable[..., None]:
 
 
 def module_name(command: str) -> str:
-    """Where a command of one or two words lives."""
+    """Where a command of one or more words lives."""
     return f"sametoken.commands.{re.sub('[ -]', '_', command)}"
 
 

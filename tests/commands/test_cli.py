@@ -105,7 +105,7 @@ def test_examples_can_be_read(command: str) -> None:
     assert len(examples) in (2, 3, 4)
     for line in examples.values():
         program, *words = shlex.split(line)
-        name = next(name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS)
+        name = next(name for count in (3, 2, 1) if (name := " ".join(words[:count])) in COMMANDS)
         assert program == "sametoken"
         context = build_command(name).make_context(name, words[len(name.split()) :])
         assert context.params["debug"] is False

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 
 from sametoken import embedded
-from sametoken.checkpoint.paths import user_path
 from sametoken.commands import planning, serve
-from sametoken.commands.options import Chosen, Option, titled
+from sametoken.commands.elsewhere import everywhere
+from sametoken.commands.options import Chosen, Option, given_words, titled
 from sametoken.commands.resolution import resolve
 from sametoken.errors import ConfigError
 from sametoken.options.server import ServerConfig
@@ -22,6 +21,7 @@ OWN = titled(
 )
 RANKS = "tensor_parallel_size"
 OPTIONS = (*OWN, *(each for each in serve.OPTIONS if each not in (*planning.OPTIONS, *serve.STARTED)))
+OWN_WORDS = {RANKS, "api_key", *(option.name for option in OWN)}  # keys go by the environment
 MEETING = 29500
 EVERY = ("0.0.0.0", "::", "")  # addresses of every interface
 EXAMPLES = {
@@ -55,7 +55,7 @@ def command(model: str | None, values: Chosen) -> int:
     _check_server(server)
     meeting = _meeting()
     needed = 0
-    target = _everywhere(model or embedded.NAME)
+    target = everywhere(model)
     if not values["dry_run"]:
         if shutil.which("mpirun") is None:
             raise ConfigError("there is no mpirun here; install Open MPI on both hosts, on Debian: openmpi-bin")
@@ -76,7 +76,7 @@ def command(model: str | None, values: Chosen) -> int:
         whole = sum(share.bytes for share in planned.held.values())
         needed = int((whole + planned.outside) * times_held(stated, 2)) // 2
     given = "host" in resolution.origins
-    words = (target, *_words(values), *(() if given else ("--host", hosts[0])))
+    words = (target, *given_words(OPTIONS, values, OWN_WORDS), *(() if given else ("--host", hosts[0])))
     address = server.host if given and server.host not in EVERY else hosts[0]
     plan = Deployment(
         (hosts[0], hosts[1]), values["interface"], target, resolution.values["revision"], words, needed, address,
@@ -110,23 +110,3 @@ def _meeting() -> int:
     if not (stated.isascii() and stated.isdigit() and 0 < int(stated) < 2**16):
         raise ConfigError(f"MASTER_PORT={stated!r} in the environment: expected a number from 1 to 65535")
     return int(stated)
-
-
-def _everywhere(model: str) -> str:
-    """A model's name as it is understood in another working directory: a path that exists here becomes absolute."""
-    path = user_path(model)
-    return str(path.absolute()) if model != embedded.NAME and path.exists() else model
-
-
-def _words(values: Chosen) -> Iterator[str]:
-    """The options of `sametoken serve` that were given, as they are written; keys go by the environment."""
-    own = {RANKS, "api_key", *(option.name for option in OWN)}
-    for option in OPTIONS:
-        if option.name not in values.given or option.name in own:
-            continue
-        name, value = option.name.replace("_", "-"), values[option.name]
-        if isinstance(value, bool):
-            yield f"--{name}" if value else f"--no-{name}"
-            continue
-        for each in value if isinstance(value, list | tuple) else (value,):
-            yield from (f"--{name}", str(each))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -231,6 +231,19 @@ def spelled_as_option(error: ConfigError, options: Iterable[Option]) -> ConfigEr
         return error.about("")  # of several settings, which the message names
     spellings = {option.name: option.spellings[0].partition("/")[0] for option in options}
     return error.about(spellings.get(PREFIXES.get(group, "") + name, error.field))
+
+
+def given_words(options: Iterable[Option], values: Chosen, without: Iterable[str] = ()) -> Iterator[str]:
+    """The options that were given, as a command line has them, except those of the names `without`."""
+    for option in options:
+        if option.name not in values.given or option.name in without:
+            continue
+        name, value = option.name.replace("_", "-"), values[option.name]
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+            continue
+        for each in value if isinstance(value, list | tuple) else (value,):
+            yield from (f"--{name}", str(each))
 
 
 def refuse_given(options: Sequence[Option], values: Values, purpose: str) -> None:

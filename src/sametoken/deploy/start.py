@@ -23,18 +23,23 @@ KILL_S = 10.0  # between SIGKILL to the server and to its group
 DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
+def end_with_parent() -> Callable[[], object]:
+    """What a child calls before it begins, so that it gets SIGTERM when the thread that started it ends."""
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(DEATH_SIGNAL, signal.SIGTERM)
+
+
 class Child:
     """A server in a process group of its own, whose output goes to a log."""
 
     def __init__(self, words: Sequence[str], log: Path, environment: dict[str, str]) -> None:
         """Raises ConfigError if there is no such program."""
         self.words, self.log = words, log
-        libc = ctypes.CDLL(None)
         with log.open("wb") as output:
             try:
                 self.process = subprocess.Popen(
                     words, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment,
-                    start_new_session=True, preexec_fn=lambda: libc.prctl(DEATH_SIGNAL, signal.SIGTERM),
+                    start_new_session=True, preexec_fn=end_with_parent(),
                 )  # fmt: skip
             except OSError as error:
                 raise ConfigError(

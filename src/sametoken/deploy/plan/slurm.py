@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from sametoken.deploy.plan.launch import Launch
 from sametoken.deploy.plan.text import command, here_documents
+from sametoken.deploy.slurm import ENDED, header
 
-SCRIPT = """#!/bin/bash
-#SBATCH --job-name={name}
-#SBATCH --nodes=1
-#SBATCH --ntasks=1{gpus}
-#SBATCH --output=%x-%j.log
-#SBATCH --signal=B:TERM@90
-set -e
-{files}srun {command} &
+SCRIPT = """{header}set -e
+{ended}{files}srun {command} &
 server=$!
 trap 'kill -TERM $server' TERM INT
 for ((second = 0; ; second++)); do
@@ -22,19 +17,19 @@ for ((second = 0; ; second++)); do
     sleep 1
 done
 echo "http://$(hostname):{port} answers"
-while :; do
-    wait $server && code=0 || code=$?
-    kill -0 $server 2>/dev/null || exit $code
-done
+ended $server
 """
 
 
 def render(launch: Launch) -> str:
     """Starts the server, waits for /health at most 30 minutes, and ends when it ends or Slurm says so."""
     inside = launch.inside(".")
+    gpus = [f"--gpus={launch.gpus}"] * bool(launch.gpus)
     return SCRIPT.format(
-        name=launch.name,
-        gpus=f"\n#SBATCH --gpus={launch.gpus}" if launch.gpus else "",
+        header=header(
+            f"--job-name={launch.name}", "--nodes=1", "--ntasks=1", *gpus, "--output=%x-%j.log", "--signal=B:TERM@90"
+        ),
+        ended=ENDED,
         files="".join(f"{each}\n" for each in here_documents(launch.files)),
         command=command(inside.words),
         port=launch.port,

@@ -1,0 +1,249 @@
+"""Jobs of Ray: actors that answer shards, tasks that write hidden states, and a training with a task for each node."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from sametoken.deploy.shards import ShardServer, ShardWork
+from sametoken.deploy.start import end_with_parent
+from sametoken.errors import ConfigError, SametokenError
+
+REACHED_S = 10.0  # that a head node may take to take a connection
+ATTEMPTS = 3  # of a training whose nodes die
+Rows = Mapping[str, Any]  # columns of numpy, as Ray Data has a batch
+Tell = Callable[[str], object]
+
+
+class RayWorkers(NamedTuple):
+    """What a job asks Ray for.
+
+    Attributes:
+        address: HOST:PORT of the head node; None finds the cluster of this machine or of RAY_ADDRESS.
+        number: workers at a time; None is one for each node.
+        cpus, gpus: of a worker.
+    """
+
+    address: str | None
+    number: int | None
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    @property
+    def needs(self) -> dict[str, float]:
+        """What one worker asks for, as Ray names it."""
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus}
+
+
+class ShardAnswerer:
+    """An actor: a server on its node, and the shards that Ray gives it. Where the server ends, it is started again."""
+
+    def __init__(self, work: ShardWork) -> None:
+        self._work = work
+        self._server = ShardServer(work, _say)
+
+    def __call__(self, batch: Rows) -> dict[str, list[Any]]:
+        codes = []
+        for number in batch["number"]:
+            try:
+                codes.append(self._server.answer(int(number)))
+            except SametokenError as error:
+                _say(f"{error}; starting it again")
+                self._server.close()
+                self._server = ShardServer(self._work, _say)
+                codes.append(self._server.answer(int(number)))
+        return {"number": list(batch["number"]), "code": codes, "node": [socket.gethostname()] * len(codes)}
+
+
+def synthesize(workers: RayWorkers, work: ShardWork, numbers: Sequence[int], tell: Tell) -> int:
+    """Answers shards that are not done; the largest exit code of `sametoken synthesize`.
+
+    An actor that dies is started again, and what it was about is done again.
+
+    Raises:
+        SametokenError: Ray cannot be reached or has too little, or a server does not start.
+    """
+    left = work.left(numbers, tell)
+    if not left:
+        tell("nothing is left to answer")
+        return 0
+    with _connected(workers) as count:
+        return _mapped(ShardAnswerer, (work,), left, workers, min(count, len(left)), "shard", tell)
+
+
+class PartWriter:
+    """An actor: parts of the hidden states, each written by a command."""
+
+    def __init__(self, words: Sequence[str], parts: int) -> None:
+        self._words, self._parts = words, parts
+
+    def __call__(self, batch: Rows) -> dict[str, list[Any]]:
+        codes = [_command([*self._words, "--shard", f"{number}/{self._parts}"]) for number in batch["number"]]
+        return {"number": list(batch["number"]), "code": codes, "node": [socket.gethostname()] * len(codes)}
+
+
+def prepare(workers: RayWorkers, words: Sequence[str], tell: Tell) -> int:
+    """Writes hidden states, a part by each worker; the largest exit code.
+
+    Args:
+        words: of `python -m`, without the part.
+
+    Raises:
+        SametokenError: Ray cannot be reached or has too little.
+    """
+    with _connected(workers) as count:
+        return _mapped(PartWriter, (tuple(words), count), range(count), workers, count, "part", tell)
+
+
+def _mapped(
+    actor: type, arguments: tuple[Any, ...], numbers: Sequence[int], workers: RayWorkers, count: int, what: str,
+    tell: Tell,
+) -> int:  # fmt: skip
+    """Gives numbers to a pool of actors, each one that is free the next; the largest exit code."""
+    import ray.data
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    data = ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
+    strategy = ray.data.ActorPoolStrategy(size=count, max_tasks_in_flight_per_actor=1)
+    answers = data.map_batches(
+        actor, fn_constructor_args=arguments, batch_size=1, compute=strategy, scheduling_strategy="SPREAD",
+        **workers.needs,
+    )  # fmt: skip
+    worst = 0
+    try:
+        for row in answers.iter_rows():
+            tell(f"{what} {row['number']}: exit code {row['code']} on {row['node']}")
+            worst = max(worst, int(row["code"]))
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise SametokenError(f"the job of Ray failed: {reason}; the output of its workers says more") from error
+    return worst
+
+
+def train(workers: RayWorkers, words: Sequence[str], tell: Tell) -> int:
+    """Trains with torchrun on as many nodes as there are workers; the first exit code that is not 0.
+
+    Where a node dies, all begin again, at most `ATTEMPTS` times in all; training goes on from its last checkpoint.
+
+    Args:
+        words: of `python -m`.
+
+    Raises:
+        SametokenError: Ray cannot be reached or has too little, or nodes died too often.
+    """
+    with _connected(workers) as count:
+        import ray
+
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return _trained(workers, words, count, tell)
+            except ray.exceptions.RayError as error:
+                reason = str(error).strip().splitlines()[0]
+                tell(f"attempt {attempt} of {ATTEMPTS} ended: {reason}")
+        raise SametokenError(f"a node died in each of {ATTEMPTS} attempts; the same command goes on from a checkpoint")
+
+
+def _trained(workers: RayWorkers, words: Sequence[str], count: int, tell: Tell) -> int:
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    needs = {"CPU": workers.cpus} | ({"GPU": workers.gpus} if workers.gpus else {})
+    group = placement_group([needs] * count, strategy="STRICT_SPREAD")
+    try:
+        if not group.wait(REACHED_S):
+            raise ConfigError(f"Ray has no {count} nodes free with {needs} each; lower --workers")
+
+        def task(function: Callable[..., Any], node: int) -> Any:
+            placed = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=node)
+            return ray.remote(function).options(scheduling_strategy=placed, max_retries=0, **workers.needs)
+
+        meeting = ray.get(task(_meeting, 0).remote())
+        tell(f"{count} nodes meet at {meeting}")
+        processes = max(1, int(workers.gpus))
+        launch = [
+            "torch.distributed.run", f"--nnodes={count}", f"--nproc-per-node={processes}", "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={meeting}", f"--rdzv-id={meeting}", "-m", *words,
+        ]  # fmt: skip
+        running = [task(_command, node).remote(launch) for node in range(count)]
+        while running:
+            ended, running = ray.wait(running)
+            if code := ray.get(ended[0]):
+                return int(code)
+        return 0
+    finally:
+        remove_placement_group(group)  # with the tasks that are left in it
+
+
+def _meeting() -> str:
+    """An address and a port of this node that others reach."""
+    import ray.util
+
+    with socket.create_server(("", 0)) as probe:
+        return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+
+def _command(words: Sequence[str]) -> int:
+    """Runs `python -m WORDS` on this node, and ends it when this worker ends; its exit code."""
+    words = [sys.executable, "-m", *words]
+    _say(shlex.join(words))
+    return subprocess.run(words, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent(), check=False).returncode
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+@contextmanager
+def _connected(workers: RayWorkers) -> Iterator[int]:
+    """A connection to the cluster, and how many workers there will be.
+
+    Raises:
+        ConfigError: Ray is not installed, does not answer, or has too little for the workers.
+    """
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ConfigError(f"Ray is not installed ({error}); pip install 'sametoken[ray]'") from error
+    _check_address(workers.address)
+    try:
+        ray.init(address=workers.address or os.environ.get("RAY_ADDRESS", "auto"), logging_level="WARNING")
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"no Ray cluster can be reached: {reason}; start one with: ray start --head") from error
+    try:
+        yield _fitting(workers, ray.cluster_resources(), sum(node["Alive"] for node in ray.nodes()))
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str | None) -> None:
+    if address is None:
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        raise ConfigError(f"--address {address!r}: expected HOST:PORT of the head node, as ray start --head prints it")
+    try:
+        socket.create_connection((host, int(port)), REACHED_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"no Ray cluster answers at {address}: {error}; start one with: ray start --head") from error
+
+
+def _fitting(workers: RayWorkers, has: Mapping[str, float], nodes: int) -> int:
+    """The number of workers. Actors that take all CPUs would wait for ever for the tasks that feed them."""
+    count = workers.number or nodes
+    for name, each, spare in (("CPU", workers.cpus, 1), ("GPU", workers.gpus, 0)):
+        if (needed := count * each + spare * (each > 0)) > (found := has.get(name, 0)):
+            raise ConfigError(
+                f"{count} workers need {needed:g} {name}s and the cluster has {found:g}; lower --workers or "
+                f"--{name.lower()}s-per-worker"
+            )
+    return count

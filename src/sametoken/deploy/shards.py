@@ -1,0 +1,188 @@
+"""One machine's part of a synthesis: a server of its own, and the shards of conversations that it answers.
+
+Shards and answers are files that all machines share. A shard is done when its answers end with a line that says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from sametoken.data.shards import FILE_NAME
+from sametoken.data.synthesize import FINISHED
+from sametoken.deploy.start import Child, end_with_parent
+from sametoken.errors import ConfigError, SametokenError
+from sametoken.files import make_directory
+
+ANSWERS = "output-{0:05d}-{0:05d}.jsonl"
+LOGS = "logs"  # beside the answers
+SERVER_STOP_S, ANSWERS_STOP_S = 30.0, 60.0  # after SIGTERM, before SIGKILL
+TAIL = 64  # bytes; more than the line that says that a shard is done
+PROGRAM = (sys.executable, "-m", "sametoken.cli")
+Tell = Callable[[str], object]
+
+
+class ShardWork(NamedTuple):
+    """What every machine of a synthesis is told.
+
+    Attributes:
+        data, output: directories of the shards and of the answers.
+        serve: words of `sametoken serve` after its name, without address and port.
+        synthesize: words of `sametoken synthesize` after its name, without server and files.
+        port: of the server; 0 takes a free one.
+        startup: seconds that the server may take until it answers.
+    """
+
+    data: Path
+    output: Path
+    serve: tuple[str, ...]
+    synthesize: tuple[str, ...] = ()
+    port: int = 0
+    startup: float = 600.0
+
+    def shard(self, number: int) -> Path:
+        """The conversations of a shard."""
+        return self.data / FILE_NAME.format(number)
+
+    def answers(self, number: int) -> Path:
+        """The answered conversations of a shard."""
+        return self.output / ANSWERS.format(number)
+
+    def left(self, numbers: Sequence[int], tell: Tell = lambda line: None) -> list[int]:
+        """The shards that are there and not done."""
+        there = [number for number in numbers if self.shard(number).is_file()]
+        if missing := [number for number in numbers if number not in there]:
+            tell(f"{self.shard(missing[0])} is not there: {len(missing)} of {len(numbers)} shards are left out")
+        left = [number for number in there if not done(self.answers(number))]
+        if len(left) < len(there):
+            tell(f"{len(there) - len(left)} shards were done before")
+        return left
+
+
+def done(answers: Path) -> bool:
+    """Whether a shard's answers are complete."""
+    with suppress(FileNotFoundError), answers.open("rb") as stream:
+        stream.seek(max(0, answers.stat().st_size - TAIL))
+        return stream.read().splitlines()[-1:] == [json.dumps(FINISHED).encode()]
+    return False
+
+
+class ShardServer:
+    """A server on this machine that answers shards, until it is closed.
+
+    Args:
+        stopped: asked while it starts, and while it answers; True ends that.
+
+    Raises:
+        ConfigError: the port is taken. SametokenError: the server ended, or did not answer in time.
+    """
+
+    def __init__(self, work: ShardWork, tell: Tell, stopped: Callable[[], bool] = lambda: False) -> None:
+        self._work, self._stopped = work, stopped
+        port, host = _free_port(work.port), os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        self.url = f"http://127.0.0.1:{port}"
+        make_directory(work.output / LOGS)
+        log = work.output / LOGS / f"server-{host}-{port}.log"
+        words = [*PROGRAM, "serve", *work.serve, "--host", "127.0.0.1", "--port", str(port)]
+        tell(f"starting a server; its output goes to {log}")
+        self._child = Child(words, log, dict(os.environ))
+        try:
+            if self._child.wait_for(f"{self.url}/health", work.startup, stopped):
+                tell(f"{self.url} answers")
+        except BaseException:
+            self.close()
+            raise
+
+    def answer(self, number: int) -> int:
+        """Answers a shard; the exit code of `sametoken synthesize`.
+
+        Raises:
+            SametokenError: the server has ended.
+        """
+        files = ["--data", str(self._work.shard(number)), "--output", str(self._work.answers(number))]
+        words = [*PROGRAM, "synthesize", "--url", self.url, *files, "--log-empty-conversations", *self._work.synthesize]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent())
+        try:
+            while process.poll() is None and not self._stopped() and self._child.process.poll() is None:
+                time.sleep(0.05)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(ANSWERS_STOP_S)
+            process.kill()
+            process.wait()
+        if (code := self._child.process.poll()) is not None:
+            raise SametokenError(f"the server ended with exit code {code}; the end of {self._child.log} says why")
+        return process.returncode
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._child.end(SERVER_STOP_S)
+
+
+def answer_shards(work: ShardWork, numbers: Sequence[int], tell: Tell) -> int:
+    """Answers shards that are not done, one after the other.
+
+    Returns:
+        0 where all are done, 128 and the number of the signal that ended this, else the first exit code that
+        `sametoken synthesize` had.
+
+    Raises:
+        SametokenError: the server did not start, or ended.
+    """
+    left = work.left(numbers, tell)
+    if not left:
+        tell("nothing is left to answer")
+        return 0
+    with _noted_signals() as signals:
+        server = ShardServer(work, tell, lambda: bool(signals))
+        codes: list[int] = []
+        try:
+            for number in left:
+                if signals:
+                    break
+                codes.append(server.answer(number))
+        finally:
+            server.close()
+    failed = [code for code in codes if code]
+    tell(f"{len(codes) - len(failed)} of {len(left)} shards are done now")
+    return 128 + signals[0] if signals else next(iter(failed), 0)
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Numbers of the signals that would end this process, as they come."""
+    signals: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _free_port(wanted: int) -> int:
+    """A port that nobody uses; the one that is wanted unless that is 0."""
+    try:
+        with socket.create_server(("127.0.0.1", wanted)) as probe:
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise ConfigError(
+            f"port {wanted} of {socket.gethostname()} cannot be used: {error.strerror}; set another --port, or 0 for a "
+            "free one"
+        ) from error
