@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from sametoken.kernels.cpu.library import serial_torch
+from sametoken.kernels.cpu.threads import serial_torch
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.experts import Experts

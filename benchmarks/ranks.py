@@ -16,7 +16,7 @@ import time
 import torch
 
 from sametoken import LLM
-from sametoken.kernels.cpu.library import serial_torch
+from sametoken.kernels.cpu.threads import serial_torch
 from sametoken.parallel.shared import MEMORY_SWITCH
 from sametoken.runtime.cache import Span
 from sametoken.speculation.draft import chain_mask

@@ -14,6 +14,7 @@ import torch
 import arm_kernels
 from sametoken.errors import ConfigError
 from sametoken.kernels.cpu import library as native
+from sametoken.kernels.cpu import threads as threads_module
 from sametoken.kernels.cpu.library import Library
 from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module
@@ -51,7 +52,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr(native, "ALONE_BYTES", 0)  # weights this small would never see a second thread
+    monkeypatch.setattr(threads_module, "ALONE_BYTES", 0)  # weights this small would never see a second thread
     with torch.inference_mode():
         yield
     torch.set_num_threads(before)

@@ -39,7 +39,8 @@ from sametoken.kernels.cpu import library as native
 from sametoken.kernels.cpu.library import Library
 from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module
-from sametoken.model.compiled import Committed, blocks_of
+from sametoken.model.compiled import Committed
+from sametoken.model.compiled_layers import blocks_of
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16, pairs, unpaired

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from matrix import crossed
 from native_checks import kernels, threads
 from sametoken.kernels.cpu.library import Library
-from sametoken.model.compiled import Compiled, blocks_of
+from sametoken.model.compiled import Compiled
+from sametoken.model.compiled_layers import blocks_of
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.coded import Code, Coded

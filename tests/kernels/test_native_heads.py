@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from native_checks import kernels, threads
 from sametoken.heads.eagle.compiled import NativeEagle
 from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.drafter import EagleDrafter
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.modules import pack
 from sametoken.kernels.cpu.library import Library
@@ -235,6 +236,42 @@ def test_a_chain_is_step_by_step_drawing(kernels: Library, config: EagleConfig, 
         output = model(expected[-1], head.recycle(output), cache, view)
     assert torch.equal(found, torch.stack(expected, dim=1))
     assert len(found.unique()) > 6
+
+
+@one_thread
+@pytest.mark.parametrize("name", ["1", "3", "3.1"])
+@pytest.mark.parametrize(
+    ("temperatures", "options", "branches"),
+    [
+        ([0.0, 0.0, 0.0], {}, 2),
+        ([0.7, 1.0, 1.5], {}, 3),
+        ([0.0, 1.0, 0.3], {"top_k": 40, "top_p": 0.8, "min_p": 0.01}, 2),
+        ([1.0, 1.0, 0.5], {"top_p": 0.05}, 3),  # a nucleus of one token: fewer children than branches
+    ],
+)
+def test_a_tree_is_grown_level_by_level(
+    kernels: Library, name: str, temperatures: list[float], options: dict[str, Any], branches: int
+) -> None:
+    """Compiled trees against those of `drafters.growing`, in rows that have read different amounts and go on."""
+    config, rows = HEADS[name], [3, 0, 1]
+    target, sampling = decoder_of(torch.bfloat16, True), sampling_of(temperatures, **options)
+    drafters = [
+        EagleDrafter(head_of(config, torch.bfloat16, True), target, cache_of(config.layers), max_draft_len=4,
+                     branches=branches, budget=9)
+        for _ in range(2)
+    ]  # fmt: skip
+    drafters[1].guesser.branch = lambda *_: None  # type: ignore[method-assign]
+    found: list[list[Tensor]] = [[], []]
+    for step, lengths in enumerate([(20, 1, 33), (1, 3, 2), (2, 1, 1)]):
+        for drafter, drafts in zip(drafters, found, strict=True):
+            if step == 0:
+                for row in rows:
+                    drafter.admit(row, [])
+            texts = [tokens(length, seed=10 * step + row).tolist() for row, length in zip(rows, lengths, strict=True)]
+            drafter.observe(rows, texts, randn(sum(lengths), head_width(config), seed=step))
+            draft = drafter.propose(rows, [5, 6, 7], [4, 1 + step, 3], sampling)
+            drafts += [draft.tokens, draft.parents]
+    assert all(map(torch.equal, *found))
 
 
 def blunt(factor: float) -> Decoder:

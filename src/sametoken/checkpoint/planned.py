@@ -29,7 +29,7 @@ from sametoken.checkpoint.quantised.collect import Item, collected, modules
 from sametoken.checkpoint.quantised.scheme import Scheme
 from sametoken.checkpoint.quantised.shapes import part_shape
 from sametoken.checkpoint.tensors import INDEX, absent_tensors, read_tensors
-from sametoken.model.compiled import blocks_of
+from sametoken.model.compiled_layers import blocks_of
 from sametoken.model.config import ModelConfig
 from sametoken.model.cut import cut
 from sametoken.model.decoder import Decoder

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sametoken.drafters.tree import Chain, Grown, Tree
-from sametoken.model.compiled import Committed
+from sametoken.model.compiled import Committed, TreeBounds
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.runtime.draw import draw
 from sametoken.speculation.draft import PADDING, Draft
@@ -39,6 +39,10 @@ class Guesser(Protocol):
 
     def guess(self, read: Committed, levels: int, sampling: Sampling) -> Tensor | None:
         """Reads and grows whole chains [B, 1 + levels] in one call of the compiled kernels; None where they cannot."""
+        ...
+
+    def branch(self, read: Committed, bounds: TreeBounds, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Reads and grows whole trees in one call of the compiled kernels: tokens, parents and places [B, N] each."""
         ...
 
     def fuse(self, features: Tensor) -> Tensor:

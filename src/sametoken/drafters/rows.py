@@ -16,7 +16,7 @@ from sametoken.drafters.base import Drafter
 from sametoken.drafters.device import Proposer
 from sametoken.drafters.growing import Guesser, Place, grow
 from sametoken.drafters.tree import Chain, Grown, Tree, chain_of
-from sametoken.model.compiled import Committed
+from sametoken.model.compiled import Committed, TreeBounds
 from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.speculation.draft import PADDING, Draft, chain_mask
 from sametoken.speculation.sampling import Sampling
@@ -160,12 +160,11 @@ class GrowingDrafter(Drafter):
         lag = self.guesser.lag
         slots = [state.take(len(state.tokens), lag, [token]) for state, token in zip(states, pending, strict=True)]
         limits = [min(limit, self.max_draft_len) for limit in limits]
-        grown = self._compiled(rows, slots, limits, sampling) if self.branches == 1 else None
+        grown = self._compiled(rows, slots, limits, sampling)
         if grown is None:
             output, place = self._feed(rows, slots), self._place(rows)
             grown = grow(self.guesser, place, output, self._tree(pending, limits), max(limits), sampling)
-        if self.branches > 1:
-            grown = grown.trimmed()
+            grown = grown if self.branches == 1 else grown.trimmed()
         if not self.taps:
             self._remember(states, grown)
         return grown.draft
@@ -181,15 +180,23 @@ class GrowingDrafter(Drafter):
         return self._ints(limits) if min(limits) < max(limits) else None
 
     def _compiled(self, rows: Sequence[int], slots: Slots, limits: Sequence[int], sampling: Sampling) -> Grown | None:
-        """Reads and grows chains in one call; None where the compiled kernels cannot."""
+        """Reads and grows in one call; None where the compiled kernels cannot."""
         states, tokens = [self._rows[row] for row in rows], [each for each, _ in slots]
         read = Committed(rows, [state.length for state in states], tokens, _joined(slots))
+        grown = self._chains(read, limits, sampling) if self.branches == 1 else self._trees(read, limits, sampling)
+        if grown is not None:
+            for state, each in zip(states, tokens, strict=True):
+                state.length += len(each)
+        return grown
+
+    def _chains(self, read: Committed, limits: Sequence[int], sampling: Sampling) -> Grown | None:
         drawn = self.guesser.guess(read, max(limits), sampling)
-        if drawn is None:
-            return None
-        for state, each in zip(states, tokens, strict=True):
-            state.length += len(each)
-        return chain_of(drawn, self._cut(limits))
+        return None if drawn is None else chain_of(drawn, self._cut(limits))
+
+    def _trees(self, read: Committed, limits: Sequence[int], sampling: Sampling) -> Grown | None:
+        bounds = TreeBounds(self.branches, limits, [self.nodes_of(limit) for limit in limits])
+        found = self.guesser.branch(read, bounds, sampling)
+        return None if found is None else Grown(Draft(*found[:2]), found[2])
 
     # Steps that the device takes.
 

@@ -22,7 +22,7 @@ from sametoken.engine.plan import Plan
 from sametoken.engine.report import Done, StepReport
 from sametoken.engine.request import Emission, Request
 from sametoken.engine.scheduler import Scheduler
-from sametoken.kernels.cpu.library import serial_torch
+from sametoken.kernels.cpu.threads import serial_torch
 from sametoken.runtime.cache import PageTable
 
 __all__ = ["Engine", "EngineLoad"]

@@ -6,32 +6,31 @@ beside a row never shows in its bits, without blocks of rows, padded keys or tre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import CFUNCTYPE, addressof, c_float, c_int32, c_int64, c_void_p, cast, pointer
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
-from typing import cast as typed
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from sametoken.kernels.cpu.library import Library, PackedWeight, library
+from sametoken.kernels.cpu.library import Library, library
 from sametoken.kernels.cpu.structures import (
-    CExperts,
-    CGate,
     CSpan,
     Draw,
     Feed,
+    Growth,
     Layer,
     Model,
     Output,
     Pages,
-    Weight,
     address,
     struct_of,
 )
 from sametoken.model.block import Block
+from sametoken.model.compiled_layers import ACTIVATIONS, LANES, experts_of, layer_of, linears_of, packed
 from sametoken.model.config import ModelConfig
 from sametoken.model.layers import RMSNorm, capped
 from sametoken.model.linear import Embedding, Linear
@@ -42,10 +41,7 @@ from sametoken.runtime.kv_format import FP8, INT8
 from sametoken.runtime.ranks import Columns, NativeExchange, Ranks
 from sametoken.speculation.rows import Sampling
 
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
 KV_FORMS = {INT8: 1, FP8: 2}  # of kv_codes.h; bfloat16 is 0
-NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")
-LANES = 16  # numbers of a vector: rows and heads are whole vectors
 SUM = CFUNCTYPE(None, c_void_p, c_void_p, c_int64)
 GATHER = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p)
 
@@ -92,7 +88,7 @@ class Parts(NamedTuple):
         """Whether the kernels can compute them, and `others` that belong to them."""
         if not_compiled(self.config) is not None:
             return False
-        config, linears = self.config, [*chain.from_iterable(map(_linears, self.blocks)), self.head, *others]
+        config, linears = self.config, [*chain.from_iterable(map(linears_of, self.blocks)), self.head, *others]
         whole = all(linear.native is not None for linear in linears) and self.embed.weight.dtype == torch.bfloat16
         sparse = (0, 0) if config.experts is None else (config.experts.width, config.experts.shared)
         widths = config.hidden_size, config.intermediate_size, config.head_dim, *sparse
@@ -123,6 +119,20 @@ class Committed(NamedTuple):
         return self.features[torch.tensor(at)]
 
 
+class TreeBounds(NamedTuple):
+    """What trees of guesses may become.
+
+    Attributes:
+        branches: children of a node, and nodes of a level that are expanded.
+        limits: [B] longest path of each row.
+        budgets: [B] guesses that each row keeps.
+    """
+
+    branches: int
+    limits: Sequence[int]
+    budgets: Sequence[int]
+
+
 class Compiled:
     """Blocks and output head on the CPU; what decoders and heads share.
 
@@ -135,11 +145,11 @@ class Compiled:
 
     def __init__(self, parts: Parts, kernels: Library, recycled: bool = False, join: Any = None) -> None:
         config, embed, self._kernels = parts.config, parts.embed, kernels
-        experts = [_experts(block, config) for block in parts.blocks]
+        experts = [experts_of(block, config) for block in parts.blocks]
         tables = [None if block.rope is None else parts.rope(torch.device("cpu"), block.rope) for block in parts.blocks]
         scales = None if config.query_scale is None else query_scales(*config.query_scale, config.max_position)
         own_scales = [None if block.rope is not None else scales for block in parts.blocks]
-        layers = (Layer * config.num_layers)(*map(_layer, parts.blocks, experts, tables, own_scales))
+        layers = (Layer * config.num_layers)(*map(layer_of, parts.blocks, experts, tables, own_scales))
         self._head, self._norm, self._parts = packed(parts.head), parts.norm, parts
         self._raised: list[BaseException] = []  # in `sum` and `gather`, which the kernels call
         exchange = None if parts.ranks is None else parts.ranks.native
@@ -169,7 +179,7 @@ class Compiled:
             gather=exchange and exchange.gather,
         )  # fmt: skip
         self._kept = (tables, scales, layers, experts, ids, join, calls, begins)  # what the structures point to
-        self._nbytes = sum(packed(linear).nbytes for block in parts.blocks for linear in _linears(block))
+        self._nbytes = sum(packed(linear).nbytes for block in parts.blocks for linear in linears_of(block))
 
     def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
         kept = [(span, span.ancestor_mask.contiguous()) for span in view.spans]
@@ -190,6 +200,38 @@ class Compiled:
             levels: tokens of a continuation, each drawn as the target would draw; the last one is not read.
             sampling: of the same rows, not `edited`.
         """
+        with self._reading(committed, sampling) as (feed, draw):
+            nbytes = self._nbytes, self._head.nbytes
+            guesses = self._kernels.guess(self._model, self._pages(cache), feed, self._output, draw, levels, nbytes)
+        self._raise()
+        return guesses
+
+    def grow(
+        self, committed: Committed, cache: KVCache, bounds: TreeBounds, sampling: Sampling
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Reads what was committed and grows trees from each row's last token.
+
+        Returns:
+            [B, N] int64 each: tokens and parents, as of a `Draft`, and where a node's keys and values lie past the
+            row's length, -1 where there are none.
+        """
+        batch, most = len(committed.rows), max(bounds.budgets)
+        found = torch.empty(3, batch, 1 + most, dtype=torch.int64)
+        tokens, parents, written = found
+        limits, budgets = ((c_int32 * batch)(*each) for each in (bounds.limits, bounds.budgets))
+        growth = struct_of(
+            Growth, branches=bounds.branches, levels=max(bounds.limits), most=most, limits=addressof(limits),
+            budgets=addressof(budgets), tokens=tokens, parents=parents, written=written,
+        )  # fmt: skip
+        with self._reading(committed, sampling) as (feed, draw):
+            nbytes = self._nbytes, self._head.nbytes
+            self._kernels.grow(self._model, self._pages(cache), feed, self._output, draw, growth, nbytes)
+        tokens, parents, written = found[:, :, : growth.nodes]
+        return tokens, parents, written
+
+    @contextmanager
+    def _reading(self, committed: Committed, sampling: Sampling) -> Iterator[tuple[Feed, Draw]]:
+        """What rows read and how they draw after it, for a call of the kernels inside."""
         batch, lengths = len(committed.rows), [len(tokens) for tokens in committed.tokens]
         width = max(lengths)
         tokens = _longs([*chain.from_iterable([*row, *[0] * (width - len(row))] for row in committed.tokens)])
@@ -204,10 +246,7 @@ class Compiled:
             Draw, seeds=sampling.seed, positions=addressof(positions), temperature=sampling.temperature,
             noise_scale=sampling.noise_scale, **truncation,
         )  # fmt: skip
-        nbytes = self._nbytes, self._head.nbytes
-        guesses = self._kernels.guess(self._model, self._pages(cache), feed, self._output, draw, levels, nbytes)
-        self._raise()
-        return guesses
+        yield feed, draw
 
     def _pages(self, cache: KVCache) -> Pages:
         form, table = KV_FORMS.get(cache.kv_format, 0), cache.table.table
@@ -290,62 +329,3 @@ def _floats(start: int, count: int) -> Tensor:
 
 def _longs(values: Sequence[int]) -> Any:
     return (c_int64 * len(values))(*values)
-
-
-def blocks_of(module: nn.Module) -> list[Block]:
-    """The blocks of a decoder or a head, in order."""
-    return typed("list[Block]", list(typed("nn.ModuleList", module.blocks)))
-
-
-def _linears(block: Block) -> list[Linear]:
-    experts = block.experts
-    if experts is None:
-        return [block.qkv, block.out, block.gate_up, block.down]
-    each = [linear for expert in experts.every for linear in (expert.gate_up, expert.down)]
-    return [block.qkv, block.out, experts.router, *each]
-
-
-def packed(linear: Linear) -> PackedWeight:
-    """The weight of a linear that is packed for the kernels."""
-    assert linear.native is not None
-    return linear.native
-
-
-def _layer(
-    block: Block, experts: CExperts | None, rope: tuple[Tensor, Tensor] | None, query_scale: Tensor | None
-) -> Layer:
-    norms = {name: getattr(block, name) for name in NORMS}
-    cos, sin = (None, None) if rope is None else rope
-    weights = ("qkv", "out") if experts is not None else ("qkv", "out", "gate_up", "down")
-    found: Layer = struct_of(
-        Layer, window=block.window or 0, sinks=None if block.sinks is None else block.sinks.detach(),
-        experts=None if experts is None else pointer(experts), cos=cos, sin=sin,
-        query_scale=query_scale,
-        **{name: None if norm is None else norm.weight.detach() for name, norm in norms.items()},
-        **{name: packed(getattr(block, name)).weight for name in weights},
-    )  # fmt: skip
-    return found
-
-
-def _experts(block: Block, config: ModelConfig) -> CExperts | None:
-    experts = block.experts
-    if experts is None:
-        return None
-    facts, count = experts.config, len(experts.every)
-    gate_up, down = (
-        (Weight * count)(*(packed(getattr(each, name)).weight for each in experts.every))
-        for name in ("gate_up", "down")
-    )
-    gain, limit = facts.clamp or (0.0, 0.0)
-    stated = experts.choice_bias
-    bias = None if stated is None else F.pad(stated.detach(), (0, -facts.count % LANES))
-    found: CExperts = struct_of(
-        CExperts, count=facts.count, chosen=facts.chosen, width=facts.width, shared=facts.shared,
-        normalised=facts.normalised, sigmoid=facts.sigmoid, groups=facts.groups, chosen_groups=facts.chosen_groups,
-        group_best=facts.group_best, choice_bias=bias, weight_scale=facts.weight_scale,
-        shared_gate=facts.shared > 0 and facts.shared_gate, wide_router=facts.wide_router,
-        weighted_input=facts.weighted_input, gate=CGate(ACTIVATIONS[config.activation], gain, limit),
-        router=packed(experts.router).weight, gate_up=gate_up, down=down,
-    )  # fmt: skip
-    found.kept = bias
-    return found

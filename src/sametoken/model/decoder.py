@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from sametoken.model.attention import attend
 from sametoken.model.block import Attend, Block, Rotation
-from sametoken.model.compiled import Committed, CompiledDecoder, Parts, blocks_of
+from sametoken.model.compiled import Committed, CompiledDecoder, Parts, TreeBounds
+from sametoken.model.compiled_layers import blocks_of
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.base import WeightFormat
 from sametoken.model.layers import RMSNorm, capped
@@ -224,6 +225,14 @@ class Decoder(nn.Module):
         guesses = self.native.guess(read, cache, levels, sampling)
         self.ranks.end(guesses)
         return guesses
+
+    def grow(
+        self, read: Committed, cache: KVCache, bounds: TreeBounds, sampling: Sampling
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See `Compiled.grow`; None where the compiled kernels cannot, and of several ranks, which run each level."""
+        if self.native is None or sampling.edited or self.ranks is not None:
+            return None
+        return self.native.grow(read, cache, bounds, sampling)
 
     def logits(self, last: Tensor) -> Tensor:
         """[R, V] from the rows `last` [R, H] of `Hidden.last`; of several ranks, on rank 0."""

@@ -23,7 +23,7 @@ from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.memory import check_memory, times_held
 from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.errors import EngineError, SametokenError
-from sametoken.kernels.cpu.library import serial_torch
+from sametoken.kernels.cpu.threads import serial_torch
 from sametoken.model.compiled import Committed
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sametoken.drafters.rows import GrowingDrafter
-from sametoken.model.compiled import Committed
+from sametoken.model.compiled import Committed, TreeBounds
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.speculation.sampling import Sampling
@@ -26,6 +26,9 @@ class DraftModelGuesser:
 
     def guess(self, read: Committed, levels: int, sampling: Sampling) -> Tensor | None:
         return self.decoder.guess(read, self.cache, levels, sampling)
+
+    def branch(self, read: Committed, bounds: TreeBounds, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor] | None:
+        return self.decoder.grow(read, self.cache, bounds, sampling)
 
     def fuse(self, features: Tensor) -> Tensor:
         return features

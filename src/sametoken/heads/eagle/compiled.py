@@ -11,7 +11,8 @@ from torch import Tensor
 from sametoken.heads.eagle.module import EagleHead, FirstBlock
 from sametoken.kernels.cpu.library import Library, library
 from sametoken.kernels.cpu.structures import Join, struct_of
-from sametoken.model.compiled import LANES, Compiled, Parts, blocks_of, packed
+from sametoken.model.compiled import Compiled, Parts
+from sametoken.model.compiled_layers import LANES, blocks_of, packed
 from sametoken.model.decoder import Decoder
 from sametoken.model.layers import RMSNorm
 from sametoken.runtime.cache import KVCache, View

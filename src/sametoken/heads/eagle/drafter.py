@@ -12,7 +12,7 @@ from torch import Tensor
 from sametoken.drafters.rows import GrowingDrafter
 from sametoken.heads.eagle.compiled import NativeEagle
 from sametoken.heads.eagle.module import EagleHead
-from sametoken.model.compiled import Committed
+from sametoken.model.compiled import Committed, TreeBounds
 from sametoken.model.decoder import Decoder, attend_in
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.speculation.sampling import Sampling
@@ -34,6 +34,11 @@ class EagleGuesser:
         if self._native is None or sampling.edited or read.features is None:
             return None
         return self._native.guess(read._replace(features=self._normed(read.features)), self.cache, levels, sampling)
+
+    def branch(self, read: Committed, bounds: TreeBounds, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor] | None:
+        if self._native is None or sampling.edited or read.features is None:
+            return None
+        return self._native.grow(read._replace(features=self._normed(read.features)), self.cache, bounds, sampling)
 
     def fuse(self, features: Tensor) -> Tensor:  # [R, W] -> [R, H]
         features = self._normed(features)

@@ -4,6 +4,7 @@
 #include "draw.h"
 #include "exchange.h"
 #include "forward.h"
+#include "grow.h"
 #include "pack.h"
 
 using namespace sametoken;
@@ -97,6 +98,88 @@ void read(const Model& model, const Pages& pages, const Feed& feed, bf16* states
   }
 }
 
+// A model that guesses after what it has read: its last states, and the scores of what may follow.
+class Guesser {
+ public:
+  // Reads a feed; up to `width` nodes of each row are expanded together.
+  Guesser(const Model& model, const Pages& pages, const Feed& feed, const Output& output, int width, int threads,
+          int head_threads)
+      : batch(feed.span.batch), model_(model), pages_(pages), feed_(feed), output_(output), threads_(threads),
+        head_threads_(head_threads), stride_(padded(output.outputs, LANES)),
+        states_(size_t(batch * width) * size_t(model.hidden)), taps_(size_t(model.layers), nullptr),
+        logits_(size_t(batch * width * stride_)),
+        own_(output.begins == nullptr ? 0 : size_t(batch * width * output.head->out)) {
+    for (int b = 0; b < batch; b++) {
+      tokens.push_back(feed.tokens[b * feed.span.nodes + feed.lengths[b] - 1]);
+      starts.push_back(feed.span.starts[b] + feed.lengths[b]);
+    }
+    tokens.resize(size_t(batch * width));
+    read(model, pages, feed, states_.data(), taps_.data(), threads);
+  }
+
+  // Runs `tokens`, the last nodes of a span, from the states that they follow.
+  void forward(const Span& span) {
+    ::forward(model_, pages_, &span, 1, tokens.data(), span.batch * span.nodes, states_.data(), taps_.data(), threads_);
+  }
+
+  // Runs the frontiers of `branches` nodes, each after its parent, a node of the frontiers of `width` nodes before.
+  void enter(std::vector<Tree>& trees, int width, int branches) {
+    std::vector<bf16> above = states_;
+    int64_t hidden = model_.hidden;
+    for (int b = 0; b < batch; b++) {
+      trees[size_t(b)].enter(&tokens[size_t(b * branches)]);
+      for (int f = 0; f < branches; f++) {
+        const bf16* from = &above[size_t((b * width + trees[size_t(b)].origin(f)) * hidden)];
+        std::copy(from, from + hidden, &states_[size_t((b * branches + f) * hidden)]);
+      }
+    }
+    int total = trees[0].entered();
+    std::vector<uint8_t> ancestors(size_t(batch * total * total));
+    for (int b = 0; b < batch; b++) trees[size_t(b)].ancestors(&ancestors[size_t(b * total * total)]);
+    forward({batch, branches, total, feed_.span.rows, starts.data(), ancestors.data()});
+  }
+
+  // Hands `take(node, scores, ids, size)` the scores after each of `width` nodes of every row, on any thread.
+  template <class Take>
+  void score(int width, Take take) {
+    const Weight& head = *output_.head;
+    int hidden = model_.hidden;
+    auto each = [&](int at) {
+      bf16* state = states_.data() + int64_t(at) * hidden;
+      if (output_.recycled && output_.norm != nullptr)
+        rms_norm(state, output_.norm, state, hidden, model_.eps, model_.norm_shift);
+      float* scores = &logits_[size_t(at * stride_)];
+      for (int64_t i = 0; i < stride_ && (output_.scale != 1 || output_.cap != 0); i += LANES) {
+        Floats score = mul(load(scores + i), spread(output_.scale));
+        store(scores + i, output_.cap != 0 ? capped(score, output_.cap) : score);
+      }
+      take(at, scores, output_.ids, output_.outputs);
+    };
+    auto read = normed(output_.norm, hidden, model_.eps, model_.norm_shift);
+    auto multiply = [&](float* y, int64_t row, auto after) {
+      product(head, all_of(head), states_.data(), batch * width, head_threads_, read, into_floats(y, row, head.out), after);
+    };
+    if (output_.begins == nullptr) return multiply(logits_.data(), stride_, each);
+    multiply(own_.data(), head.out, nothing);
+    output_.gather(model_.ranks, own_.data(), output_.begins, batch * width, stride_, logits_.data());
+    Pool::instance().run(head_threads_, 1, [&](Worker& worker) { worker.each(batch * width, each); });
+  }
+
+  const int batch;
+  std::vector<int64_t> tokens, starts;  // that run next, each row's last committed one at first; lengths in the cache
+
+ private:
+  const Model& model_;
+  const Pages& pages_;
+  const Feed& feed_;
+  const Output& output_;
+  int threads_, head_threads_;
+  int64_t stride_;
+  std::vector<bf16> states_;
+  std::vector<bf16*> taps_;
+  std::vector<float> logits_, own_;  // of all ranks, and of this one where there are more
+};
+
 // Runs `work`; memory that ran out becomes a return value, since no exception may leave the library.
 template <class Work>
 int32_t guarded(Work work) {
@@ -113,7 +196,7 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 17; }
+int32_t sametoken_interface() { return 18; }
 
 // All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
 // taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.
@@ -189,48 +272,45 @@ void sametoken_gather(void* exchange, const float* own, const int64_t* begins, i
 int32_t sametoken_guess(const Model* model, const Pages* pages, const Feed* feed, const Output* output, const Draw* draw,
                         int64_t* guesses, int32_t levels, int32_t threads, int32_t head_threads) {
   return guarded([&] {
-    const Weight& head = *output->head;
-    int batch = feed->span.batch, hidden = model->hidden;
-    int64_t size = output->outputs, stride = padded(size, LANES);
-    std::vector<bf16> states(size_t(batch) * size_t(hidden));
-    std::vector<bf16*> taps(size_t(model->layers), nullptr);
-    std::vector<float> logits(size_t(batch * stride)), own(output->begins == nullptr ? 0 : size_t(batch * head.out));
-    std::vector<int64_t> tokens, starts;
-    for (int b = 0; b < batch; b++) {
-      tokens.push_back(feed->tokens[b * feed->span.nodes + feed->lengths[b] - 1]);
-      starts.push_back(feed->span.starts[b] + feed->lengths[b]);
-      guesses[b * (1 + levels)] = tokens.back();
-    }
-    Span next{batch, 1, 1, feed->span.rows, starts.data(), nullptr};
-    read(*model, *pages, *feed, states.data(), taps.data(), threads);
+    Guesser guesser(*model, *pages, *feed, *output, 1, threads, head_threads);
+    for (int b = 0; b < guesser.batch; b++) guesses[b * (1 + levels)] = guesser.tokens[size_t(b)];
     for (int level = 0; level < levels; level++) {
       if (level > 0) {
-        forward(*model, *pages, &next, 1, tokens.data(), batch, states.data(), taps.data(), threads);
-        for (int64_t& start : starts) start++;
+        guesser.forward({guesser.batch, 1, 1, feed->span.rows, guesser.starts.data(), nullptr});
+        for (int64_t& start : guesser.starts) start++;
       }
-      auto guess = [&](int b) {
-        bf16* state = states.data() + int64_t(b) * hidden;
-        if (output->recycled && output->norm != nullptr)
-          rms_norm(state, output->norm, state, hidden, model->eps, model->norm_shift);
-        float* scores = &logits[size_t(b * stride)];
-        for (int64_t i = 0; i < stride && (output->scale != 1 || output->cap != 0); i += LANES) {
-          Floats score = mul(load(scores + i), spread(output->scale));
-          store(scores + i, output->cap != 0 ? capped(score, output->cap) : score);
-        }
-        tokens[b] = output->ids[drawn(scores, output->ids, size, *draw, b, level)];
-        guesses[b * (1 + levels) + 1 + level] = tokens[b];
-      };
-      auto read = normed(output->norm, hidden, model->eps, model->norm_shift);
-      auto multiply = [&](float* y, int64_t row, auto after) {
-        product(head, all_of(head), states.data(), batch, head_threads, read, into_floats(y, row, head.out), after);
-      };
-      if (output->begins == nullptr) {
-        multiply(logits.data(), stride, guess);
-        continue;
+      guesser.score(1, [&](int b, const float* scores, const int32_t* ids, int64_t size) {
+        guesser.tokens[size_t(b)] = guesses[b * (1 + levels) + 1 + level] = ids[drawn(scores, ids, size, *draw, b, level)];
+      });
+    }
+  });
+}
+
+// Reads the committed tokens and grows each row's tree from the last one.
+int32_t sametoken_grow(const Model* model, const Pages* pages, const Feed* feed, const Output* output, const Draw* draw,
+                       Growth* growth, int32_t threads, int32_t head_threads) {
+  return guarded([&] {
+    int branches = growth->branches;
+    Guesser guesser(*model, *pages, *feed, *output, branches, threads, head_threads);
+    std::vector<Tree> trees(guesser.tokens.begin(), guesser.tokens.begin() + guesser.batch);
+    std::vector<Guess> guesses(size_t(guesser.batch * branches * branches));
+    for (int level = 0, width = 1; level < growth->levels; level++) {
+      if (level > 0) {
+        guesser.enter(trees, width, branches);
+        width = branches;
       }
-      multiply(own.data(), head.out, nothing);
-      output->gather(model->ranks, own.data(), output->begins, batch, stride, logits.data());
-      Pool::instance().run(head_threads, 1, [&](Worker& worker) { worker.each(batch, guess); });
+      guesser.score(width, [&](int at, const float* scores, const int32_t* ids, int64_t size) {
+        rank(scores, ids, size, *draw, at / width, level, branches, &guesses[size_t(at * branches)]);
+      });
+      for (int b = 0; b < guesser.batch; b++)
+        trees[size_t(b)].grow(&guesses[size_t(b * width * branches)], branches, growth->limits[b] <= level);
+    }
+    growth->nodes = 1;
+    for (int b = 0; b < guesser.batch; b++) {
+      int64_t at = int64_t(b) * (1 + growth->most);
+      int nodes = trees[size_t(b)].draft(growth->budgets[b], growth->most, growth->tokens + at, growth->parents + at,
+                                         growth->written + at);
+      growth->nodes = std::max(growth->nodes, nodes);
     }
   });
 }

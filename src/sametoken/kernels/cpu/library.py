@@ -8,9 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -28,20 +26,20 @@ from sametoken.kernels.cpu.structures import (
     CSpan,
     Draw,
     Feed,
+    Growth,
     Model,
     Output,
     Packing,
     Pages,
     Weight,
 )
+from sametoken.kernels.cpu.threads import threads_for
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 17  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 18  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 BLOCK_INT4, BLOCK_INT5, BLOCK_INT6, BLOCK_INT8 = range(8, 12)
-# Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
-ALONE_BYTES = 2**19
 BLOCK_KINDS = ("Q8_0", "Q4_0", "MXFP4", "Q4_K", "Q5_K", "Q6_K")  # of llama.cpp, see BlockKind in pack.h
 
 
@@ -71,7 +69,7 @@ class Library:
         if found != INTERFACE:
             raise OSError("they were built from other sources; build them again")
         self._linear, self._forward = library.sametoken_linear, library.sametoken_forward
-        self._fuse, self._guess = library.sametoken_fuse, library.sametoken_guess
+        self._fuse, self._guess, self._grow = library.sametoken_fuse, library.sametoken_guess, library.sametoken_grow
         self._linear.argtypes = [
             POINTER(Weight), c_void_p, c_int32, c_void_p, c_float, c_float, c_int32, c_int32, c_void_p,
             c_int32, c_int32,
@@ -85,6 +83,10 @@ class Library:
         self._guess.argtypes = [
             POINTER(Model), POINTER(Pages), POINTER(Feed), POINTER(Output), POINTER(Draw), c_void_p,
             c_int32, c_int32, c_int32,
+        ]  # fmt: skip
+        self._grow.argtypes = [
+            POINTER(Model), POINTER(Pages), POINTER(Feed), POINTER(Output), POINTER(Draw), POINTER(Growth),
+            c_int32, c_int32,
         ]  # fmt: skip
         self._pack, self._awq, self._blocks = library.sametoken_pack, library.sametoken_awq, library.sametoken_blocks
         self._pack.argtypes = [POINTER(Packing), c_int32, c_int32, c_int32]
@@ -142,7 +144,7 @@ class Library:
             rows.data_ptr(), rows.shape[0], row_bytes, rows.stride(0) * rows.itemsize, target.data_ptr(), first,
             outputs, target.shape[1],
         )  # fmt: skip
-        status = self._pack(packing, unit, turn, _threads(rows.shape[0] * row_bytes))
+        status = self._pack(packing, unit, turn, threads_for(rows.shape[0] * row_bytes))
         _check(min(status, 0))
         return bool(status == 0)
 
@@ -151,7 +153,7 @@ class Library:
         inputs, columns = words.shape
         codes = lent_memory((8 * columns, inputs // 2), torch.uint8)
         words = words.contiguous()
-        _check(self._awq(words.data_ptr(), inputs, columns, codes.data_ptr(), _threads(words.nbytes)))
+        _check(self._awq(words.data_ptr(), inputs, columns, codes.data_ptr(), threads_for(words.nbytes)))
         return codes
 
     def read_blocks(self, kind: str, blocks: Tensor, sizes: Sequence[int]) -> list[Tensor]:
@@ -167,16 +169,16 @@ class Library:
         found = [lent_memory((outputs, count * size), torch.uint8) for size in sizes]
         parts = (c_void_p * len(found))(*(part.data_ptr() for part in found))
         number = BLOCK_KINDS.index(kind)
-        _check(self._blocks(number, blocks.data_ptr(), outputs * count, parts, _threads(blocks.nbytes)))
+        _check(self._blocks(number, blocks.data_ptr(), outputs * count, parts, threads_for(blocks.nbytes)))
         return found
 
     def numbers(self, rows: CodedRows) -> None:
         """Writes what rows of codes mean."""
-        _check(self._numbers(rows, _threads(rows.rows * rows.row_bytes)))
+        _check(self._numbers(rows, threads_for(rows.rows * rows.row_bytes)))
 
     def is_finite(self, codes: Tensor) -> bool:
         """Whether contiguous float8_e4m3fn codes hold no NaN."""
-        status = self._check_fp8(codes.data_ptr(), codes.nbytes, _threads(codes.nbytes))
+        status = self._check_fp8(codes.data_ptr(), codes.nbytes, threads_for(codes.nbytes))
         _check(min(status, 0))
         return bool(status == 0)
 
@@ -199,7 +201,7 @@ class Library:
         x, outputs = x.contiguous(), outputs or range(packed.weight.outputs)
         y = torch.empty(x.shape[0], len(outputs), dtype=dtype)
         weight, eps, shift = (None, 0.0, 0.0) if norm is None else (norm[0].data_ptr(), *norm[1:])
-        wide, threads = dtype == torch.float32, _threads(packed.nbytes)
+        wide, threads = dtype == torch.float32, threads_for(packed.nbytes)
         _check(
             self._linear(
                 packed.weight, x.data_ptr(), x.shape[0], weight, eps, shift, outputs.start, outputs.stop, y.data_ptr(),
@@ -212,7 +214,7 @@ class Library:
         """[T, H] hidden states of features [T, W] bfloat16, for a head of EAGLE-3."""
         features = features.contiguous()
         x = torch.empty(features.shape[0], model.hidden, dtype=torch.bfloat16)
-        _check(self._fuse(model, features.data_ptr(), features.shape[0], x.data_ptr(), _threads(nbytes)))
+        _check(self._fuse(model, features.data_ptr(), features.shape[0], x.data_ptr(), threads_for(nbytes)))
         return x
 
     def forward(
@@ -235,7 +237,7 @@ class Library:
         """
         pointers = (c_void_p * len(taps))(*(None if tap is None else tap.data_ptr() for tap in taps))
         listed = (CSpan * len(spans))(*spans)
-        count, threads = tokens.shape[0], _threads(nbytes)
+        count, threads = tokens.shape[0], threads_for(nbytes)
         _check(
             self._forward(model, pages, listed, len(spans), tokens.data_ptr(), count, x.data_ptr(), pointers, threads)
         )
@@ -252,9 +254,22 @@ class Library:
             nbytes: of the blocks' weights and of the head's.
         """
         guesses = torch.empty(feed.span.batch, 1 + levels, dtype=torch.int64)
-        threads = [_threads(each) for each in nbytes]
+        threads = [threads_for(each) for each in nbytes]
         _check(self._guess(model, pages, feed, output, draw, guesses.data_ptr(), levels, *threads))
         return guesses
+
+    def grow(
+        self,
+        model: Model,
+        pages: Pages,
+        feed: Feed,
+        output: Output,
+        draw: Draw,
+        growth: Growth,
+        nbytes: tuple[int, int],
+    ) -> None:
+        """Trees after each row's last committed token, written where `growth` points; arguments as for `guess`."""
+        _check(self._grow(model, pages, feed, output, draw, growth, *(threads_for(each) for each in nbytes)))
 
 
 class KernelStatus(NamedTuple):
@@ -325,37 +340,6 @@ def file_of(variant: str) -> Path | None:
     """Where a variant lies that was built, None where it was not."""
     file = Path(__file__).parent / f"_kernels_{variant}.so"
     return file if file.exists() else None
-
-
-class _Team(threading.local):
-    """Threads of a call from this thread while torch itself has one."""
-
-    size: int | None = None
-
-
-_team = _Team()
-
-
-@contextmanager
-def serial_torch() -> Iterator[int]:
-    """Leaves torch one thread and its others to the library, whose threads would wait for the same cores as torch's.
-
-    The value is how many threads there are.
-    """
-    if _team.size is not None:
-        yield _team.size
-        return
-    _team.size = threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield threads
-    finally:
-        torch.set_num_threads(threads)
-        _team.size = None
-
-
-def _threads(nbytes: int) -> int:
-    return 1 if nbytes <= ALONE_BYTES else _team.size or torch.get_num_threads()
 
 
 def _check(status: int) -> None:

@@ -127,6 +127,15 @@ class Draw(Structure):
     ]  # fmt: skip
 
 
+class Growth(Structure):
+    """See grow.h."""
+
+    _fields_ = [
+        ("branches", c_int32), ("levels", c_int32), ("most", c_int32), ("limits", c_void_p), ("budgets", c_void_p),
+        ("tokens", c_void_p), ("parents", c_void_p), ("written", c_void_p), ("nodes", c_int32),
+    ]  # fmt: skip
+
+
 class Packing(Structure):
     """See pack.h."""
 

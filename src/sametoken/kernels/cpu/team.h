@@ -70,7 +70,7 @@ class Worker {
 
 // Threads that wait for work, shared by all calls of a process. They are no OpenMP threads: whoever closes an OpenMP region
 // waits for all of its threads, and on a busy machine one of them may not even have begun. In return nobody else should
-// compute on the same cores between calls: see `serial_torch` in library.py.
+// compute on the same cores between calls: see `serial_torch` in threads.py.
 class Pool {
  public:
   // The process's pool; a forked process has none of its parent's threads and begins anew. Never destroyed: its threads

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from sametoken.kernels.cpu.library import serial_torch
+from sametoken.kernels.cpu.threads import serial_torch
 from sametoken.model.formats.base import UnpackedWeight
 
 PART = 1 << 17  # numbers that a thread rounds at once: what is made of them stays in a core's own cache
