@@ -16,8 +16,12 @@ import tiny_models
 from adversaries import Adversary
 from cli_checks import speak
 from sametoken import LLM, Completion, SamplingParams
+from sametoken.drafters.device import proposers
+from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.engine import Engine
 from sametoken.engine.plan import Plan
+from sametoken.options.speculation import NO_DRAFT
+from sametoken.runtime.graphs import GraphKey
 from sametoken.speculation.params import RequestSpeculation
 
 PLAIN = RequestSpeculation(enabled=False)
@@ -160,3 +164,18 @@ def check_idle(engine: Engine) -> None:
     for drafter in engine.drafters.values():
         if isinstance(drafter, Adversary):
             assert not drafter.texts
+
+
+def ahead(llm: LLM) -> list[GraphKey]:
+    """Lets the engine run ahead; the list grows by a key with every step that did."""
+    engine, keys = llm.engine, []
+    limit = engine.scheduler.max_num_tokens
+    engine.captured = CapturedSteps(engine.runner, proposers(engine.drafters, NO_DRAFT), limit)
+    run = engine.captured.graphs.run
+
+    def noted(key: GraphKey, *rest: Any) -> None:
+        keys.append(key)
+        run(key, *rest)
+
+    engine.captured.graphs.run = noted  # type: ignore[method-assign]
+    return keys

@@ -33,7 +33,7 @@ COMMAND_GROUPS = {
         "generate": "Complete prompts with a target, with or without a draft.",
         "chat": "Talk to a model, and see what the draft guessed.",
         "serve": "Serve a model over HTTP as OpenAI's API does.",
-        "deploy plan": "Print what serves a model and its draft with this or another engine.",
+        "deploy plan": "Print the command or files that serve a model and its draft with this or another engine.",
         "deploy two-node": "Serve a model on two hosts, from the checks to the first answer.",
         "deploy dynamo": "Serve a model as a worker of NVIDIA Dynamo.",
     },
@@ -49,7 +49,7 @@ COMMAND_GROUPS = {
     "Make a draft": {
         "synthesize": "Let the target answer the conversations of a file.",
         "shard": "Cut a file of conversations into shards, or put shards together.",
-        "prepare": "Make training samples of conversations.",
+        "prepare": "Turn conversations into training samples.",
         "train": "Train a head or a draft model for a target.",
         "evaluate": "Measure how many drafted tokens a target accepts.",
         "export": "Write a head for another engine.",

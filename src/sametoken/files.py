@@ -197,7 +197,7 @@ def check_replaceable(directory: Path, *, replace: bool) -> None:
     if not replace:
         raise ConfigError(f"{directory} is there already; choose another place, or give --overwrite")
     if not directory.is_dir() or any(entry.is_dir() for entry in directory.iterdir()):
-        raise ConfigError(f"{directory} is no directory of files alone; choose another place")
+        raise ConfigError(f"{directory} is not a directory that contains only files; choose another place")
 
 
 @contextmanager

@@ -168,7 +168,7 @@ def test_a_drafter_that_seldom_finds_anything() -> None:
 def test_an_interval_around_one_is_no_verdict() -> None:
     made = changed(cell([2], HALF, linear), 1, speed_up=Estimate(1.02, 0.9, 1.15))
     text = explain(run_of(made))
-    assert "cannot be told from plain decoding: 1.02x [0.90, 1.15]" in text
+    assert "shows no clear difference from plain decoding: 1.02x [0.90, 1.15]" in text
     assert "Recommended: measure again with more --repeat, on a machine without other work." in text
 
 

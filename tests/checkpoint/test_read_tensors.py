@@ -80,7 +80,7 @@ def test_index_that_names_an_absent_file(tmp_path: Path, layout: str) -> None:
     write(tmp_path, tensors(), layout)
     absent = next(tmp_path.glob("*-00002-of-00002.*"))
     absent.unlink()
-    assert f"1 of 2 files are not there: {absent.name}" in unreadable(tmp_path)
+    assert f"1 of 2 files are missing: {absent.name}" in unreadable(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": 3}', '{"metadata": {}}'])

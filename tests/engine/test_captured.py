@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 
 from drafter_checks import tree_paths
-from engine_checks import DEPTH, PAGE, check_idle, make_llm, prompts, said, save_pair
+from engine_checks import DEPTH, PAGE, ahead, check_idle, make_llm, prompts, said, save_pair
 from head_checks import llm_with, make_eagle, make_medusa
 from sametoken import LLM, Completion, SamplingParams, embedded
-from sametoken.drafters.device import proposers
-from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.request import Request
-from sametoken.options.speculation import NO_DRAFT
 from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.runtime.graphs import GraphKey
 from sametoken.speculation.draft import Draft
@@ -30,21 +27,6 @@ VOCAB = 90
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return save_pair("llama-3", tmp_path_factory.mktemp("captured"))
-
-
-def ahead(llm: LLM) -> list[GraphKey]:
-    """Lets the engine run ahead; the list grows by a key with every step that did."""
-    engine, keys = llm.engine, []
-    limit = engine.scheduler.max_num_tokens
-    engine.captured = CapturedSteps(engine.runner, proposers(engine.drafters, NO_DRAFT), limit)
-    run = engine.captured.graphs.run
-
-    def noted(key: GraphKey, *rest: Any) -> None:
-        keys.append(key)
-        run(key, *rest)
-
-    engine.captured.graphs.run = noted  # type: ignore[method-assign]
-    return keys
 
 
 def counted(completion: Completion) -> tuple[Any, ...]:

@@ -253,7 +253,7 @@ def test_what_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path, plai
     new = str(tmp_path / "new")
     cases = {
         ("--output", str(place)): "is there already; choose another place, or give --overwrite",
-        ("--output", str(tmp_path), "--overwrite"): "is no directory of files alone",
+        ("--output", str(tmp_path), "--overwrite"): "is not a directory that contains only files",
         ("--output", source, "--overwrite"): "is the model itself",
         ("--output", str(place), "--overwrite", "--draft", str(place)): "is --draft",
         (): "got no --output; expected --output DIR",

@@ -13,9 +13,8 @@ import openai
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_captured import ahead
 
-from engine_checks import alone, check_idle, llama, make_llm, prompts, said, using
+from engine_checks import ahead, alone, check_idle, llama, make_llm, prompts, said, using
 from head_checks import llm_with, make_eagle, make_medusa
 from native_checks import BUILT
 from sametoken import LLM, ModelOutputError, RequestError, SamplingParams

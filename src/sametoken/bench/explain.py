@@ -115,7 +115,7 @@ def _verdict(cell: Cell, best: Variant) -> str:
     gain = f"{factor(best.speed_up)}, {best.tokens_per_second:.1f} against {cell.plain.tokens_per_second:.1f} tokens/s"
     setting = f"{best.method} with draft length {best.max_draft_len}"
     if _undecided(best):
-        return f"The best measured, {setting}, cannot be told from plain decoding: {gain}."
+        return f"The best measured, {setting}, shows no clear difference from plain decoding: {gain}."
     if best.speed_up.value > 1:
         return f"The fastest measured is {setting}: {gain}."
     return f"Nothing measured is faster than plain decoding; the best, {setting}, is {gain}."

@@ -234,7 +234,7 @@ def _render(name: str, draw: Callable[[Axes], None], origin: str) -> tuple[str, 
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("drawing needs a package that is not there: pip install 'sametoken[bench]'") from None
+        raise ConfigError("matplotlib is not installed; pictures need it: pip install 'sametoken[bench]'") from None
     # Ids in the SVG are hashes; without a salt of its own, figures of one page would share clip paths.
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=SIZE)

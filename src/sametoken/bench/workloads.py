@@ -88,7 +88,7 @@ def _hub_entries(name: str, limit: int | None) -> tuple[list[Entry], str | None]
     try:
         import datasets  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
-        raise ConfigError(f"--workload {name} needs a package that is not there: pip install datasets") from None
+        raise ConfigError(f"datasets is not installed; --workload {name} needs it: pip install datasets") from None
     try:
         rows: Iterable[Any] = datasets.load_dataset(dataset, split=split, streaming=True)
         # Categories may come one after the other; a limit is taken evenly from what a part of the rows shows.

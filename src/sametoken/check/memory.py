@@ -196,7 +196,9 @@ def forecast(target: Path, draft: Path | None, settings: EngineSettings, memory:
 def _device(name: str, memory: int | None) -> str:
     kind = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name).type
     if kind == "cuda" and memory is None and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda': this machine has none; give --memory, the bytes of the one that is meant")
+        raise ConfigError(
+            "device 'cuda': this machine has no CUDA device; give --memory, the memory of the GPU that you plan for"
+        )
     return kind
 
 

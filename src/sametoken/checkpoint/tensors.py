@@ -113,7 +113,7 @@ def _shards(index: Path) -> list[Path]:
     names = sorted(set(_weight_map(index).values()))
     if absent := [name for name in names if not (index.parent / name).exists()]:
         raise CheckpointError(
-            f"{len(absent)} of {len(names)} files are not there: {', '.join(absent[:NAMES_SHOWN])}; "
+            f"{len(absent)} of {len(names)} files are missing: {', '.join(absent[:NAMES_SHOWN])}; "
             "the download stopped half-way: run it again",
             field=str(index),
         )

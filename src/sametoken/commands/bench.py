@@ -135,7 +135,7 @@ def command(model: str | None, values: Values) -> int:
     """Measure what drafts gain: acceptance, tokens/s, latencies, speed-up with its confidence interval.
 
     `sametoken bench report DIR` draws what --out wrote, `sametoken bench explain DIR` says what to change. With --url,
-    MODEL is the name that the server knows, the first that it lists unless given.
+    MODEL is the name by which the server knows the model; without it: the first model that the server lists.
     """
     from sametoken.bench.workloads import BUILTIN, read_workload
 

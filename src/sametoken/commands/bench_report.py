@@ -14,7 +14,7 @@ EXAMPLES = {
 
 
 def command(places: list[str], values: Values) -> int:
-    """Draw runs as a page that needs nothing else: speed-up, acceptance, latency against load, where time goes."""
+    """Draw runs as one HTML page without further files: speed-up, acceptance, latency by load, parts of the time."""
     from sametoken.bench.record import read_runs
     from sametoken.bench.report import write_report
 

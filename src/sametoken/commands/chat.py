@@ -45,7 +45,7 @@ EXAMPLES = {
 
 
 def command(model: str | None, values: Values) -> int:
-    """Talk to a model in this process, or on a server. Green words were drafted; they change the speed, no word."""
+    """Talk to a model in this process, or on a server. Green words were guessed by the draft and accepted."""
     wanted = ("max_tokens", "temperature", "seed")
     settings = ChatSettings({name: values[name] for name in wanted if values[name] is not None}, values["plain"])
     client = _open_client(model, values, settings)

@@ -29,10 +29,10 @@ def computes(values: Chosen) -> bool:
 
 
 def command(model: str | None, values: Chosen) -> int:
-    """Print what serves a model and its draft: with this program, vLLM, SGLang or TensorRT-LLM.
+    """Print the command or the files that serve a model and its draft with sametoken, vLLM, SGLang or TensorRT-LLM.
 
-    Takes the options of `sametoken serve`; what the engine cannot be told is an error. A head in another layout than
-    the engine's is written to --out. Notes go to standard error, keys are never printed.
+    Takes the options of `sametoken serve`. An option that the engine does not have is an error. If the engine needs the
+    head in another layout, --out is the directory for it. Notes go to standard error; keys are never printed.
     """
     from sametoken.deploy.plan.dynamo import left_out
     from sametoken.deploy.plan.engines import TARGETS as FORMS

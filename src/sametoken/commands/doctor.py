@@ -32,7 +32,7 @@ OF_A_HEAD = (
     *titled(
         "A head",
         Option("target", str, None, "the model that the head drafts for: directory, Hub id or 'embedded'.", "MODEL"),
-        Option("measure", bool, True, "run built-in prompts through the engine, for every reading of the layer ids."),
+        Option("measure", bool, True, "run built-in prompts through the engine, with each meaning of the layer ids."),
         Option("num_prompts", Positive, 20, "number of prompts to run."),
         Option("max_tokens", int, 64, "number of tokens to generate per prompt, at most."),
         Option("max_draft_len", int, 5, "number of tokens of each draft."),

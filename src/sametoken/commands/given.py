@@ -28,7 +28,7 @@ def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[So
         )
     if file is not None:
         if chat:
-            raise ConfigError("--chat goes with --prompt; in a file, write messages instead of prompt")
+            raise ConfigError("--chat is for --prompt; in a file, write messages instead of prompt")
         return first_turns(file)
     for text in (found := [sys.stdin.read() if text == STDIN else text for text in texts]):
         nonempty_text(text, "the prompt")

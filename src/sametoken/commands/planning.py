@@ -52,7 +52,7 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
     """How the engine of `--engine` is started, and what was left out, a sentence each.
 
     Raises:
-        SametokenError: the engine cannot be told something, or a file cannot be read.
+        SametokenError: the engine has no option for something, or a file cannot be read.
     """
     from sametoken.deploy.plan.engines import ENGINES as TRANSLATIONS
     from sametoken.deploy.plan.head import place_draft, target_place

@@ -117,9 +117,10 @@ EXAMPLES = {
 
 
 def command(model: str | None, values: Values) -> int:
-    """Make samples of conversations: token ids, which of them the assistant said, and a draft vocabulary.
+    """Turn conversations into training samples: token ids, a loss mask, and if wanted a draft vocabulary.
 
-    The same command goes on with hidden states where it stopped. A directory that was made otherwise is refused.
+    The loss mask has the tokens that the assistant wrote. If writing hidden states is stopped, the same command goes
+    on. A directory that was made with other settings is refused.
     """
     _check(values)
     template = _template(values["chat_template_kwargs"])

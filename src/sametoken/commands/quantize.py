@@ -60,10 +60,10 @@ EXAMPLES = {
 
 
 def command(model: str | None, values: Values) -> int:
-    """Write a quantised copy of a model or a head that our own engine reads, and others, and report what it costs.
+    """Write a quantised copy of a model or a head, and report what the rounding costs.
 
-    Layer by layer, on the CPU: memory holds one layer and one file of weights. A head is given with --target, which is
-    held whole.
+    sametoken reads the copy, and so do other engines. The work is done layer by layer on the CPU: a model needs memory
+    for one layer and one file of weights. A head needs --target, and memory for the whole target.
     """
     _check(values)
     use_threads(values["threads"])

@@ -93,7 +93,9 @@ def command(model: str | None, values: Chosen) -> int:
         else:
             from sametoken.server.run import serve
     except ImportError as error:
-        raise ConfigError(f"serving needs {error.name}; it is not there: pip install 'sametoken[server]'") from None
+        raise ConfigError(
+            f"{error.name} is not installed; the server needs it: pip install 'sametoken[server]'"
+        ) from None
     configure(server.log_level, server.log_format)
     join_ranks(resolution.values, server.data_parallel_size)  # where only the file says how many
     check(server)
@@ -118,7 +120,7 @@ def start_engine(model: str | None, values: Chosen) -> int:
     """Serves with the engine of --engine as a child of this process, until it ends or a signal comes.
 
     Raises:
-        SametokenError: the engine cannot be told something, or does not start.
+        SametokenError: the engine has no option for something, or does not start.
     """
     launch, notes = planning.planned(model, values)
     words = launch.words

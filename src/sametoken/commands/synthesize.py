@@ -127,10 +127,10 @@ EXAMPLES = {
 
 
 def command(model: str | None, values: Values) -> int:
-    """Let the target answer the conversations of a file: every assistant's turn anew, each after the new ones before.
+    """Let the target answer the conversations of a file, as training data for a head.
 
-    With --self-prompts it needs no file: the model writes the users' turns too. A head learns from what its target
-    says. Killed at any time, the same command goes on where it stopped.
+    The target writes every assistant turn anew, after its own earlier answers. With --self-prompts no file is needed:
+    the target writes the users' turns too. If the command is stopped at any time, the same command goes on.
     """
     from sametoken.data.journal import take_up
     from sametoken.data.synthesize import Finished

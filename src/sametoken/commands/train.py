@@ -53,11 +53,11 @@ EXAMPLES = {
 
 
 def command(model: str | None, values: Values) -> int:
-    """Train a Medusa or EAGLE head, or a draft model, for a target, which stays as it is.
+    """Train a Medusa or EAGLE head, or a draft model, for a target. The target is not changed.
 
-    The best one is in the directory `head` or `draft` of --output-dir, beside checkpoints, log and curves. The same
-    command goes on where it stopped. With --eval-data the best is the one with the longest drafts accepted on held-out
-    prompts.
+    The best head is in the directory `head` or `draft` of --output-dir, beside checkpoints, log and curves. With
+    --eval-data the best is the one with the greatest acceptance length on held-out prompts. If the command is stopped,
+    the same command goes on.
     """
     if model is not None and values["model"] is not None:
         raise ConfigError(f"got the models {model} and --model {values['model']}; leave one of them out")

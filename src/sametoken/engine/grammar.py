@@ -218,7 +218,7 @@ def _library() -> Any:
         import llguidance
     except ImportError:
         raise ConfigError(
-            "structured outputs need llguidance; it is not there: pip install 'sametoken[structured]'"
+            "llguidance is not installed; structured outputs need it: pip install 'sametoken[structured]'"
         ) from None
     return llguidance
 

@@ -99,7 +99,9 @@ class ResponseFormat(Body):
     def _own(self) -> Self:
         given = {name for name in _DETAILS if getattr(self, name) is not None}
         if given != {self.type}.intersection(_DETAILS):
-            raise ValueError(f"a response_format of type {self.type} goes with {self.type} and nothing else")
+            raise ValueError(
+                f"type {self.type} needs the field of its name, if there is one, and no field of another type"
+            )
         return self
 
     def asked(self) -> dict[str, Any] | None:

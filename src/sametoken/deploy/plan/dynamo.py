@@ -15,7 +15,7 @@ wait -n
 
 
 def left_out(launch: Launch) -> list[str]:
-    """What a worker cannot be told, because the frontend is the server, a sentence each."""
+    """What a worker has no option for, because the frontend is the server, a sentence each."""
     kept = ("--host", "--port", "--served_model_name")
     lost = [word for word in launch.server if word.startswith("--") and word not in kept]
     found = [f"{', '.join(lost)}: left out, since Dynamo's frontend is the server"] if lost else []

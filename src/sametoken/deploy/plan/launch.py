@@ -168,7 +168,7 @@ class Stated:
                 continue
             reason = (EVERYWHERE | dict(reasons)).get(name, "it has no such option; leave it out")
             raise ConfigError(
-                f"{self.engine} cannot be told {spelled(name)}: {reason}; --engine sametoken serves it as it is"
+                f"{self.engine} has no option for {spelled(name)}: {reason}; --engine sametoken supports it"
             )
 
 

@@ -59,7 +59,7 @@ def translate(wanted: Wanted) -> Launch:
     """The command of SGLang's server.
 
     Raises:
-        ConfigError: SGLang cannot be told something.
+        ConfigError: SGLang has no option for something that was stated.
     """
     stated = Stated(NAME, wanted)
     drafts = _speculative(wanted, stated)
@@ -91,7 +91,7 @@ def translate(wanted: Wanted) -> Launch:
 def _speculative(wanted: Wanted, stated: Stated) -> dict[str, Any]:
     """Options and values that make drafts, none without drafts."""
     if wanted.keys:
-        raise ConfigError(f"{NAME} cannot be told --api-key: {REASONS['api_key']}")
+        raise ConfigError(f"{NAME} has no option for --api-key: {REASONS['api_key']}")
     if wanted.method is None:
         return {}
     for name in ("max_draft_len", "max_total_draft_tokens", "tree_top_k"):

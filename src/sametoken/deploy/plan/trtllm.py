@@ -40,10 +40,10 @@ def translate(wanted: Wanted) -> Launch:
     """The command of trtllm-serve and its file.
 
     Raises:
-        ConfigError: TensorRT-LLM cannot be told something.
+        ConfigError: TensorRT-LLM has no option for something that was stated.
     """
     if wanted.keys:
-        raise ConfigError(f"{NAME} cannot be told --api-key: {REASONS['api_key']}")
+        raise ConfigError(f"{NAME} has no option for --api-key: {REASONS['api_key']}")
     stated = Stated(NAME, wanted)
     drafts = _speculative(wanted, stated)
     host, port, graphs = stated.take("host", "127.0.0.1"), stated.take("port", 8000), stated.take("cuda_graphs", True)

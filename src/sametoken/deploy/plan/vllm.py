@@ -34,7 +34,7 @@ def translate(wanted: Wanted) -> Launch:
     """The command of vLLM's server.
 
     Raises:
-        ConfigError: vLLM cannot be told something.
+        ConfigError: vLLM has no option for something that was stated.
     """
     stated = Stated(NAME, wanted)
     drafts = _speculative(wanted, stated)
