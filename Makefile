@@ -25,13 +25,14 @@ LOWEST_TESTS := $(addprefix tests/,commands/test_embedded.py checkpoint/test_tok
 kernels/test_native.py checkpoint/test_hub.py project/test_public.py dialects/test_serve_config.py \
 server/test_server_api.py engine/test_structured.py train/test_trainer.py train/test_distill.py train/test_convert.py)
 
-.PHONY: help setup demo serve test test-thorough test-triton test-arm test-lowest support big-models troubleshooting conformance test-engines test-containers clients test-distributed test-dynamo test-slurm test-ray programs check docs dist test-wheel clean
+.PHONY: help setup demo serve test test-thorough coverage test-triton test-arm test-lowest support big-models troubleshooting conformance test-engines test-containers clients test-distributed test-dynamo test-slurm test-ray programs check docs dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
 	@echo "make serve   the embedded target and its head as an OpenAI-compatible server on port 8000"
 	@echo "make test    the test suite"
 	@echo "make test-thorough  every cell of its large matrices, and its slowest tests"
+	@echo "make coverage  how much of the code the tests of the quick rooms run"
 	@echo "make test-triton  the Triton kernels in Triton's interpreter, then compiled for sm_90 (downloads 286 MB)"
 	@echo "make test-lowest  some of them with the lowest versions of everything (torch as large as TORCH_LOWEST brings)"
 	@echo "make dist    sdist and wheels in dist, checked as an index does"
@@ -69,6 +70,14 @@ test: $(INSTALLED)
 test-thorough: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m thorough $(TEST_OPTIONS)
 	SAMETOKEN_EXAMPLES=5 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/server/test_server_schema.py
+
+# Lines and branches of src that the tests of the quick rooms run; COVERAGE_ROOMS names others. About two minutes on
+# two idle cores. The tools are in a folder of their own, so make test does not need them.
+COVERAGE_ROOMS ?= options speculation control runtime drafters learning data client dialects
+coverage: $(INSTALLED)
+	test -d .coverage-tools || $(BIN)/pip install --quiet --no-deps --target .coverage-tools 'pytest-cov>=7,<8' 'coverage>=7,<8'
+	OMP_NUM_THREADS=1 COVERAGE_FILE=.coverage-tools/data PYTHONPATH=.coverage-tools $(BIN)/python -m pytest \
+	-m "not thorough" --cov-branch --cov-report=term $(COVERAGE_ROOMS:%=--cov=sametoken.%) $(COVERAGE_ROOMS:%=tests/%)
 
 # What index and users get: see docs/release.md.
 dist: $(INSTALLED)
@@ -218,7 +227,7 @@ docs: .docs/.installed
 	touch $@
 
 clean:
-	rm -rf .venv .triton .clients .dynamo .containers .wheel .lowest .docs site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .triton .clients .dynamo .containers .wheel .lowest .docs .coverage-tools site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The constraints with the torch that an environment has: pip keeps it, or says that pyproject.toml does not admit it.
