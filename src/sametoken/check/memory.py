@@ -1,7 +1,7 @@
-"""How much memory a model will take, said beforehand: weights, cache, activations, and what fits a machine.
+"""How much memory a model will take: weights, cache and activations, computed before anything is loaded.
 
-Nothing is guessed twice: weights come from `checkpoint.planned`, which fills modules as the loader does, and pages from
-`engine.pages`, which the engine plans with. Activations alone are estimated, from the shapes of one step.
+Weights come from `checkpoint.planned`, which fills modules as the loader does, and pages from `engine.pages`, which the
+engine plans with. Only activations are estimated, from the shapes of one step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One prompt plain and with drafts, each alone on the machine, recorded so that all can be shown side by side.
 
-Two streams that ran at once would slow each other and the numbers would mean nothing.
+Two streams that ran at the same time would slow each other, and their times would mean nothing.
 """
 
 from __future__ import annotations

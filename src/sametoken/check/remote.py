@@ -1,4 +1,4 @@
-"""What a running server's metrics say of its speculation: figures between two scrapes, a verdict, and what to change.
+"""What a running server's metrics say about its speculation: figures between two readings, a verdict, and advice.
 
 Numbers in, findings out: `scrapes` reads the metrics, and `commands.doctor_server` asks the server.
 """

@@ -1,6 +1,6 @@
-"""A file of JSON lines that grows by whole lines only, so that a run that was killed can be taken up where it stopped.
+"""A file of JSON lines that grows by whole lines only, so that a run can go on after it was killed.
 
-Beside it NAME.run.json keeps the settings that its lines were made with; other settings may not add to it.
+NAME.run.json beside it has the settings that its lines were made with. A run with other settings may not add lines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A file of conversations cut into shards of so many lines, for as many workers, and put together again.
+"""Cuts a file of conversations into shards of so many lines, for as many workers, and joins shards again.
 
-What is read stays as it is, key by key; only ids may be added, so that they stay unlike each other across shards.
+Every key stays as it is. Only ids may be added, so that they differ across shards.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Conversations in which the target says the assistant's turns: those of a file anew, or such that it begins itself.
+"""Conversations whose assistant turns the target writes: those of a file anew, or new ones that the target begins.
 
-Conversations are independent: what one becomes depends on its own turns and id, not on order, batch or restarts.
+Conversations are independent: the result depends on a conversation's own turns and id, not on order, batch or restarts.
 """
 
 from __future__ import annotations

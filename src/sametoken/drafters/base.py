@@ -1,6 +1,6 @@
-"""The protocol of whoever guesses. A drafter learns what was committed and proposes what may come next.
+"""The protocol of a drafter: it is told which tokens were committed, and proposes the next ones.
 
-It can only cost time, never a token: the target's draws do not depend on it (`speculation.verify`).
+It can only cost time, never change a token: the target's draws do not depend on it (`speculation.verify`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a captured step asks of whoever guesses in it: tensors of fixed shape, no value ever seen by the host.
+"""The protocol of a drafter inside a captured step: tensors of fixed shape, and no value that the host reads.
 
 Legend: B graph slots, K tokens of the longest path, N nodes of a draft, W width of the taps together.
 """

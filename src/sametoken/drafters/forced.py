@@ -1,6 +1,6 @@
-"""Drafts the tokens that a request's grammar leaves no choice about: they cost nothing to guess and come true.
+"""Drafts the tokens that a request's grammar forces: guessing them costs nothing, and all of them are accepted.
 
-Knows grammars, not texts.
+It knows grammars, not texts.
 """
 
 from __future__ import annotations

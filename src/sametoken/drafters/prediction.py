@@ -1,6 +1,6 @@
-"""Drafts from a text that the caller expects: the continuation of where the output stands in it.
+"""Drafts from a text that the caller expects as output: the tokens after the place that the output has reached in it.
 
-Knows token ids only. An output that departs from the prediction is found again in it by its last tokens.
+It knows token ids only. If the output departs from the prediction, the place is found again by the last tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who owns which page of the cache: allocation, sharing of equal prefixes, eviction. Knows neither tensors nor models.
+"""Which row owns which page of the cache: allocation, sharing of equal prefixes, eviction. No tensors, no models.
 
-Only full pages of committed tokens are shared; a page is named by the digest of everything up to and including it.
-Beside the target's keys and values a page may hold those of drafters, each noted by its name.
+Only full pages of committed tokens are shared. A page is named by the digest of all tokens up to its end. Beside the
+target's keys and values a page may hold those of drafters; it notes their names.
 """
 
 from __future__ import annotations

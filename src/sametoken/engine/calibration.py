@@ -1,6 +1,7 @@
-"""What steps and drafts cost on this machine, measured on the rows nobody uses, whose pages are the sink.
+"""Measures what steps and drafts cost on this machine, on rows that no request uses.
 
-Runs the real target and the real drafters for a fraction of a second; what it leaves behind nobody reads.
+It runs the real target and the real drafters for a fraction of a second. Their keys and values go to the sink page,
+which nothing reads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Decoding one step ahead of the host: step i + 1 runs while the host reads what step i emitted.
+"""Decoding one step ahead of the host: step i + 1 runs while the host reads the tokens of step i.
 
-The host learns late that a request has ended; what was computed for it beyond is discarded. Every change of the batch
-ends the session of its graph slots, and the next step builds another or leaves the work to the engine's own step.
+The host learns one step late that a request has ended, and discards what was computed for it since. Every change of the
+batch ends the session of its graph slots. The next step begins another session, or the engine's own step does the work.
 """
 
 from __future__ import annotations

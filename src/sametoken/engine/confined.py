@@ -1,4 +1,4 @@
-"""Grammars made of others: one that begins after a mark in the output, and one that allows given tokens only."""
+"""Grammars built on other grammars: one that begins after a mark in the output, one that allows given tokens only."""
 
 from __future__ import annotations
 

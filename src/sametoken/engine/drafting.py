@@ -1,6 +1,7 @@
-"""The drafters of an engine and the policy that chooses among them: the scheduler asks it, and it observes every step.
+"""The drafters of an engine, and the policy that chooses among them for every step.
 
-Knows requests and rows, not how a draft is made nor what the target does with it.
+The scheduler asks it for drafts, and it observes every step. It knows requests and rows, not how a draft is made or
+verified.
 """
 
 from __future__ import annotations

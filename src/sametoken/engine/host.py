@@ -1,7 +1,7 @@
-"""One step that the host sees through: runs the target and hands every row what it was granted.
+"""A step that the host waits for: runs the target and gives each row its tokens.
 
-Requests take their tokens one by one, so that a stop inside an accepted path trims ids, text, log-probabilities and
-counters together. `RowResult.committed` is trimmed likewise.
+Requests take their tokens one by one, so a stop inside an accepted path cuts ids, text, log-probabilities and counters
+at the same token. `RowResult.committed` is cut there too.
 """
 
 from __future__ import annotations

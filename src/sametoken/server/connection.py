@@ -1,6 +1,6 @@
-"""One connection: uvicorn's protocol on httptools, with limits to the head of a request and to how long it may take.
+"""One connection: uvicorn's protocol on httptools, with limits for headers and for the time that a request may take.
 
-httptools keeps whatever a client sends as a head, and uvicorn waits for the rest of a request for ever.
+Without them, httptools keeps headers of any size, and uvicorn waits for the rest of a request for ever.
 """
 
 from __future__ import annotations

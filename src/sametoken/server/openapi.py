@@ -1,4 +1,4 @@
-"""The OpenAPI document: bodies and replies are read and written by hand, so the document gets their types."""
+"""The OpenAPI document. Bodies and replies are read and written by hand, so their types are added to it here."""
 
 from __future__ import annotations
 

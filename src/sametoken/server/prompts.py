@@ -1,6 +1,6 @@
-"""From a request for text to the engine's requests: the chat template, token ids, parameters, and who reads the reply.
+"""From a request for text to the engine's requests: chat template, token ids, parameters, reader of the reply.
 
-Nothing here waits for anything: a long request is made in a thread, others on the event loop.
+Nothing here waits. A long request is made in a thread, others on the event loop.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a model thought and what it says, separated by the model's own marks: an incremental state machine over text.
+"""Separates a model's reasoning from its answer by the model's own marks: an incremental state machine over text.
 
-Styles are data. The pieces do not depend on how the text is cut; nothing here knows tokens, requests or a clock.
+Styles of marks are data. The result does not depend on how the text is cut into pieces.
 """
 
 from __future__ import annotations

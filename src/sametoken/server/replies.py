@@ -1,6 +1,6 @@
-"""What every reply for text shares: usage, log-probabilities, and what speculation did. Wording only, no engine.
+"""Parts that all replies with text share: usage, log-probabilities, and what speculation did. No engine.
 
-TypedDicts, so that what is sent is checked against what is documented without a cost per chunk.
+TypedDicts: mypy checks what is sent against what is documented, without a cost for each chunk.
 """
 
 from __future__ import annotations

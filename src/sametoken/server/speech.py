@@ -1,4 +1,4 @@
-"""The texts of a request's choices as pieces: what was thought, what is said, and calls of functions."""
+"""The texts of a request's choices in pieces: reasoning, answer, and calls of functions."""
 
 from __future__ import annotations
 

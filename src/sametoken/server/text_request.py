@@ -1,4 +1,4 @@
-"""What a request for text asks of the engine, in one form for all APIs: every body makes it, `prompts` reads it."""
+"""A request for text in one form for all APIs: every body makes it, `prompts` reads it."""
 
 from __future__ import annotations
 

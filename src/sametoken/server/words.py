@@ -1,6 +1,6 @@
-"""How a form of reply words what the engine emits: the protocol of the four forms, and what they share.
+"""The protocol of the four forms of replies, and what they share: from the engine's output to JSON.
 
-Words are made for one request, and asked for the events of a stream or for the whole reply at the end.
+An object is made for one request, and asked for the events of a stream, or at the end for the whole reply.
 """
 
 from __future__ import annotations

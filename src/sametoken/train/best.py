@@ -1,7 +1,7 @@
-"""The best head of a run's directory and its acceptance length, so that no worse head takes its place.
+"""The best head of a run's directory and its acceptance length, so that no worse head replaces it.
 
-The record names the evaluated files by their digest. After a kill between files and record they do not fit, and the
-head is evaluated again.
+The record names the evaluated files by their digest. After a kill between writing files and record they do not fit each
+other, and the head is evaluated again.
 """
 
 from __future__ import annotations

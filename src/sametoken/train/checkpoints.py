@@ -1,7 +1,7 @@
-"""Checkpoints of a run: whole or not there, verified when read, the last few and never fewer than one.
+"""Checkpoints of a run: complete or not there, verified when they are read; the last few are kept, at least one.
 
 A checkpoint is a directory `checkpoint-STEP` with weights and optimiser state in float32 by parameter name, whatever
-the number of processes, and a manifest that says what the files must be. It appears under its name when it is whole.
+the number of processes, and a manifest with size and digest of each file. It gets its name when it is complete.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a run does where nothing was said: chosen from the kind of draft, the target's width and the amount of data.
+"""Defaults of a run, from the kind of draft, the target's width and the amount of data.
 
-Pure: settings and lengths in, settings and sentences out. What was measured stands in docs/training.md.
+Pure: settings and lengths in, settings and sentences out. The measurements behind them are in docs/training.md.
 """
 
 from __future__ import annotations

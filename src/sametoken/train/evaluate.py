@@ -1,6 +1,6 @@
-"""How a draft fares on held-out conversations: the engine serves their prompts and counts, as it does for users.
+"""Evaluates a draft on held-out conversations: the engine answers their prompts as it does for users, and counts.
 
-Acceptance length is tokens emitted per forward of the target, bonus included.
+Acceptance length is tokens per forward of the target, bonus token included.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The processes of a run: how they meet, that they were started alike, and what each says when another one ends.
+"""The processes of a run: how they meet, the check that they were started alike, and the end of one of them.
 
-A process that ends with an error tells the others why; one that is killed or hangs gives no sign of life. Either way
+A process that ends with an error tells the others why. One that is killed or hangs shows no sign of life. Either way
 the others end within seconds, with an error that names it.
 """
 

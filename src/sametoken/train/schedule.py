@@ -1,6 +1,6 @@
-"""A run step by step as pure functions: which rows a step trains on, and at which learning rate.
+"""A run step by step as pure functions: the rows of a step and its learning rate.
 
-Nothing here has state, so going on from a step needs nothing but its number.
+Nothing here has state, so a run can go on from a step with nothing but its number.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""From names and settings to a run: the target's outer, prepared samples, a student, the trainer for all of them.
+"""From names and settings to a run: the target's outer layers, prepared samples, model in training, trainer.
 
-In the main process first what writes files, in the others afterwards what reads them.
+The main process first does what writes files; the others then do what reads them.
 """
 
 from __future__ import annotations

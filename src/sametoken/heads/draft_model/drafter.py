@@ -1,7 +1,7 @@
-"""Draft-target speculation: a small model of the same tokenizer guesses, over pages that the target's rows own.
+"""Draft-target speculation: a small model with the target's tokenizer guesses, in pages that the target's rows own.
 
-Scores are ranked under the noise that the target draws with, which is what makes guesses come true at temperature > 0.
-Legend: B rows, N tokens of a row, R rows of a product, H hidden size.
+Guesses are ranked under the target's noise, so they are accepted at temperature > 0 too. Legend: B rows, N tokens of a
+row, R rows of a product, H hidden size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A draft model of its own that learns a target's distributions: a small Llama, or a model that is there already.
+"""Trains a draft model on a target's distributions: a new small Llama, or an existing model.
 
-It minimises the divergence from the target on the target's text. On policy (DistillSpec, arXiv 2310.08461) it writes
-part of the answers itself, and the target judges those. Legend: N tokens of a batch, H hidden size, V vocabulary.
+It minimises the divergence from the target on the target's text. On policy (DistillSpec, arXiv 2310.08461), the draft
+writes part of the answers itself and learns the target's distribution there. Legend: N tokens of a batch, H hidden
+size, V vocabulary.
 """
 
 from __future__ import annotations

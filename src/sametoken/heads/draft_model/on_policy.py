@@ -1,7 +1,7 @@
-"""Answers that a draft in training writes itself, in the place of those of the data: what it will be judged on.
+"""Answers that a draft in training writes itself, in place of the last answers of the data.
 
-Documents keep everything before their last answer. The draft writes as many tokens as stood there, or fewer if it ends
-earlier. A draw depends on its document's seed and its place, not on the documents beside it. Legend: B documents that
+Documents keep everything before their last answer. The draft writes as many tokens as the old answer had, or fewer if
+it ends earlier. A draw depends on its document's seed and its place, not on other documents. Legend: B documents that
 are rewritten, N tokens of a batch.
 """
 

@@ -1,4 +1,4 @@
-"""The pages for people, the playground at / and the reference at /docs: files, with headers that keep all else out."""
+"""The pages for people: the playground at / and the reference at /docs, with headers that allow this server only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Hidden states of prepared samples, computed by the target and written shard by shard.
+"""Hidden states of prepared samples: the target computes them, and they are written shard by shard.
 
-Whole shards only, so a run that was stopped goes on where it was, and several processes share the shards among them.
+A shard is complete or not there, so a stopped run goes on where it was, and several processes can divide the shards.
 """
 
 from __future__ import annotations

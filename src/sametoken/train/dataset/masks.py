@@ -1,8 +1,8 @@
-"""Which tokens of a conversation the assistant said, by position: what a draft learns to predict.
+"""Finds the tokens of a conversation that the assistant wrote: those that a draft learns to predict.
 
-Chat templates rarely say it, so a turn is found by rendering the conversation with another text in its place: where
-the two renderings differ is the turn. Repeated or quoted answers, templates that strip, drop or add text, and templates
-that refuse parts of a conversation do not matter to that.
+Few chat templates mark them. So a conversation is rendered again with another text in the place of a turn: where the
+two renderings differ is the turn. This works for repeated and quoted answers, for templates that strip, drop or add
+text, and for templates that refuse parts of a conversation.
 """
 
 from __future__ import annotations
