@@ -3,6 +3,7 @@
     python benchmarks/two_hosts.py MODEL DRAFT
 
 MODEL is the target's directory, DRAFT a draft for it. Prints a table in Markdown. Each rank computes with one thread.
+Delay is the kernel's (tc netem); where it has none, a forwarder in user space delays each packet (delayed_link.py).
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "distributed"))
-from two_hosts import INTERFACE, Host, kill, two_hosts  # noqa: E402
+from two_hosts import INTERFACE, SSH_PORT, Host, kill, two_hosts  # noqa: E402
 
 DELAYS = (0.1, 1.0, 5.0)  # ms, in each direction
+MTU = 9000  # of the forwarder's devices
 TOKENS, REPEATS, LENGTH = 32, 2, 4
 RANK = """
 import json, sys
@@ -26,8 +30,8 @@ import torch
 torch.set_num_threads(1)
 from sametoken import LLM, SamplingParams
 from sametoken.speculation.params import RequestSpeculation
-model, draft, interface = sys.argv[1:]
-settings = {"max_draft_len": %d, "adaptive": False}
+model, draft, interface, length, tokens = sys.argv[1:]
+settings = {"max_draft_len": int(length), "adaptive": False}
 llm = LLM(model, draft, settings, dtype="bfloat16", max_seq_len=512, max_batch_size=1, tensor_parallel_size=2)
 def counted():
     (line,) = (each for each in Path("/proc/net/dev").read_text().splitlines() if each.strip().startswith(interface))
@@ -37,13 +41,24 @@ prompt = llm.render_chat([{"role": "user", "content": "Once upon a time"}])
 print(json.dumps([llm.config.num_layers, llm.config.hidden_size, len(prompt)]), flush=True)
 def measured(speculative):
     before = counted()
-    params = SamplingParams(max_tokens=%d, temperature=0, ignore_eos=True, speculative=speculative)
+    params = SamplingParams(max_tokens=int(tokens), temperature=0, ignore_eos=True, speculative=speculative)
     (done,) = llm.generate([prompt], params)
     sent, received = (new - old for new, old in zip(counted(), before))
     return [done.seconds, sent, received, done.speculation.acceptance_length, done.token_ids]
 for line in sys.stdin:
     print(json.dumps([measured(RequestSpeculation(enabled=False)), measured(None)]), flush=True)
-""" % (LENGTH, TOKENS)  # fmt: skip
+"""
+
+
+CONNECT = """
+import socket, statistics, sys, time
+found = []
+for _ in range(21):
+    begin = time.perf_counter()
+    socket.create_connection((sys.argv[1], int(sys.argv[2]))).close()
+    found.append(1e3 * (time.perf_counter() - begin))
+print(statistics.median(found))
+"""
 
 
 class Ranks:
@@ -52,7 +67,19 @@ class Ranks:
     def __init__(self, hosts: tuple[Host, Host], model: str, draft: str, interface: str) -> None:
         meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
         meeting["LOCAL_WORLD_SIZE"] = str(len({host.name for host in hosts}) % 2 + 1)
-        command = ["taskset", "-c", "0", "sametoken-python", "-c", RANK, model, draft, interface]
+        command = [
+            "taskset",
+            "-c",
+            "0",
+            "sametoken-python",
+            "-c",
+            RANK,
+            model,
+            draft,
+            interface,
+            str(LENGTH),
+            str(TOKENS),
+        ]
         second = [*command[:2], "1", *command[3:]]
         streams = {"stdin": subprocess.PIPE, "stderr": None}
         self.processes = [
@@ -81,9 +108,56 @@ class Ranks:
             kill(process)
 
 
+SetDelay = Callable[[float], object]  # ms, in each direction
+
+
+def netem(hosts: tuple[Host, Host], delay: float) -> None:
+    """Lets the kernel delay what both hosts send. Raises CalledProcessError where it cannot."""
+    for host in hosts:
+        host.root(f"tc qdisc replace dev {INTERFACE} root netem delay {delay}ms limit 100000 2> /dev/null")
+
+
+@contextmanager
+def forwarder(hosts: tuple[Host, Host]) -> Iterator[SetDelay]:
+    """Joins the hosts by a forwarder in place of their cable; the value sets its delay."""
+    hosts[0].root(f"ip link del {INTERFACE}")
+    command = [sys.executable, str(ROOT / "benchmarks" / "delayed_link.py"), *(str(host.first) for host in hosts)]
+    process = subprocess.Popen([*command, INTERFACE], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def delayed(delay: float) -> None:
+        process.stdin.write(f"{delay}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "set\n"
+
+    try:
+        assert process.stdout.readline() == "made\n"
+        for host in hosts:
+            host.root(f"ip addr add {host.address}/24 dev {INTERFACE}; ip link set {INTERFACE} mtu {MTU} up")
+        yield delayed
+    finally:
+        process.stdin.close()
+        process.wait(10)
+
+
+def round_trip(hosts: tuple[Host, Host]) -> float:
+    """Milliseconds of a packet there and back, which opening a connection takes: the median of some."""
+    found = hosts[0].run(sys.executable, "-c", CONNECT, hosts[1].address, str(SSH_PORT))
+    return float(found.stdout)
+
+
 def row(name: str, plain: list[float], drafted: list[float]) -> str:
     speeds = [TOKENS / each[0] for each in (plain, drafted)]
     return f"| {name} | {speeds[0]:.2f} | {speeds[1]:.2f} | {speeds[1] / speeds[0]:.2f} |"
+
+
+def compare(hosts: tuple[Host, Host], ranks: Ranks, delays: tuple[float, ...], delayed: SetDelay, by: str) -> None:
+    """Prints a row of the table for each delay."""
+    for delay in delays:
+        delayed(delay)
+        name = f"two, {delay:g} ms by {by}, round trip {round_trip(hosts):.2f} ms"
+        print(row(name, *ranks.measure()), flush=True)
 
 
 def main() -> None:
@@ -96,15 +170,17 @@ def main() -> None:
         ranks = Ranks(hosts, model, draft, INTERFACE)
         plain, drafted = ranks.measure()
         print(row("two, no delay added", plain, drafted), flush=True)
-        for delay in DELAYS:
-            try:
-                for host in hosts:
-                    host.root(f"tc qdisc replace dev {INTERFACE} root netem delay {delay}ms limit 100000")
-            except subprocess.CalledProcessError:
-                print(f"\n{delay:g} ms and more: this kernel has no netem (module sch_netem)")
-                break
-            print(row(f"two, {delay:g} ms", *ranks.measure()), flush=True)
-        ranks.end()
+        try:
+            netem(hosts, DELAYS[0])
+        except subprocess.CalledProcessError:
+            ranks.end()
+            with forwarder(hosts) as delayed:
+                ranks = Ranks(hosts, model, draft, INTERFACE)
+                compare(hosts, ranks, (0.0, *DELAYS), delayed, "a forwarder in user space")
+                ranks.end()
+        else:
+            compare(hosts, ranks, DELAYS, lambda delay: netem(hosts, delay), "the kernel")
+            ranks.end()
     layers, hidden, prompt = ranks.shape
     rows = prompt + TOKENS - 1
     print(

@@ -24,7 +24,7 @@ from sametoken.checkpoint.memory import check_memory
 from sametoken.engine import build
 from sametoken.errors import MemoryPlanError, SametokenError
 from sametoken.heads.eagle.facts import warnings
-from sametoken.parallel import group
+from sametoken.parallel import meeting
 from sametoken.parallel.group import RankGroup
 from sametoken.parallel.place import HERE, RankPlace
 from sametoken.runtime import memory
@@ -105,7 +105,7 @@ def test_a_machine_without_cuda(run: Any) -> None:
 
 
 def test_a_rank_that_does_not_reach_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "MEET_S", 1.0)
+    monkeypatch.setattr(meeting, "MEET_S", 1.0)
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(SametokenError, match=rf"rank 1 does not reach rank 0 at 127.0.0.1:{port}.*MASTER_ADDR"):

@@ -14,7 +14,7 @@ import torch
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.places import target_directory
 from sametoken.errors import SametokenError
-from sametoken.parallel.group import facts
+from sametoken.parallel.meeting import facts
 from sametoken.runtime.memory import available_bytes
 
 

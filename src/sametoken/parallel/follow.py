@@ -27,7 +27,8 @@ from sametoken.kernels.cpu.threads import serial_torch
 from sametoken.model.compiled import Committed
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
-from sametoken.parallel.group import ENDED, RankGroup, facts
+from sametoken.parallel.group import ENDED, RankGroup
+from sametoken.parallel.meeting import facts
 from sametoken.parallel.messages import (
     Cache,
     Chains,

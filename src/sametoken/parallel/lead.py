@@ -18,9 +18,10 @@ from contextlib import suppress
 import torch
 
 from sametoken.errors import ConfigError, EngineError
-from sametoken.parallel.group import ENDED, RankGroup, facts
+from sametoken.parallel.group import ENDED, RankGroup
 from sametoken.parallel.host import own_cores
 from sametoken.parallel.key import KEY
+from sametoken.parallel.meeting import facts
 from sametoken.parallel.messages import Cache, End, Models
 from sametoken.parallel.place import RankPlace, place_of
 from sametoken.parallel.sending import LeadingRank, Sending

@@ -1,0 +1,161 @@
+"""How ranks find each other, make sure that they belong together, and say what is rare: through a store.
+
+The store is in rank 0's process or in its launcher's.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from sametoken.errors import ConfigError, EngineError, SametokenError
+from sametoken.kernels.cpu.library import status
+from sametoken.parallel.gloo import DIST, FOREVER, JOIN_S, first_line
+from sametoken.parallel.host import own_cores, reachable, shares_cores
+from sametoken.parallel.key import check_proof, own_key, proof
+from sametoken.parallel.place import HERE, RankPlace
+
+MEET_S = 25.0  # until all ranks have come
+PARTING_S = JOIN_S + 2.0  # that rank 0 waits at most for the last words of the others
+
+
+class Meeting:
+    """The ranks of one target, as far as they have come.
+
+    Args:
+        place: of this process.
+        facts: what must be equal on all ranks, by a name that an error may say.
+        check: compare a digest of each forward over the ranks; what rank 0 says holds for all.
+
+    Attributes:
+        failure: why these ranks have ended, None while they work.
+        key: that the others must have too, "" for none.
+        port: where the store listens.
+        sharing: ranks that share cores with this one, itself among them; known when all have come.
+
+    Raises:
+        SametokenError: a rank did not come in time.
+    """
+
+    def __init__(self, place: RankPlace, facts: dict[str, str], *, check: bool = False) -> None:
+        self.place, self._facts, self._check, self.key = place, facts, check, own_key(place)
+        self.failure: EngineError | None = None
+        self.lost: Callable[[], str | None] = lambda: None  # says which process of ours has ended
+        self._server: Any = self._meet()
+        self.port = self._server.port
+        self._store: Any = DIST.PrefixStore(f"sametoken{place.attempt}", self._server)
+        self.sharing, self._one_host = place.here, False
+
+    def _meet(self) -> Any:
+        """The store of all ranks, which lives in rank 0's process or in its launcher's."""
+        place = self.place
+        serves, listening = place.rank == 0 and not place.shared_store, None
+        try:
+            if not serves:
+                place = self.place = reachable(place, MEET_S)
+            if serves and place.host == HERE:  # not on every interface of the machine, as the store would
+                with socket.create_server((place.host, place.port)) as bound:
+                    listening, place = bound.dup().detach(), place._replace(port=bound.getsockname()[1])
+            return DIST.TCPStore(
+                place.host, place.port, None, serves, timeout=timedelta(seconds=MEET_S), wait_for_workers=False,
+                master_listen_fd=listening,
+            )  # fmt: skip
+        except (RuntimeError, ValueError, OSError) as error:
+            if place.rank == 0 and not place.shared_store:
+                raise SametokenError(
+                    f"rank 0 cannot listen on port {place.port} of {place.host} ({first_line(error)}); set MASTER_PORT"
+                    " to a free port, and MASTER_ADDR to an address of rank 0's host"
+                ) from error
+            raise SametokenError(
+                f"rank {place.rank} does not reach rank 0 at {place.host}:{place.port} within {MEET_S:g} s; check "
+                "that rank 0 has started, and that MASTER_ADDR and MASTER_PORT name its host and a port that is open"
+            ) from error
+
+    def _introduce(self) -> None:
+        """Tells the others what this rank is, and hears what they are."""
+        place, store = self.place, self._store
+        if place.rank == 0:
+            store.set("challenge/0", secrets.token_hex(16))
+        challenge = self.hear("challenge", 0, MEET_S)
+        about = self._facts, self._check, own_cores(), proof(self.key, challenge, place.rank)
+        store.set(f"about/{place.rank}", json.dumps(about))
+        for rank in range(place.size):
+            self._wait(f"about/{rank}", rank, MEET_S, "did not come")
+        known = [json.loads(store.get(f"about/{rank}")) for rank in range(place.size)]
+        (first, self._check, *_), *_ = known
+        for rank, (own, _, _, found) in enumerate(known):
+            check_proof(self.key, challenge, rank, found)
+            for name, value in first.items():
+                if own.get(name) != value:
+                    raise ConfigError(
+                        f"rank {rank} has {name} {own.get(name)} and rank 0 has {value}; start all ranks with the same"
+                    )
+        self.sharing = sum(shares_cores(known[place.rank][2], cores) for _, _, cores, _ in known)
+        self._one_host = len({host for _, _, (host, _), _ in known}) == 1
+
+    def _part(self) -> None:
+        """As rank 0, which has the store, waits until each of the others has found its own words."""
+        end = time.monotonic() + PARTING_S
+        with suppress(RuntimeError):
+            self._store.set(f"over/{self.place.rank}", "")
+            here = [rank for rank in range(self.place.size) if self._store.check([f"about/{rank}"])]
+            while self.place.rank == 0 and self.lost() is None and time.monotonic() < end:
+                if self._store.check([f"over/{rank}" for rank in here]):
+                    return
+                time.sleep(0.02)
+
+    # What ranks say to each other beside forwards, which is rare.
+
+    def say(self, key: str, text: str) -> None:
+        """Tells all ranks a text."""
+        self._store.set(f"{key}/{self.place.rank}", text)
+
+    def said(self, key: str) -> dict[int, str]:
+        """What ranks have said by now. Raises EngineError if rank 0 has ended and took the store with it."""
+        try:
+            found = [rank for rank in range(self.place.size) if self._store.check([f"{key}/{rank}"])]
+            return {rank: self._store.get(f"{key}/{rank}").decode() for rank in found}
+        except RuntimeError as error:
+            raise EngineError("rank 0 has ended") from error
+
+    def store(self, name: str) -> Any:
+        """A store for torch.distributed that all ranks share, by a connection of its own."""
+        return DIST.PrefixStore(name, self._store.clone())
+
+    def hear(self, key: str, rank: int, seconds: float = FOREVER.total_seconds()) -> str:
+        """What a rank said; waits for it. Raises EngineError if the rank is gone, SametokenError after `seconds`."""
+        self._wait(f"{key}/{rank}", rank, seconds, f"did not answer ({key})")
+        return str(self._store.get(f"{key}/{rank}").decode())
+
+    def _wait(self, key: str, rank: int, seconds: float, what: str) -> None:
+        end = time.monotonic() + seconds
+        while True:
+            if self.failure is not None:
+                raise self.failure
+            if (lost := self.lost()) is not None:
+                raise EngineError(lost)
+            try:
+                if self._store.check([key]):
+                    return
+            except RuntimeError as error:
+                raise EngineError("rank 0 has ended") from error
+            if time.monotonic() > end:
+                raise SametokenError(
+                    f"rank {rank} of {self.place.size} {what} within {seconds:g} s; look at its own messages"
+                )
+            time.sleep(0.02)
+
+
+def facts() -> dict[str, str]:
+    """What all ranks must have alike."""
+    kernels = status().variant or "none"
+    return {"sametoken": version("sametoken"), "torch": torch.__version__, "compiled kernels": kernels}
