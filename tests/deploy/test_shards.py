@@ -150,7 +150,8 @@ def test_training_meets_at_the_first_node(run: Any, slurm: Path) -> None:
     words = ("train", "--data", "prepared", "--job", "7", "--nodes", "n1,n3", "--gpus-per-node", "8")
     script = printed(run, *words, "--lr", "1e-5")
     assert "--nproc-per-node=8" in script
-    assert '--rdzv-endpoint="$first:29400"' in script
+    assert '--nnodes="${#nodes[@]}"' in script
+    assert '--master-addr="$first" --master-port=29400' in script
     assert "--lr 1e-05" in script
     assert subprocess.run(["bash", "-c", script], check=False).returncode == 0
     assert (slurm / "calls").read_text().startswith("n1,n3 ")

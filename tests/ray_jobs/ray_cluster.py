@@ -77,10 +77,9 @@ def main() -> None:
     """The process of the cluster: nodes end when a line or the end of standard input says so."""
     from ray.cluster_utils import Cluster
 
-    # Node names: a host has several of them here.
     common = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **common})
-    nodes = [cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES) for _ in range(2)]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
+    nodes = [cluster.add_node(num_cpus=3, object_store_memory=STORE_BYTES) for _ in range(2)]
     print(cluster.address, flush=True)
     for _ in sys.stdin:
         cluster.remove_node(nodes.pop(), allow_graceful=False)

@@ -55,8 +55,9 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
         SametokenError: the engine has no option for something, or a file cannot be read.
     """
     from sametoken.deploy.plan.engines import ENGINES as TRANSLATIONS
-    from sametoken.deploy.plan.head import place_draft, target_place
+    from sametoken.deploy.plan.head import place_draft
     from sametoken.deploy.plan.launch import Wanted
+    from sametoken.deploy.plan.target import check_target, target_place
 
     check_engine(values)
     engine = values["engine"]
@@ -72,6 +73,7 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
         if name in SERVING and name not in ("draft", "method", "api_key")
     }
     keys = "api_key" in resolution.origins
+    notes += check_target(target, engine, found["tensor_parallel_size"])
     if engine != OURS:
         if method == AUTO:
             raise ConfigError(f"--method auto: only sametoken mixes drafters; choose one for {engine}")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from sametoken.deploy.shards import ShardServer, ShardWork
-from sametoken.deploy.start import end_with_parent
+from sametoken.deploy.start import end_with_parent, torchrun
 from sametoken.errors import ConfigError, SametokenError
 
 REACHED_S = 10.0  # that a head node may take to take a connection
@@ -165,14 +165,10 @@ def _trained(workers: RayWorkers, words: Sequence[str], count: int, tell: Tell) 
             placed = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=node)
             return ray.remote(function).options(scheduling_strategy=placed, max_retries=0, **workers.needs)
 
-        meeting = ray.get(task(_meeting, 0).remote())
-        tell(f"{count} nodes meet at {meeting}")
-        processes = max(1, int(workers.gpus))
-        launch = [
-            "torch.distributed.run", f"--nnodes={count}", f"--nproc-per-node={processes}", "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={meeting}", f"--rdzv-id={meeting}", "-m", *words,
-        ]  # fmt: skip
-        running = [task(_command, node).remote(launch) for node in range(count)]
+        address, port = ray.get(task(_meeting, 0).remote())
+        tell(f"{count} nodes meet at {address}:{port}")
+        launch = torchrun(count, max(1, int(workers.gpus)), address, str(port))
+        running = [task(_command, node).remote([*launch, f"--node-rank={node}", "-m", *words]) for node in range(count)]
         while running:
             ended, running = ray.wait(running)
             if code := ray.get(ended[0]):
@@ -182,12 +178,12 @@ def _trained(workers: RayWorkers, words: Sequence[str], count: int, tell: Tell) 
         remove_placement_group(group)  # with the tasks that are left in it
 
 
-def _meeting() -> str:
+def _meeting() -> tuple[str, int]:
     """An address and a port of this node that others reach."""
     import ray.util
 
     with socket.create_server(("", 0)) as probe:
-        return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+        return ray.util.get_node_ip_address(), probe.getsockname()[1]
 
 
 def _command(words: Sequence[str]) -> int:

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from sametoken.deploy.shards import LOGS
+from sametoken.deploy.start import torchrun
 from sametoken.errors import ConfigError
 from sametoken.files import make_directory
 
@@ -117,9 +118,11 @@ def prepare_script(where: Allocation, command: Sequence[str], output: Path) -> s
 
 def train_script(where: Allocation, python: str, words: Sequence[str], gpus: int, port: int, output: Path) -> str:
     """One step on all nodes: torchrun, which starts `python -m WORDS` for each GPU."""
-    launch = [python, "-m", "torch.distributed.run", f"--nproc-per-node={gpus or 1}", "--rdzv-backend=c10d"]
-    meeting = f'--nnodes="${{#nodes[@]}}" --rdzv-endpoint="$first:{port}" --rdzv-id="${JOB}"'
-    command = f"{shlex.join(launch)} {meeting} -m {shlex.join(words)}"
+    launch = shlex.join([python, "-m", *torchrun("NODES", gpus or 1, "ADDRESS", str(port)), "-m", *words])
+    for name, value in (("NODES", '"${#nodes[@]}"'), ("ADDRESS", '"$first"')):
+        launch = launch.replace(f"={name}", f"={value}", 1)
+    # torchrun reads options from variables of this form too.
+    command = f"bash -c 'PET_NODE_RANK=$SLURM_PROCID exec \"$@\"' train {launch}"
     stated = ["--requeue"] + [f"--gpus-per-node={gpus}"] * bool(gpus)
     return _everywhere(where, "train", command, output, *stated, before=MEETING)
 

@@ -95,9 +95,3 @@ def _apart(files: Files, written: Mapping[str, Any]) -> str:
             return f"config.json: {key} is {files.config.get(key)!r}, expected {value!r}"
     names = files.seen.keys() ^ written["tensors"].keys()
     return f"tensor {min(names)}" if names else ""
-
-
-def target_place(model: str) -> str:
-    """A target as another program finds it: its directory where it is one, else its Hub id."""
-    path = user_path(embedded.target(model))
-    return str(path.absolute()) if path.exists() else model
