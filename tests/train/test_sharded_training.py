@@ -60,26 +60,49 @@ KINDS: dict[str, dict[str, Any]] = {
     "medusa": {"mode": "medusa", "optim": "adamw"},
     "draft": {"mode": "draft", "optim": "adamw", "on_policy": 0.5},
 }
+Ran = tuple[Path, list[str], list[str]]  # where both processes have run all of it, and how each run ended in each
 
 
 @pytest.fixture(scope="module")
-def two(tiny_pair: Any, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], list[str]]:
-    """Where both processes have run all of it, and how each run ended in the first and in the second."""
-    place = tmp_path_factory.mktemp("two")
-    common = {"target": tiny_pair.target, "data": str(data), **COMMON, **TOGETHER}
-    runs: list[dict[str, Any]] = [{"output": name, "chosen": {**common, **kind}} for name, kind in KINDS.items()]
+def common(tiny_pair: Any, data: Path) -> dict[str, Any]:
+    return {"target": tiny_pair.target, "data": str(data), **COMMON, **TOGETHER}
+
+
+@pytest.fixture(scope="module")
+def two(common: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A run that succeeds, and two that are refused."""
+    runs: list[dict[str, Any]] = [{"output": "eagle3", "chosen": common | KINDS["eagle3"]}]
     runs.append({"output": "options", "chosen": common, "differs": {"lr": 1e-3}})
-    runs.append({"output": "absent", "chosen": common, "differs": {"target": f"{tiny_pair.target}-absent"}})
+    runs.append({"output": "absent", "chosen": common, "differs": {"target": f"{common['target']}-absent"}})
+    place = tmp_path_factory.mktemp("two")
     return place, *run_two(place, runs)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_two_processes_with_a_sharded_target_equal_one(
-    pair: Any, data: Path, two: tuple[Path, list[str], list[str]], tmp_path: Path, name: str
-) -> None:
-    """Every kind of draft; each process of the two has rows of its own, and at times one more than the other."""
-    (place, *ended), number = two, list(KINDS).index(name)
-    assert [each[number] for each in ended] == ["", ""]
+@pytest.fixture(scope="module")
+def others(common: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Runs of the other kinds."""
+    place = tmp_path_factory.mktemp("others")
+    runs = [{"output": name, "chosen": common | kind} for name, kind in KINDS.items() if name != "eagle3"]
+    return place, *run_two(place, runs)
+
+
+def test_two_processes_with_a_sharded_target_equal_one(pair: Any, data: Path, two: Ran, tmp_path: Path) -> None:
+    """Each process of the two has rows of its own, and at times one more than the other."""
+    place, first, second = two
+    assert (first[0], second[0]) == ("", "")
+    check_equal(pair, data, place, tmp_path, "eagle3")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["medusa", "draft"])
+def test_other_kinds_of_two_processes_equal_one(pair: Any, data: Path, others: Ran, tmp_path: Path, name: str) -> None:
+    place, *ended = others
+    assert ended == [["", ""], ["", ""]]
+    check_equal(pair, data, place, tmp_path, name)
+
+
+def check_equal(pair: Any, data: Path, place: Path, tmp_path: Path, name: str) -> None:
+    """Trains in one process, and compares losses and weights with what two made at `place`."""
     train_tiny(pair.target, data, tmp_path, **COMMON, **ALONE, **KINDS[name])
     # Muon rounds to bfloat16 within a step, where a difference in the last bit of a gradient may become one.
     rounds = KINDS[name]["optim"] == "muon"
