@@ -28,6 +28,7 @@ from typing import Any, Self
 
 NO_WINDOWS = "Windows is not supported; run sametoken in WSL 2, the Windows Subsystem for Linux"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what a file holds may be a terminal's commands
+SHOULD_BE = "Input should be "  # how pydantic begins what it expects of a value
 LONGEST_MESSAGE = 2000  # characters of a message; what it quotes of a file may be of any length
 
 
@@ -124,12 +125,17 @@ def memory_ran_out(error: BaseException) -> bool:
 
 
 def found_wrong(problem: Mapping[str, Any]) -> str:
-    """What pydantic found wrong with a value, from an entry of `ValidationError.errors()`: our own words, if it was us.
+    """What was expected of a value, from an entry of `ValidationError.errors()`: our validator's words, or pydantic's.
 
     Pydantic's text of an error that one of our validators raised has a heading before our words.
     """
     own = problem.get("ctx", {}).get("error")
-    return str(own) if isinstance(own, ValueError) else str(problem["msg"])
+    if isinstance(own, ValueError):
+        return str(own)
+    expected = str(problem["msg"]).removeprefix(SHOULD_BE)
+    if expected == problem["msg"]:
+        return expected
+    return f"expected {'a value ' if expected.startswith(('greater ', 'less ')) else ''}{expected}"
 
 
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:

@@ -66,7 +66,7 @@ def test_what_users_may_name_comes_from_the_records() -> None:
     assert set(MODEL_METHODS) == {kind.name for kind in kinds.kinds() if kind.weights}
     assert set(model_free_drafters(SpeculativeConfig())) == {"ngram", "suffix", "prediction", "forced"}
     assert kinds.coming_with("prediction") == "prediction"
-    with pytest.raises(ConfigError, match="method = 'egale': Input should be 'draft_target', 'eagle', 'eagle3'"):
+    with pytest.raises(ConfigError, match="method = 'egale': expected 'draft_target', 'eagle', 'eagle3'"):
         SpeculativeConfig(method="egale")
     with pytest.raises(ConfigError, match=r"unknown method 'meduza'.*medusa"):
         kinds.named("meduza")

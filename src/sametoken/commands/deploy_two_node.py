@@ -15,7 +15,13 @@ from sametoken.options.server import ServerConfig
 
 OWN = titled(
     "Two hosts",
-    Option("hosts", str, None, "addresses of both hosts, this machine's first; ssh to the second asks nothing.", "A,B"),
+    Option(
+        "hosts",
+        str,
+        None,
+        "addresses of both hosts, this machine's first; ssh to the second must work without a password.",
+        "A,B",
+    ),
     Option("interface", str, None, "network interface that joins them; without it: the one that leads to A.", "NAME"),
     Option("dry_run", bool, False, "print every command and start nothing."),
 )

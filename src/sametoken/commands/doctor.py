@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ARGUMENT = Argument(
     str,
-    "directory, training run or Hub id of a head, from whichever trainer, or a model; without it: this machine.",
+    "directory, training run or Hub id of a head, of any trainer, or a model; without it: this machine.",
     "HEAD",
     True,
 )

@@ -8,7 +8,7 @@ from sametoken.checkpoint.paths import user_path
 from sametoken.commands.options import AS_JSON, Argument, Option, Values
 from sametoken.errors import ConfigError, unknown_name
 
-ARGUMENT = Argument(str, "directory, training run or Hub id of a head, from whichever trainer.", "HEAD")
+ARGUMENT = Argument(str, "directory, training run or Hub id of a head, of any trainer.", "HEAD")
 HEAD_DTYPES = ("float32", "bfloat16", "float16")
 OPTIONS = (
     Option("to", str, "hf", "engine: hf (our own, which the others read where they can).", "hf|vllm|sglang|..."),

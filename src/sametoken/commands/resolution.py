@@ -30,7 +30,7 @@ def foreign_options() -> tuple[Option, ...]:
         *titled(
             "Options of other servers",
             Option(FILE, str, None, "YAML file with TensorRT-LLM's keys; options win over it.", "FILE", ("--config",)),
-            Option(JSON, str, None, "how drafts are made, as in vllm serve; takes the place of the file's.", "JSON"),
+            Option(JSON, str, None, "how drafts are made, as in vllm serve; replaces that of the file.", "JSON"),
         ),
         *(
             Option(name, flag.kind, None, flag.help, aliases=flag.spellings, hidden=True)

@@ -17,14 +17,14 @@ TABLE = {**TOP, DRAFTS: Group(COMMON)}
 
 
 class _Once(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses a key that stands twice, of which YAML keeps the last."""
+    """Refuses a key that occurs twice, of which YAML keeps the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 line = key.start_mark.line + 1
-                raise ConfigError(f"the key {key.value!r} stands twice, again in line {line}; remove one")
+                raise ConfigError(f"the key {key.value!r} occurs twice, again in line {line}; remove one")
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

@@ -115,5 +115,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{OPTION}: the key {name!r} stands twice; leave one of them out")
+            raise ConfigError(f"{OPTION}: the key {name!r} occurs twice; leave one of them out")
     return dict(pairs)

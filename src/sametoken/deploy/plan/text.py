@@ -10,7 +10,7 @@ import yaml
 
 
 class _Readable(yaml.SafeDumper):  # type: ignore[misc]
-    """Repeats what stands twice, and writes several lines as a block."""
+    """Repeats what occurs twice, and writes several lines as a block."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
