@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from sametoken.control.acceptance import HOPE, Acceptance, Gate
 from sametoken.control.account import CREDIT, SHARE, Account
 from sametoken.control.advice import FEW, UNUSED, WINDOW, Advice, Pauses
-from sametoken.control.allocation import MARGIN, DecodingRow, allocate
+from sametoken.control.allocation import DecodingRow, allocate, margin
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
 from sametoken.control.policy import PROBE_MOST, Policy, RequestedDraft
 from sametoken.model.expert_config import ExpertConfig
@@ -135,14 +135,15 @@ def test_allocation_is_what_brute_force_finds(data: st.DataObject, rows: int, le
         return seconds[length * (rows + 1) + count]
 
     def rate(length: int, chosen: Sequence[int]) -> float:
-        total = sum(gains[i][min(length, len(gains[i])) - 1] for i in chosen)
-        return (rows + total) / price(length, len(chosen))
+        """The inverse of what a token takes, summed over rows."""
+        waits = [1 / (1 + gains[i][min(length, len(gains[i])) - 1]) if i in chosen else 1.0 for i in range(rows)]
+        return 1 / (sum(waits) * price(length, len(chosen)))
 
-    plain = rows / price(0, 0) * MARGIN
+    plain = 1 / (rows * price(0, 0)) * margin(rows)
     able = [i for i in range(rows) if gains[i]]
     subsets = [s for n in range(1, rows + 1) for s in itertools.combinations(able, n)]
     best = max((rate(length, s) for length in range(1, max(map(len, gains)) + 1) for s in subsets), default=0.0)
-    length, chosen = allocate(gains, rows, price)
+    length, chosen = allocate(gains, price)
     if best <= plain:
         assert (length, chosen) == (0, frozenset())
     else:
@@ -157,7 +158,7 @@ def test_allocation_is_what_brute_force_finds(data: st.DataObject, rows: int, le
 def test_better_guesses_are_never_drafted_shorter(chances: list[float], level: float, row: float) -> None:
     def length(chance: float) -> int:
         gains = [sum(chance**k for k in range(1, n + 1)) for n in range(1, LONGEST + 1)]
-        return allocate([gains], 1, lambda n, rows: 1 + (level + row) * n)[0]
+        return allocate([gains], lambda n, rows: 1 + (level + row) * n)[0]
 
     assert length(chances[0]) <= length(chances[1])
 

@@ -7,7 +7,6 @@ guess that is hopeful enough to be tried.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -38,11 +37,8 @@ class Acceptance:
             expected = self._wider.chance(position)
         else:  # what was never tried is thought to go on like the place before it
             expected = self.chance(position - 1) if position else HOPE
-        return self._mean(self._tries, self._hits, position, expected)
-
-    def _mean(self, tries: Sequence[float], hits: Sequence[float], position: int, expected: float) -> float:
-        seen = position < len(tries)
-        count, good = (tries[position], hits[position]) if seen else (0.0, 0.0)
+        seen = position < len(self._tries)
+        count, good = (self._tries[position], self._hits[position]) if seen else (0.0, 0.0)
         return (good + self._strength * expected) / (count + self._strength)
 
     @property
@@ -53,11 +49,7 @@ class Acceptance:
 
     def gains(self, longest: int) -> list[float]:
         """Guesses expected to come true on a path of 1, 2, .. `longest` tokens, given that there is a draft."""
-        return _gains(self.chance(position) for position in range(longest))
-
-    def seen(self, longest: int) -> list[float]:
-        """The same with nothing expected of what was not seen here."""
-        return _gains(self._mean(self._tries, self._hits, position, 0.0) for position in range(longest))
+        return list(accumulate(accumulate(map(self.chance, range(longest)), mul)))
 
     def asked(self, offered: bool) -> None:
         """The drafter was asked and did or did not have a guess."""
@@ -80,11 +72,6 @@ class Acceptance:
                 self._hits.append(0.0)
             self._tries[position] += 1.0
             self._hits[position] += position < accepted
-
-
-def _gains(chances: Iterable[float]) -> list[float]:
-    """Guesses that come true on a path of 1, 2, .. tokens."""
-    return list(accumulate(accumulate(chances, mul)))
 
 
 class Gate:

@@ -1,8 +1,8 @@
-"""Which rows draft and how far, such that tokens per second are most. Pure arithmetic on gains and seconds.
+"""Which rows draft and how far, such that their tokens take least time. Pure arithmetic on gains and seconds.
 
 One length is chosen for the batch, each further level against the nodes and the draft forward that it costs, and the
-rows that draft are chosen by what they gain. The forward is priced as a rectangle (rows x nodes of the widest draft);
-on a CPU it takes less, which leaves room for rows that gain nothing and wait for it.
+rows that draft are chosen by what they gain. What is made least is the time that a token of a row takes, on average
+over rows: most tokens per second of the batch would slow rows with wrong guesses for those with right ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sametoken.control.cost import Costs
 
-MARGIN = 1.01  # how many times faster than plain decoding a draft must promise to be
+MARGIN = 0.05  # by how much drafts of many rows must promise to be faster: those that seem to gain most gain less
 
 
 class DecodingRow(NamedTuple):
@@ -46,50 +46,59 @@ class StepBatch:
 
     Attributes:
         beside: prompt tokens that the same forward reads.
-        floor: nodes of the widest draft that is made whatever is chosen.
+        fixed: draft tokens that it computes whatever is chosen.
         slots: nodes of a draft of a method whose paths have at most so many tokens.
+        ragged: whether a row computes its own nodes only; otherwise all compute as many as the widest draft.
     """
 
     rows: Sequence[DecodingRow]
     beside: int
-    floor: int
+    fixed: int
     slots: Callable[[str, int], int]
     costs: Costs
+    ragged: bool = True
 
     def price(self, methods: Mapping[str, float], length: int, count: int) -> float:
         """Seconds of the step if `count` rows have paths of `length`; each of `methods` drafts for a share of them."""
         nodes = max((self.slots(method, length) for method in methods), default=0) if length and count else 0
-        seconds = self._step(max(nodes, self.floor))
+        seconds = self._step(nodes * (count if self.ragged else len(self.rows)))
         return seconds + sum(self.costs.draft(method, share * count, length) for method, share in methods.items())
 
     @cached_property
     def _step(self) -> Callable[[int], float]:
-        """Seconds of the forward with so many draft nodes a row, which is asked for every number of rows."""
-        size = len(self.rows)
+        """Seconds of the forward with so many draft nodes, which is asked for every number of rows."""
+        size, tokens = len(self.rows), len(self.rows) + self.beside + self.fixed
         context = sum(row.context for row in self.rows) / size
-        return cache(lambda nodes: self.costs.step(size * (1 + nodes) + self.beside, size, context))
+        return cache(lambda nodes: self.costs.step(tokens + nodes, size, context))
 
 
-def allocate(
-    gains: Sequence[Sequence[float]], base: float, price: Callable[[int, int], float], margin: float = MARGIN
-) -> tuple[int, frozenset[int]]:
-    """Length of the paths and the rows that draft; (0, none) if that does not pay.
+def allocate(gains: Sequence[Sequence[float]], price: Callable[[int, int], float]) -> tuple[int, frozenset[int]]:
+    """Length of the paths and the rows that draft, (0, none) if that does not pay: what takes a token of a row least
+    time, on average over rows.
 
     Exact: for one length and one number of rows, the rows that gain most are the best.
 
     Args:
         gains: per row, guesses expected to come true with paths of 1, 2, .. tokens; the row has no longer ones, and
             an empty sequence never drafts.
-        base: tokens of the step without any of these drafts.
         price: seconds of a step in which `rows` rows have paths of `length` tokens: price(length, rows).
-        margin: how many times faster than without drafts it must be.
     """
-    best, choice = base / price(0, 0) * margin, (0, frozenset[int]())
+    best, choice = len(gains) * price(0, 0) / margin(len(gains)), (0, frozenset[int]())
     for length in range(1, max(map(len, gains), default=0) + 1):
-        value = {i: row[min(length, len(row)) - 1] for i, row in enumerate(gains) if row}
-        order = sorted(value, key=lambda i: -value[i])
-        for rows, total in enumerate(accumulate(value[i] for i in order), start=1):
-            rate = (base + total) / price(length, rows)
-            if rate > best:
-                best, choice = rate, (length, frozenset(order[:rows]))
+        waits = {i: 1.0 / (1.0 + row[min(length, len(row)) - 1]) for i, row in enumerate(gains) if row}
+        order = sorted(waits, key=lambda i: waits[i])
+        for rows, total in enumerate(accumulate(waits[i] for i in order), start=1):
+            seconds = (total + len(gains) - rows) * price(length, rows)
+            if seconds < best:
+                best, choice = seconds, (length, frozenset(order[:rows]))
     return choice
+
+
+def margin(rows: int) -> float:
+    """How many times faster than without drafts a draft must promise to be where one of `rows` rows may draft."""
+    return 1.0 + MARGIN * (1.0 - 1.0 / rows)
+
+
+def seconds_per_token(gains: Sequence[float], step: float) -> float:
+    """What a token of each row takes, summed over rows, in steps of so many seconds with so many guesses come true."""
+    return sum(1.0 / (1.0 + gain) for gain in gains) * step

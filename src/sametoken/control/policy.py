@@ -6,7 +6,6 @@ one `RequestedDraft` per row.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 from sametoken.control.acceptance import Acceptance, Gate
 from sametoken.control.account import SHARE, Account
-from sametoken.control.allocation import DecodingRow, StepBatch, allocate
+from sametoken.control.allocation import DecodingRow, StepBatch, allocate, seconds_per_token
 from sametoken.control.cost import Costs
 
 PROBE_FIRST, PROBE_MOST = 8, 4096  # plain forwards between probes: at least, and at most
@@ -79,6 +78,7 @@ class Policy:
         schedule: batch size -> longest path, for batches up to that size; none above the largest. None is no bound
             but `max_draft_len`, which bounds these lengths too.
         gate: ends speculation for good.
+        ragged: whether a forward computes each row's own nodes, see `StepBatch`.
     """
 
     def __init__(
@@ -88,11 +88,12 @@ class Policy:
         max_draft_len: int,
         schedule: Mapping[int, int] | None = None,
         gate: Gate | None = None,
+        ragged: bool = True,
     ) -> None:
         self.costs: Costs | None = None  # until it is measured, whoever may draft does
         self.gate = gate or Gate()
         self.needed = 0.0  # chance at which one guess a row would have paid when it was last probed
-        self.longest, self._slots, self._runs_model = max_draft_len, slots, runs_model
+        self.longest, self._slots, self._runs_model, self._ragged = max_draft_len, slots, runs_model, ragged
         self._schedule = None
         if schedule is not None:
             self._schedule = sorted((size, min(length, max_draft_len)) for size, length in schedule.items())
@@ -183,13 +184,11 @@ class Policy:
         if not free or self.costs is None:
             return [self._most(row, bound) for row in rows]
         requested = [NO_GAIN] * len(rows)
-        floor = 0
-        if len(free) < len(rows):
-            floor = self._others(rows, free, bound, requested)
-        batch = StepBatch(rows, beside, floor, self._slots, self.costs)
+        fixed = self._others(rows, free, bound, requested) if len(free) < len(rows) else 0
+        batch = StepBatch(rows, beside, fixed, self._slots, self.costs, self._ragged)
         self._review(batch, free, bound)
         account, off = self.account(len(rows)), free
-        if not floor and (account.paused or account.pending):
+        if not fixed and (account.paused or account.pending):
             plain = SLOWER if account.paused else RECALL
             requested, off = [plain if draft is NO_GAIN else draft for draft in requested], []
         elif self._choice.methods:
@@ -198,7 +197,7 @@ class Policy:
             off = [i for i in free if requested[i] is NO_GAIN]
         for i, method in self._probe(batch, off):
             requested[i] = RequestedDraft(1, (method,))
-        self._expected = 0.0 if floor else self._plain_steps(batch, requested)
+        self._expected = 0.0 if fixed else self._plain_steps(batch, requested)
         return requested
 
     def _plain_steps(self, batch: StepBatch, requested: Sequence[RequestedDraft]) -> float:
@@ -211,12 +210,11 @@ class Policy:
     def _others(
         self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, requested: list[RequestedDraft]
     ) -> int:
-        """Rows whose length is not chosen here; returns the nodes of the widest of them."""
+        """Rows whose length is not chosen here; returns their draft tokens at most."""
         for i in set(range(len(rows))) - set(free):
             requested[i] = self._most(rows[i], bound)
-        return max(
-            (self._slots(method, draft.limit) for draft in requested for method in draft.methods),
-            default=0,
+        return sum(
+            max((self._slots(method, draft.limit) for method in draft.methods), default=0) for draft in requested
         )
 
     def _follow(
@@ -250,17 +248,17 @@ class Policy:
         """Makes the choice anew where something may have changed it; with many rows, not at every news."""
         kept = self._choice
         kept.age += 1
-        key = (bound, batch.floor, batch.beside > 0, len(batch.rows), tuple(batch.rows[i].id for i in free))
+        key = (bound, batch.fixed, batch.beside > 0, len(batch.rows), tuple(batch.rows[i].id for i in free))
         news = self._learned and kept.age >= max(REST, len(batch.rows))
         if kept.key == key and kept.age < REVIEW and not news:
             return
         model = {self._runs_model(method) for i in free for method in batch.rows[i].methods}
         found = [self._best(batch, free, bound, with_model) for with_model in model]
-        self._choice = max(found, key=lambda each: each[0])[1]
+        self._choice = min(found, key=lambda each: each[0])[1]
         self._choice.key, self._learned = key, False
 
     def _best(self, batch: StepBatch, free: Sequence[int], bound: int, model: bool) -> tuple[float, _Choice]:
-        """The best choice with or without a model, and its tokens per second."""
+        """The best choice with or without a model, and what a token takes with it, summed over rows."""
         rows = batch.rows
         token = batch.price({}, 0, 0) / len(rows)
         expected = {i: self._expected_gain(rows[i], bound, model, batch.costs, token) for i in free}
@@ -269,45 +267,22 @@ class Policy:
         methods = {m: share if self._runs_model(m) else 1.0 for gain in expected.values() for m in gain.methods}
         gains = [expected[i].gains if i in expected else () for i in range(len(rows))]
 
-        most = self._longest_step(batch, expected)
-
         def price(length: int, count: int) -> float:
-            seconds = batch.price(methods, length, count)
-            return seconds if not length or seconds <= most[length - 1] else math.inf
+            return batch.price(methods, length, count)
 
-        def rate(length: int, chosen: Collection[int]) -> float:
-            total = sum(gains[i][min(length, len(gains[i])) - 1] for i in chosen if length)
-            return (len(rows) + total) / price(length, len(chosen))
+        def seconds(length: int, chosen: Collection[int]) -> float:
+            come_true = [gains[i][min(length, len(gains[i])) - 1] if length and i in chosen else 0.0 for i in places]
+            return seconds_per_token(come_true, price(length, len(chosen)))
 
-        length, chosen = allocate(gains, len(rows), price)
-        best, kept = rate(length, chosen), self._choice
+        places = range(len(rows))
+        length, chosen = allocate(gains, price)
+        least, kept = seconds(length, chosen), self._choice
         drafting = [i for i in free if rows[i].id in kept.methods and expected[i].methods == kept.methods[rows[i].id]]
         # Estimates waver, and a row that is off for a while has a backlog to read: not for a gain within the noise.
         same = bool(length and kept.length and len(drafting) == len(kept.methods))
-        if same and best < STAY * rate(min(kept.length, bound), drafting):
+        if same and STAY * least > seconds(min(kept.length, bound), drafting):
             length, chosen = min(kept.length, bound), frozenset(drafting)
-        return best, _Choice(length=length, methods={rows[i].id: expected[i].methods for i in chosen})
-
-    def _longest_step(self, batch: StepBatch, expected: Mapping[int, ExpectedGain]) -> list[float]:
-        """Most seconds that a step with paths of 1, 2, .. tokens may take.
-
-        All of n rows wait for the longest draft, and none should pay for its neighbours': a step may
-        take as many plain steps as the rows' own guesses are seen to save (the harmonic mean over
-        rows, what is not yet seen counted as nothing), and one more for the other n - 1 rows together.
-        """
-        rows, plain = batch.rows, batch.price({}, 0, 0)
-        if len(rows) == 1:
-            return [math.inf] * self.longest
-        seen = [
-            [self._acceptance(rows[i].id, method).seen(self.longest) for method in gain.methods]
-            for i, gain in expected.items()
-        ]
-        most = []
-        for place in range(self.longest):
-            own = sum(1.0 / (1.0 + max((gains[place] for gains in row), default=0.0)) for row in seen)
-            harmonic = len(rows) / (own + len(rows) - len(seen))
-            most.append(harmonic * (1.0 + 1.0 / (len(rows) - 1)) * plain)
-        return most
+        return least, _Choice(length=length, methods={rows[i].id: expected[i].methods for i in chosen})
 
     def _expected_gain(self, row: DecodingRow, bound: int, model: bool, costs: Costs, token: float) -> ExpectedGain:
         """The best way for one row to draft; `token` is the seconds that a token takes without."""
@@ -318,7 +293,7 @@ class Policy:
         if mind is None:
             return ExpectedGain() if host is None else ExpectedGain(self._gains(row, host, longest), (host,))
         debt = costs.feed(mind, row.backlog) / token / max(1, min(HORIZON, row.room))
-        thought = [gain - debt for gain in self._gains(row, mind, longest)]
+        thought = [max(0.0, gain - debt) for gain in self._gains(row, mind, longest)]
         if host is None:
             return ExpectedGain(thought, (mind,), 1.0)
         acceptance = self._acceptance(row.id, host)

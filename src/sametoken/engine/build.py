@@ -303,6 +303,7 @@ def build_engine(
         max_draft_len=speculative.longest,
         schedule=speculative.schedule,
         gate=Gate(speculative.acceptance_window, speculative.acceptance_length_threshold),
+        ragged=target.embed.weight.device.type == "cpu",
     )
     pace = Pace(config.max_prefill_share, config.max_mixed_prefill_tokens)
     rows, meter = Rows(), Meter(pace, policy)
