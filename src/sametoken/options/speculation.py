@@ -93,8 +93,8 @@ class SpeculativeConfig(Settings):
     """for suffix: leave out draft tokens that are less probable than this."""
 
     draft_tensor_parallel_size: Annotated[Positive, Elsewhere("vllm draft_tensor_parallel_size")] = 1
-    """number of processes that compute a draft model: 1, or as many as compute the target, each a part of it. More than
-    1 helps a draft that is large or shares a host's memory bandwidth with the target; a head is computed by one."""
+    """number of processes that compute a draft model: 1, or as many as compute the target, each a part of it. 1 is
+    faster for most drafts; more are for a draft that one process cannot hold. A head is computed by one."""
 
     def __init__(self, **values: Any) -> None:
         for alias, (name, roots) in ALIASES.items():
