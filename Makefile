@@ -71,9 +71,9 @@ test-thorough: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m thorough $(TEST_OPTIONS)
 	SAMETOKEN_EXAMPLES=5 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/server/test_server_schema.py
 
-# Lines and branches of src that the tests of the quick rooms run; COVERAGE_ROOMS names others. About two minutes on
-# two idle cores. The tools are in a folder of their own, so make test does not need them.
-COVERAGE_ROOMS ?= options speculation control runtime drafters learning data client dialects
+# Lines and branches of the quick rooms that their own tests run; COVERAGE_ROOMS names others. It takes a few
+# minutes. The tools are in a folder of their own, so make test does not need them.
+COVERAGE_ROOMS ?= options control drafters data dialects client
 coverage: $(INSTALLED)
 	test -d .coverage-tools || $(BIN)/pip install --quiet --no-deps --target .coverage-tools 'pytest-cov>=7,<8' 'coverage>=7,<8'
 	OMP_NUM_THREADS=1 COVERAGE_FILE=.coverage-tools/data PYTHONPATH=.coverage-tools $(BIN)/python -m pytest \
