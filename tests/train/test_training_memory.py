@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import tiny_models
 from sametoken.checkpoint.hub import read_config
 from sametoken.learning.target import OuterLayers
 from sametoken.model.config import ModelConfig
-from sametoken.train.memory import Mode, training_memory
+from sametoken.train.memory import USUAL, eagle3_weights, forecast, training_memory
 from sametoken.train.sharded_target import load_sharded
 from sametoken.train.targets import read_outer
 
@@ -35,27 +36,26 @@ TARGETS: dict[str, dict[str, Any]] = {
              "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
              "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
 }  # fmt: skip
-COLUMNS: list[tuple[Mode, int, bool]] = [
-    ("offline", 8, False), ("online", 8, False), ("sharded", 2, False), ("sharded", 8, False), ("sharded", 8, True),
-    ("sharded", 16, True),
-]  # fmt: skip
-DRAFT_VOCABULARY = 32000
-
-
-def eagle3_numbers(config: ModelConfig) -> int:
-    """Weights of the matrices of an EAGLE-3 head as wide as the target, with a reduced vocabulary."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    attention = 2 * hidden * (config.q_size + 2 * config.kv_size) + config.q_size * hidden
-    return 3 * hidden * hidden + attention + 3 * hidden * inner + DRAFT_VOCABULARY * hidden
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_documents_table_is_the_arithmetic(name: str) -> None:
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
     config = ModelConfig.from_hf(TARGETS[name])
-    draft = eagle3_numbers(config)
-    cells = [training_memory(config, draft, mode, count, fsdp=fsdp).total for mode, count, fsdp in COLUMNS]
+    draft = eagle3_weights(config)
+    cells = [training_memory(config, draft, mode, count, fsdp=fsdp).total for mode, count, fsdp in USUAL]
     assert f"| {name} | {draft / 1e9:.2f} | {' | '.join(f'{cell / 1e9:.0f}' for cell in cells)} |" in page
+
+
+def test_doctor_says_what_training_takes(run: Any, tmp_path: Path) -> None:
+    tiny_models.save("llama-3", tmp_path)
+    answer = run("doctor", str(tmp_path), "--training", "--device", "cpu")
+    assert answer.code == 0, answer.err
+    lines = answer.out.partition("training an EAGLE-3 head")[2].splitlines()[1:]
+    assert [line.split("  ")[1] for line in lines] == list(forecast(ModelConfig.from_hf(read_config(tmp_path))))
+    found = json.loads(run("doctor", str(tmp_path), "--training", "--json", "--device", "cpu").out)["training"]
+    assert 0 < found["hidden states on disk"] < found["whole target"]
+    assert "training" not in json.loads(run("doctor", str(tmp_path), "--json", "--device", "cpu").out)
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ def _options() -> tuple[Option, ...]:
                 "memory that the model may take, for example 24GiB; without it: what is free on this machine.",
                 "BYTES",
             ),
+            Option("training", bool, False, "say too what a process takes that trains an EAGLE-3 head for the model."),
         ),
         *(option._replace(aliases=(*option.aliases, *ALIASES.get(option.name, ()))) for option in chosen),
         *settings_options(KVCacheConfig, CACHE),
@@ -67,11 +68,23 @@ def tell_memory(model: str, values: Values) -> int:
     found = forecast(target, draft, _settings(values), memory)
     folders = [] if values["heads"] is None else [_folder(values["heads"])]
     heads = fitting.fitting_heads(target, model, folders) if draft is None or folders else []
+    training = _training(target) if values["training"] else {}
     if values["json"]:
-        print(json.dumps({**found.to_json(), "heads": [head.to_json() for head in heads]}))
+        said = {**found.to_json(), "heads": [head.to_json() for head in heads]}
+        print(json.dumps(said | ({"training": training} if training else {})))
     else:
-        print("\n".join(filter(None, [report(found), fitting.report(heads)])))
+        rows = [f"  {way:<36} {size / 1e9:.1f} GB" for way, size in training.items()]
+        title = ["training an EAGLE-3 head, of each process in bfloat16 with AdamW, forwards of 2048 tokens:"]
+        print("\n".join(filter(None, [report(found), fitting.report(heads), *(title if rows else []), *rows])))
     return 0
+
+
+def _training(target: Path) -> dict[str, int]:
+    from sametoken.checkpoint.hub import read_config
+    from sametoken.model.config import ModelConfig
+    from sametoken.train.memory import forecast
+
+    return forecast(ModelConfig.from_hf(read_config(target)))
 
 
 def _folder(name: str) -> Path:

@@ -17,6 +17,12 @@ from sametoken.train.dataset.extraction import PAGE
 Mode = Literal["online", "offline", "sharded"]
 NUMBER = 4  # bytes of a weight in training, of its gradient and of each of two moments
 BUCKETS = 4  # bytes for each weight in which DistributedDataParallel sums gradients
+DRAFT_VOCABULARY = 32000  # tokens of a head that guesses among a part of its target's
+# What `forecast` says: mode, processes, and whether the draft is sharded.
+USUAL: tuple[tuple[Mode, int, bool], ...] = (
+    ("offline", 8, False), ("online", 8, False), ("sharded", 2, False), ("sharded", 8, False), ("sharded", 8, True),
+    ("sharded", 16, True),
+)  # fmt: skip
 
 
 class TrainingMemory(NamedTuple):
@@ -67,6 +73,23 @@ def training_memory(
     return TrainingMemory(
         own if runs else 0, 2 * max(whole) if shares > 1 else 0, outer, _draft(draft, processes, fsdp), cache + hidden
     )
+
+
+def eagle3_weights(config: ModelConfig) -> int:
+    """Weights of the matrices of an EAGLE-3 head as wide as its target, with a reduced vocabulary."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    attention = 2 * hidden * (config.q_size + 2 * config.kv_size) + config.q_size * hidden
+    return 3 * hidden * hidden + attention + 3 * hidden * inner + min(DRAFT_VOCABULARY, config.vocab_size) * hidden
+
+
+def forecast(config: ModelConfig) -> dict[str, int]:
+    """Bytes of one process that trains an EAGLE-3 head for a target, by how it is trained."""
+    found, weights = {}, eagle3_weights(config)
+    for mode, processes, fsdp in USUAL:
+        name = {"offline": "hidden states on disk", "online": "whole target"}.get(mode, f"--fsdp-target, {processes}")
+        total = training_memory(config, weights, mode, processes, fsdp=fsdp).total
+        found[name + (" processes, --fsdp" if fsdp else " processes" if mode == "sharded" else "")] = total
+    return found
 
 
 def _rows(config: ModelConfig, layer: int, dtype: torch.dtype) -> list[tuple[int, int]]:
