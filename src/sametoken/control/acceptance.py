@@ -33,13 +33,21 @@ class Acceptance:
 
     def chance(self, position: int) -> float:
         """That the guess at `position` (from 0) comes true if those before it did."""
-        if self._wider is not None:
-            expected = self._wider.chance(position)
-        else:  # what was never tried is thought to go on like the place before it
-            expected = self.chance(position - 1) if position else HOPE
-        seen = position < len(self._tries)
-        count, good = (self._tries[position], self._hits[position]) if seen else (0.0, 0.0)
-        return (good + self._strength * expected) / (count + self._strength)
+        return self.chances(position + 1)[-1]
+
+    def chances(self, longest: int) -> list[float]:
+        """The same of positions 0 to `longest` - 1."""
+        wider = None if self._wider is None else self._wider.chances(longest)
+        found, expected, strength = [], HOPE, self._strength
+        for position in range(longest):
+            if wider is not None:
+                expected = wider[position]
+            seen = position < len(self._tries)
+            count, good = (self._tries[position], self._hits[position]) if seen else (0.0, 0.0)
+            # What was never tried is thought to go on like the place before it.
+            expected = (good + strength * expected) / (count + strength)
+            found.append(expected)
+        return found
 
     @property
     def offer(self) -> float:
@@ -49,7 +57,7 @@ class Acceptance:
 
     def gains(self, longest: int) -> list[float]:
         """Guesses expected to come true on a path of 1, 2, .. `longest` tokens, given that there is a draft."""
-        return list(accumulate(accumulate(map(self.chance, range(longest)), mul)))
+        return list(accumulate(accumulate(self.chances(longest), mul)))
 
     def asked(self, offered: bool) -> None:
         """The drafter was asked and did or did not have a guess."""

@@ -60,9 +60,25 @@ class StepBatch:
 
     def price(self, methods: Mapping[str, float], length: int, count: int) -> float:
         """Seconds of the step if `count` rows have paths of `length`; each of `methods` drafts for a share of them."""
-        nodes = max((self.slots(method, length) for method in methods), default=0) if length and count else 0
-        seconds = self._step(nodes * (count if self.ragged else len(self.rows)))
-        return seconds + sum(self.costs.draft(method, share * count, length) for method, share in methods.items())
+        if not length or not count:
+            return self._step(0)
+        nodes, seconds = 0, 0.0
+        for method, share in methods.items():
+            nodes = max(nodes, self._slots(method, length))
+            if share:
+                first, level = self._levels(method, share * count)
+                seconds += first + length * level
+        return seconds + self._step(nodes * (count if self.ragged else len(self.rows)))
+
+    @cached_property
+    def _levels(self) -> Callable[[str, float], tuple[float, float]]:
+        """`Costs.levels`, asked for every length."""
+        return cache(self.costs.levels)
+
+    @cached_property
+    def _slots(self) -> Callable[[str, int], int]:
+        """`slots`, asked for every number of rows."""
+        return cache(self.slots)
 
     @cached_property
     def _step(self) -> Callable[[int], float]:

@@ -128,9 +128,14 @@ class Costs:
         """Guessing paths of `levels` tokens for `rows` rows."""
         if rows <= 0 or levels <= 0:
             return 0.0
+        first, level = self.levels(method, rows)
+        return first + levels * level
+
+    def levels(self, method: str, rows: float) -> tuple[float, float]:
+        """Of guessing for more than 0 rows: what it costs once, and for each level."""
         if method not in self._first:
-            return self._host.get(method, HOST_SECONDS) * rows
-        return self._first[method](rows) + levels * self._level[method](rows)
+            return self._host.get(method, HOST_SECONDS) * rows, 0.0
+        return self._first[method](rows), self._level[method](rows)
 
     def feed(self, method: str, tokens: int) -> float:
         """Reading `tokens` tokens before the first guess."""
