@@ -100,9 +100,12 @@ def _rows(config: ModelConfig, layer: int, dtype: torch.dtype) -> list[tuple[int
 
 
 def _draft(numbers: int, processes: int, fsdp: bool) -> int:
-    """Bytes of the draft with its optimiser; while it computes, a sharded one is whole with its gradients."""
+    """Bytes of the draft with its optimiser.
+
+    While a sharded one computes, it is whole with its gradients, and both lie a second time where they are exchanged.
+    """
     if processes == 1:
         return 4 * NUMBER * numbers
     if not fsdp:
         return (4 * NUMBER + BUCKETS) * numbers
-    return 4 * NUMBER * -(-numbers // processes) + 2 * NUMBER * numbers
+    return 4 * NUMBER * -(-numbers // processes) + 4 * NUMBER * numbers
