@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -320,3 +322,23 @@ def test_a_request_may_fix_or_free_its_length(pair: tuple[str, str]) -> None:
     assert made(method="auto")[2] == ("ngram", "suffix", "draft_target")
     assert made(max_draft_len=0)[1:] == (0, ())
     assert replace(sampling(0.0), speculative=None).speculative is None
+
+
+@pytest.mark.thorough
+def test_beside_busy_loops_at_the_start_drafts_are_left_out_for_seconds_only() -> None:
+    """Four processes use the machine for 5 s while costs are measured; after 20 s more most steps draft again."""
+    loop = "import time\nend = time.monotonic() + 5\nwhile time.monotonic() < end: pass"
+    others = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(4)]
+    try:
+        llm = LLM("embedded", "embedded", {"max_draft_len": 8}, max_batch_size=1, max_seq_len=512)
+        prompt = llm.render_chat([{"role": "user", "content": "Could you recommend a good film?"}])
+        llm.generate([prompt], sampling(0.0, tokens=32))  # measures
+    finally:
+        for process in others:
+            process.wait()
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        llm.generate([prompt], sampling(0.0, tokens=96))
+    done = [llm.generate([prompt], sampling(0.0, tokens=96))[0].speculation for _ in range(4)]
+    forwards = sum(each.target_forwards for each in done)
+    assert sum(sum(each.drafted_by.values()) for each in done) > 0.6 * forwards
