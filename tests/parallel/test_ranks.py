@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from cli_checks import Pair
 from engine_checks import PLAIN, make_llm, prompts, said, save_pair
@@ -183,6 +185,23 @@ def test_ranks_that_load_other_files_end_with_one_error(pair: Pair, tmp_path: Pa
     here = launched_apart(pair, other / "target")
     assert {each.returncode for each in here} == {1, 2}
     assert "rank 1 has other files of" in here[0].stderr
+
+
+def test_a_checkpoint_that_all_ranks_refuse_is_one_error(pair: Pair, tmp_path: Path) -> None:
+    """mpirun shows what all ranks print; torchrun on two hosts has a terminal on each."""
+    shutil.copytree(pair.target, tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    kept = load_file(weights)
+    missing = next(name for name in kept if "down_proj" in name)
+    save_file({name: tensor for name, tensor in kept.items() if name != missing}, weights, {"format": "pt"})
+    damaged = pair._replace(target=str(tmp_path / "model"))
+    first, second = launched(damaged, [open_mpi(0), open_mpi(1)], "--tp_size", "2")
+    assert (first.returncode, second.returncode) == (2, 1)
+    assert first.stderr.count("error:") == 1
+    assert f"1 missing: {missing}" in first.stderr
+    assert second.stderr == ""
+    torchrun = RankPlace(1, 2, 1, "10.0.0.1", 7, "torchrun")
+    assert (torchrun.own_terminal, torchrun._replace(here=2).own_terminal) == (True, False)
 
 
 def launched_apart(pair: Pair, other: Path) -> list[subprocess.CompletedProcess[str]]:

@@ -191,7 +191,7 @@ def follow(place: RankPlace) -> int:
             torch.set_num_threads(max(1, torch.get_num_threads() // group.sharing))
         FollowingRank(group).run()
     except RefusedError as error:
-        if not _said_by_rank_0(group):
+        if not _said_by_rank_0(group) or place.own_terminal:
             _say(place, error)
         return 1
     except SametokenError as error:

@@ -70,6 +70,11 @@ class RankPlace(NamedTuple):
         """How much of a target all ranks of this host hold together."""
         return self.here / self.size
 
+    @property
+    def own_terminal(self) -> bool:
+        """Whether what it prints is seen elsewhere than rank 0's words: torchrun is started on each host by itself."""
+        return self.launcher == "torchrun" and self.here < self.size
+
     def bound(self, environment: Mapping[str, str], cores: int) -> str:
         """What mpirun's binding costs a rank that may use so many cores, "" where it costs nothing."""
         if "OMPI_MCA_orte_bound_at_launch" not in environment or not 0 < cores * self.here < (os.cpu_count() or 1):
