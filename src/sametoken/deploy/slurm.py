@@ -20,7 +20,7 @@ from sametoken.files import make_directory
 JOB = "SLURM_JOB_ID"
 ANSWERS_S = 60.0  # that Slurm's controller may take
 # The exit code of a process in the background, also where this shell traps a signal meanwhile.
-ENDED = """ended() {
+WAIT_FUNCTION = """ended() {
     local code
     while :; do
         wait "$1" && code=0 || code=$?
@@ -91,7 +91,7 @@ class Allocation(NamedTuple):
         """Values of the placeholders that all scripts have."""
         nodes = shlex.quote(str(self.nodes)) if self.named else '"$SLURM_JOB_NODELIST"'
         srun = shlex.join([f"--jobid={self.job}"] * bool(self.job) + ["--overlap", *self.srun])
-        return {"nodes": nodes, "srun": srun, "ended": ENDED}
+        return {"nodes": nodes, "srun": srun, "ended": WAIT_FUNCTION}
 
 
 def header(*directives: str) -> str:

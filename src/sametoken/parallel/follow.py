@@ -31,7 +31,7 @@ from sametoken.parallel.group import ENDED, RankGroup
 from sametoken.parallel.meeting import facts
 from sametoken.parallel.messages import (
     Cache,
-    Chains,
+    ChainsOfGuesses,
     Changes,
     Forward,
     Models,
@@ -48,7 +48,7 @@ from sametoken.runtime.ranks import NativeExchange, RankPart
 from sametoken.speculation.rows import Sampling
 
 NOT_STARTED = "rank 0 ended before the model was ready; its own messages say why"
-TOLD_S = 15.0  # that rank 0 has to repeat why another rank ends
+REPEAT_S = 15.0  # that rank 0 has to repeat why another rank ends
 
 
 class RefusedError(SametokenError):
@@ -98,7 +98,7 @@ class FollowingRank:
         kv_format = FORMATS[size.form]
         caches = [KVCache.of(each.config, table, each.dtype, "cpu", kv_format) for each in decoders]
         with nullcontext() if decoders[0].native is None else serial_torch():
-            while isinstance(message := self.group.receive(), Forward | Chains | Scores):
+            while isinstance(message := self.group.receive(), Forward | ChainsOfGuesses | Scores):
                 if not isinstance(message, Scores):
                     _apply(message.changes, caches, table)
                 _compute(message, decoders[message.model], caches[message.model])
@@ -147,12 +147,12 @@ def _apply(changes: Changes, caches: Sequence[KVCache], table: PageTable) -> Non
         table.extend(row, pages)
 
 
-def _compute(message: Forward | Chains | Scores, decoder: Decoder, cache: KVCache) -> None:
+def _compute(message: Forward | ChainsOfGuesses | Scores, decoder: Decoder, cache: KVCache) -> None:
     """This rank's part of what rank 0 computes now."""
     if isinstance(message, Forward):
         spans = [unpacked(span) for span in message.spans]
         decoder(torch.tensor(message.tokens, dtype=torch.int64), cache, cache.view(spans))
-    elif isinstance(message, Chains):
+    elif isinstance(message, ChainsOfGuesses):
         read = Committed(message.rows, message.starts, message.tokens)
         decoder.guess(read, cache, message.levels, sampling_of(message.draws))
     else:
@@ -206,7 +206,7 @@ def _said_by_rank_0(group: RankGroup) -> bool:
     A rank that ended sooner might make its launcher kill rank 0 before it has said anything.
     """
     try:
-        group.hear(ENDED, 0, TOLD_S)
+        group.hear(ENDED, 0, REPEAT_S)
         group.receive()
     except EngineError:  # it has ended
         return True

@@ -96,7 +96,7 @@ class Draws(NamedTuple):
     top_p: list[float] | None
 
 
-class Chains(NamedTuple):
+class ChainsOfGuesses(NamedTuple):
     """Chains of guesses, see `Decoder.guess`: all ranks draw the same tokens."""
 
     model: int
@@ -119,7 +119,7 @@ class End(NamedTuple):
     """Nothing more will come."""
 
 
-KINDS = (ModelToLoad, Models, Cache, SpanOf, Moved, Changes, Forward, Draws, Chains, Scores, End)
+KINDS = (ModelToLoad, Models, Cache, SpanOf, Moved, Changes, Forward, Draws, ChainsOfGuesses, Scores, End)
 MESSAGES = {each.__name__: each for each in KINDS}
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sametoken.errors import EngineError
 from sametoken.parallel.group import RankGroup
-from sametoken.parallel.messages import Chains, Changes, Forward, Moved, Scores, draws_of, packed
+from sametoken.parallel.messages import ChainsOfGuesses, Changes, Forward, Moved, Scores, draws_of, packed
 from sametoken.runtime.cache import PageTable, View
 from sametoken.runtime.ranks import NativeExchange
 from sametoken.speculation.rows import Sampling
@@ -81,7 +81,9 @@ class LeadingRank:
         """Sends what the chains are grown from."""
         self._sending.enter()
         changes, read = self._sending.changes(table, rows), [list(each) for each in tokens]
-        self._group.send(Chains(self._model, changes, list(rows), list(starts), read, levels, draws_of(sampling)))
+        self._group.send(
+            ChainsOfGuesses(self._model, changes, list(rows), list(starts), read, levels, draws_of(sampling))
+        )
 
     def end(self, last: Tensor) -> None:
         """Raises what failed in the forward."""

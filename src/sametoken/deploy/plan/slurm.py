@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sametoken.deploy.plan.launch import Launch
 from sametoken.deploy.plan.text import command, here_documents
-from sametoken.deploy.slurm import ENDED, header
+from sametoken.deploy.slurm import WAIT_FUNCTION, header
 
 SCRIPT = """{header}set -e
 {ended}{files}srun {command} &
@@ -29,7 +29,7 @@ def render(launch: Launch) -> str:
         header=header(
             f"--job-name={launch.name}", "--nodes=1", "--ntasks=1", *gpus, "--output=%x-%j.log", "--signal=B:TERM@90"
         ),
-        ended=ENDED,
+        ended=WAIT_FUNCTION,
         files="".join(f"{each}\n" for each in here_documents(launch.files)),
         command=command(inside.words),
         port=launch.port,
