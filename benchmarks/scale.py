@@ -3,8 +3,9 @@
     python benchmarks/scale.py check --dynamo-python FILE [--out docs/benchmarks/scale.json]
     python benchmarks/scale.py plan
 
-`check` measures what steps of this engine cost, in as many engines at a time as there will be workers; predicts what
-clients see who ask again as soon as they are answered, and who ask at random times; and runs both behind Dynamo.
+`check` measures what steps cost behind Dynamo with other loads than those that it predicts; predicts what clients see
+who ask again as soon as they are answered, and who ask at random times; and runs both. All take turns, so that load of
+other programs meets all of them.
 `plan` simulates one worker of a 70B target on four H100 with costs from data sheets, for 10^6 requests per hour.
 """
 
@@ -19,21 +20,22 @@ import os
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 
 HERE = Path(__file__).resolve()
 LAUNCH = HERE.parents[1] / "deploy" / "dynamo" / "launch.sh"
-WORKERS, CLIENTS, TOKENS, ROWS = 2, 8, 96, (1, 2, 4, 6, 8)
+WORKERS, CLIENTS, TOKENS = 2, 8, 96
+FITS = 6  # rounds until costs fit
+MEASURED = (2, 6, 12)  # clients of the loads that costs come from
 LIMIT, SPECULATIVE = 8, {"max_draft_len": 3, "adaptive": False}
 READY_S = 120.0
 
@@ -44,13 +46,13 @@ class Costs(NamedTuple):
     Attributes:
         rows: seconds of a step by the number of rows in it; in between a straight line, beyond the last one goes on.
         prompt: seconds of a request's prompt. fixed: seconds of a request outside of the engine.
-        advance: how often a row went on by 1, 2, ... tokens in a step.
+        steps: of requests; drafts are accepted more for one text than for another.
     """
 
     rows: dict[int, float]
     prompt: float
     fixed: float
-    advance: tuple[float, ...]
+    steps: tuple[int, ...]
 
     def step(self, rows: int, prompts: int) -> float:
         """Seconds of a step with so many rows, and prompts read in it."""
@@ -76,6 +78,9 @@ class Load(NamedTuple):
     rate: float = 0.0
 
 
+Spans = list[tuple[float, float]]  # begin and end of requests
+
+
 class Seen(NamedTuple):
     """What clients saw: answers' tokens per second, and seconds of a request."""
 
@@ -84,21 +89,29 @@ class Seen(NamedTuple):
     p95: float
 
     @classmethod
-    def of(cls, spans: Sequence[tuple[float, float]], tokens: int) -> Seen:
-        """Of begin and end of each request; the first and last tenth are no steady state."""
-        tenth = len(spans) // 10
-        spans = sorted(spans, key=lambda span: span[1])[tenth:-tenth]
-        seconds = sorted(end - begin for begin, end in spans)
-        passed = spans[-1][1] - spans[0][1]
-        return cls((len(spans) - 1) * tokens / passed, statistics.median(seconds), seconds[int(0.95 * len(seconds))])
+    def of(cls, runs: Sequence[Spans], tokens: int) -> Seen:
+        """Of begin and end of each request; the first and last tenth of each run are no steady state."""
+        seconds: list[float] = []
+        passed, done = 0.0, 0
+        for spans in runs:
+            tenth = len(spans) // 10
+            kept = sorted(spans, key=lambda span: span[1])[tenth:-tenth]
+            seconds += [end - begin for begin, end in kept]
+            passed, done = passed + kept[-1][1] - kept[0][1], done + len(kept) - 1
+        seconds.sort()
+        return cls(done * tokens / passed, statistics.median(seconds), seconds[int(0.95 * len(seconds))])
 
 
-def simulate(costs: Costs, load: Load, workers: int, limit: int, seed: int = 0) -> Seen:
+def simulate(costs: Costs, load: Load, workers: int, limit: int) -> Seen:
+    """What clients see."""
+    return Seen.of([simulated(costs, load, workers, limit)], load.tokens)
+
+
+def simulated(costs: Costs, load: Load, workers: int, limit: int, seed: int = 0) -> Spans:
     """Requests go to the workers in turn; a worker steps with all its rows, `limit` at most, and reads new prompts."""
     draw, turn, order = random.Random(seed), count(), count()
-    weights, sizes = costs.advance, range(1, len(costs.advance) + 1)
     waiting: list[deque[float]] = [deque() for _ in range(workers)]
-    rows: list[list[tuple[int, float]]] = [[] for _ in range(workers)]  # tokens left, when it was asked
+    rows: list[list[tuple[int, float]]] = [[] for _ in range(workers)]  # steps left, when it was asked
     busy, spans = [False] * workers, []
     events: list[tuple[float, int, int]] = []  # when, order, worker; -1: somebody asks
     left = load.requests
@@ -109,7 +122,7 @@ def simulate(costs: Costs, load: Load, workers: int, limit: int, seed: int = 0) 
     def step(worker: int, now: float) -> None:
         new = 0
         while waiting[worker] and len(rows[worker]) < limit:
-            rows[worker].append((load.tokens, waiting[worker].popleft()))
+            rows[worker].append((draw.choice(costs.steps), waiting[worker].popleft()))
             new += 1
         busy[worker] = bool(rows[worker])
         if rows[worker]:
@@ -133,16 +146,16 @@ def simulate(costs: Costs, load: Load, workers: int, limit: int, seed: int = 0) 
                 step(worker, now)
             continue
         going = []
-        for (tokens, asked), by in zip(rows[worker], draw.choices(sizes, weights, k=len(rows[worker])), strict=True):
-            if tokens > by:
-                going.append((tokens - by, asked))
+        for left_steps, asked in rows[worker]:
+            if left_steps > 1:
+                going.append((left_steps - 1, asked))
                 continue
             spans.append((asked, now + costs.fixed))
             if load.clients:
                 ask(now + costs.fixed)
         rows[worker] = going
         step(worker, now)
-    return Seen.of(spans, load.tokens)
+    return spans
 
 
 # --- what is measured
@@ -152,58 +165,20 @@ def prompt(number: int) -> str:
     return f"Tell me about {number} things that you like, and why."
 
 
-async def engine() -> None:
-    """A process with an engine: standard input says how many rows, standard output when they went on, and how far."""
+def steps_of_requests() -> tuple[int, ...]:
+    """How many steps requests take: of this engine, alone."""
     from sametoken import LLM, SamplingParams
-    from sametoken.engine.async_llm import AsyncLLM
 
     llm = LLM("embedded", "embedded-eagle3", SPECULATIVE, max_batch_size=LIMIT)
-    async with AsyncLLM(llm) as running:
-        params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0.0)
-        for line in sys.stdin:
-            rows, first = map(int, line.split())
-            prompts = [llm.render_chat([{"role": "user", "content": prompt(first + row)}]) for row in range(rows)]
-            began, moments, advance = time.perf_counter(), [], Counter[int]()
-            async for chunk in running.stream(prompts, params):
-                moments.append(time.perf_counter())
-                advance[len(chunk.token_ids)] += 1
-                if chunk.completion:  # fewer rows from now on
-                    break
-            steps = len(moments) / rows
-            print(json.dumps([began, moments[rows - 1], moments[-1], steps, advance]), flush=True)
+    prompts = [llm.render_chat([{"role": "user", "content": prompt(number)}]) for number in range(1000, 1100)]
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0.0)
+    found = Counter(chunk.index for chunk in llm.stream(prompts, params) if chunk.token_ids)
+    return tuple(found.values())
 
 
-def measured(rounds: int) -> Costs:
-    """Costs of a step while all workers compute."""
-    words = [sys.executable, str(HERE), "engine"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    engines = [subprocess.Popen(words, **pipes) for _ in range(WORKERS)]
-    steps: dict[int, list[float]] = {rows: [] for rows in ROWS}
-    firsts: list[float] = []
-    advance: Counter[int] = Counter()
-    try:
-        for number in range(rounds + 1):
-            for rows in ROWS:
-                for each in engines:
-                    print(rows, 100 * number + rows, file=each.stdin, flush=True)
-                for each in engines:
-                    began, first, last, taken, found = json.loads(each.stdout.readline())
-                    if number:  # the first round warms up
-                        steps[rows].append((last - first) / (taken - 1))
-                        advance.update({int(by): times for by, times in found.items()})
-                        if rows == 1:
-                            firsts.append(first - began)
-    finally:
-        for each in engines:
-            each.stdin.close()
-            each.wait()
-    seconds = {rows: statistics.median(each) for rows, each in steps.items()}
-    share = [advance[by] / advance.total() for by in range(1, max(advance) + 1)]
-    return Costs(seconds, max(0.0, statistics.median(firsts) - seconds[1]), 0.0, tuple(share))
-
-
-def run_dynamo(python: str, loads: Callable[[Dynamo], Sequence[Load]]) -> list[tuple[Load, Seen]]:
-    """Loads on workers behind Dynamo's frontend, one after the other."""
+@contextmanager
+def dynamo_of(python: str) -> Iterator[Dynamo]:
+    """Workers behind Dynamo's frontend."""
     first = 20_000 + random.randrange(10_000)
     environ = {
         **os.environ, "PYTHON": python, "WORKERS": str(WORKERS), "DYN_HTTP_PORT": str(first + WORKERS),
@@ -214,9 +189,9 @@ def run_dynamo(python: str, loads: Callable[[Dynamo], Sequence[Load]]) -> list[t
     with tempfile.NamedTemporaryFile("w+") as log:
         process = subprocess.Popen(words, env=environ, stdout=log, stderr=log)
         try:
-            dynamo = Dynamo(f"http://127.0.0.1:{first + WORKERS}", [first + each for each in range(WORKERS)])
-            dynamo.wait(process)
-            return [(load, asyncio.run(dynamo.seen(load))) for load in loads(dynamo)]
+            found = Dynamo(f"http://127.0.0.1:{first + WORKERS}", [first + each for each in range(WORKERS)])
+            found.wait(process)
+            yield found
         finally:
             process.terminate()
             process.wait()
@@ -250,60 +225,72 @@ class Dynamo(NamedTuple):
         assert found == tokens, f"{found} tokens, expected {tokens}"
         return began, time.perf_counter()
 
-    async def seen(self, load: Load) -> Seen:
+    async def spans(self, load: Load, seed: int) -> Spans:
         """What clients see; requests before do not count."""
-        draw, numbers = random.Random(1), count(1000)
+        draw, numbers = random.Random(seed), count(1000 * seed)
         async with httpx.AsyncClient(timeout=READY_S, limits=httpx.Limits(max_connections=None)) as client:
             await asyncio.gather(*(self.ask(client, next(numbers), load.tokens) for _ in range(2 * WORKERS)))
             if load.clients:
                 left = iter(range(load.requests))
 
-                async def ask_again() -> list[tuple[float, float]]:
+                async def ask_again() -> Spans:
                     return [await self.ask(client, next(numbers), load.tokens) for _ in left]
 
                 found = await asyncio.gather(*(ask_again() for _ in range(load.clients)))
-                spans = [span for each in found for span in each]
-            else:
-                asked = []
-                for _ in range(load.requests):
-                    await asyncio.sleep(draw.expovariate(load.rate))
-                    asked.append(asyncio.create_task(self.ask(client, next(numbers), load.tokens)))
-                spans = list(await asyncio.gather(*asked))
-        return Seen.of(spans, load.tokens)
+                return [span for each in found for span in each]
+            asked = []
+            for _ in range(load.requests):
+                await asyncio.sleep(draw.expovariate(load.rate))
+                asked.append(asyncio.create_task(self.ask(client, next(numbers), load.tokens)))
+            return list(await asyncio.gather(*asked))
 
-    def fixed(self) -> float:
-        """Seconds that a request for one token takes, the least of several."""
 
-        async def least() -> float:
-            async with httpx.AsyncClient(timeout=READY_S) as client:
-                spans = [await self.ask(client, number, 1) for number in range(40)]
-            return min(end - begin for begin, end in spans)
+def mean(runs: Sequence[Spans]) -> float:
+    """Seconds of a request."""
+    return statistics.fmean(end - begin for spans in runs for begin, end in spans)
 
-        return asyncio.run(least())
+
+def costs_of(runs: dict[int, list[Spans]], steps: tuple[int, ...]) -> Costs:
+    """Costs of a step with which loads of so many clients take the seconds that they took; a prompt's share is in them.
+
+    Clients do not divide evenly among workers, so the seconds of a step follow from a simulation of these loads.
+    """
+    measured = {clients: mean(each) for clients, each in runs.items()}
+    rows = {clients // WORKERS: seconds / statistics.fmean(steps) for clients, seconds in measured.items()}
+    for _ in range(FITS):
+        costs = Costs(rows, 0.0, 0.0, steps)
+        for clients, seconds in measured.items():
+            found = mean([simulated(costs, Load(TOKENS, 800, clients=clients), WORKERS, LIMIT)])
+            rows = rows | {clients // WORKERS: rows[clients // WORKERS] * seconds / found}
+    return Costs(rows, 0.0, 0.0, steps)
 
 
 def check(arguments: argparse.Namespace) -> None:
     """Prediction and measurement."""
-    costs, limit = measured(arguments.rounds), LIMIT
-    record: dict[str, Any] = {"workers": WORKERS, "clients": CLIENTS, "tokens": TOKENS, "cores": os.cpu_count()}
-    found: list[Costs] = []
-
-    def loads(dynamo: Dynamo) -> list[Load]:
-        fixed = dynamo.fixed() - costs.step(1, 1)
-        found.append(costs._replace(fixed=max(0.0, fixed)))
-        busy = Load(TOKENS, arguments.requests, clients=CLIENTS)
-        most = simulate(found[0], busy, WORKERS, limit).tokens_per_second / TOKENS
-        return [busy, Load(TOKENS, arguments.requests, rate=0.6 * most)]
-
+    steps, asked = steps_of_requests(), arguments.requests
+    measured: dict[int, list[Spans]] = {clients: [] for clients in MEASURED}
+    checked: dict[Load, list[Spans]] = {Load(TOKENS, asked, clients=CLIENTS): []}
+    with dynamo_of(arguments.dynamo_python) as dynamo:
+        for number in range(arguments.rounds + 1):  # the first warms up
+            for clients, runs in measured.items():
+                runs.append(asyncio.run(dynamo.spans(Load(TOKENS, asked, clients=clients), 10 * number + 1)))
+            for load, runs in [*checked.items()]:
+                runs.append(asyncio.run(dynamo.spans(load, 10 * number + 2)))
+            if number == 0:
+                (busy,) = checked.values()
+                rate = 0.6 * Seen.of(busy, TOKENS).tokens_per_second / TOKENS
+                checked[Load(TOKENS, asked, rate=round(rate, 2))] = [[]]
+    costs = costs_of({clients: runs[1:] for clients, runs in measured.items()}, steps)
     rows = []
-    for load, seen in run_dynamo(arguments.dynamo_python, loads):
-        predicted = simulate(found[0], load._replace(requests=20 * load.requests), WORKERS, limit)
+    for load, runs in checked.items():
+        seen = Seen.of(runs[1:], TOKENS)
+        predicted = simulate(costs, load._replace(requests=4000), WORKERS, LIMIT)
         rows.append({"load": load._asdict(), "predicted": predicted._asdict(), "measured": seen._asdict()})
         print(f"{load.clients} clients" if load.clients else f"{load.rate:.2f} requests/s")
         for name, expected, value in zip(Seen._fields, predicted, seen, strict=True):
             print(f"  {name:18} predicted {expected:8.3f}  measured {value:8.3f}  miss {expected / value - 1:+.1%}")
-    record |= {"costs": found[0]._asdict(), "runs": rows}
-    print(json.dumps(record["costs"]))
+    print("seconds of a step, by rows:", {number: round(each, 5) for number, each in costs.rows.items()})
+    record = {"workers": WORKERS, "tokens": TOKENS, "cores": os.cpu_count(), "costs": costs._asdict(), "runs": rows}
     if arguments.out:
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -325,9 +312,19 @@ def paper(acceptance: float, hits: float) -> Costs:
         read = (WEIGHTS + rows * (PROMPT + ANSWER / 2) * KV_TOKEN) / (GPUS * BANDWIDTH)
         return share * max(read, rows * verified * 2 * WEIGHTS / (GPUS * FLOPS))
 
-    weights = [1.0] if acceptance == 1 else [acceptance_of(length, acceptance) for length in range(1, verified + 1)]
+    draw, lengths = random.Random(0), range(1, verified + 1)
+    weights = [1.0] if verified == 1 else [acceptance_of(length, acceptance) for length in lengths]
+    steps = tuple(steps_until(ANSWER, lambda: draw.choices(lengths, weights)[0]) for _ in range(500))
     prompt_s = (1 - hits) * PROMPT * 2 * WEIGHTS / (GPUS * FLOPS)
-    return Costs({rows: step(rows) for rows in (1, 16, 64, 128, 192, 256)}, prompt_s, 0.03, tuple(weights))
+    return Costs({rows: step(rows) for rows in (1, 16, 64, 128, 192, 256)}, prompt_s, 0.03, steps)
+
+
+def steps_until(tokens: int, advance: Callable[[], int]) -> int:
+    """Steps in which a row gets so many tokens."""
+    steps = 0
+    while tokens > 0:
+        tokens, steps = tokens - advance(), steps + 1
+    return steps
 
 
 def acceptance_of(length: int, mean: float) -> float:
@@ -347,7 +344,7 @@ def plan(arguments: argparse.Namespace) -> None:
         for hits in (0.0, 0.5, 0.9):
             costs = paper(acceptance, hits)
 
-            steps = ANSWER / sum(by * share for by, share in enumerate(costs.advance, 1))
+            steps = statistics.fmean(costs.steps)
             most = 1 / (costs.prompt + steps * costs.step(BATCH, 0) / BATCH)  # requests per second and worker
 
             def seen(workers: int, costs: Costs = costs) -> Seen:
@@ -367,20 +364,16 @@ def plan(arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("engine")
     checked = commands.add_parser("check")
     checked.add_argument("--dynamo-python", required=True, help="Python with sametoken and ai-dynamo")
-    checked.add_argument("--rounds", type=int, default=6)
-    checked.add_argument("--requests", type=int, default=160)
+    checked.add_argument("--rounds", type=int, default=5)
+    checked.add_argument("--requests", type=int, default=60, help="of each load in each round")
     checked.add_argument("--out", type=Path)
     planned = commands.add_parser("plan")
     planned.add_argument("--p95", type=float, default=10.0, help="seconds")
     planned.add_argument("--seconds", type=float, default=120.0, help="that are simulated")
     arguments = parser.parse_args()
-    if arguments.command == "engine":
-        asyncio.run(engine())
-    else:
-        {"check": check, "plan": plan}[arguments.command](arguments)
+    {"check": check, "plan": plan}[arguments.command](arguments)
 
 
 if __name__ == "__main__":
