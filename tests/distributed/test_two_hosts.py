@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,6 +131,15 @@ def started(*each: tuple[Host, list[str]], **environment: str) -> Iterator[Job]:
     try:
         yield job
     finally:
+        if any(
+            process.poll() is None for process in processes
+        ):  # the test has failed: what they started holds their output
+            for host, _ in each:
+                for number in (*host.processes("sametoken"), *host.processes("mpirun")):
+                    with suppress(ProcessLookupError):
+                        os.kill(number, signal.SIGKILL)
+            for process in processes:
+                process.wait(10)
         for process in processes:
             kill(process)
 
