@@ -65,8 +65,9 @@ class Host:
     def start(
         self, *command: str, environment: Mapping[str, str] = {}, cwd: Path | None = None, **options: object
     ) -> subprocess.Popen[str]:
-        """A process of this host, as a user at its keyboard starts it."""
-        enter = ["nsenter", "-t", str(self.first), "-n", "-u", "-m", "-p", f"--wd={cwd or self.folder}", *command]
+        """A process of this host, as a user at its keyboard starts it, whatever signals the tests themselves ignore."""
+        place = ["nsenter", "-t", str(self.first), "-n", "-u", "-m", "-p", f"--wd={cwd or self.folder}"]
+        enter = ["env", "--default-signal=HUP,INT", *place, *command]
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         own = {"PATH": f"{self.folder}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
         return subprocess.Popen(enter, text=True, env={**own, **self.environment, **environment}, **streams)  # type: ignore[call-overload, no-any-return]
