@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,19 @@ def test_a_dry_run_prints_every_command(run: Any, monkeypatch: pytest.MonkeyPatc
     assert "sk-secret" not in answer.out
     assert PLAN.environment.keys() & {"SAMETOKEN_API_KEY"} == set()
     assert replace(PLAN, keys=("a", "b")).environment["SAMETOKEN_API_KEY"] == "a,b"
+
+
+def test_both_ranks_get_one_key_and_no_command_line_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SAMETOKEN_RANK_KEY", raising=False)
+    first, second = replace(PLAN, rank_key="a-secret"), Deployment(*astuple(PLAN)[:-1])
+    assert len(second.rank_key) == 32
+    assert second.rank_key != Deployment(*astuple(PLAN)[:-1]).rank_key
+    assert first.environment["SAMETOKEN_RANK_KEY"] == "a-secret"
+    assert "-x SAMETOKEN_RANK_KEY" in " ".join(first.launch("hostfile"))
+    shown = [*first.commands(), *first.launch("hostfile"), *first.check(0), *first.check(1), repr(first)]
+    assert "a-secret" not in " ".join(shown)
+    monkeypatch.setenv("SAMETOKEN_RANK_KEY", "mine")
+    assert Deployment(*astuple(PLAN)[:-1]).environment["SAMETOKEN_RANK_KEY"] == "mine"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -16,13 +17,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from sametoken.deploy.host import HostFacts, HostQuery
 from sametoken.errors import ConfigError, SametokenError
+from sametoken.parallel.key import KEY as RANK_KEY
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 FORWARDED = ("HF_", "NCCL_", "GLOO_", "UCX_", "TORCH_", "SAMETOKEN_", "OMP_NUM_THREADS", "PYTHONPATH", "PATH")
@@ -45,6 +47,7 @@ class Deployment:
         address, port: where the server is asked. meeting: the port where the ranks meet.
         keys: of the server, none where it asks for none.
         drain: seconds that rank 0 may take to end after a signal.
+        rank_key: by which the ranks know each other: the one of the environment, or a new one.
     """
 
     hosts: tuple[str, str]
@@ -58,12 +61,14 @@ class Deployment:
     meeting: int
     keys: tuple[str, ...]
     drain: float
+    rank_key: str = field(default_factory=lambda: os.environ.get(RANK_KEY) or secrets.token_hex(16), repr=False)
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables that go to both hosts."""
         found = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
-        return found | self.stated | ({KEYS_VARIABLE: ",".join(self.keys)} if self.keys else {})
+        keys = {KEYS_VARIABLE: ",".join(self.keys)} if self.keys else {}
+        return found | self.stated | keys | {RANK_KEY: self.rank_key}
 
     @property
     def stated(self) -> dict[str, str]:
