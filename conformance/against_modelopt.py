@@ -63,7 +63,10 @@ def eagle(name: str, loaded: LoadedHead, reference: dict[str, Tensor], tables: T
     assert isinstance(head, EagleHead)
     compared = "logits of 4 unrolled steps; 4 drafted tokens"
     if name == "eagle3-input-norm":
-        compared = "ModelOpt's forward norms hidden states twice (input_layernorm, then hidden_norm); with that, logits"
+        compared = (
+            "ModelOpt's forward norms hidden states twice (input_layernorm, then hidden_norm); "
+            "computed so here too, logits"
+        )
         block = head.blocks[0]
         block.hidden_norm.register_forward_pre_hook(lambda module, given: (block.embed_norm(given[0]),))
     if name == "eagle3-yarn":

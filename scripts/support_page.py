@@ -38,7 +38,10 @@ FORMATS = {
     ),
 }
 SUFFIXES = {"ForCausalLM": "", "ForConditionalGeneration": ", text of a model with images"}
-ALTERED = "experts stay plain: these tools' layouts hold no experts in one tensor, as its files do"
+ALTERED = (
+    "experts are not quantised: this family's files keep all experts in one tensor, and these tools' layouts have no "
+    "form for that"
+)
 
 HEAD = """\
 # Support
@@ -54,10 +57,10 @@ Written by `make support` from what tests found; the tests check that it still h
 """
 
 LEGEND = """
-- **yes**: files of every variant of the format (below) were loaded; logits in float32 are those of transformers with
-  the numbers that the file means, for a prompt read in pieces, longer than the family's windows. In bfloat16, as it is
-  served, tokens and text with a draft model and with an EAGLE-1 head are those of plain decoding, at
-  temperatures 0 and 0.8.
+- **yes**: files of every variant of the format (below) were loaded; logits in float32 equal those of
+  transformers with the numbers that the file stands for. The prompt is longer than the family's windows and is read in
+  pieces. In bfloat16, as it is served, tokens and text with a draft model and with an EAGLE-1 head are those of plain
+  decoding, at temperatures 0 and 0.8.
 - **write**: the same, and what `sametoken quantize` writes in this format is served alike.
 - A number is a note:
 
@@ -70,13 +73,13 @@ LEGEND = """
 """
 
 HEADS = """
-Logits differ by less than 1e-4 of their norm, also from the numbers that weights rounded on load mean. Where rows are
-rounded to eight bits (W8A8, int8, int4), transformers rounds them too, but the last bit of a float may round a number
-to the next one: within 0.05 of the norm, 0.1 with experts, whose rows only we round, so that others may be chosen; what
-a stored weight means is compared bit for bit in `tests/checkpoint`, and with the other tools' own readers in `make
-conformance`. Speed says where a product or a step of the format was measured; these tiny models say nothing of it. GGUF
-files were written with what they can state: no window for Mistral and Mixtral, and for SmolLM 3 its usual layers
-without rotation.
+Logits differ by less than 1e-4 of their norm. Weights that are rounded on load are compared with transformers on the
+rounded numbers. Where activations are rounded to eight bits (W8A8, int8, int4), transformers rounds them too, but a
+difference in the last bit can give the next code: the limit is 0.05 of the norm. With experts it is 0.1, because only
+we round their activations, so other experts may be chosen. What a stored weight means is compared bit for bit in
+`tests/checkpoint`, and with the other tools' own readers in `make conformance`. Speed says where a
+product or a step of the format was measured; these tiny models say nothing of it. GGUF files were written with what
+they can state: no window for Mistral and Mixtral, and for SmolLM 3 its usual layers without rotation.
 
 ## Families and heads
 

@@ -253,7 +253,8 @@ DRAFTS = (
     Row(
         "Hardly any guess is accepted",
         "the draft was trained for another target, chat template or layers",
-        "a warning of the engine after 24 first guesses; `sametoken doctor --url URL`",
+        "a warning of the engine when none of the first guesses of 24 drafts was right, or hardly any of 200; "
+        "`sametoken doctor --url URL`",
         "check what the draft was trained for with `sametoken doctor HEAD --target MODEL`, or leave it out",
         "chat template or another kind of head",
         "tests/engine/test_controller_engine.py::test_a_draft_that_is_always_wrong_is_given_up_and_named",

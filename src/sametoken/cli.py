@@ -71,7 +71,7 @@ EXAMPLES = {
     "complete a prompt": 'sametoken generate --prompt "Hello, I want to see a movie tonight."',
     "serve a model and its draft": "sametoken serve MODEL --draft DRAFT",
 }
-MODEL = "Directory, GGUF file or Hub id of the target; without it: the pair that comes with the package ('embedded')."
+MODEL = "Directory, GGUF file or Hub id of the target; without it: the target that comes with the package ('embedded')."
 LESS_MEMORY = (
     "use smaller batches, a shorter context, less of the memory for the cache (--kv-cache-free-memory-fraction) or "
     "weights in fewer bits; `sametoken doctor MODEL` says what fits"
@@ -136,7 +136,10 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         cls=CommandList, context_settings=HELP_NAMES, rich_markup_mode=None, pretty_exceptions_enable=False
     )
-    app.callback(invoke_without_command=True, help="Speculative decoding that never changes a token.")(_top)
+    app.callback(
+        invoke_without_command=True,
+        help="Speculative decoding that never changes a token (on CUDA: with --deterministic).",
+    )(_top)
     for name, purpose in COMMANDS.items():
         app.command(name, help=purpose)(_listed)
     return app

@@ -170,7 +170,7 @@ def test_two_options_that_contradict_each_other() -> None:
         ("speculative_config: {decoding_type: Eagle}", "decoding_type needs a head; give its directory or Hub id"),
         (
             "speculative_config: {decoding_type: NGram, max_draft_len: 4, draft_len_schedule: {4: 3}}",
-            "draft_len_schedule allows 3 tokens up to batch 4",
+            "draft_len_schedule gives drafts of 3 tokens to batches of up to 4, and of 3 tokens at most",
         ),
         (
             "speculative_config: {decoding_type: NGram, max_concurrency: 4, draft_len_schedule: {4: 4}}",

@@ -21,7 +21,8 @@ OWN = titled(
     Option("namespace", str, None, "Dynamo's namespace; without it: DYN_NAMESPACE, or dynamo.", "NAME"),
     Option(
         "endpoint", str, None,
-        "dyn://NAMESPACE.COMPONENT.ENDPOINT; without it: DYN_ENDPOINT, or backend.generate of the namespace.",
+        "where it answers: dyn://NAMESPACE.COMPONENT.ENDPOINT; without it: DYN_ENDPOINT, or the namespace's "
+        "backend.generate.",
         "NAME",
     ),
     Option(

@@ -22,7 +22,7 @@ ARGUMENT = Argument(
 )
 EXAMPLES = {
     "submit a job of 4 nodes": "sametoken deploy slurm synthesize MODEL --data shards --output answers --nodes 4",
-    "answer the shards 40 to 79 in an allocation that is there":
+    "answer the shards 40 to 79 in an existing allocation":
         "sametoken deploy slurm synthesize 12 vllm MODEL shards answers - 40 10 n1,n2,n3,n4",
     "look at the script":
         "sametoken deploy slurm synthesize MODEL --data shards --output answers --nodes n[1-4] --dry-run",
@@ -32,8 +32,9 @@ EXAMPLES = {
 def command(words: list[str] | None, values: Chosen) -> int:
     """Answer shards of conversations on many nodes: each starts a server and answers a range of shards.
 
-    The first node takes the shards from --start on, the next one those after them. Runs in an allocation that is there,
-    and waits for it; or submits a job. The same command goes on with what is missing.
+    The first node takes the shards from --start on, the next one those after them. Runs in an existing
+    allocation and waits until the shards are done; without an allocation it submits a job. The same command goes on
+    with what is missing.
     """
     from sametoken.deploy.slurm import synthesize_script
 

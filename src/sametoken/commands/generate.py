@@ -51,7 +51,10 @@ EXAMPLES = {
 
 
 def command(model: str | None, values: Values) -> int:
-    """Complete prompts with a target, with or without a draft. The draft changes the speed, never a token."""
+    """Complete prompts with a target, with or without a draft.
+
+    The draft changes the speed, never a token (on CUDA: with --deterministic).
+    """
     if values["json"] and values["stream"]:
         raise ConfigError("--json writes whole completions and --stream writes pieces; leave one of them out")
     sources = given_prompts(values["prompt"] or (), values["prompts"], values["chat"])

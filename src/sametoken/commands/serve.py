@@ -72,7 +72,9 @@ NOTE = "The options of trtllm-serve, vllm serve and llama-server work too; docs/
 
 
 def command(model: str | None, values: Chosen) -> int:
-    """Serve a model over HTTP as OpenAI's API does. Drafts change the speed, never a token.
+    """Serve a model over HTTP as OpenAI's API does.
+
+    Drafts change the speed, never a token (on CUDA: with --deterministic).
 
     Takes the options of `trtllm-serve`, `vllm serve` and `llama-server` too, and TensorRT-LLM's YAML file. With
     --engine another engine serves: this command starts it, waits until it answers, and ends with it.

@@ -97,7 +97,11 @@ SELF = titled(
     Option("prompt_top_p", SAMPLING["top_p"].hint, 0.95, "the top_p of the users' turns."),
     Option("prompt_max_tokens", Positive, 200, "number of tokens of a user's turn at most; a longer one is left out."),
     Option(
-        "exclude", str, None, "file of held-out conversations; no users' turn of it begins a new conversation.", "FILE"
+        "exclude",
+        str,
+        None,
+        "file of conversations; no new conversation begins with a user's turn of it, which keeps held-out data apart.",
+        "FILE",
     ),
 )
 REMOTE = titled(

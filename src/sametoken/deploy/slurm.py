@@ -1,4 +1,4 @@
-"""Jobs of Slurm: their scripts, and how they are submitted, or run in an allocation that is there."""
+"""Jobs of Slurm: their scripts, and how they are submitted, or run in an existing allocation."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ class ServerConfig(Settings):
     cors_origin: Names = ()
     """web origin whose pages may call this server; may be given several times; "*" is every one; without it: none."""
     keep_alive: Annotated[float, Field(ge=0)] = 75.0
-    """seconds that a connection without a request stays open. It must be longer than the time of a proxy in front of
-    the server, which could otherwise send a request into a connection that is being closed."""
+    """seconds that a connection without a request stays open. It must be longer than the idle timeout of a proxy in
+    front of the server, which could otherwise send a request into a connection that is being closed."""
     root_path: RootPath = ""
     """path below which a proxy offers this server, for the pages and the OpenAPI document; requests may come with it or
     without it."""

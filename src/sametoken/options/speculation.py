@@ -55,8 +55,8 @@ class SpeculativeConfig(Settings):
     acceptance_length_threshold: Annotated[
         float, Field(ge=0), Elsewhere("trtllm speculative_config.acceptance_length_threshold")
     ] = 0.0
-    """number of accepted draft tokens per forward with a draft: when the average over acceptance_window requests is
-    below it, drafting stops for good."""
+    """number of accepted guesses per forward with a draft, the bonus token not counted: when the average over
+    acceptance_window requests is below it, drafting stops for good."""
     tree_top_k: Annotated[int, Field(ge=1, le=32), Elsewhere("trtllm Eagle.dynamic_tree_max_topK")] = 1
     """for draft_target, eagle and eagle3: number of branches that each level of a draft keeps and expands; 1 is a
     chain."""
@@ -141,8 +141,9 @@ class SpeculativeConfig(Settings):
             smallest = min(schedule)
             if schedule[smallest] != self.max_draft_len or max(schedule.values()) > self.max_draft_len:
                 raise ValueError(
-                    f"draft_len_schedule allows {schedule[smallest]} tokens up to batch {smallest} and at most "
-                    f"{max(schedule.values())}; expected max_draft_len {self.max_draft_len} for both"
+                    f"draft_len_schedule gives drafts of {schedule[smallest]} tokens to batches of up to {smallest}, "
+                    f"and of {max(schedule.values())} tokens at most; both numbers must be max_draft_len, "
+                    f"{self.max_draft_len}"
                 )
         return self
 

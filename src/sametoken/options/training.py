@@ -35,7 +35,8 @@ class LossOptions(Settings):
     loss_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """weight of each further step or head, relative to the one before; without it: 0.8, or the default of the mode."""
     loss: Literal["kl", "tv", "lk", "hard"] = "kl"
-    """kl (soft labels), tv (total variation), lk (a mix that aims at acceptance) or hard (the data's tokens)."""
+    """what is minimised: kl (soft labels), tv (total variation), lk (a mix that aims at acceptance) or hard (the data's
+    tokens)."""
     loss_mix: str = "adaptive"
     """for loss lk: adaptive (the share of kl falls as acceptance grows), alpha (-log of the acceptance), or the share
     of kl, 0 to 1."""
@@ -71,7 +72,7 @@ class RoundedLoss(LossOptions):
     """round linear layers to this format of `sametoken quantize` in every forward of training, and write the head in
     it; gradients pass the rounding unchanged. Without it: nothing is rounded."""
     quantize_group_size: GroupSize | None = None
-    """quantize_aware int4: inputs that share a scale; without it: 128."""
+    """for quantize_aware int4: inputs that share a scale; without it: 128."""
 
     @model_validator(mode="after")
     def _grouped(self) -> RoundedLoss:
@@ -91,8 +92,8 @@ class RunSettings(Settings):
     """highest learning rate of the run; without it: 5e-3 for muon and 1e-3 for adamw, less for targets wider than
     256."""
     optim: Literal["adamw", "muon"] | None = None
-    """muon: Muon for the matrices inside the head and AdamW for the rest, which learns more in few steps; adamw: AdamW
-    alone. Without it: muon, or adamw where lr is given."""
+    """the optimiser: with muon the matrices inside the head use Muon and the rest AdamW, and this learns more in few
+    steps; with adamw all use AdamW. Without it: muon, or adamw where lr is given."""
     lr_scheduler_type: Schedule = "cosine"
     """how the learning rate falls after the warm-up: cosine, linear or constant."""
     warmup_ratio: Share = 0.04

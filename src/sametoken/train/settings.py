@@ -86,7 +86,7 @@ else:
     LossSettings = _joined("LossSettings", LossOptions, *(each.training.loss for each in TRAINED.values()))
     _said = [f"{mode}: {each.kind.what}" for mode, each in TRAINED.items()]
     _said += [f"{alias} stands for {mode}" for alias, mode in ALIASES.items()]
-    HeadSettings.model_fields["mode"].description = f"{'; '.join(_said)}."
+    HeadSettings.model_fields["mode"].description = f"what is trained: {'; '.join(_said)}."
 
 GROUPS: tuple[type[Settings], ...] = (HeadSettings, LossSettings, RunSettings, KeepSettings, DataSettings)
 

@@ -14,14 +14,14 @@ class NextFeatureOptions(HeadOptions):
     """The architecture of a next-feature head."""
 
     next_feature_inner_size: Annotated[int, Field(ge=1)] | None = None
-    """next-feature: width between its two linear layers; without it: twice the target's hidden size."""
+    """for next-feature: width between its two linear layers; without it: twice the target's hidden size."""
 
 
 class NextFeatureLoss(LossOptions):
     """What is minimised for a next-feature head."""
 
     next_feature_steps: Annotated[int, Field(ge=1, le=32)] = 3
-    """next-feature: guesses in a row that it is trained for."""
+    """for next-feature: guesses in a row that it is trained for."""
 
 
 TRAINING = Training(

@@ -14,14 +14,14 @@ class DraftOptions(HeadOptions):
     """The sizes of a draft model."""
 
     draft_config: str | None = None
-    """draft: JSON file with the model's sizes in the names of a Llama's config.json."""
+    """for draft: JSON file with the model's sizes in the names of a Llama's config.json."""
 
 
 class DraftLoss(LossOptions):
     """What is minimised for a draft model."""
 
     on_policy: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """draft: share of the documents whose last answer the draft writes itself, for the target to judge."""
+    """for draft: share of the documents whose last answer the draft writes itself, for the target to judge."""
 
     @model_validator(mode="after")
     def _judged_by_the_target(self) -> DraftLoss:

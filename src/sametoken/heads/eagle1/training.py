@@ -14,18 +14,18 @@ class Eagle1Options(EagleOptions):
     """The architecture of an EAGLE-1 head."""
 
     fc_bias: bool = False
-    """eagle1: the fusion has a bias."""
+    """for eagle1: the fusion has a bias."""
 
 
 class Eagle1Loss(EagleLoss):
     """What is minimised for an EAGLE-1 head."""
 
     feature_weight: Annotated[float, Field(ge=0)] = 1.0
-    """eagle1: of SmoothL1 on hidden states."""
+    """for eagle1: weight of the SmoothL1 loss on hidden states."""
     guess_weight: Annotated[float, Field(ge=0)] = 0.1
-    """eagle1: of the loss of guesses."""
+    """for eagle1: weight of the loss of guesses."""
     noise: Annotated[float, Field(ge=0)] = 0.2
-    """eagle1: width of uniform noise on the features that it reads; less in documents of over 512 tokens."""
+    """for eagle1: width of uniform noise on the features that it reads; less in documents of over 512 tokens."""
 
 
 TRAINING = Training(objective="sametoken.heads.eagle1.objective:Eagle1Objective", head=Eagle1Options, loss=Eagle1Loss)

@@ -13,11 +13,12 @@ class Eagle3Options(EagleOptions):
     """The architecture of an EAGLE-3 head."""
 
     taps: str | None = None
-    """eagle3: blocks of the target, from 0, whose outputs it reads, as 1,7,12; without it: 1, n // 2 - 1 and n - 4."""
+    """for eagle3: blocks of the target, from 0, whose outputs it reads, as 1,7,12; without it: 1, n // 2 - 1 and n - 4
+    of n blocks."""
     norm_before_residual: bool = False
-    """eagle3: the residual starts from the normed hidden state; SGLang and TensorRT-LLM do not."""
+    """for eagle3: the residual starts from the normed hidden state; SGLang and TensorRT-LLM do not."""
     norm_before_fc: bool = False
-    """eagle3: one norm over all taps before they are fused."""
+    """for eagle3: one norm over all taps before they are fused."""
     fc_norm: bool | None = None
     """EAGLE 3.1: a norm for each tap; without it: yes for a new eagle3 head without norm_before_fc."""
     norm_output: bool | None = None

@@ -125,5 +125,6 @@ def check_outer(model: Any) -> None:
         if not torch.allclose(found.float(), plain.float(), rtol=0.05, atol=0.02 * float(plain.float().abs().max())):
             raise UnsupportedModelError(
                 f"{type(model).__name__} scales or caps its {name} otherwise than its configuration says; expected a "
-                "model that reads and scores tokens by one table each, as Llama, Mistral, Phi 3, Qwen 2 and Qwen 3 do"
+                "model with one table from tokens to vectors and one from hidden states to scores, as Llama, Mistral, "
+                "Phi 3, Qwen 2 and Qwen 3 have"
             )
