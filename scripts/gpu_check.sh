@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in under nine minutes and without a network: tests on CUDA, equal tokens, the table.
 #
-#   scripts/gpu_check.sh [--out DIR]               a machine with CUDA, torch >= 2.11, transformers >= 5.17
+#   scripts/gpu_check.sh [--out DIR]               a machine with CUDA; torch and transformers within pyproject.toml's bounds
 #   scripts/gpu_check.sh --device cpu --tiny       the same programs where there is no GPU; the figures mean nothing
 #
 # PYTHON names the interpreter (python3). Modules that are missing are installed from the folder WHEELS into a
