@@ -400,8 +400,17 @@ def test_deploy_serves_until_it_is_told_to_end(hosts: Hosts) -> None:
     assert "SIGTERM: finishing open requests" in job.said[0]
 
 
-def test_deploy_keeps_the_key_off_command_lines_and_ends_with_the_terminal(hosts: Hosts) -> None:
-    """Only the command that was typed has the key; SIGHUP, which a terminal sends when it closes, ends both ranks."""
+def rank_key(process: int) -> str:
+    """The key in the environment of a rank."""
+    words = Path(f"/proc/{process}/environ").read_text().split("\0")
+    return next(word.partition("=")[2] for word in words if word.startswith("SAMETOKEN_RANK_KEY="))
+
+
+def test_deploy_keeps_the_keys_off_command_lines_and_ends_with_the_terminal(hosts: Hosts) -> None:
+    """Only the command that was typed has the server's key, and none that of the ranks, which both ranks have.
+
+    SIGHUP, which a terminal sends when it closes, ends both ranks.
+    """
     with started((hosts[0], deploying(hosts, "embedded", "--api-key", "sk-secret"))) as job:
         url = f"http://{hosts[0].address}:8355/v1/models"
 
@@ -415,6 +424,12 @@ def test_deploy_keeps_the_key_off_command_lines_and_ends_with_the_terminal(hosts
         own = inner(job.processes[0])
         wait_until(lambda: {*hosts[0].processes("sk-secret")} == {own}, STARTS_S)  # a child has its words before exec
         assert hosts[1].processes("sk-secret") == []
+        own_ranks = [{*host.processes("-m sametoken.cli serve")} - {*host.processes("mpirun")} for host in hosts]
+        assert [len(here) for here in own_ranks] == [1, 1]
+        key, other = (rank_key(*here) for here in own_ranks)
+        assert len(key) == 32
+        assert key == other
+        assert not any(host.processes(key) for host in hosts)
         assert first_answer(job)
         os.kill(own, signal.SIGHUP)
         assert job.ends(STARTS_S) == [0], job.words
