@@ -246,6 +246,7 @@ def test_a_chain_is_step_by_step_drawing(kernels: Library, config: EagleConfig, 
         ([0.0, 0.0, 0.0], {}, 2),
         ([0.7, 1.0, 1.5], {}, 3),
         ([0.0, 1.0, 0.3], {"top_k": 40, "top_p": 0.8, "min_p": 0.01}, 2),
+        ([1e-6, 0.01, 0.002], {}, 3),  # most probabilities are too small for a float
         ([1.0, 1.0, 0.5], {"top_p": 0.05}, 3),  # a nucleus of one token: fewer children than branches
     ],
 )

@@ -18,6 +18,8 @@ struct Growth {
   int32_t nodes;                        // of the largest draft
 };
 
+constexpr float LOWEST = -87;  // the least exponent that is told from lower ones
+
 struct Guess {
   int64_t token;
   float score;  // log of its share in the race; -infinity where there is none, and the token is padding
@@ -46,11 +48,12 @@ inline void rank(const float* scores, const int32_t* ids, int64_t size, const Dr
   float* shares = reinterpret_cast<float*>(scratch.reserve(size_t(stride) * 8));
   float* weights = shares + stride;
   float peak = scores[greatest(scores, size)], temperature = column(draw.temperature, row, 1.0f);
-  Floats least = spread(least_kept(scores, size, peak, temperature, draw, row, shares));
-  Floats top = spread(peak), sharpness = spread(1.0f / temperature);
+  float floor = least_kept(scores, size, peak, temperature, draw, row, shares);
+  Floats least = spread(floor);
+  Floats top = spread(peak), sharpness = spread(1.0f / temperature), lowest = spread(LOWEST);
   for (int64_t i = 0; i < size; i += LANES) {
-    Floats score = load(scores + i), weight = exponential(mul(sub(score, top), sharpness));
-    store(weights + i, where_less(score, least, zeros(), weight));
+    Floats score = load(scores + i), cost = mul(sub(score, top), sharpness);
+    store(weights + i, where_less(score, least, zeros(), where_less(cost, lowest, zeros(), exponential(cost))));
   }
   std::fill(weights + size, weights + stride, 0.0f);
   float nucleus = float(column(draw.top_p, row, 1.0));
@@ -64,11 +67,22 @@ inline void rank(const float* scores, const int32_t* ids, int64_t size, const Dr
     sum = add(sum, share);
   }
   float total = lane_sum(sum);
-  for (int k = 0; k < count; k++) {
+  int real = 0;
+  for (; real < count; real++) {
     int64_t best = greatest(shares, size);
-    bool real = shares[best] > 0 && shares[best] <= total;
-    found[k] = real ? Guess{ids[best], std::log(shares[best] / total)} : Guess{-1, -INFINITY};
-    shares[best] = 0;
+    if (!(shares[best] > 0 && shares[best] <= total)) break;
+    found[real] = {ids[best], std::log(shares[best] / total)};
+    shares[best] = -1;  // taken
+  }
+  // What is left weighs too little for a float: the greatest scores, which noise would hardly reorder.
+  float* left = weights;
+  for (int64_t i = 0; i < size && real < count; i++)
+    left[i] = shares[i] == 0 && nucleus >= 1 && scores[i] >= floor ? scores[i] : -INFINITY;
+  for (; real < count; real++) {
+    int64_t best = greatest(left, size);
+    float score = (left[best] - peak) / temperature - std::log(total);
+    found[real] = std::isfinite(score) ? Guess{ids[best], score} : Guess{-1, -INFINITY};
+    left[best] = -INFINITY;
   }
 }
 
