@@ -165,10 +165,29 @@ def test_directives_of_a_new_job(run: Any, slurm: Path) -> None:
     assert '--shard "$SLURM_PROCID/$SLURM_NTASKS"' in script
 
 
+def test_a_path_is_a_path(run: Any, slurm: Path) -> None:
+    """Nothing in the name of a folder is run, in the script or in its first lines."""
+    folder = slurm / "a b$(touch run)"
+    words = ("--data", str(slurm / "data"), "--output", str(folder), "--job", "7", "--nodes", "n1,n3", "--start", "40")
+    for command in ("synthesize", "prepare"):
+        script = printed(run, command, *words[: None if command == "synthesize" else -2])
+        assert f'#SBATCH --output="{folder}/logs/%x-%j.log"' in script.splitlines()
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=slurm)
+        assert f"{folder}/logs" in done.stdout
+    assert not (slurm / "run").exists()
+    for name in ("it's", 'a"', "50%", "a\nb"):
+        answer = run("deploy", "slurm", "prepare", *words[:3], str(slurm / name), *words[4:8], "--dry-run")
+        assert answer.code == 2
+        assert "another meaning" in answer.err
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         ((), "--nodes is missing"),
+        (("--nodes", "n[1"), "expected names such as"),
+        (("--nodes", "99999999999999"), "expected names such as"),
+        (("1", "vllm", "m", "d", "o", "s", "²", "10", "n1"), "expected a number from 0"),
         (("--nodes", "n1;ls"), "expected names such as"),
         (("--job", "x", "--nodes", "n1"), "expected the number of a job"),
         (("--job", "7"), "--nodes is missing; expected names of nodes of job 7"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from sametoken.commands import slurm
@@ -63,11 +64,12 @@ def _read(words: list[str], values: Chosen) -> tuple[str | None, Chosen]:
     model, _ = found.pop("model"), found.pop("scripts")
     if len(words) > len(DOCUMENTED):
         found["system_prompt"] = words[-1].removeprefix('"').removesuffix('"')  # its launch.sh needs them
+    for name in ("start", "shards"):
+        if not re.fullmatch("[0-9]{1,9}", found[name]) or int(found[name]) < (name != "start"):
+            least = int(name != "start")
+            raise ConfigError(f"{name} is {found[name]!r}, expected a number from {least} to 999999999")
     if twice := sorted(found.keys() & values.given):
         raise ConfigError(f"--{twice[0].replace('_', '-')} is given twice; leave the option out")
-    for name in ("start", "shards"):
-        if not found[name].isdigit() or int(found[name]) < (name != "start"):
-            raise ConfigError(f"{name} is {found[name]!r}, expected a number")
     numbers = {name: int(found[name]) for name in ("start", "shards")}
     print("SCRIPTS is not needed: the nodes run commands of sametoken", file=sys.stderr)
     return model, Chosen(values | found | numbers, values.given | found.keys())

@@ -35,6 +35,9 @@ OPTIONS = titled(
     Option("dry_run", bool, False, "print the script and start nothing."),
 )  # fmt: skip
 
+# How many, below a million; or names, with ranges in brackets.
+NODES = r"[1-9][0-9]{0,5}|[A-Za-z][\w.-]*(\[[0-9,-]+\][\w.-]*)?(,[A-Za-z][\w.-]*(\[[0-9,-]+\][\w.-]*)?)*"
+
 
 def allocation_of(values: Values) -> Allocation:
     """Where the job runs.
@@ -45,9 +48,9 @@ def allocation_of(values: Values) -> Allocation:
     from sametoken.deploy.slurm import JOB, Allocation
 
     nodes, job = values["nodes"], values["job"] or os.environ.get(JOB) or None
-    if nodes is not None and not re.fullmatch(r"[1-9]\d*|[A-Za-z0-9][\w.,\[\]-]*", nodes):
+    if nodes is not None and not re.fullmatch(NODES, nodes):
         raise ConfigError(f"--nodes {nodes!r}: expected names such as n1,n2 or n[1-4], or how many")
-    if job is not None and not job.isdigit():
+    if job is not None and not re.fullmatch("[0-9]+", job):
         raise ConfigError(f"--job {job!r}: expected the number of a job, as salloc and squeue print it")
     if job is None and nodes is None:
         raise ConfigError("--nodes is missing; expected names such as n1,n2, or how many")

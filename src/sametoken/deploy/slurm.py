@@ -28,14 +28,14 @@ WAIT_FUNCTION = """ended() {
     done
 }
 """
-SYNTHESIZE = """{header}{ended}first={start} steps=() code=0
+SYNTHESIZE = """{header}{ended}logs={logs} first={start} steps=() code=0
 trap 'kill -TERM "${{steps[@]}}" 2>/dev/null' TERM INT
 for node in $(scontrol show hostnames {nodes}); do
     srun {srun} --nodes=1 --ntasks=1 --nodelist="$node" \\
-        --open-mode=append --output={logs}/"$node".log \\
+        --open-mode=append --output="$logs/$node.log" \\
         {command} --start "$first" &
     steps+=($!)
-    echo "$node: shards $first to $((first + {shards} - 1)), log {logs}/$node.log"
+    echo "$node: shards $first to $((first + {shards} - 1)), log $logs/$node.log"
     first=$((first + {shards}))
 done
 for step in "${{steps[@]}}"; do
@@ -45,13 +45,14 @@ for step in "${{steps[@]}}"; do
 done
 exit "$code"
 """
-EVERYWHERE = """{header}{ended}nodes=($(scontrol show hostnames {nodes}))
+EVERYWHERE = """{header}{ended}logs={logs}
+nodes=($(scontrol show hostnames {nodes}))
 {before}srun {srun} --nodes="${{#nodes[@]}}" --ntasks="${{#nodes[@]}}" --ntasks-per-node=1 --kill-on-bad-exit=1 \\
-    --nodelist="$(IFS=,; echo "${{nodes[*]}}")" --open-mode=append --output={logs}/%N-%t.log \\
+    --nodelist="$(IFS=,; echo "${{nodes[*]}}")" --open-mode=append --output="$logs/%N-%t.log" \\
     {command} &
 step=$!
 trap 'kill -TERM "$step" 2>/dev/null' TERM INT
-echo "${{nodes[*]}}: logs in {logs}"
+echo "${{nodes[*]}}: logs in $logs"
 ended "$step"
 """
 # Nodes meet at the first; a node's address may be another word than its name.
@@ -81,9 +82,16 @@ class Allocation(NamedTuple):
         return self.nodes is not None and not self.nodes.isdigit()
 
     def directives(self, name: str, logs: Path, *more: str) -> str:
-        """The first lines of a script, which sbatch reads; the nodes among them."""
+        """The first lines of a script, which sbatch reads; the nodes among them.
+
+        Raises:
+            ConfigError: Slurm does not take the path of the logs literally.
+        """
         nodes = f"--nodelist={self.nodes}" if self.named else f"--nodes={self.nodes or 1}"
-        output = f"--output={logs}/%x-%j.log"
+        if odd := sorted({each for each in str(logs) if each in "\"'\\%" or not each.isprintable()}):
+            found = " ".join(map(repr, odd))
+            raise ConfigError(f"{str(logs)!r}: Slurm gives {found} in a path another meaning; use another folder")
+        output = f'--output="{logs}/%x-%j.log"'
         return header(f"--job-name={name}", nodes, "--ntasks-per-node=1", output, *more, shlex.join(self.sbatch))
 
     @property
