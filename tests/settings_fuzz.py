@@ -47,7 +47,7 @@ SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, 
 KINDS: dict[str | None, str] = {"draft": "draft_target", "eagle3": "eagle3", "eagle": "eagle", "medusa": "medusa"}
 FREE = ("ngram", "suffix", "none", "auto", None)
 # Several ranks are processes, seconds to start: tests of the room `parallel` vary them.
-RANKS = {"tensor_parallel_size", "tensor_parallel_check"}
+RANKS = {"tensor_parallel_size", "tensor_parallel_check", "draft_tensor_parallel_size"}
 FIXED = {"device", "deterministic", "cuda_graphs", "tokenizer", "chat_template", "generation_config", *RANKS}
 FORMATS = ("none", "none", "int8", "int8_weight_only", "int4", "int4_g128")
 POOL = 48  # requests that rounds choose from

@@ -282,8 +282,8 @@ def test_forgotten_requests_leave_nothing_behind(pair: tuple[str, str]) -> None:
     ("options", "words"),
     [
         ({"draft_len_schedule": {4: 4}, "max_concurrency": 2}, "exclude each other"),
-        ({"draft_len_schedule": {4: 2}}, "expected max_draft_len 4"),
-        ({"draft_len_schedule": {1: 4, 4: 6}}, "expected max_draft_len 4"),
+        ({"draft_len_schedule": {4: 2}}, "must be max_draft_len, 4"),
+        ({"draft_len_schedule": {1: 4, 4: 6}}, "must be max_draft_len, 4"),
         ({"draft_len_schedule": {}}, "is empty"),
         ({"draft_len_schedule": {0: 4}}, "draft_len_schedule"),
         ({"acceptance_window": 5}, "work together"),

@@ -239,7 +239,7 @@ def test_marks_that_are_special_tokens_are_found_and_not_shown(
         def forced(self, limit: int) -> list[int]:
             return []
 
-    monkeypatch.setattr(llm, "_grammar", lambda params: Dictation())
+    monkeypatch.setattr(llm._maker, "_grammar", lambda params: Dictation())
     with running(llm) as server:
         for stream in (False, True):
             body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "stream": stream}
