@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 from ray_cluster import PYTHON, RayCluster, ray_cluster
 
-from sametoken.deploy.shards import done
 from sametoken.train.dataset.prepared import Prepared
+from shard_checks import SERVE, SHORT, complete, words_to_shard
 
 pytestmark = pytest.mark.skipif(not PYTHON, reason="make test-ray runs these")
-SHORT = ("--max-tokens", "8", "--num-threads", "2")
-SERVE = ("--serve-args", "--max-batch-size 4 --max-seq-len 256 --threads 1")
 
 
 @pytest.fixture
@@ -28,19 +26,8 @@ def cluster(tmp_path: Path) -> Iterator[RayCluster]:
 
 def shards(run: Any, place: Path, count: int) -> Path:
     """A directory of so many shards of two conversations each."""
-    lines = [
-        json.dumps({"conversations": [{"role": "user", "content": f"Tell me about number {number}."}]})
-        for number in range(2 * count)
-    ]
-    (place / "all.jsonl").write_text("\n".join(lines))
-    words = ("--input-path", str(place / "all.jsonl"), "--output-dir", str(place / "shards"))
-    assert run("shard", *words, "--max-lines-per-shard", "2").code == 0
+    assert run(*words_to_shard(place, count)).code == 0
     return place / "shards"
-
-
-def complete(answers: Path) -> list[int]:
-    """Numbers of the shards that are done."""
-    return sorted(int(file.name[7:12]) for file in answers.glob("output-*.jsonl") if done(file))
 
 
 def servers() -> list[int]:

@@ -15,14 +15,12 @@ from pathlib import Path
 import pytest
 from slurm_cluster import Cluster, cluster, processes_of, reason_to_skip, wait_until
 
-from sametoken.deploy.shards import done
+from shard_checks import SERVE, SHORT, complete, words_to_shard
 
 pytestmark = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip() or "runs")
 SAMETOKEN = (sys.executable, "-m", "sametoken.cli")
 SLURM = (*SAMETOKEN, "deploy", "slurm")
 HOST = socket.gethostname().partition(".")[0]
-SHORT = ("--max-tokens", "8", "--num-threads", "2")
-SERVE = ("--serve-args", "--max-batch-size 4 --max-seq-len 256 --threads 1")
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +31,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def shards(slurm: Cluster, place: Path, count: int) -> Path:
     """A directory of so many shards of two conversations each."""
-    lines = [
-        json.dumps({"conversations": [{"role": "user", "content": f"Tell me about number {number}."}]})
-        for number in range(2 * count)
-    ]
-    (place / "all.jsonl").write_text("\n".join(lines))
-    cut = ("shard", "--input-path", str(place / "all.jsonl"), "--output-dir", str(place / "shards"))
-    slurm.run(*SAMETOKEN, *cut, "--max-lines-per-shard", "2")
+    slurm.run(*SAMETOKEN, *words_to_shard(place, count))
     return place / "shards"
-
-
-def complete(answers: Path) -> list[int]:
-    """Numbers of the shards that are done."""
-    return sorted(int(file.name[7:12]) for file in answers.glob("output-*.jsonl") if done(file))
 
 
 def test_two_calls_answer_shards_0_to_39_and_40_to_79(slurm: Cluster, tmp_path: Path) -> None:
