@@ -73,3 +73,9 @@ def test_every_module_is_explained_in_its_room(room: str) -> None:
 def test_every_module_of_a_kind_is_explained() -> None:
     found = {each.partition("/")[2] for each in modules("heads") if each.partition("/")[0] in KINDS}
     assert found == set(IN_KINDS)
+
+
+def test_a_test_file_has_a_name_of_its_own() -> None:
+    """Without packages among the tests, pytest refuses the second file of a name."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert {name for name in names if names.count(name) > 1} == set()

@@ -7,6 +7,14 @@
 #include "grow.h"
 #include "pack.h"
 
+#ifdef __GLIBCXX__
+// Containers call this when the size of an allocation overflows. libstdc++ has it since GCC 11: a copy of our own lets the
+// kernels load beside the older libstdc++ of the systems that the wheel is tagged for.
+namespace std {
+void __throw_bad_array_new_length() { throw bad_array_new_length(); }
+}  // namespace std
+#endif
+
 using namespace sametoken;
 
 extern "C" {
