@@ -11,6 +11,7 @@ from sametoken.bench.record import (
     SCHEMA,
     Category,
     Cell,
+    Choice,
     ContextCost,
     Environment,
     Estimate,
@@ -78,6 +79,29 @@ def cell(lengths: Sequence[int], accepted: Sequence[float], cost: Any = cheap, *
     variants = [variant(length, accepted, cost) for length in (0, *lengths)]
     made = Cell("made-up", 0.0, 1, None, 1, 1, 20.0, variants)
     return replace(made, **other)
+
+
+def with_controller(made: Cell, speed: float, choices: dict[int, int], **plain: int) -> Cell:
+    """A cell whose controller was `speed` times as fast as the last fixed length.
+
+    Args:
+        choices: decoding steps by the draft length that was allowed; a step without one takes a plain step's time.
+        plain: forwards without a draft, by reason.
+    """
+    best = made.fixed[-1]
+    gain = best.speed_up.value * speed
+    steps = [Choice(n, count, (PLAIN_S + 0.0001) * (1 + 0.1 * n), 1 + 0.5 * n) for n, count in sorted(choices.items())]
+    drafted = sum(count for length, count in choices.items() if length)
+    found = replace(best.acceptance, drafted_by={best.method: drafted}, plain=plain)
+    chosen = replace(
+        best,
+        chosen=True,
+        choices=steps,
+        acceptance=found,
+        speed_up=Estimate(gain, gain - 0.01, gain + 0.01),
+        tokens_per_second=best.tokens_per_second * speed,
+    )
+    return replace(made, variants=[*made.variants, chosen])
 
 
 def changed(made: Cell, place: int, **other: Any) -> Cell:

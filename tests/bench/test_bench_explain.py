@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench_checks import PLAIN_S, cell, changed, cheap, contexts, run_of
+from bench_checks import PLAIN_S, cell, changed, cheap, contexts, run_of, with_controller
 from sametoken.bench.explain import explain
 from sametoken.bench.predict import Outlook
 from sametoken.bench.record import Estimate, Load, Spread
@@ -187,6 +187,44 @@ def test_a_better_length_is_recommended_to_be_measured() -> None:
     assert "Recommended: measure --max-draft-len 2, estimated at" in text
     assert explain(run_of(cheap_long := cell([4], HALF, cheap))).count("Recommended: --max-draft-len 4") == 1
     assert cheap_long.speculative[0].max_draft_len == 4
+
+
+# --- the controller
+
+
+def test_what_the_controller_chose_and_why() -> None:
+    made = with_controller(cell([2, 4], HALF), 0.99, {0: 100, 2: 300, 4: 595, 3: 5}, gain=80, slower=20, end=3)
+    text = explain(run_of(made))
+    assert "The controller, which chooses the length of every step, reaches " in text
+    assert ": 0.99 of the speed of the best fixed length, 4." in text
+    for words in (
+        "It chose drafts of 4 in 60% of the steps, which took 1.40 plain steps and emitted 3.00 tokens per row (2.14x)",
+        "(2.14x); drafts of 2 in 30% of the steps, which took 1.20 plain steps and emitted 2.00 tokens per row",
+        "(1.67x); no draft in 10% of the steps.",
+    ):
+        assert words in text
+    assert (
+        "10% of the forwards of a request had no draft: no gain was expected (8%), drafts had been measured to be "
+        in text
+    )
+    assert "slower than plain steps (2%)." in text
+    assert "one token was left" not in text  # less than a fiftieth
+    assert "Recommended: the controller (--adaptive, the default) with --max-draft-len 4, measured at" in text
+
+
+def test_a_controller_that_loses_is_not_recommended() -> None:
+    text = explain(run_of(with_controller(cell([2, 4], HALF), 0.8, {4: 10})))
+    assert ": 0.80 of the speed of the best fixed length, 4." in text
+    assert "Recommended: --max-draft-len 4 --no-adaptive, measured at" in text
+
+
+def test_a_controller_that_drafts_nothing_where_drafts_lose() -> None:
+    lossy = cell([4], [0.02] * 16, linear)
+    made = with_controller(lossy, 1 / lossy.fixed[0].speed_up.value, {0: 1000}, gain=1000)
+    text = explain(run_of(made))
+    assert "It chose no draft in 100% of the steps." in text
+    assert "100% of the forwards of a request had no draft: no gain was expected (100%)." in text
+    assert "Recommended: no drafts here" in text
 
 
 # --- servers

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from test_bench_explain import load
 
-from bench_checks import cell, run_of
+from bench_checks import cell, run_of, with_controller
 from sametoken.bench import plots
 from sametoken.bench.plots import INK, charts
 from sametoken.bench.record import RUN, read_runs, write_run
@@ -72,6 +72,29 @@ def test_a_figure_says_its_finding_and_where_it_is_from() -> None:
     assert "The first draft token is accepted in 50% of the drafts" in accepted
     assert "dashed: share of drafts that got there" in accepted
     assert "ms per token with drafts" in time
+
+
+def test_tokens_per_second_are_drawn_against_the_batch() -> None:
+    sizes = {1: 1.05, 4: 0.97, 16: 1.0}
+    cells = [with_controller(cell([1, 4], HALF, batch=batch), speed, {4: 9}) for batch, speed in sizes.items()]
+    load, speed_up, *_ = charts([run_of(*cells)])
+    assert load.name == "load"
+    words = " ".join(ElementTree.fromstring(load.svg).itertext())
+    assert re.search(r"The controller: at least 0\.97 of the best fixed length, 1\.\d\d of plain decoding", words)
+    for line in (
+        "plain decoding",
+        "best fixed draft length of the batch",
+        "the controller, which chooses",
+        "temperature 0",
+    ):
+        assert line in words
+    assert "chosen: the controller chooses the length of every step" in "".join(
+        ElementTree.fromstring(speed_up.svg).itertext()
+    )
+    without = charts([run_of(*(cell([1, 4], HALF, batch=batch) for batch in sizes))])[0]
+    words = " ".join(ElementTree.fromstring(without.svg).itertext())
+    assert re.search(r"Drafts decode at 1\.\d\d of plain at batch 1, at 1\.\d\d at batch 16", words)
+    assert "the controller" not in words
 
 
 def test_many_cells_are_spread_over_figures(monkeypatch: pytest.MonkeyPatch) -> None:

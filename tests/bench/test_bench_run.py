@@ -23,7 +23,7 @@ from sametoken.prompts.sources import Conversation, as_turn
 from sametoken.speculation.params import RequestSpeculation
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
-GRID = Grid([1, 3], [1, 3], [None], [0.0], output_len=8, repeat=2, seed=5, ignore_eos=False)
+GRID = Grid([1, 3], True, [1, 3], [None], [0.0], output_len=8, repeat=2, seed=5, ignore_eos=False)
 PROMPTS = ("hello", "one two one two", "a", "what?")
 ITEMS = tuple(PromptItem("odd" if n % 2 else "even", text) for n, text in enumerate(PROMPTS, 1))
 WORKLOAD = Workload("few", "prompts", ITEMS)
@@ -76,9 +76,9 @@ def found(measured: GridResult) -> tuple[list[Cell], list[Mismatch]]:
     return measured.cells, measured.mismatches
 
 
-@pytest.mark.parametrize("takes", [1, 4, 8])
+@pytest.mark.parametrize("takes", [1, 5, 10])
 def test_an_interrupted_run_keeps_its_whole_rounds(llm: LLM, takes: int) -> None:
-    """Rounds are of three variants, cells of two rounds: after 4 takes one round is whole, after 8 one cell and one."""
+    """Rounds are of four variants, cells of two rounds: after 5 takes one round is whole, after 10 one cell."""
     told: list[str] = []
 
     def stop_after(what: str) -> None:
@@ -89,7 +89,7 @@ def test_an_interrupted_run_keeps_its_whole_rounds(llm: LLM, takes: int) -> None
     measured = measure_grid(llm, [WORKLOAD], GRID, stop_after)
     assert measured.interrupted
     rounds = [[len(variant.round_s) for variant in cell.variants] for cell in measured.cells]
-    assert rounds == {1: [], 4: [[1, 1, 1]], 8: [[2, 2, 2]]}[takes]
+    assert rounds == {1: [], 5: [[1, 1, 1, 1]], 10: [[2, 2, 2, 2]]}[takes]
     assert measured.mismatches == []
 
 
@@ -97,10 +97,11 @@ def test_cells_and_their_figures(llm: LLM) -> None:
     told: list[str] = []
     cells, mismatches = found(measure_grid(llm, [WORKLOAD], GRID, told.append))
     assert mismatches == []
-    assert len(told) == GRID.takes(1) == 2 * 2 * 3
+    assert len(told) == GRID.takes(1) == 2 * 2 * 4
     assert [(cell.batch, cell.requests, cell.prompts) for cell in cells] == [(1, 4, 4), (3, 4, 4)]
     for cell in cells:
-        assert [variant.max_draft_len for variant in cell.variants] == [0, 1, 3]
+        assert [(v.max_draft_len, v.chosen) for v in cell.variants] == [(0, False), (1, False), (3, False), (3, True)]
+        assert [bool(variant.choices) for variant in cell.variants] == [False, False, False, True]
         assert {variant.tokens for variant in cell.variants} == {cell.plain.tokens}
         for variant in cell.variants:
             ratios = [a / b for a, b in zip(cell.plain.round_s, variant.round_s, strict=True)]
@@ -114,6 +115,17 @@ def test_cells_and_their_figures(llm: LLM) -> None:
         assert (cell.plain.method, cell.plain.acceptance.drafted) == ("none", 0)
         assert cell.plain.speed_up.value == 1
         assert len(cell.speculative[1].acceptance.positions) == 3
+        assert cell.chosen is not None
+        chosen, counted = cell.chosen, cell.chosen.acceptance
+        assert max(choice.draft_len for choice in chosen.choices) <= 3
+        decoding = counted.forwards - cell.requests * GRID.repeat  # all but those that read the prompts
+        assert sum(counted.plain.values()) + sum(counted.drafted_by.values()) == decoding
+
+
+def test_without_the_controller_only_fixed_lengths_are_measured(llm: LLM) -> None:
+    cells, _ = found(measure_grid(llm, [WORKLOAD], replace(GRID, chosen=False, batches=[1], repeat=1), lambda _: None))
+    assert [variant.label for variant in cells[0].variants] == ["plain", "draft_target 1", "draft_target 3"]
+    assert cells[0].chosen is None
 
 
 def test_a_batch_is_filled_with_the_same_prompts_and_other_seeds(llm: LLM) -> None:
@@ -123,13 +135,14 @@ def test_a_batch_is_filled_with_the_same_prompts_and_other_seeds(llm: LLM) -> No
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, change: Any = None) -> list[tuple[int, int]]:
-    """Every take's draft length and output length; `change` may alter what a take of drafts found."""
+    """Every take's draft length, negative where it is chosen, and output length; `change` may alter what a take of
+    drafts found."""
     seen: list[tuple[int, int]] = []
 
     def wrapped(llm: LLM, jobs: list[TimedRequest], batch: int) -> Pass:
         params = jobs[0].params
         assert params.speculative is not None
-        length = params.speculative.max_draft_len or 0
+        length = (params.speculative.max_draft_len or 0) * (-1 if params.speculative.adaptive else 1)
         seen.append((length, params.max_tokens or 0))
         take = drive(llm, jobs, batch)
         if change is not None and length:
@@ -144,8 +157,8 @@ def test_rounds_are_interleaved_and_begin_in_turn(llm: LLM, monkeypatch: pytest.
     seen = recorded(monkeypatch)
     few = Workload("one", "prompts", WORKLOAD.items[:1])
     measure_grid(llm, [few], replace(GRID, batches=[1], output_len=9, repeat=3), lambda _: None)
-    assert seen[:3] == [(0, 8), (1, 8), (3, 8)]  # warm-up
-    assert [length for length, _ in seen[3:]] == [0, 1, 3, 1, 3, 0, 3, 0, 1]
+    assert seen[:4] == [(0, 8), (1, 8), (3, 8), (-3, 8)]  # warm-up
+    assert [length for length, _ in seen[4:]] == [0, 1, 3, -3, 1, 3, -3, 0, 3, -3, 0, 1]
 
 
 def test_a_different_token_is_found_and_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +168,7 @@ def test_a_different_token_is_found_and_named(llm: LLM, monkeypatch: pytest.Monk
     recorded(monkeypatch, spoil)
     cells, mismatches = found(measure_grid(llm, [WORKLOAD], replace(GRID, batches=[1], draft_lens=[2]), lambda _: None))
     assert len(cells) == 1
-    assert len(mismatches) == GRID.repeat
+    assert [found.chosen for found in mismatches] == [False] * GRID.repeat + [True] * GRID.repeat
     first = mismatches[0]
     assert (first.max_draft_len, first.prompt, first.position) == (2, 3, 4)
     assert first.found == (first.plain or 0) + 1
@@ -217,7 +230,7 @@ def test_a_difference_is_exit_code_1(run: Any, pair: Pair, tmp_path: Path, monke
     assert answer.code == 1
     assert "different from plain decoding: builtin, temperature 0, batch 1, draft length 4, prompt 0" in answer.out
     assert "comes before speed" in answer.out
-    assert len(read_runs([str(tmp_path)])[0].mismatches) == 1
+    assert [found.chosen for found in read_runs([str(tmp_path)])[0].mismatches] == [False, True]
 
 
 def test_runs_do_not_overwrite_each_other_and_bad_files_are_named(run: Any, pair: Pair, tmp_path: Path) -> None:

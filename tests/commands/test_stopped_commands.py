@@ -57,13 +57,13 @@ def stopped(where: str, at: int, number: str, *arguments: str) -> subprocess.Com
 def test_bench_keeps_its_whole_rounds(pair: Pair, tmp_path: Path, number: str) -> None:
     words = ("bench", pair.target, "--draft", pair.draft, "--limit", "2", "--output-len", "6", "--repeat", "50",
              "--max-draft-len", "2", "--threads", "1", "--out", str(tmp_path), "--explain")  # fmt: skip
-    # Two warm-ups, then rounds of two takes.
-    done = stopped("sametoken.bench.run:drive", 2 + 7, number, *words)
+    # Three warm-ups, then rounds of three takes.
+    done = stopped("sametoken.bench.run:drive", 3 + 10, number, *words)
     assert done.returncode == 130, done.stderr
     assert "stopped: the figures above are of the rounds that were whole; run the same command" in done.stdout
     (file,) = tmp_path.glob("*.json")
     content = json.loads(file.read_text())
-    assert [len(variant["round_s"]) for variant in content["cells"][0]["variants"]] == [3, 3]
+    assert [len(variant["round_s"]) for variant in content["cells"][0]["variants"]] == [3, 3, 3]
     assert any(note.startswith("stopped by a signal") for note in content["notes"])
 
 

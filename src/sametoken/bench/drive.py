@@ -98,4 +98,6 @@ def _step(report: StepReport, seconds: float) -> StepTimes:
     emitted = sum(len(each.token_ids) for each in grown)
     draft_s, verify_s, _ = report.timings
     host_s = max(0.0, seconds - draft_s - verify_s)
-    return StepTimes(len(grown), context, emitted, draft_s, verify_s, host_s, bool(grown) and not report.plan.prefill)
+    decoding = bool(grown) and not report.plan.prefill
+    longest = max((item.limit for item in report.plan.decode), default=0)
+    return StepTimes(len(grown), context, emitted, draft_s, verify_s, host_s, decoding, longest)

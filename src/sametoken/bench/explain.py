@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+from sametoken.bench.choice import choices, compared
 from sametoken.bench.predict import Forecast, Outlook, accepted_shares
 from sametoken.bench.record import Cell, ContextCost, Environment, Load, Run, StepCost, Variant
 from sametoken.bench.tables import factor
@@ -27,7 +28,7 @@ WORTH_CHANGING = 1.03
 
 
 class Evidence(NamedTuple):
-    """What a finding looks at: the fastest speculative variant of a cell beside plain decoding.
+    """What a finding looks at: the fastest fixed draft length of a cell beside plain decoding.
 
     Attributes:
         step: its commonest decoding step. `others`: the run's cells, for comparison.
@@ -46,7 +47,7 @@ class Evidence(NamedTuple):
     @property
     def longest(self) -> Variant:
         """The variant that shows most positions of a draft."""
-        return max(self.cell.speculative, key=lambda variant: variant.max_draft_len)
+        return max(self.cell.fixed, key=lambda variant: variant.max_draft_len)
 
     @property
     def tokens_per_row(self) -> float:
@@ -90,12 +91,13 @@ def _busy(made: Environment) -> list[str]:
 
 
 def _fastest(cell: Cell) -> Variant:
-    return max(cell.speculative, key=lambda variant: variant.speed_up.value)
+    return max(cell.fixed, key=lambda variant: variant.speed_up.value)
 
 
 def _verdict_of(cell: Cell) -> str:
     """The label of a cell and what was measured there."""
-    return f"{cell.label}:\n  {_verdict(cell, _fastest(cell))}"
+    best = _fastest(cell)
+    return "\n  ".join([f"{cell.label}:", _verdict(cell, best), *compared(cell, best)])
 
 
 def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:
@@ -107,6 +109,7 @@ def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:
     case = Evidence(cell, best, outlook.costs[best.max_draft_len], outlook, others)
     table = outlook.table()
     lines += [f"  {_advice(case, table)}", f"  {_where_time_goes(case)}"]
+    lines += [f"  {line}" for line in choices(cell)]
     lines += [f"  - {finding}" for look in FINDINGS if (finding := look(case))]
     return "\n".join([*lines, *_table(table)])
 
@@ -294,15 +297,22 @@ def _advice(case: Evidence, table: Sequence[Forecast]) -> str:
     if _undecided(case.best):
         return "Recommended: measure again with more --repeat, on a machine without other work."
     promising = max(table, key=lambda line: line.speed_up)
+    chosen = case.cell.chosen
     measured = case.best.speed_up.value
-    if max(promising.speed_up, measured) <= 1:
+    if max(promising.speed_up, measured, chosen.speed_up.value if chosen else 0.0) <= 1:
         return "Recommended: no drafts here (--method none)."
     if promising.basis == "estimated" and promising.speed_up > WORTH_CHANGING * measured:
         return (
             f"Recommended: measure --max-draft-len {promising.draft_len}, estimated at {promising.speed_up:.2f}x; "
             f"until then {case.best.max_draft_len}, measured at {measured:.2f}x."
         )
-    return f"Recommended: --max-draft-len {case.best.max_draft_len}, measured at {measured:.2f}x."
+    if chosen and WORTH_CHANGING * chosen.speed_up.value >= measured:
+        return (
+            f"Recommended: the controller (--adaptive, the default) with --max-draft-len {chosen.max_draft_len}, "
+            f"measured at {chosen.speed_up.value:.2f}x."
+        )
+    fixed = f"--max-draft-len {case.best.max_draft_len}{' --no-adaptive' if chosen else ''}"
+    return f"Recommended: {fixed}, measured at {measured:.2f}x."
 
 
 def _explain_loads(loads: Sequence[Load]) -> str:

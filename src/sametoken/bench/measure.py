@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-from sametoken.bench.record import AcceptanceTable, ContextCost, Estimate, Position, Spread, StepCost
+from sametoken.bench.record import AcceptanceTable, Choice, ContextCost, Estimate, Position, Spread, StepCost
 from sametoken.engine.request import SpeculationStats
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom; beyond, 1.96 + 2.5 / d is within 0.002 of them.
@@ -32,6 +32,7 @@ class StepTimes(NamedTuple):
         emitted: tokens of all rows.
         draft_s, verify_s, host_s: its wall time by part.
         decoding: whether it read no prompt.
+        draft_len: longest path that any row's draft was allowed.
     """
 
     rows: int
@@ -41,6 +42,11 @@ class StepTimes(NamedTuple):
     verify_s: float
     host_s: float
     decoding: bool
+    draft_len: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.draft_s + self.verify_s + self.host_s
 
 
 def t_quantile(freedom: int) -> float:
@@ -94,6 +100,8 @@ def acceptance(stats: Iterable[SpeculationStats]) -> AcceptanceTable:
         accepted_lengths=pooled.accepted_lengths,
         drafted_lengths=pooled.drafted_lengths,
         positions=positions(pooled.accepted_lengths, pooled.drafted_lengths, pooled.tried),
+        drafted_by=pooled.drafted_by,
+        plain=pooled.plain,
     )
 
 
@@ -130,11 +138,21 @@ def context_costs(steps: Iterable[StepTimes]) -> list[ContextCost]:
             low=2**power,
             high=2 ** (power + 1),
             steps=len(group),
-            step_s=median(step.draft_s + step.verify_s + step.host_s for step in group),
+            step_s=median(step.seconds for step in group),
             tokens_per_row=sum(step.emitted for step in group) / sum(step.rows for step in group),
         )
         for power, group in sorted(_decoding(commonest, lambda step: int(step.context).bit_length() - 1).items())
     ]
+
+
+def choices(steps: Iterable[StepTimes]) -> list[Choice]:
+    """Decoding steps by the draft length that was allowed."""
+    found = []
+    for length, group in sorted(_decoding(steps, lambda step: step.draft_len).items()):
+        commonest = max(_decoding(group, lambda step: step.rows).values(), key=len)
+        tokens = sum(step.emitted for step in group) / sum(step.rows for step in group)
+        found.append(Choice(length, len(group), median(step.seconds for step in commonest), tokens))
+    return found
 
 
 def _decoding(steps: Iterable[StepTimes], key: Callable[[StepTimes], int]) -> dict[int, list[StepTimes]]:

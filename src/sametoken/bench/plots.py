@@ -12,7 +12,8 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sametoken.bench.record import Cell, Load, Run
+from sametoken.bench.compare import SpeedOfRounds
+from sametoken.bench.record import Cell, Load, Run, Variant
 from sametoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ INK = "#2b2f36"  # lines and letters; a page replaces it by the colour of its ow
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 SIZE = (6.4, 3.6)
 APART = 0.08  # between marks of one position, in draft tokens
+ASIDE = 0.06  # between marks of one batch size, in doublings
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 10,
@@ -66,7 +68,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     cells = [cell for run in runs for cell in run.cells]
     loads = [load for run in runs for load in run.loads]
     drawn = []
-    for name, caption, draw in [*_of_cells(cells), *_of_loads(loads)]:
+    for name, caption, draw in [*_of_batches(runs), *_of_cells(cells), *_of_loads(loads)]:
         drawn.append(Chart(name, caption, *_render(name, draw, _origin(runs))))
     return drawn
 
@@ -84,6 +86,21 @@ def _origin(runs: Sequence[Run]) -> str:
 
 
 Drawing = tuple[str, str, Callable[["Axes"], None]]
+
+
+def _of_batches(runs: Sequence[Run]) -> Iterator[Drawing]:
+    """Of every run that has the same texts at several batch sizes."""
+    found: list[list[Cell]] = []
+    for run in runs:
+        texts = {cell.texts: [other for other in run.cells if other.texts == cell.texts] for cell in run.cells}
+        found += [same for same in texts.values() if len(same) > 1]
+    for number, cells in enumerate(found, 1):
+        yield (
+            f"load{'' if len(found) == 1 else f'-{number}'}",
+            "Tokens per second against the number of requests that run together: plain decoding, the best fixed draft "
+            f"length of each batch, and what the controller chose; {cells[0].texts}.",
+            partial(_load, cells=sorted(cells, key=lambda cell: cell.batch)),
+        )
 
 
 def _of_cells(cells: Sequence[Cell]) -> Iterator[Drawing]:
@@ -124,30 +141,84 @@ def _chunks(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
     return [cells[at : at + len(COLOURS)] for at in range(0, len(cells), len(COLOURS))]
 
 
+def _load(axes: Axes, cells: Sequence[Cell]) -> None:
+    """Lines of tokens per second, with the slowest and the fastest round of each."""
+    batches = [cell.batch for cell in cells]
+    best = [max(cell.fixed, key=lambda one: one.tokens_per_second) for cell in cells]
+    chosen = [cell.chosen for cell in cells if cell.chosen is not None]
+    lines = {
+        "plain decoding": ([cell.plain for cell in cells], "s", ":"),
+        "best fixed draft length of the batch (its number)": (best, "o", "--"),
+    }
+    if len(chosen) == len(cells):
+        lines["the controller, which chooses the length of every step"] = (chosen, "D", "-")
+    for number, (label, (variants, marker, style)) in enumerate(lines.items()):
+        places = [batch * 2 ** (ASIDE * (number - 1)) for batch in batches]
+        speeds = [one.tokens_per_second for one in variants]
+        rounds = [SpeedOfRounds.of(one.tokens_per_second, one.round_s).rounds for one in variants]
+        reach = (
+            [speed - min(own) for speed, own in zip(speeds, rounds, strict=True)],
+            [max(own) - speed for speed, own in zip(speeds, rounds, strict=True)],
+        )
+        look: dict[str, Any] = {"color": COLOURS[number], "marker": marker, "linestyle": style, "label": label}
+        axes.errorbar(places, speeds, reach, capsize=3, **look)
+    for batch, one in zip(batches, best, strict=True):
+        axes.annotate(
+            f"{one.max_draft_len}", (batch, one.tokens_per_second), (-10, 4), textcoords="offset points",
+            ha="center", fontsize=8, color=COLOURS[1],
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, [f"{batch}" for batch in batches])
+    axes.set_ylim(bottom=0)
+    _finish(
+        axes,
+        _load_finding(cells, best),
+        f"requests that run together ({cells[0].texts}; bars: slowest and fastest round)",
+        "tokens per second",
+    )
+
+
+def _load_finding(cells: Sequence[Cell], best: Sequence[Variant]) -> str:
+    """The least that the controller reaches of the best fixed length and of plain decoding, or how far drafts gain."""
+    pairs = [(cell.chosen, cell.plain, one) for cell, one in zip(cells, best, strict=True) if cell.chosen is not None]
+    if len(pairs) < len(cells):
+        gains = [one.tokens_per_second / cell.plain.tokens_per_second for cell, one in zip(cells, best, strict=True)]
+        first, last = cells[0].batch, cells[-1].batch
+        return f"Drafts decode at {gains[0]:.2f} of plain at batch {first}, at {gains[-1]:.2f} at batch {last}"
+    of_best = min(chosen.tokens_per_second / one.tokens_per_second for chosen, _, one in pairs)
+    of_plain = min(chosen.tokens_per_second / plain.tokens_per_second for chosen, plain, _ in pairs)
+    return f"The controller: at least {of_best:.2f} of the best fixed length, {of_plain:.2f} of plain decoding"
+
+
 def _speed_up(axes: Axes, cells: Sequence[Cell]) -> None:
+    beyond = 1 + max(variant.max_draft_len for cell in cells for variant in cell.fixed)  # the controller's place
     for number, (cell, colour) in enumerate(zip(cells, COLOURS, strict=False)):
         aside = APART * (number - (len(cells) - 1) / 2)
-        lengths = [variant.max_draft_len + aside for variant in cell.speculative]
-        found = [variant.speed_up for variant in cell.speculative]
-        values = [one.value for one in found]
-        below = [one.value - (one.value if one.low is None else one.low) for one in found]
-        above = [(one.value if one.high is None else one.high) - one.value for one in found]
-        axes.errorbar(
-            lengths,
-            values,
-            (below, above),
-            color=colour,
-            marker="o",
-            capsize=3,
-            label=f"{cell.label}, {cell.speculative[0].method}",
-        )
+        label = f"{cell.label}, {cell.speculative[0].method}"
+        lengths = [variant.max_draft_len + aside for variant in cell.fixed]
+        _with_intervals(axes, lengths, cell.fixed, color=colour, marker="o", label=label)
+        if cell.chosen is not None:
+            _with_intervals(axes, [beyond + aside], [cell.chosen], color=colour, marker="D")
     axes.axhline(1, color=INK, linewidth=1, linestyle=":", label="plain decoding; below it drafts cost time")
-    axes.set_xticks(sorted({variant.max_draft_len for cell in cells for variant in cell.speculative}))
+    ticks = {variant.max_draft_len: f"{variant.max_draft_len}" for cell in cells for variant in cell.fixed}
+    if any(cell.chosen for cell in cells):
+        ticks[beyond] = "chosen"
+        axes.plot([], [], " ", color=INK, marker="D", label="chosen: the controller chooses the length of every step")
+    axes.set_xticks(sorted(ticks), [ticks[place] for place in sorted(ticks)])
     best = max((one for cell in cells for one in cell.speculative), key=lambda one: one.speed_up.value)
     gain = best.speed_up.value
     title = "At best" if gain >= 1 else "Drafts cost time: at best"
-    title += f" {gain:.2f} times the speed of plain decoding, with drafts of {best.max_draft_len} tokens"
+    length = "chosen length" if best.chosen else f"{best.max_draft_len} tokens"
+    title += f" {gain:.2f} times the speed of plain decoding, with drafts of {length}"
     _finish(axes, title, "longest draft (tokens)", "speed-up")
+
+
+def _with_intervals(axes: Axes, places: Sequence[float], variants: Sequence[Variant], **look: Any) -> None:
+    """Speed-ups and their 95 % intervals."""
+    found = [variant.speed_up for variant in variants]
+    below = [one.value - (one.value if one.low is None else one.low) for one in found]
+    above = [(one.value if one.high is None else one.high) - one.value for one in found]
+    axes.errorbar(places, [one.value for one in found], (below, above), capsize=3, **look)
 
 
 def _acceptance(axes: Axes, cells: Sequence[Cell]) -> None:
@@ -155,7 +226,7 @@ def _acceptance(axes: Axes, cells: Sequence[Cell]) -> None:
     firsts: list[float] = []
     distinct = {f"{cell.texts}, {cell.speculative[0].method}": cell for cell in cells}
     for (name, cell), colour in zip(distinct.items(), COLOURS, strict=False):
-        longest = max(cell.speculative, key=lambda variant: variant.max_draft_len)
+        longest = max(cell.fixed, key=lambda variant: variant.max_draft_len)
         places = [one.position for one in longest.acceptance.positions]
         of_all = [one.unconditional for one in longest.acceptance.positions]
         of_reached = [math.nan if one.conditional is None else one.conditional for one in longest.acceptance.positions]

@@ -51,11 +51,11 @@ class Outlook:
     @classmethod
     def of(cls, cell: Cell) -> Outlook | None:
         """The outlook of a cell; None where it lacks decoding steps to learn from."""
-        found = {variant.max_draft_len: common_step(variant, cell.plain) for variant in cell.variants}
+        found = {variant.max_draft_len: common_step(variant, cell.plain) for variant in (cell.plain, *cell.fixed)}
         costs = {length: cost for length, cost in sorted(found.items()) if cost is not None}
         if 0 not in costs or len(costs) < 2:
             return None
-        longest = max(cell.speculative, key=lambda variant: variant.max_draft_len)
+        longest = max(cell.fixed, key=lambda variant: variant.max_draft_len)
         return cls(cell, costs[0], costs, accepted_shares(longest, cell.requests))
 
     def tokens_per_row(self, draft_len: int) -> float:
@@ -75,7 +75,7 @@ class Outlook:
 
     def predict(self, draft_len: int) -> Forecast:
         """What this draft length brings: measured, or else estimated."""
-        measured = {v.max_draft_len: v for v in self.cell.speculative if v.max_draft_len in self.costs}
+        measured = {v.max_draft_len: v for v in self.cell.fixed if v.max_draft_len in self.costs}
         if variant := measured.get(draft_len):
             cost, tokens = self.costs[draft_len], 1 + sum(accepted_shares(variant, self.cell.requests))
             return Forecast(draft_len, tokens, cost.seconds, cost.draft_s, variant.speed_up.value, "measured")

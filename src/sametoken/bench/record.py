@@ -6,6 +6,7 @@ All times are in seconds; all shares and rates are in 0 .. 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,6 +69,7 @@ class AcceptanceTable:
         forwards_per_token: target forwards per emitted token of a request.
         accepted_lengths: a histogram: `accepted_lengths[a]` is the number of forwards that accepted a draft tokens.
         drafted_lengths: the same of drafts: `drafted_lengths[d]` forwards had d draft tokens on the longest path.
+        drafted_by, plain: forwards with a draft by drafter, and without one by reason, see `SpeculationStats`.
     """
 
     rate: float
@@ -80,6 +82,8 @@ class AcceptanceTable:
     accepted_lengths: list[int]
     drafted_lengths: list[int]
     positions: list[Position]
+    drafted_by: dict[str, int] = field(default_factory=dict)
+    plain: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -118,6 +122,21 @@ class ContextCost:
 
 
 @dataclass(frozen=True, config=STRICT)
+class Choice:
+    """Decoding steps in which the longest draft that any row was allowed had `draft_len` tokens; 0 for no draft.
+
+    Attributes:
+        step_s: median seconds of those with the commonest number of rows.
+        tokens_per_row: that a step emits, the bonus token included.
+    """
+
+    draft_len: int
+    steps: int
+    step_s: float
+    tokens_per_row: float
+
+
+@dataclass(frozen=True, config=STRICT)
 class Category:
     """One category of a workload; its speed-up is of the requests' own seconds, from arrival to last token."""
 
@@ -134,6 +153,8 @@ class Variant:
 
     Attributes:
         max_draft_len: longest draft; 0 is plain decoding.
+        chosen: the controller chose the length of every step, up to `max_draft_len`; else all drafts had that length.
+        choices: the lengths that it chose, the shortest first; empty where it was off.
         tokens: of one round. `round_s`: wall time of each round.
         prompt_share: share of the requests' time before the first token, which no draft shortens.
         inter_token_s: gaps between emissions over the tokens of the later one, each token counted.
@@ -154,10 +175,14 @@ class Variant:
     steps: list[StepCost]
     contexts: list[ContextCost]
     categories: list[Category]
+    chosen: bool = False
+    choices: list[Choice] = field(default_factory=list)
 
     @property
     def label(self) -> str:
-        return "plain" if self.max_draft_len == 0 else f"{self.method} {self.max_draft_len}"
+        if self.max_draft_len == 0:
+            return "plain"
+        return f"{self.method} {'chosen' if self.chosen else self.max_draft_len}"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -194,6 +219,16 @@ class Cell:
     @property
     def speculative(self) -> Sequence[Variant]:
         return self.variants[1:]
+
+    @property
+    def fixed(self) -> Sequence[Variant]:
+        """Those whose drafts have one length."""
+        return [variant for variant in self.speculative if not variant.chosen]
+
+    @property
+    def chosen(self) -> Variant | None:
+        """The controller's, if it was measured."""
+        return next((variant for variant in self.speculative if variant.chosen), None)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -238,7 +273,11 @@ class Load:
 
 @dataclass(frozen=True, config=STRICT)
 class Mismatch:
-    """The first token that differs from the reference, plain decoding of the same request; None past an end."""
+    """The first token that differs from the reference, plain decoding of the same request; None past an end.
+
+    Attributes:
+        max_draft_len, chosen: as a `Variant` has them.
+    """
 
     workload: str
     temperature: float
@@ -248,6 +287,7 @@ class Mismatch:
     position: int
     plain: int | None
     found: int | None
+    chosen: bool = False
 
 
 @dataclass(frozen=True, config=STRICT)

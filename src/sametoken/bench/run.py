@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from statistics import fmean
+from typing import NamedTuple
 
 from sametoken.bench.drive import Pass, TimedRequest, drive
-from sametoken.bench.measure import acceptance, context_costs, per_token, ratio_interval, spread, step_costs
+from sametoken.bench.measure import acceptance, choices, context_costs, per_token, ratio_interval, spread, step_costs
 from sametoken.bench.record import Category, Cell, Mismatch, TimeShares, Variant
 from sametoken.bench.workloads import Workload, fit, spell_turn
 from sametoken.engine.llm import LLM
@@ -17,8 +18,20 @@ from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.prompts.files import PromptItem
 from sametoken.prompts.sources import Conversation
 
-PLAIN = 0  # the draft length that is no draft
 WARM_UP_TOKENS = 8
+
+
+class Drafts(NamedTuple):
+    """How one variant of a cell drafts: always `max_draft_len` tokens, 0 for none, or up to so many if `chosen`."""
+
+    max_draft_len: int
+    chosen: bool = False
+
+    def __str__(self) -> str:
+        return f"draft length {'chosen' if self.chosen else self.max_draft_len}"
+
+
+PLAIN = Drafts(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +40,14 @@ class Grid:
 
     Attributes:
         draft_lens: longest drafts that are compared with plain decoding.
+        chosen: measure beside them what the controller does, which chooses up to the longest.
         prompt_lens: tokens that prompts are fitted to; None leaves them as they are.
         output_len: tokens of an output at most.
         seed: of the first request; each further request has the next.
     """
 
     draft_lens: Sequence[int]
+    chosen: bool
     batches: Sequence[int]
     prompt_lens: Sequence[int | None]
     temperatures: Sequence[float]
@@ -41,10 +56,16 @@ class Grid:
     seed: int
     ignore_eos: bool
 
+    @property
+    def drafts(self) -> list[Drafts]:
+        """The variants of every cell, plain decoding first."""
+        controller = [Drafts(max(self.draft_lens), chosen=True)] if self.chosen else []
+        return [PLAIN, *map(Drafts, self.draft_lens), *controller]
+
     def takes(self, workloads: int) -> int:
         """How often all requests of a cell are run, which is what progress counts."""
         cells = workloads * len(self.batches) * len(self.prompt_lens) * len(self.temperatures)
-        return cells * self.repeat * (1 + len(self.draft_lens))
+        return cells * self.repeat * len(self.drafts)
 
 
 @dataclass(slots=True)
@@ -152,26 +173,26 @@ class _Bench:
 
     def measure(self, grid: Grid, reference: Reference, advance: Callable[[str], None], measured: GridResult) -> None:
         """All variants in `grid.repeat` rounds, each round beginning with another variant; notes whole rounds."""
-        lengths = [PLAIN, *grid.draft_lens]
-        for length in lengths:
-            drive(self.llm, self._of(length, min(WARM_UP_TOKENS, grid.output_len))[: self.batch], self.batch)
-        takes: dict[int, list[Pass]] = {length: [] for length in lengths}
+        variants = grid.drafts
+        for drafts in variants:
+            drive(self.llm, self._of(drafts, min(WARM_UP_TOKENS, grid.output_len))[: self.batch], self.batch)
+        takes: dict[Drafts, list[Pass]] = {drafts: [] for drafts in variants}
         try:
             for number in range(grid.repeat):
-                turn = number % len(lengths)
-                for length in [*lengths[turn:], *lengths[:turn]]:
-                    takes[length].append(drive(self.llm, self._of(length, grid.output_len), self.batch))
-                    advance(f"{self.workload}, batch {self.batch}, draft length {length}, round {number + 1}")
+                turn = number % len(variants)
+                for drafts in [*variants[turn:], *variants[:turn]]:
+                    takes[drafts].append(drive(self.llm, self._of(drafts, grid.output_len), self.batch))
+                    advance(f"{self.workload}, batch {self.batch}, {drafts}, round {number + 1}")
         finally:
             if rounds := min(map(len, takes.values())):
-                self._note({length: own[:rounds] for length, own in takes.items()}, reference, measured)
+                self._note({drafts: own[:rounds] for drafts, own in takes.items()}, reference, measured)
 
-    def _note(self, takes: dict[int, list[Pass]], reference: Reference, measured: GridResult) -> None:
+    def _note(self, takes: dict[Drafts, list[Pass]], reference: Reference, measured: GridResult) -> None:
         """Adds the cell of these takes, as many of every variant."""
         for place, sample in enumerate(takes[PLAIN][0].samples):
             reference.setdefault(place, sample.token_ids)
         measured.mismatches += [
-            found for n, ts in takes.items() for t in ts if (found := self._mismatch(reference, t, n))
+            found for drafts, own in takes.items() for t in own if (found := self._mismatch(reference, t, drafts))
         ]
         lengths_of = [len(job.prompt) for job in self.jobs]
         cell = Cell(
@@ -182,25 +203,25 @@ class _Bench:
             prompts=self.prompts,
             requests=len(self.jobs),
             mean_prompt_tokens=fmean(lengths_of),
-            variants=[self._variant(length, takes) for length in takes],
+            variants=[self._variant(drafts, takes) for drafts in takes],
         )
         measured.cells.append(cell)
 
-    def _of(self, length: int, output_len: int) -> list[TimedRequest]:
-        asked = RequestSpeculation(max_draft_len=length, adaptive=False)
+    def _of(self, drafts: Drafts, output_len: int) -> list[TimedRequest]:
+        asked = RequestSpeculation(max_draft_len=drafts.max_draft_len, adaptive=drafts.chosen)
         return [j._replace(params=replace(j.params, speculative=asked, max_tokens=output_len)) for j in self.jobs]
 
-    def _mismatch(self, reference: Reference, take: Pass, length: int) -> Mismatch | None:
+    def _mismatch(self, reference: Reference, take: Pass, drafts: Drafts) -> Mismatch | None:
         for place, sample in enumerate(take.samples):
             for position, (a, b) in enumerate(zip_longest(reference[place], sample.token_ids)):
                 if a != b:
-                    where = (self.workload, self.jobs[0].params.temperature, self.batch, length)
-                    return Mismatch(*where, place % self.prompts, position, a, b)
+                    where = (self.workload, self.jobs[0].params.temperature, self.batch, drafts.max_draft_len)
+                    return Mismatch(*where, place % self.prompts, position, a, b, drafts.chosen)
         return None
 
-    def _variant(self, length: int, takes: dict[int, list[Pass]]) -> Variant:
+    def _variant(self, drafts: Drafts, takes: dict[Drafts, list[Pass]]) -> Variant:
         """A variant's figures over all of its rounds."""
-        own, plain = takes[length], takes[PLAIN]
+        own, plain = takes[drafts], takes[PLAIN]
         samples = [sample for take in own for sample in take.samples]
         steps = [step for take in own for step in take.steps]
         seconds = sum(take.seconds for take in own)
@@ -208,7 +229,8 @@ class _Bench:
         gaps = [gap for sample in samples for gap in per_token(sample.emissions)]
         draft_s, verify_s = sum(step.draft_s for step in steps), sum(step.verify_s for step in steps)
         return Variant(
-            max_draft_len=length,
+            max_draft_len=drafts.max_draft_len,
+            chosen=drafts.chosen,
             method=samples[0].stats.method,
             tokens=tokens // len(own),
             round_s=[take.seconds for take in own],
@@ -221,6 +243,7 @@ class _Bench:
             time_share=TimeShares(draft_s / seconds, verify_s / seconds, max(0.0, 1 - (draft_s + verify_s) / seconds)),
             steps=step_costs(steps),
             contexts=context_costs(steps),
+            choices=choices(steps) if drafts.chosen else [],
             categories=[self._category(name, plain, own) for name in dict.fromkeys(j.category for j in self.jobs)],
         )
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sametoken.bench.record import Cell, Estimate, Load, Mismatch, Run, Spread
+from sametoken.bench.record import Cell, Estimate, Load, Mismatch, Run, Spread, Variant
 
 
 class Table(NamedTuple):
@@ -25,6 +25,8 @@ def tables(run: Run) -> Iterator[Table]:
     """All tables of a run."""
     for cell in run.cells:
         yield from (_speeds(cell), _times(cell), _categories(cell), _positions(cell), _histogram(cell))
+        if cell.chosen is not None and cell.chosen.choices:
+            yield _choices(cell.chosen)
     if run.loads:
         yield from (_loads(run.loads), _latencies_of(run.loads))
 
@@ -88,6 +90,16 @@ def _histogram(cell: Cell) -> Table:
     return Table("forwards by how many guesses they accepted", ("drafts", *map(str, range(most))), rows)
 
 
+def _choices(chosen: Variant) -> Table:
+    total = sum(choice.steps for choice in chosen.choices)
+    rows = [
+        (str(one.draft_len or "none"), f"{one.steps / total:.1%}", _ms(one.step_s), f"{one.tokens_per_row:.2f}")
+        for one in chosen.choices
+    ]
+    head = ("longest draft allowed", "decoding steps", "milliseconds", "tokens per row")
+    return Table(f"what the controller chose ({chosen.label})", head, rows)
+
+
 def _loads(loads: Sequence[Load]) -> Table:
     head = ("load", "side", "speed-up", "tokens/s", "latency p50", "p95", "requests", "failed")
     rows = [
@@ -143,8 +155,8 @@ def verdicts(run: Run) -> list[str]:
 def _mismatch(found: Mismatch) -> str:
     return (
         f"{found.workload}, temperature {found.temperature:g}, batch {found.batch}, draft length "
-        f"{found.max_draft_len}, prompt {found.prompt}, position {found.position}: plain one by one "
-        f"{_token(found.plain)}, here {_token(found.found)}"
+        f"{'chosen' if found.chosen else found.max_draft_len}, prompt {found.prompt}, position {found.position}: "
+        f"plain one by one {_token(found.plain)}, here {_token(found.found)}"
     )
 
 

@@ -34,9 +34,17 @@ if TYPE_CHECKING:
 REUSE = CACHE + "enable_block_reuse"
 STOPPED = "stopped by a signal: cells are missing, or have fewer rounds than settings.repeat"
 SWEPT = ("max_draft_len", "max_batch_size", REUSE)  # what the sweep sets itself
+CONTROLLER = (
+    "measure the controller too, beside the fixed lengths; it chooses the draft length of every step, from 0 to the "
+    "longest of max_draft_len."
+)
 LENGTHS, BATCHES = several(SpeculativeConfig, "max_draft_len"), several(EngineConfig, "max_batch_size")
 TEMPERATURES, RATES = several(SamplingParams, "temperature"), tuple[Annotated[float, Field(ge=1e-3)], ...]
-ENGINE = tuple(option for option in engine_options() if option.name not in SWEPT)
+ENGINE = tuple(
+    option._replace(help=CONTROLLER) if option.name == "adaptive" else option
+    for option in engine_options()
+    if option.name not in SWEPT
+)
 
 COMMON = titled(
     "What is measured, and where the result goes",
@@ -207,6 +215,7 @@ def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workl
 
     grid = Grid(
         lengths,
+        values["adaptive"],
         batches,
         levels["prompt_len"] or [None],
         levels["temperature"],

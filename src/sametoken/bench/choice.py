@@ -1,0 +1,66 @@
+"""Says in words what the controller chose in a cell, what that brought, and why steps had no draft."""
+
+from __future__ import annotations
+
+from sametoken.bench.predict import common_step
+from sametoken.bench.record import Cell, Choice, Variant
+from sametoken.bench.tables import factor
+
+WORTH_SAYING = 0.01  # share of the steps or forwards from which on something is named
+REASONS = {  # of `SpeculationStats.plain`
+    "gain": "no gain was expected",
+    "slower": "drafts had been measured to be slower than plain steps",
+    "silent": "the drafter had no guess",
+    "room": "the step had no room for guesses",
+    "end": "one token was left to generate",
+    "recall": "the time of a plain step was measured again",
+    "batch": "the batch was larger than the settings allow drafts for",
+    "threshold": "acceptance_length_threshold had ended drafts",
+}
+
+
+def compared(cell: Cell, best: Variant) -> list[str]:
+    """The controller's speed beside that of the best fixed length; nothing where it was not measured."""
+    if (chosen := cell.chosen) is None:
+        return []
+    ratio = chosen.tokens_per_second / best.tokens_per_second
+    return [
+        f"The controller, which chooses the length of every step, reaches {factor(chosen.speed_up)}: {ratio:.2f} of "
+        f"the speed of the best fixed length, {best.max_draft_len}."
+    ]
+
+
+def choices(cell: Cell) -> list[str]:
+    """What it chose and how often, with the time and the tokens that decide whether a length pays."""
+    chosen = cell.chosen
+    if chosen is None or not chosen.choices:
+        return []
+    lines = [_lengths(cell, chosen)]
+    plain = chosen.acceptance.plain
+    forwards = sum(plain.values()) + sum(chosen.acceptance.drafted_by.values())
+    reasons = {reason: count / forwards for reason, count in plain.items() if count >= WORTH_SAYING * forwards}
+    if reasons:
+        ranked = sorted(reasons.items(), key=lambda item: -item[1])
+        why = ", ".join(f"{REASONS.get(reason, reason)} ({share:.0%})" for reason, share in ranked)
+        lines.append(f"{sum(plain.values()) / forwards:.0%} of the forwards of a request had no draft: {why}.")
+    return lines
+
+
+def _lengths(cell: Cell, chosen: Variant) -> str:
+    total, plain = sum(choice.steps for choice in chosen.choices), common_step(cell.plain, cell.plain)
+    named = [choice for choice in chosen.choices if choice.steps >= WORTH_SAYING * total]
+    named.sort(key=lambda choice: -choice.steps)
+    parts = [_one(choice, total, plain.seconds if plain else None) for choice in named]
+    return f"It chose {'; '.join(parts)}."
+
+
+def _one(choice: Choice, total: int, plain_s: float | None) -> str:
+    what = f"drafts of {choice.draft_len}" if choice.draft_len else "no draft"
+    said = f"{what} in {choice.steps / total:.0%} of the steps"
+    if plain_s is None or not choice.draft_len:
+        return said
+    cost = choice.step_s / plain_s
+    return (
+        f"{said}, which took {cost:.2f} plain steps and emitted {choice.tokens_per_row:.2f} tokens per row "
+        f"({choice.tokens_per_row / cost:.2f}x)"
+    )
