@@ -243,18 +243,33 @@ def test_runs_do_not_overwrite_each_other_and_bad_files_are_named(run: Any, pair
     assert len(read_runs([str(out)])) == 2
     content = json.loads(file.read_text())
     for change, words in (
-        ({"schema": "other"}, "schema: Input should be"),
-        ({"cells": [{}]}, "cells.0.workload"),
-        ({"more": 1}, "more"),
+        ({"schema": "other"}, "has schema = 'other': expected 'sametoken-bench-1'"),
+        ({"seed": "x"}, "has seed = 'x': expected a valid integer"),
+        ({"cells": [{}]}, "has no cells.0.workload"),
+        ({"more": 1}, "has more, which is unknown here"),
     ):
         file.write_text(json.dumps({**content, **change}))
-        answer = run("bench", "explain", str(out))
-        assert answer.code == 2
-        assert words in answer.err
+        assert_refused(run("bench", "explain", str(out)), words)
+    for text, words in (
+        (json.dumps(content)[:100], "is damaged: no complete JSON at line 1 column 100"),
+        ("", "is damaged"),
+        ("[1]", "holds no run"),
+    ):
+        file.write_text(text)
+        assert_refused(run("bench", "explain", str(out)), words)
     for place, words in ((tmp_path, "holds no bench-*.json"), (tmp_path / "none.json", "No such file")):
         answer = run("bench", "report", str(place))
         assert (answer.code, answer.err.count("\n")) == (2, 1)
         assert words in answer.err
+
+
+def assert_refused(answer: Any, words: str) -> None:
+    """One line in our own form; pydantic's words are "Input should be", "Field required" and the like."""
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert words in answer.err
+    assert "`sametoken bench --out` writes; measure again" in answer.err
+    assert "Input" not in answer.err
+    assert "required" not in answer.err
 
 
 USAGE = [

@@ -5,7 +5,7 @@ All times are in seconds; all shares and rates are in 0 .. 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sametoken.checkpoint.paths import user_path
-from sametoken.errors import ConfigError
+from sametoken.errors import ConfigError, found_wrong, shown
 
 SCHEMA: Literal["sametoken-bench-1"] = "sametoken-bench-1"
 Basis = Literal["measured", "estimated"]
@@ -379,8 +379,18 @@ def _read_run(file: Path) -> Run:
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}; expected a JSON file of `sametoken bench --out`") from error
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "the file"
-        raise ConfigError(
-            f"{file} is not a run of this version's `sametoken bench` ({where}: {problem['msg']}); measure again"
-        ) from error
+        advice = "expected what this version's `sametoken bench --out` writes; measure again"
+        raise ConfigError(f"{file} {_damage(error.errors()[0])}; {advice}") from error
+
+
+def _damage(problem: Mapping[str, Any]) -> str:
+    """What is wrong with a file, from an entry of `ValidationError.errors()`."""
+    where = ".".join(map(str, problem["loc"]))
+    match problem["type"]:
+        case "json_invalid":
+            return f"is damaged: no complete JSON at {str(problem['ctx']['error']).rpartition(' at ')[2]}"
+        case "missing":
+            return f"has no {where}"
+        case "unexpected_keyword_argument":
+            return f"has {where}, which is unknown here"
+    return f"has {where} = {shown(problem['input'])}: {found_wrong(problem)}" if where else "holds no run"
