@@ -19,8 +19,8 @@ from sametoken.drafters.base import Drafter
 from sametoken.drafters.device import Proposer, proposers
 from sametoken.drafters.tree import chain_of
 from sametoken.embedded import TARGET
-from sametoken.engine.build import Loaded
 from sametoken.engine.captured import CapturedSteps
+from sametoken.engine.load import Loaded
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.options.speculation import NO_DRAFT

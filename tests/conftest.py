@@ -14,7 +14,7 @@ if not torch.cuda.is_available():  # Triton's kernels run in its interpreter; re
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from cli_checks import Pair, call, make_pair
-from sametoken.engine.build import note_missing_kernels
+from sametoken.engine.load import note_missing_kernels
 
 COMPLETE = ("SAMETOKEN_CLIENTS", "SAMETOKEN_DISTRIBUTED")  # set by `make clients` and `make test-distributed`
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from engine_checks import make_llm
 from sametoken import LLM
 from sametoken.checkpoint.hub import read_config, resolve
-from sametoken.engine import build
+from sametoken.engine import load as loading
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.medusa.config import MedusaConfig
@@ -134,9 +134,9 @@ def wide_head(name: str, target: ModelConfig) -> EagleHead | MedusaHeads:
 @contextmanager
 def given(head: EagleHead | MedusaHeads) -> Iterator[None]:
     """Engines made inside guess with a head that lies in no file."""
-    load = build.load_models
+    load = loading.load_models
 
-    def loaded(*arguments: Any) -> build.Loaded:
+    def loaded(*arguments: Any) -> loading.Loaded:
         return load(*arguments)._replace(draft=LoadedDraft(head_kind(head.config), head))
 
     with patch("sametoken.engine.llm.load_models", loaded):

@@ -17,7 +17,7 @@ from cli_checks import Pair
 from sametoken import LLM, ConfigError
 from sametoken.bench.environment import describe_environment
 from sametoken.check.machine import describe_machine
-from sametoken.engine.build import note_missing_kernels
+from sametoken.engine.load import note_missing_kernels
 from sametoken.kernels.cpu.library import KernelStatus
 from server_checks import running
 
@@ -58,7 +58,7 @@ def test_what_mends_it_is_said_when_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     missing = KernelStatus(None, (), "none were built when this package was installed", "run: pip install X")
-    monkeypatch.setattr("sametoken.engine.build.status", lambda: missing)
+    monkeypatch.setattr("sametoken.engine.load.status", lambda: missing)
     note_missing_kernels.cache_clear()
     with caplog.at_level(logging.WARNING):
         note_missing_kernels()

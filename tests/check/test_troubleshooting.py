@@ -21,7 +21,7 @@ from head_makers import eagle_config, random_head, target_config
 from sametoken import ConfigError
 from sametoken.checkpoint import memory as checkpoint_memory
 from sametoken.checkpoint.memory import check_memory
-from sametoken.engine import build
+from sametoken.engine import load
 from sametoken.errors import MemoryPlanError, SametokenError
 from sametoken.heads.eagle.facts import warnings
 from sametoken.parallel import meeting
@@ -79,7 +79,7 @@ def test_another_runtime_error_is_not_taken_for_it(run: Any, monkeypatch: pytest
     def fail(*_: object) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(build, "load_decoder", fail)
+    monkeypatch.setattr(load, "load_decoder", fail)
     with pytest.raises(RuntimeError, match="shapes differ"):
         run("generate", "--prompt", "Hello")
 

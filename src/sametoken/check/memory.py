@@ -7,18 +7,19 @@ engine plans with. Only activations are estimated, from the shapes of one step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from sametoken.check.latent_memory import step_bytes
+from sametoken.check.memory_forecast import MemoryForecast, Part, Remedy, in_words
 from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.planned import PlannedModel, planned_model
 from sametoken.checkpoint.tensors import read_tensors
-from sametoken.engine.build import dtype_for
 from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
+from sametoken.engine.load import dtype_for
 from sametoken.engine.pages import Cached, lookahead_of, pool_bytes, pool_pages, row_pages
 from sametoken.errors import ConfigError, UnsupportedModelError
 from sametoken.heads.files import HEAD_FILES
@@ -38,94 +39,6 @@ from sametoken.runtime.ranks import RankPart
 MOST_ROWS = 4096  # largest batch that is looked for
 RANKS = (2, 4, 8, 16)  # numbers of hosts that are tried
 QUANTIZATIONS, KV_DTYPES = ("int8", "int4"), ("int8", "fp8")
-
-
-@dataclass(frozen=True)
-class Part:
-    """The target or its draft.
-
-    Attributes:
-        role: "target", "draft model" or "head".
-        path: its directory.
-        stored: bytes and tensors of its files by format.
-        held: bytes and weights in memory by format, rotary tables among them.
-        kv_bytes: of a token in the cache.
-    """
-
-    role: str
-    path: str
-    stored: dict[str, Share]
-    held: dict[str, Share]
-    kv_bytes: int
-
-    @property
-    def weights(self) -> int:
-        """Bytes in memory."""
-        return sum(share.bytes for share in self.held.values())
-
-
-@dataclass(frozen=True)
-class Remedy:
-    """A change with which everything fits, or the least memory that any gets to.
-
-    Attributes:
-        change: in words.
-        total: bytes with it, of each device where there are several.
-    """
-
-    change: str
-    total: int
-
-
-@dataclass(frozen=True)
-class MemoryForecast:
-    """What a model, its draft and a batch take; bytes unless said.
-
-    Attributes:
-        device: type of device. `memory`: what new tensors may take there, or the limit that was given.
-        dtype: of activations and cache.
-        batch: sequences. `context`: tokens of each, prompt and output.
-        page: tokens of a page. `lookahead`: tokens past each sequence's last one that a draft may need.
-        lookahead_pages: pages for them, of all sequences.
-        pool: all pages and the page table.
-        activations: the peak of one step, estimated.
-        total: everything that the process, of several ranks the first one, takes. `fits`: whether `memory` has room.
-        ranks: processes that the target is cut for. `other_rank`: bytes of each one but the first, which has the draft.
-        uncut: bytes of the target that a rank holds beside its part of the layers: token vectors, its part of the
-            output head, norms, rotary tables.
-        largest_batch: at this context, 0 if not even one fits. `largest_context`: of this batch, 0 likewise.
-        remedies: what would make it fit, none where it fits.
-        notes: what was assumed.
-    """
-
-    parts: tuple[Part, ...]
-    device: str
-    memory: int
-    dtype: str
-    batch: int
-    context: int
-    page: int
-    lookahead: int
-    lookahead_pages: int
-    pool: int
-    activations: int
-    total: int
-    fits: bool
-    ranks: int
-    other_rank: int
-    uncut: int
-    largest_batch: int
-    largest_context: int
-    remedies: tuple[Remedy, ...]
-    notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The documented object of `sametoken doctor MODEL --json`."""
-        found = asdict(self)
-        for part in found["parts"]:
-            for side in ("stored", "held"):
-                part[side] = {name: share._asdict() for name, share in part[side].items()}
-        return found
 
 
 class EngineSettings(NamedTuple):
@@ -363,8 +276,3 @@ def _remedies(
         yield Remedy(f"{count} {here if device == 'cpu' else there}", total)
         if total <= found.memory:
             break
-
-
-def in_words(count: int) -> str:
-    """Bytes in GiB or MiB."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sametoken.check.memory import MemoryForecast, in_words
+from sametoken.check.memory_forecast import MemoryForecast, in_words
 from sametoken.model.held import Share
 
 

@@ -28,6 +28,7 @@ from sametoken.checkpoint.chat import (
 )
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.hub import read_json, transformers_tokenizer
+from sametoken.checkpoint.taken_as_is import NAMED, is_taken_as_is, spelling
 from sametoken.errors import CheckpointError, DraftMismatchError, RequestError, UnsupportedModelError, shown
 
 SPACE_SIGN = "\u2581"  # SentencePiece's space
@@ -35,23 +36,6 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Any of these makes a directory one with a tokenizer of its own.
 FILES = ("tokenizer*", "vocab.json", "*.model", "*.tiktoken")
 LONG_TEXT = 20_000  # characters from which other threads run while a text is tokenised
-NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-# (model_type, tokenizer_class) for which transformers takes tokenizer.json as it is. For others it rebuilds the
-# tokenizer from the vocabulary and its own idea of the family, which need not agree with the file.
-TAKEN_AS_IS = {
-    ("llama", "PreTrainedTokenizer"),
-    ("llama", "TokenizersBackend"),
-    ("phi3", "PreTrainedTokenizer"),
-    ("phi3", "TokenizersBackend"),
-    ("phi3", "LlamaTokenizer"),
-}
-PLAIN_KEYS = {
-    *NAMED, "add_bos_token", "add_eos_token", "add_prefix_space", "added_tokens_decoder", "additional_special_tokens",
-    "backend", "chat_template", "clean_up_tokenization_spaces", "extra_special_tokens", "is_local", "legacy",
-    "local_files_only", "model_input_names", "model_max_length", "name_or_path", "padding_side", "sp_model_kwargs",
-    "spaces_between_special_tokens", "tokenizer_class", "truncation_side", "use_default_system_prompt",
-}  # fmt: skip
 
 
 class Tokenizer:
@@ -254,8 +238,8 @@ def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
     eos_ids = [index for stated in configs for index in _ids(stated.get("eos_token_id"))]
     templates = read_templates(directory, settings)
     ours = (directory / LINK).exists()  # tokenizer.json was written from a GGUF file
-    if content is not None and (ours or _is_taken_as_is(directory, config, settings, content)):
-        named = {key: _text(settings[key]) for key in NAMED if settings.get(key)}
+    if content is not None and (ours or is_taken_as_is(directory, config, settings, content)):
+        named = {key: spelling(settings[key]) for key in NAMED if settings.get(key)}
         return Tokenizer(_backend(directory), named, templates, eos_ids)
     rebuilt = transformers_tokenizer(directory)
     if not rebuilt.is_fast:
@@ -300,57 +284,12 @@ def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
         )
 
 
-def _is_taken_as_is(
-    directory: Path, config: Mapping[str, Any], settings: Mapping[str, Any], content: Mapping[str, Any]
-) -> bool:
-    """True if `AutoTokenizer` would use tokenizer.json and change nothing in it (transformers 5.23).
-
-    Files of another shape than theirs are left to transformers, which says what is wrong with them.
-    """
-    try:
-        return _is_unchanged(directory, config, settings, content)
-    except (TypeError, ValueError, LookupError, AttributeError):
-        return False
-
-
-def _is_unchanged(
-    directory: Path, config: Mapping[str, Any], settings: Mapping[str, Any], content: Mapping[str, Any]
-) -> bool:
-    kind = (config.get("model_type"), str(settings.get("tokenizer_class")).removesuffix("Fast"))
-    if kind not in TAKEN_AS_IS or not settings.keys() <= PLAIN_KEYS or content.get("model", {}).get("type") != "BPE":
-        return False
-    added = content.get("added_tokens", [])
-    stated = settings.get("added_tokens_decoder")
-    if stated is None:
-        # Only then does transformers look into the older files.
-        if any((directory / name).exists() for name in ("special_tokens_map.json", "added_tokens.json")):
-            return False
-    elif {int(index): token for index, token in stated.items()} != {
-        token["id"]: {key: value for key, value in token.items() if key != "id"} for token in added
-    }:
-        return False
-    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-    special = {token["content"] for token in added if token["special"]}
-    named = [*extra, *(settings[key] for key in NAMED if settings.get(key))]
-    return isinstance(extra, list) and all(_text(token) in special for token in named)
-
-
 def _backend(directory: Path) -> tokenizers.Tokenizer:
     file = directory / "tokenizer.json"
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(f"{file}: not a tokenizer ({error}); download it again") from error
-
-
-def _text(token: object) -> str:
-    """A special token's spelling; configurations give a text, or an object with flags that hub files repeat."""
-    text = token.get("content") if isinstance(token, dict) else token
-    if isinstance(text, str):
-        return text
-    raise CheckpointError(
-        f"tokenizer_config.json names a special token {shown(token)}, expected a text or an object with its content"
-    )
 
 
 def _ids(stated: object) -> list[int]:

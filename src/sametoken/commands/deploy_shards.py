@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from sametoken.checkpoint.paths import user_path
-from sametoken.commands import planning, synthesize
+from sametoken.commands import planning, synthesize_options
 from sametoken.commands.elsewhere import everywhere
 from sametoken.commands.options import Chosen, Option, Values, given_words, titled
 from sametoken.errors import ConfigError, unknown_name
@@ -41,7 +41,7 @@ SERVER = titled(
     ),
 )
 ELSEWHERE = ("data", "output", "model", "limit", "json", "self_prompts", "log_empty_conversations", "url", "api_key")
-ANSWERS = tuple(each for each in (*synthesize.COMMON, *synthesize.REMOTE) if each.name not in ELSEWHERE)
+ANSWERS = tuple(each for each in (*synthesize_options.COMMON, *synthesize_options.REMOTE) if each.name not in ELSEWHERE)
 OPTIONS = (*SHARDS, *SERVER, *ANSWERS)
 EXAMPLES = {
     "answer the shards 0 to 9": "sametoken deploy shards MODEL --data shards --output answers",

@@ -51,7 +51,7 @@ def command(model: str | None, values: Chosen) -> int:
     from sametoken.checkpoint.hub import resolve as found
     from sametoken.checkpoint.planned import planned_model
     from sametoken.deploy.two_node import Deployment, deploy, is_loopback, is_own
-    from sametoken.engine.build import dtype_for
+    from sametoken.engine.load import dtype_for
     from sametoken.model.config import ModelConfig
 
     resolution = resolve(model, values)

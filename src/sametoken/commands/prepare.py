@@ -246,7 +246,7 @@ def summary(prepared: Prepared) -> Iterator[str]:
 
 def _write_hidden_states(prepared: Prepared, directory: str, engine: EngineConfig, values: Values) -> str:
     """Writes what is missing of this process's part and says what there is."""
-    from sametoken.engine.build import load_models
+    from sametoken.engine.load import load_models
     from sametoken.train.dataset.extraction import (
         check_size,
         extract,

@@ -1,79 +1,37 @@
-"""From names and settings to a running engine: resolve, check, load, plan the memory, assemble."""
+"""From loaded models and settings to a running engine: plan the memory, assemble."""
 
 from __future__ import annotations
 
 import logging
-import os
-from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from sametoken import embedded
-from sametoken.checkpoint.generation import recommended_sampling
-from sametoken.checkpoint.hub import read_config, resolve, stored_scheme
-from sametoken.checkpoint.identity import model_digest
-from sametoken.checkpoint.load import load_decoder
-from sametoken.checkpoint.memory import check_memory, times_held
-from sametoken.checkpoint.places import draft_directory, target_directory
-from sametoken.checkpoint.pooling import Pooling, read_pooling
-from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, has_tokenizer, load_tokenizer
 from sametoken.control.acceptance import Gate
 from sametoken.control.pace import Pace
 from sametoken.control.policy import Policy
 from sametoken.drafters.device import proposers
 from sametoken.engine.blocks import BlockManager
 from sametoken.engine.captured import CapturedSteps
-from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
 from sametoken.engine.drafting import Drafting
 from sametoken.engine.engine import Engine
 from sametoken.engine.host import HostRunner
+from sametoken.engine.load import Loaded
 from sametoken.engine.meter import Meter
 from sametoken.engine.pages import Cached, cached_by, lookahead_of, pool_bytes, pool_pages, row_pages
 from sametoken.engine.rows import Rows
-from sametoken.errors import ConfigError, DraftMismatchError, MemoryPlanError
-from sametoken.heads.read import is_head
+from sametoken.errors import ConfigError, MemoryPlanError
 from sametoken.heads.registry import model_free_drafters
-from sametoken.heads.serve import LoadedDraft, load_draft
-from sametoken.kernels.cpu.library import status
+from sametoken.heads.serve import LoadedDraft
 from sametoken.model.config import ModelConfig
-from sametoken.model.cut import cut
-from sametoken.model.decoder import Decoder
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import MODEL_METHODS, NO_DRAFT, SpeculativeConfig
-from sametoken.parallel.lead import Lead, lead
-from sametoken.parallel.messages import Cache, Models, ModelToLoad
-from sametoken.parallel.place import place_of
+from sametoken.parallel.messages import Cache
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.kv_format import FORMATS
 from sametoken.runtime.memory import available_bytes
-from sametoken.runtime.ranks import RankPart
 
 LOG = logging.getLogger("sametoken")
-_Named = tuple[str, str | None, Path]  # a model as the user named it, its revision, and its directory here
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class Loaded(NamedTuple):
-    """Models and tokenizer of an engine.
-
-    Attributes:
-        draft: what guesses beside what needs no weights: a smaller model, or a head of the target.
-        max_seq_len: prompt plus output, as asked for or as the target allows.
-        sampling: names and values of the sampling parameters that the model recommends.
-        pooling: how it makes vectors of texts, None where it is no embedding model.
-        ranks: the other processes that compute the target, None for none.
-    """
-
-    target: Decoder
-    draft: LoadedDraft | None
-    tokenizer: Tokenizer
-    max_seq_len: int
-    sampling: dict[str, Any]
-    pooling: Pooling | None
-    ranks: Lead | None = None
 
 
 class Context(NamedTuple):
@@ -81,194 +39,6 @@ class Context(NamedTuple):
 
     length: int
     remedy: str
-
-
-def load_models(
-    model: str,
-    draft: str | None,
-    revisions: tuple[str | None, str | None],
-    config: EngineConfig,
-    speculative: SpeculativeConfig | None = None,
-) -> Loaded:
-    """Loads the target and, if there is one, a draft model or a head, which is checked against it first.
-
-    What configuration and tokenizer rule out is refused before weights are downloaded or read.
-
-    Args:
-        speculative: how drafts are made, which may say what kind of draft the model is.
-    """
-    speculative = speculative or SpeculativeConfig()
-    check_draft_ranks(draft, config.tensor_parallel_size, speculative.draft_tensor_parallel_size)
-    met = _met(config)
-    directory = target_directory(model, revisions[0], lambda place: _plan(model, place, config))
-    plan = _plan(model, directory, config)
-    place = None
-    if draft is not None:
-        place = draft_directory(draft, revisions[1], lambda place: _check_draft(place, plan))
-        if not is_head(place):
-            _check_draft(place, plan)
-    ranks, part, draft_part = None, RankPart(), RankPart()
-    if config.tensor_parallel_size > 1:
-        also = None
-        if place is not None and draft is not None and speculative.draft_tensor_parallel_size > 1:
-            check_cut_draft(place, config.tensor_parallel_size)
-            also = (draft, revisions[1], place)
-        ranks = _ranks((model, revisions[0], directory), also, plan, config, met)
-        part = RankPart(0, ranks.place.size)
-        draft_part = part if also else draft_part
-    guesser: LoadedDraft | None = None
-    if place is not None:
-        guesser = load_draft(
-            place, replace(plan.stated, max_position=plan.limit), plan.dtype, plan.device, config.draft_quantization,
-            plan.deterministic, speculative.method, draft_part,
-        )  # fmt: skip
-        part = part._replace(whole_head=ranks is not None and guesser.reads_target_head)
-    target = load_decoder(directory, plan.dtype, plan.device, plan.limit, config.quantization, part)
-    target.set_deterministic(plan.deterministic)
-    if ranks is not None:
-        target.join(ranks.target)
-        if guesser is not None and draft_part.size > 1:
-            guesser.module.join(ranks.draft)
-        ranks.loaded()
-    return Loaded(target, guesser, plan.tokenizer, plan.limit, plan.sampling, plan.pooling, ranks)
-
-
-def _met(config: EngineConfig) -> Lead | None:
-    """The ranks that a launcher has started: they wait now, and downloads and drafts may take long."""
-    count = config.tensor_parallel_size
-    if count == 1 or not place_of(os.environ, count).launcher:
-        return None
-    return lead(os.environ, count, check=config.tensor_parallel_check)
-
-
-def _ranks(target: _Named, draft: _Named | None, plan: _Plan, config: EngineConfig, met: Lead | None) -> Lead:
-    """The other ranks, which load their parts from now on.
-
-    Args:
-        draft: a draft model that is cut too, None for none.
-
-    Raises:
-        ConfigError: the target cannot be cut into so many parts, or not here.
-    """
-    count = config.tensor_parallel_size
-    if plan.device.type != "cpu":
-        raise ConfigError(f"tensor_parallel_size {count} is computed on the CPU only; use --device cpu, or 1 on CUDA")
-    cut(plan.stated, RankPart(0, count))
-    ranks = met or lead(os.environ, count, check=config.tensor_parallel_check)
-
-    def wanted(named: _Named, quantization: str) -> ModelToLoad:
-        name, revision, directory = named
-        dtype = str(plan.dtype).removeprefix("torch.")
-        name = name if ranks.place.launcher else str(directory)
-        return ModelToLoad(name, revision, dtype, plan.limit, quantization, plan.deterministic)
-
-    models = Models(wanted(target, config.quantization), draft and wanted(draft, config.draft_quantization))
-    ranks.load(models, [model_digest(each[2]) for each in (target, draft) if each])
-    return ranks
-
-
-class _Plan(NamedTuple):
-    """How a target is to be loaded: all that is known without its weights."""
-
-    stated: ModelConfig
-    limit: int
-    tokenizer: Tokenizer
-    device: torch.device
-    dtype: torch.dtype
-    deterministic: bool
-    sampling: dict[str, Any]
-    pooling: Pooling | None
-
-
-def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
-    """The plan for the target in `directory`, which the caller named `model`.
-
-    Raises:
-        ConfigError: a setting does not fit the model or the device.
-        CheckpointError, UnsupportedModelError: configuration or tokenizer are not what can be loaded.
-        MemoryPlanError: the weights do not fit the memory.
-    """
-    stated = ModelConfig.from_hf(read_config(directory))
-    limit = config.max_seq_len or stated.max_position
-    if limit > stated.max_position:
-        raise ConfigError(
-            f"max_seq_len {limit} exceeds the {stated.max_position} positions that {model} was made for; lower it"
-        )
-    device = _device(config.device)
-    if device.type == "cpu":
-        note_missing_kernels()
-    dtype = dtype_for(config.dtype, stated, device)
-    deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
-    if deterministic and device.type == "cpu" and dtype == torch.float16:
-        raise ConfigError(
-            "float16 kernels on the CPU give a token other bits in another batch; use dtype bfloat16 or float32, "
-            "or give up equal outputs with deterministic=False"
-        )
-    for option in ("quantization", "draft_quantization"):
-        if device.type != "cpu" and (asked := getattr(config, option)) != "none":
-            raise ConfigError(f"{option} {asked!r} is computed on the CPU only; leave it out on {device}")
-    scheme = stored_scheme(directory)
-    count = config.tensor_parallel_size
-    own = 1.0 if count == 1 else place_of(os.environ, count).share * times_held(stated, count)
-    check_memory(model, stated, limit, dtype, device, config.quantization, scheme, own)
-    tokenizer = _tokenizer(directory, stated, config)
-    sampling = recommended_sampling(directory) if config.generation_config == "auto" else {}
-    return _Plan(stated, limit, tokenizer, device, dtype, deterministic, sampling, read_pooling(directory))
-
-
-@cache
-def note_missing_kernels() -> None:
-    """Says once what makes this process slow, and what mends it."""
-    found = status()
-    if found.variant is None:
-        mend = f"; {found.advice}" if found.advice else ""
-        LOG.warning(f"no compiled CPU kernels are loaded ({found.reason}), so torch computes alone, slower{mend}")
-
-
-def _check_draft(directory: Path, plan: _Plan) -> None:
-    """Refuses a draft model with another tokenizer or vocabulary than the target's."""
-    stated = ModelConfig.from_hf(read_config(directory))
-    if has_tokenizer(directory):
-        check_same_tokenizer(plan.tokenizer, load_tokenizer(directory))
-    else:
-        LOG.info("%s has no tokenizer of its own: its tokens are taken to be the target's", directory)
-    if stated.vocab_size != plan.stated.vocab_size:
-        raise DraftMismatchError(
-            f"{directory} has {stated.vocab_size} output rows, the target {plan.stated.vocab_size}; they must be equal"
-        )
-
-
-def _tokenizer(directory: Path, target: ModelConfig, config: EngineConfig) -> Tokenizer:
-    """The target's tokenizer, or what the settings put in its place."""
-    place = directory if config.tokenizer is None else resolve(embedded.target(config.tokenizer), weights=False)
-    tokenizer = load_tokenizer(place, directory)
-    if config.tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
-        raise ConfigError(
-            f"tokenizer {config.tokenizer} has {tokenizer.vocab_size} tokens and the target {target.vocab_size} rows; "
-            "expected a tokenizer that the target was made for"
-        )
-    return tokenizer if config.chat_template is None else tokenizer.with_chat_template(config.chat_template)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r}: expected 'auto', 'cpu' or 'cuda[:N]'") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name!r}: expected 'auto', 'cpu' or 'cuda[:N]'")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r}: this machine or this build of torch has no CUDA; use 'cpu'")
-    return device
-
-
-def dtype_for(name: str, stated: ModelConfig, device: torch.device) -> torch.dtype:
-    """Of weights, activations and cache: the one that is named, or that of the checkpoint."""
-    dtype = DTYPES[stated.dtype if name == "auto" else name]
-    # float16 GEMMs of more than one row are five times slower than bfloat16 on CPU.
-    return torch.bfloat16 if name == "auto" and device.type == "cpu" and dtype == torch.float16 else dtype
 
 
 def build_engine(

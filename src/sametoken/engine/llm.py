@@ -13,10 +13,11 @@ import torch
 
 from sametoken.checkpoint.chat import Message, is_list
 from sametoken.checkpoint.tokenizer import Tokenizer
-from sametoken.engine.build import build_engine, default_method, load_models
+from sametoken.engine.build import build_engine, default_method
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.engine import Engine
 from sametoken.engine.llm_requests import Parsed, Prompt, RequestMaker, several
+from sametoken.engine.load import load_models
 from sametoken.engine.progress import counted
 from sametoken.engine.report import StepReport
 from sametoken.engine.request import Emission, Request

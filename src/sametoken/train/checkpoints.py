@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from sametoken.checkpoint.write import BEING_WRITTEN
-from sametoken.errors import CheckpointError, DataError
+from sametoken.errors import CheckpointError, DataError, SametokenError
 from sametoken.files import Stamp, make_directory, read_object, read_tensors, write_json, write_tensors
 
 FORMAT = 1
@@ -103,6 +103,21 @@ def all_checkpoints(directory: Path) -> list[Path]:
         return []
     found = {int(name[1]): path for path in directory.iterdir() if (name := NAME.fullmatch(path.name))}
     return [found[step] for step in sorted(found)]
+
+
+def last(directory: Path, *, resume: bool) -> Path | None:
+    """The newest checkpoint of a run, None where there is none.
+
+    Raises:
+        SametokenError: there is one, and the run was not asked to go on.
+    """
+    found = all_checkpoints(directory)
+    if found and not resume:
+        raise SametokenError(
+            f"{directory} holds checkpoints of an earlier run; choose another --output-dir, delete them, or go on with "
+            "--resume"
+        )
+    return found[-1] if found else None
 
 
 def load(checkpoint: Path, settings: Mapping[str, Any]) -> Saved:

@@ -88,6 +88,10 @@ else:
     _said += [f"{alias} stands for {mode}" for alias, mode in ALIASES.items()]
     HeadSettings.model_fields["mode"].description = f"what is trained: {'; '.join(_said)}."
 
+# Do not change what is computed, or change it only as far as sums in another order do.
+FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_target", "device", "threads",
+        "fsdp_transformer_layer_cls_to_wrap", "gradient_checkpointing")  # fmt: skip
+
 GROUPS: tuple[type[Settings], ...] = (HeadSettings, LossSettings, RunSettings, KeepSettings, DataSettings)
 
 
@@ -98,3 +102,8 @@ class TrainingSettings(NamedTuple):
     loss: LossSettings
     run: RunSettings
     keep: KeepSettings
+
+    def deciding(self) -> dict[str, Any]:
+        """The values that decide what is computed, by name, as JSON holds them."""
+        chosen = {**self.head.model_dump(mode="json"), **self.loss.model_dump(mode="json")}
+        return chosen | {name: value for name, value in self.run.model_dump(mode="json").items() if name not in FREE}

@@ -37,10 +37,6 @@ from sametoken.train.settings import TrainingSettings
 from sametoken.train.targets import BatchSource
 from sametoken.train.window import Window
 
-# Do not change what is computed, or change it only as far as sums in another order do.
-FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_target", "device", "threads",
-        "fsdp_transformer_layer_cls_to_wrap", "gradient_checkpointing")  # fmt: skip
-
 T = TypeVar("T")
 Evaluator = Callable[[Path], float]  # acceptance length of a draft in a directory, on held-out prompts
 
@@ -323,10 +319,8 @@ class Trainer:
 
     def _settings(self) -> dict[str, Any]:
         """What decides the results of the run, as JSON holds it."""
-        plan, data = self.plan, self.inputs.data.manifest
-        chosen = {**plan.head.model_dump(mode="json"), **plan.loss.model_dump(mode="json")}
-        chosen |= {name: value for name, value in plan.run.model_dump(mode="json").items() if name not in FREE}
-        return chosen | {
+        data = self.inputs.data.manifest
+        return self.plan.deciding() | {
             "rows_per_step": self.schedule.rows_per_step,
             "samples": data.files[SAMPLES].sha256,
             "target": data.origin.target_digest,
@@ -345,19 +339,14 @@ class Trainer:
         self.progress = dict(progress)
 
     def _last_checkpoint(self) -> Saved | None:
-        keep, found = self.plan.keep, checkpoints.all_checkpoints(self.directory)
-        if not found:
-            if self._best.place.exists() and self._evaluator is None:
-                raise SametokenError(
-                    f"{self._best.place} is a head of an earlier run without a checkpoint to go on from; give "
-                    "--eval-data, so that the better one is kept, move it away, or choose another --output-dir"
-                )
-            return None
-        if not keep.resume:
+        last = checkpoints.last(self.directory, resume=self.plan.keep.resume)
+        if last is not None:
+            saved = checkpoints.load(last, self._settings())
+            self._tell(f"going on from {last}")
+            return saved
+        if self._best.place.exists() and self._evaluator is None:
             raise SametokenError(
-                f"{self.directory} holds checkpoints of an earlier run; choose another --output-dir, delete them, or "
-                "go on with --resume"
+                f"{self._best.place} is a head of an earlier run without a checkpoint to go on from; give "
+                "--eval-data, so that the better one is kept, move it away, or choose another --output-dir"
             )
-        saved = checkpoints.load(found[-1], self._settings())
-        self._tell(f"going on from {found[-1]}")
-        return saved
+        return None
