@@ -40,6 +40,8 @@ def best_scale(
         tried: scales [rows, groups, 1] as they can be stored, in float32, for some rows of `grouped`.
         importance: [groups, size] by which squared errors are multiplied; None for 1.
     """
+    if grouped.is_meta:  # a plan of memory needs the shape alone, and tens of thousands of tries take a minute
+        return grouped.new_empty((*grouped.shape[:2], 1))
     rows = max(1, CHUNK // max(1, grouped[0].numel()))
     return torch.cat([_best(part, tried(part), nearest, importance) for part in torch.split(grouped, rows)])
 
