@@ -111,7 +111,7 @@ test-triton: $(INSTALLED)
 	tests/kernels/test_no_synchronisation.py
 	PYTHONPATH=.triton $(BIN)/python tests/triton_compile.py
 
-# No arm64 machine is needed. Without the tools this is a failure; in make test the same tests are skipped.
+# No arm64 machine is needed. Without the tools this is a failure; make test-thorough skips the same tests.
 test-arm: $(INSTALLED)
 	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || { echo "error: \
 	missing tools; as root run: apt-get install g++-aarch64-linux-gnu qemu-user" | tr -s '[:space:]' ' ' >&2; exit 1; }

@@ -15,6 +15,9 @@ if not torch.cuda.is_available():  # Triton's kernels run in its interpreter; re
 
 from cli_checks import Pair, call, make_pair
 from sametoken.engine.load import note_missing_kernels
+from sametoken.train import journal
+
+DRAW = journal.draw
 
 COMPLETE = ("SAMETOKEN_CLIENTS", "SAMETOKEN_DISTRIBUTED")  # set by `make clients` and `make test-distributed`
 
@@ -45,6 +48,20 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def kernels_noted() -> None:
     """Without compiled kernels a note is printed once; here, so that no test finds it in its output."""
     note_missing_kernels()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_curves() -> Iterator[None]:
+    """Runs of training in this process draw no picture: it takes longer than their few steps. See `curves`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "draw", lambda entries, file: None)
+        yield
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at the picture of a run."""
+    monkeypatch.setattr(journal, "draw", DRAW)
 
 
 @pytest.fixture(scope="module")

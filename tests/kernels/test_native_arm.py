@@ -1,11 +1,14 @@
 """The kernels of arm64, in qemu on the least processor that each is for: integers, AVX2's bits, and the engine.
 
-`make test-arm` runs all of test_native.py, test_native_codes.py and test_native_heads.py with them too.
+`make test-thorough` runs them. `make test-arm` runs all of test_native.py, test_native_codes.py and
+test_native_heads.py with them too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,13 +26,18 @@ from sametoken.model.formats.packing import pack_bfloat16
 __all__ = ["directory", "threads"]  # fixtures
 
 pytestmark = pytest.mark.parametrize("threads", [2], indirect=True)
-emulated = pytest.mark.skipif(
+available = pytest.mark.skipif(
     bool(arm_kernels.MISSING),
     reason=f"no {' and no '.join(arm_kernels.MISSING)}: apt-get install g++-aarch64-linux-gnu qemu-user",
 )
 AS_AVX2 = ("neon", "neon_dot")
 AVX2 = next((each for each in BUILT if each.name == "avx2"), None)
 beside_avx2 = pytest.mark.skipif(AVX2 is None, reason="there is no avx2 variant here to compare with")
+
+
+def emulated(test: Callable[..., None]) -> Any:
+    """A test in qemu; not one of `make test`, since each variant is compiled for twenty seconds first."""
+    return pytest.mark.thorough(available(test))
 
 
 @pytest.fixture(params=arm_kernels.PROCESSORS)

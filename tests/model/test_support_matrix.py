@@ -234,13 +234,6 @@ STEPS: dict[str, Callable[[Cell], None]] = {
 }
 
 
-@pytest.fixture
-def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the time of three steps would go into their picture."""
-    monkeypatch.setattr("sametoken.train.journal.draw", lambda entries, file: None)
-
-
-@pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("method", METHODS)
 def test_cell(target: Target, method: str, data: Path, run: Any, tmp_path: Path) -> None:
     mode, options = METHODS[method]

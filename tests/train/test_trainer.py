@@ -47,7 +47,7 @@ def stopping_at(step: int):
     return tell
 
 
-def test_a_run_learns_and_leaves_the_target_as_it_was(pair, data, tmp_path):
+def test_a_run_learns_and_leaves_the_target_as_it_was(pair, data, tmp_path, curves):
     before = files_of(Path(pair.target))
     outcome = train_tiny(pair.target, data, tmp_path / "out", max_steps=40, num_epochs=100, save_steps=40)
     assert files_of(Path(pair.target)) == before
