@@ -304,10 +304,62 @@ def test_tokens_stand_together_with_those_of_their_forward(page: Any, llm: LLM) 
         page.click(".pane:nth-child(1) .drafted >> nth=0")
         number = page.eval_on_selector(".pane:nth-child(1) .drafted", "found => +found.parentElement.dataset.forward")
         size = page.locator(f".pane:nth-child(1) .forward[data-forward='{number}'] .token").count()
-        assert page.inner_text(".step h4") == f"Forward {number + 1} of {len(forwards(page))} brought {size} tokens"
-        assert page.locator(".places li").count() == size
+        title = page.inner_text(".step h4")
+        assert title.startswith(
+            f"Forward {number + 1} of {len(forwards(page))} brought {size} tokens; draft_target had "
+        )
+        assert page.locator(".step :is(.taken, .own)").count() == size
         rejected = page.locator(f".pane:nth-child(1) .forward[data-forward='{number}'] .refused").count()
         assert (page.locator(".step .rejected").count() > 0) == (rejected > 0)
+
+
+def test_the_tree_of_a_forward_is_drawn_on_demand(page: Any, one_thread: None) -> None:
+    own = LLM("embedded", "embedded", {"adaptive": False, "tree_top_k": 2, "max_total_draft_tokens": 7})
+    page.set_viewport_size({"width": 1280, "height": 640})
+    with running(own) as server:
+        ready(page, server.url, compare=True)
+        bodies = sent(page)
+        ask(page, PROMPT)
+        page.wait_for_selector(".verdict[data-kind]")
+        idle(page)
+        assert [body["speculative"]["steps"] for body in bodies] == [True, False]
+        body = {**BODY, "messages": [{"role": "user", "content": PROMPT}], "speculative": {"steps": True}}
+        steps = server.post("/v1/chat/completions", body).json()["choices"][0]["speculative"]["steps"]
+        assert page.locator(".step").count() == 0
+        assert max(len(step["tokens"]) - sum(step["accepted"]) for step in steps) > 2
+        for number, step in list(enumerate(steps))[:8]:
+            page.click(f".pane:nth-child(1) .forward[data-forward='{number}'] .token >> nth=0")
+            assert (
+                f"; draft_target had guessed {len(step['tokens'])} tokens" in page.inner_text(".step h4") or not number
+            )
+            drawn = page.evaluate(DRAWN)
+            expected = [place_of(step, at) for at in range(len(step["tokens"]))]
+            assert sorted(drawn) == sorted(expected)
+            box = page.locator(".step").bounding_box()
+            assert 0 <= box["y"] <= 640 - box["height"], "seen without scrolling"
+        page.reload()
+        page.wait_for_selector(READY)
+        page.click(f".pane:nth-child(1) .forward[data-forward='{number}'] .token >> nth=0")
+        assert page.evaluate(DRAWN) == drawn, "trees outlive a reload"
+        page.set_viewport_size(PHONES[1])
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONES[1]["width"]
+
+
+def place_of(step: dict[str, Any], at: int) -> list[Any]:
+    """Depth of a guess, whether it was accepted, and its probability in percent, as the page shows it."""
+    depth, node = 0, at
+    while node >= 0:
+        depth, node = depth + 1, step["parents"][node]
+    chance = round(step["probabilities"][at], 4)
+    return [depth, step["accepted"][at], f"{100 * chance:.{1 if chance < 0.1 else 0}f} %"]
+
+
+# Every drawn guess: how many lists it is inside of, whether it is on the path, and its probability.
+DRAWN = """() => [...document.querySelectorAll(".step .node:is(.taken, .rejected)")].map(node => {
+  let depth = 0;
+  for (let at = node.closest("ul"); !at.classList.contains("tree"); at = at.parentElement.closest("ul")) depth++;
+  return [depth, node.classList.contains("taken"), node.querySelector("small").textContent];
+})"""
 
 
 COUNTED = "found => found.map(each => each.querySelectorAll('.token').length)"
@@ -360,7 +412,7 @@ def test_a_conversation_outlives_a_reload_and_travels_by_link(page: Any, browser
             "With oat milk.",
         ]
         page.click("#share")
-        page.wait_for_function("location.hash.length > 10")
+        page.wait_for_url(lambda url: len(url.partition("#")[2]) > 10)
         link = page.url
         page.goto("about:blank")
         page.goto(server.url)

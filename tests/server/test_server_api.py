@@ -255,6 +255,22 @@ def test_a_stream_reports_the_origin_of_every_token(served: Running) -> None:
     assert all(part["origins"] == ["drafted"] * (len(part["origins"]) - 1) + ["target"] for part in told[:-1])
 
 
+def test_steps_are_reported_to_who_asks_for_them(served: Running) -> None:
+    asked = {"prompt": PROMPT, **SAMPLED, "speculative": {"adaptive": False, "steps": True}}
+    whole = served.post("/v1/completions", asked).json()["choices"][0]["speculative"]
+    lines = served.post("/v1/completions", {**asked, "stream": True}).text.split("\n\n")[:-2]
+    parts = [json.loads(line.removeprefix("data: "))["choices"][0]["speculative"] for line in lines]
+    assert [step for part in parts for step in part["steps"]] == whole["steps"]
+    assert len(whole["steps"]) == whole["stats"]["target_forwards"]
+    keys = {"drafter", "token_ids", "tokens", "parents", "probabilities", "accepted"}
+    assert all(step.keys() == keys for step in whole["steps"])
+    guesses = [step for step in whole["steps"] if step["drafter"] == "draft_target"]
+    assert sum(len(step["tokens"]) for step in guesses) == whole["stats"]["drafted"] > 0
+    assert all(0 <= probability <= 1 for step in guesses for probability in step["probabilities"])
+    asked["speculative"] = {"adaptive": False, "report": True}
+    assert "steps" not in served.post("/v1/completions", asked).json()["choices"][0]["speculative"]
+
+
 def test_prompt_logprobs_are_told_in_vllms_form(served: Running, plain: LLM) -> None:
     expected = alone(plain, prompt_logprobs=1, max_tokens=2, seed=1).prompt_logprobs or []
     body = {"prompt": PROMPT, "max_tokens": 2, "seed": 1, "prompt_logprobs": 1}

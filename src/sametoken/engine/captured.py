@@ -235,7 +235,9 @@ def _row(request: Request) -> int:
 
 def _on_device(request: Request) -> bool:
     """Whether nothing but emitting its tokens needs the host."""
-    return request.remaining == 1 and request.params.logprobs is None and request.sampling.grammar is None
+    if request.reports_steps or request.params.logprobs is not None:
+        return False
+    return request.remaining == 1 and request.sampling.grammar is None
 
 
 def _leaves(sampling: Sampling) -> tuple[list[Tensor], tuple[object, ...]]:

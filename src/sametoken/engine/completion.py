@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sametoken.engine.request import Emission, FinishReason, Request, SpeculationStats, TokenLogprob
+from sametoken.engine.step_tree import StepTree
 from sametoken.errors import SametokenError
 
 SHOWN_TEXT = 80  # characters of a completion's text in its repr
@@ -26,6 +28,7 @@ class Completion:
         logprobs, prompt_logprobs: if asked for; the first prompt token has none.
         cached_tokens: prompt tokens whose keys and values were reused.
         seconds: from arrival to the last token; `ttft`: to the first.
+        steps: the tree of guesses of every forward, None unless `RequestSpeculation.steps` asked for them.
     """
 
     index: int
@@ -45,6 +48,7 @@ class Completion:
     seconds: float
     ttft: float
     speculation: SpeculationStats
+    steps: Sequence[StepTree] | None = None
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= SHOWN_TEXT else f"{self.text[:SHOWN_TEXT]}..."
@@ -82,6 +86,7 @@ class Completion:
             seconds=request.finished - request.arrived,
             ttft=first - request.arrived,
             speculation=request.stats,
+            steps=request.steps if request.reports_steps else None,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -100,6 +105,8 @@ class Completion:
         }
         if self.error is not None:
             record["error"] = str(self.error)
+        if self.steps is not None:
+            record["steps"] = [step.to_json() for step in self.steps]
         if self.logprobs is not None:
             record["logprobs"] = [_logprob(item) for item in self.logprobs]
         if self.prompt_logprobs is not None:
@@ -118,7 +125,7 @@ class Chunk:
 
     Attributes:
         text: characters that cannot change any more; may lag behind `token_ids`.
-        origins, rejected: as a completion has them.
+        origins, rejected, steps: as a completion has them.
     """
 
     index: int
@@ -129,6 +136,7 @@ class Chunk:
     rejected: list[tuple[int, ...]]
     logprobs: list[TokenLogprob] | None
     completion: Completion | None
+    steps: Sequence[StepTree] | None = None
 
     @classmethod
     def of(cls, emission: Emission) -> Chunk:
@@ -143,4 +151,5 @@ class Chunk:
             rejected=emission.rejected,
             logprobs=emission.logprobs if request.logprobs else None,
             completion=Completion.of(request) if emission.finished else None,
+            steps=emission.steps if request.reports_steps else None,
         )

@@ -7,7 +7,7 @@ at the same token. `RowResult.committed` is cut there too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,11 +18,20 @@ from sametoken.engine.report import Done, Proposal, RowResult
 from sametoken.engine.request import Emission, Request, TokenLogprob
 from sametoken.engine.rows import Rows
 from sametoken.engine.runner import Runner, Verified
+from sametoken.engine.step_tree import StepTree
 from sametoken.errors import RequestError, SametokenError, not_finite
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache
 from sametoken.speculation.draft import PADDING
 from sametoken.speculation.sampling import token_logprobs
+
+
+class Guesses(NamedTuple):
+    """One row's tree, root and padding included, and who made it; no tokens where the row is not decoding yet."""
+
+    maker: str | None
+    tokens: Sequence[int]
+    parents: Sequence[int]
 
 
 class StepRunner(Protocol):
@@ -58,9 +67,8 @@ class HostRunner(Runner):
         tokens, parents = proposal.draft.tokens.tolist(), proposal.draft.parents.tolist()
         results = []
         for place, item in enumerate(plan.decode):
-            features = None if found.features is None else found.features[place]
-            row = self._decoded(decoding[place], item, found, place, features, tokens[place], parents[place])
-            results.append(row)
+            tree = Guesses(proposal.makers[place], tokens[place], parents[place])
+            results.append(self._decoded(decoding[place], item, found, place, tree))
         drawn = len(decoding)
         for place, (piece, request) in enumerate(zip(plan.prefill, reading, strict=True)):
             if not found.prompt_hidden[place].isfinite().all():  # other requests may not see these keys and values
@@ -68,43 +76,39 @@ class HostRunner(Runner):
             features = None if found.features is None else found.features[len(decoding) + place]
             emission = Emission.end(request) if request.error is not None else None
             if piece.last:
-                emission = self._emit(request, found, drawn, (), (), ())
+                emission = self._emit(request, found, drawn, Guesses(None, (), ()), ())
                 drawn += 1
             results.append(RowResult(request, piece.start, piece.tokens, features, 0, 0, emission, prompt=True))
         return Done(plan, proposal, results, decoding + reading, found.tokens)
 
-    def _decoded(
-        self, request: Request, item: Decode, found: Verified, place: int, features: Tensor | None,
-        tokens: Sequence[int], parents: Sequence[int],
-    ) -> RowResult:  # fmt: skip
-        """What a decoding row got for the draft of `tokens` and `parents`."""
-        depths = _depths(tokens, parents)
-        emission = self._emit(request, found, place, tokens, parents, depths)
+    def _decoded(self, request: Request, item: Decode, found: Verified, place: int, tree: Guesses) -> RowResult:
+        """What a decoding row got for its draft."""
+        tokens, depths = tree.tokens, _depths(tree.tokens, tree.parents)
+        emission = self._emit(request, found, place, tree, depths)
         # The root and the accepted nodes that the request took are in the cache now.
         taken = len(emission.token_ids)
         committed = [tokens[node] for node in found.paths[place][: taken + 1]] if taken else []
-        features = None if features is None else features[: len(committed)]
+        features = None if found.features is None else found.features[place][: len(committed)]
         longest, accepted = (max(depths, default=0), len(found.paths[place]) - 1) if taken else (0, 0)
         return RowResult(request, item.start, committed, features, longest, accepted, emission, prompt=False)
 
-    def _emit(
-        self, request: Request, found: Verified, place: int, tokens: Sequence[int], parents: Sequence[int],
-        depths: Sequence[int],
-    ) -> Emission:  # fmt: skip
+    def _emit(self, request: Request, found: Verified, place: int, tree: Guesses, depths: Sequence[int]) -> Emission:
         """Gives a request its accepted tokens and the target's own draw, or the error that stands in their way."""
         path, bonus = found.paths[place], found.bonuses[place]
         if bonus == PADDING and request.error is None:
             request.fail(_undrawn(request, found, place))
         if request.error is not None:
             return Emission.end(request)
-        emitted = [*(tokens[node] for node in path[1:]), bonus]
+        emitted = [*(tree.tokens[node] for node in path[1:]), bonus]
         logprobs = []
         if request.params.logprobs is not None and found.logits is not None:
             logprobs = _token_logprobs(
                 found.logits[[found.first[place] + node for node in path]], emitted, request.params.logprobs
             )
-        rejected = _children(path[-1], tokens, parents)
-        return request.emit(emitted, len(path) - 1, depths, logprobs, rejected)
+        rejected, step = _children(path[-1], tree), None
+        if request.reports_steps and found.logits is not None:
+            step = StepTree.of(*tree, path, found.logits[found.first[place] :])
+        return request.emit(emitted, len(path) - 1, depths, logprobs, rejected, step)
 
     def _score_prompts(self, pieces: Sequence[PromptPiece], reading: Sequence[Request], found: Verified) -> None:
         """Log-probabilities of prompt tokens, for the requests that want them; the first token has none."""
@@ -139,9 +143,9 @@ def _depths(tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
     return [depth for depth, token in zip(depths[1:], tokens[1:], strict=True) if token != PADDING]
 
 
-def _children(node: int, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+def _children(node: int, tree: Guesses) -> list[int]:
     """Tokens of the guesses that follow a node of one row's tree."""
-    guesses = zip(parents[1:], tokens[1:], strict=True)
+    guesses = zip(tree.parents[1:], tree.tokens[1:], strict=True)
     return [token for parent, token in guesses if parent == node and token != PADDING]
 
 

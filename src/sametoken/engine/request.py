@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.engine.detokenize import Detokenizer
+from sametoken.engine.step_tree import StepTree
 from sametoken.errors import SametokenError
 from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.sampling import RowSampling
@@ -153,6 +154,7 @@ class Emission(NamedTuple):
     Attributes:
         token_ids: in order; empty where the request ended without a token.
         origins, rejected, logprobs: of these tokens, see `Request`; `logprobs` is empty where nobody asked for them.
+        steps: the trees of guesses of the forwards, empty where nobody asked for them.
         drafted, accepted: draft tokens that were verified, and those of them among `token_ids`.
         finished: whether the request ended with this.
     """
@@ -165,6 +167,7 @@ class Emission(NamedTuple):
     drafted: int
     accepted: int
     finished: bool
+    steps: Sequence[StepTree] = ()
 
     @classmethod
     def end(cls, request: Request) -> Emission:
@@ -182,6 +185,7 @@ class Emission(NamedTuple):
             self.drafted + later.drafted,
             self.accepted + later.accepted,
             later.finished,
+            [*self.steps, *later.steps],
         )
 
 
@@ -203,6 +207,7 @@ class Request:
         prediction: the output that the caller expects, if it said so.
         origins: for every output token, whether it was drafted; `rejected`: guesses for its place that the target did
             not draw there, none for a drafted token or where nobody guessed.
+        steps: the tree of guesses of every forward, if asked for.
         draft_kv: the drafter whose keys and values the cache pages hold too, "" for none; `complete` when only such
             pages are reused.
     """
@@ -237,6 +242,7 @@ class Request:
     rejected: list[tuple[int, ...]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    steps: list[StepTree] = field(default_factory=list)
     stats: SpeculationStats = field(init=False)
     arrived: float = field(default_factory=time.perf_counter)
     seated: float | None = None
@@ -270,6 +276,11 @@ class Request:
         return max(0, min(self.max_draft_len, self.room - 1))
 
     @property
+    def reports_steps(self) -> bool:
+        """Whether the caller asked for the tree of guesses of every forward."""
+        return self.params.speculative is not None and self.params.speculative.steps
+
+    @property
     def shares_prefix(self) -> bool:
         """Whether pages may be reused: prompt log-probabilities need every prompt token computed."""
         return self.params.prompt_logprobs is None
@@ -281,6 +292,7 @@ class Request:
         drafted: Sequence[int],
         logprobs: Sequence[TokenLogprob],
         rejected: Sequence[int] = (),
+        step: StepTree | None = None,
     ) -> Emission:
         """Appends what one forward emitted, up to the token where the request stops, and returns what was kept.
 
@@ -290,6 +302,7 @@ class Request:
             drafted: depth in the tree of each draft token that was verified; 1 follows the pending token.
             logprobs: one per token, or empty.
             rejected: guesses for the place of the target's own token; empty where a captured step does not tell.
+            step: the tree of guesses, for a request that reports it.
         """
         kept = 0
         for token in tokens:
@@ -303,6 +316,8 @@ class Request:
         self.origins += origins
         self.rejected += spurned
         self.logprobs += said
+        steps = [] if step is None else [step.cut(kept)]
+        self.steps += steps
         taken = min(accepted, kept)
         self.stats.count(kept, len(drafted), taken, max(drafted, default=0))
         if self.first_token is None:
@@ -310,7 +325,7 @@ class Request:
         if self.finish_reason is None:
             self.sampling.extend(tokens[:kept])
         ended = self.finish_reason is not None
-        return Emission(self, list(tokens[:kept]), origins, spurned, said, len(drafted), taken, ended)
+        return Emission(self, list(tokens[:kept]), origins, spurned, said, len(drafted), taken, ended, steps)
 
     def _stops_at(self, token: int) -> bool:
         """Adds the token to the text and decides whether the request ends here."""

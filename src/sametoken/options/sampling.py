@@ -203,6 +203,9 @@ class RequestSpeculation:
     `max_draft_len` tokens where there is room; without it: the engine's setting."""
     prediction: Annotated[Annotated[str, Field(min_length=1)] | None, Shown(http=None)] = None
     """text that the output is expected to repeat, all of it or a part; its tokens are the guesses. Without it: none."""
+    steps: bool = False
+    """report the tree of guesses of every forward, with the target's probability of each guess. It takes a little time
+    in every step, and on a GPU such a request takes no part in captured steps."""
 
 
 @_refusing()

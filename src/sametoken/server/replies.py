@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import TokenLogprob
+from sametoken.engine.step_tree import StepTree
 from sametoken.kinds import coming_with
 
 PREDICTION = coming_with("prediction")
@@ -58,9 +59,23 @@ class TokenReport(TypedDict):
     rejected: list[list[str]]
 
 
-class SpeculationReport(TokenReport):
-    """A whole choice, or the last chunk of one: `stats` is the object that `sametoken generate --json` documents."""
+class StepReport(TypedDict):
+    """The guesses of one forward: who made them, and for each guess its token, which guess it follows (-1: the last
+    token before the forward), the target's probability of it there, and whether it became output."""
 
+    drafter: str | None
+    token_ids: list[int]
+    tokens: list[str]
+    parents: list[int]
+    probabilities: list[float]
+    accepted: list[bool]
+
+
+class SpeculationReport(TokenReport):
+    """A whole choice, or a chunk of it: `steps` if they were asked for; at the end `stats`, the object that `sametoken
+    generate --json` documents."""
+
+    steps: NotRequired[list[StepReport]]
     stats: NotRequired[dict[str, Any]]
 
 
@@ -125,9 +140,22 @@ def report(tokenizer: Spells, emitted: Chunk | Completion, completion: Completio
         "origins": ["drafted" if drafted else "target" for drafted in emitted.origins],
         "rejected": [[spelled(tokenizer, token) for token in guesses] for guesses in emitted.rejected],
     }
+    if emitted.steps is not None:
+        said["steps"] = [_step(tokenizer, step) for step in emitted.steps]
     if completion is not None:
         said["stats"] = completion.speculation.to_json()
     return said
+
+
+def _step(tokenizer: Spells, step: StepTree) -> StepReport:
+    return {
+        "drafter": step.drafter,
+        "token_ids": list(step.token_ids),
+        "tokens": [spelled(tokenizer, token) for token in step.token_ids],
+        "parents": list(step.parents),
+        "probabilities": list(step.probabilities),
+        "accepted": list(step.accepted),
+    }
 
 
 def spelled(tokenizer: Spells, token: int) -> str:

@@ -177,7 +177,7 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
 
     @property
     def reports(self) -> bool:
-        return self.speculative is not None and self.speculative.report
+        return self.speculative is not None and (self.speculative.report or self.speculative.steps)
 
     @property
     def own(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ export class Answer {
     this.text = "";
     this.ids = [];
     this.tokens = []; // {text, drafted, place, forward, probability, rejected: [{text, probability}], end}
+    this.trees = []; // by forward: {drafter, guesses: [text, the guess that it follows, probability, accepted]}
     this.arrivals = []; // [seconds since the start, tokens until then], for one forward or more
     this.forwards = 0; // those that ended with the target's own token, as all do but one that an end cut short
     this.tried = []; // by place in the draft, how many guesses the target came to
@@ -31,6 +32,7 @@ export class Answer {
     );
     this.ids.push(...report.token_ids);
     this.tokens.push(...fresh);
+    this.trees.push(...(report.steps ?? []).map(compact));
     if (fresh.length) {
       this.arrivals.push([(now - this.started) / 1000, this.tokens.length]);
     }
@@ -98,10 +100,33 @@ export class Answer {
     return steps;
   }
 
+  /** The guesses of a forward as a tree of {text, kind, chance, children}, below the token before the forward. */
+  tree(number) {
+    const tokens = this.tokens.filter((token) => token.forward === number);
+    const { drafter, guesses } = this.trees[number] ?? known(tokens);
+    const drafted = tokens.filter((token) => token.drafted);
+    const before = this.tokens[this.tokens.indexOf(tokens[0]) - 1];
+    const root = { text: before ? quoted(before) : "the prompt", kind: "root", children: [] };
+    const nodes = guesses.map(([text, , chance, taken]) => (
+      { text: JSON.stringify(text), kind: taken ? "taken" : "rejected", chance, children: [] }
+    ));
+    const path = nodes.filter((node) => node.kind === "taken");
+    path.forEach((node, i) => (node.text = quoted(drafted[i])));
+    guesses.forEach(([, parent], i) => (nodes[parent] ?? root).children.push(nodes[i]));
+    const own = tokens.at(-1);
+    if (!own.drafted) {
+      const last = path.at(-1) ?? root;
+      last.children.push({ text: quoted(own), kind: "own", chance: own.probability, children: [] });
+    }
+    const order = (a, b) => (a.kind === "rejected") - (b.kind === "rejected") || b.chance - a.chance;
+    [root, ...nodes].forEach((node) => node.children.sort(order)); // the path on top, then the most probable
+    return { drafter, guesses: guesses.length, brought: tokens.length, root };
+  }
+
   /** What a store keeps of an answer, and the answer again. */
   get kept() {
-    const { text, ids, tokens, arrivals, forwards, tried, accepted, run } = this;
-    return { text, ids, tokens, arrivals, forwards, tried, accepted, run };
+    const { text, ids, tokens, trees, arrivals, forwards, tried, accepted, run } = this;
+    return { text, ids, tokens, trees, arrivals, forwards, tried, accepted, run };
   }
 
   static from(kept) {
@@ -118,6 +143,24 @@ export class Answer {
 export function difference(one, other) {
   const place = one.ids.findIndex((id, i) => id !== other.ids[i]);
   return place === -1 && one.ids.length !== other.ids.length ? one.ids.length : place;
+}
+
+/** A step of a report in a form that takes little room in a store. */
+function compact({ drafter, tokens, parents, probabilities, accepted }) {
+  const short = (probability) => Math.round(1e4 * probability) / 1e4;
+  return { drafter, guesses: tokens.map((text, i) => [text, parents[i], short(probabilities[i]), accepted[i]]) };
+}
+
+/** What tokens alone tell of their forward, for an answer that was stored without its trees. */
+function known(tokens) {
+  const drafted = tokens.filter((token) => token.drafted);
+  const taken = drafted.map((token, i) => [token.text, i - 1, token.probability, true]);
+  const refused = tokens.at(-1).rejected.map((guess) => [guess.text, taken.length - 1, guess.probability, false]);
+  return { drafter: "the draft", guesses: [...taken, ...refused] };
+}
+
+export function quoted(token) {
+  return token.end ? "end of the answer" : JSON.stringify(token.text);
 }
 
 function bytes(spelled) {

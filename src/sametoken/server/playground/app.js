@@ -129,6 +129,7 @@ function bodyOf(asked, plain) {
     seed: at("seed").valueAsNumber,
     speculative: {
       report: true,
+      steps: !plain,
       enabled: !plain,
       ...(at("method").value && { method: at("method").value }),
       max_draft_len: at("length").valueAsNumber,

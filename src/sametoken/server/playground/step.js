@@ -1,35 +1,43 @@
-// One forward of the target, drawn: the guesses at each place, their chances, and the path that the target took.
+// One forward of the target, drawn as a tree: the guesses at each place, their chances, and the path that the target took.
 
-import { element, percent, quoted } from "./view.js";
+import { element, percent } from "./view.js";
 
-/** A panel about the forward that brought token `index`; places stand side by side, guesses one below another. */
+const SAID = { taken: "accepted guess: ", own: "the target's own token: ", rejected: "rejected guess: ", root: "after: " };
+const NOTE = "From left to right, place by place. Green: guesses that the target drew too. Dotted: guesses that it did not draw. " +
+  "Bold: the target's own token, which ends the forward. The numbers are the target's probabilities.";
+
+/** A panel about the forward that brought token `index`. */
 export function stepPanel(answer, index) {
   const number = answer.tokens[index].forward;
-  const tokens = answer.tokens.filter((token) => token.forward === number);
-  const root = element("section", "step");
-  root.setAttribute("aria-label", `forward ${number + 1}`);
-  const words = tokens.length === 1 ? "1 token" : `${tokens.length} tokens`;
-  root.append(element("h4", "", `Forward ${number + 1} of ${answer.forwardCount} brought ${words}`));
-  const places = element("ol", "places");
-  for (const token of tokens) {
-    const place = element("li", "");
-    const guesses = [{ text: quoted(token), kind: token.drafted ? "taken" : "own", chance: token.probability }];
-    guesses.push(...token.rejected.map((guess) => ({
-      text: JSON.stringify(guess.text), kind: "rejected", chance: guess.probability,
-    })));
-    place.append(...guesses.map(node));
-    places.append(place);
-  }
-  const note = "Each column is a place. Green: guessed by the draft and drawn by the target. Outlined: the target's own " +
-    "token, which ends the forward. Dotted: a guess that the target did not draw. The number is the target's probability.";
-  root.append(places, element("p", "note", note));
-  return root;
+  const { drafter, guesses, brought, root } = answer.tree(number);
+  const panel = element("section", "step");
+  panel.setAttribute("aria-label", `forward ${number + 1}`);
+  const drafted = guesses ? `; ${drafter} had guessed ${counted(guesses)}` : "; nothing was guessed";
+  const title = `Forward ${number + 1} of ${answer.forwardCount} brought ${counted(brought)}${drafted}`;
+  const tree = element("ul", "tree");
+  tree.tabIndex = 0; // a wide one scrolls, also for who has no mouse
+  tree.setAttribute("aria-label", "guesses, place by place");
+  tree.append(branch(root));
+  panel.append(element("h4", "", title), tree, element("p", "note", NOTE));
+  return panel;
 }
 
-function node({ text, kind, chance }) {
-  const made = element("span", `node ${kind}`, text);
+function counted(number) {
+  return number === 1 ? "1 token" : `${number} tokens`;
+}
+
+function branch({ text, kind, chance, children }) {
+  const item = element("li", kind === "rejected" ? "" : "path");
+  const box = element("span", `node ${kind}`);
+  box.append(element("span", "quiet", SAID[kind]), text);
   if (chance !== undefined) {
-    made.append(element("small", "", percent(chance)));
+    box.append(element("small", "", percent(chance)));
   }
-  return made;
+  item.append(box);
+  if (children.length) {
+    const list = element("ul", "");
+    list.append(...children.map(branch));
+    item.append(list);
+  }
+  return item;
 }

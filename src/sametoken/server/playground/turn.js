@@ -16,7 +16,10 @@ export function showTurn(asked, titles) {
   box.append(...panes.map((pane) => pane.root));
   const detail = element("div", "detail");
   for (const pane of panes) {
-    pane.opened = (index) => following(() => detail.replaceChildren(stepPanel(pane.answer, index)));
+    pane.opened = (index) => {
+      detail.replaceChildren(stepPanel(pane.answer, index));
+      detail.scrollIntoView({ block: "nearest" });
+    };
   }
   root.append(element("p", "asked", asked), ...(titles.length > 1 ? [verdict] : []), box, detail);
   at("welcome").hidden = true;

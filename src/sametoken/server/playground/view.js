@@ -1,5 +1,7 @@
 // Elements for answers: panes of tokens that can be asked about, the replay of two of them, figures and the chart.
 
+import { quoted } from "./answer.js";
+
 const SHOWN_SECONDS = 3; // a replay that would be over sooner is slowed down to this
 const tip = document.getElementById("tip");
 const scrollers = [document.getElementById("scroll"), document.scrollingElement]; // on a desk, on a phone
@@ -155,10 +157,6 @@ function explain(token) {
     lines.push(`rejected at place ${token.place}: ${JSON.stringify(guess.text)}${chance}`);
   }
   return lines.join("\n");
-}
-
-export function quoted(token) {
-  return token.end ? "end of the answer" : JSON.stringify(token.text);
 }
 
 export function percent(share) {

@@ -1,0 +1,66 @@
+"""The tree of guesses of one forward of a request, as its caller sees it; kept only for requests that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.speculation.draft import PADDING
+from sametoken.speculation.sampling import token_logprobs
+
+
+class StepTree(NamedTuple):
+    """What was guessed for one forward; a forward without guesses has empty lists. Legend: G guesses.
+
+    Attributes:
+        drafter: who guessed, None where nobody did.
+        token_ids: [G] the guesses.
+        parents: [G] which guess each one follows, -1 for the last token before the forward.
+        probabilities: [G] that the target gives to each guess after what it follows, before temperature and penalties.
+        accepted: [G] whether the guess became output.
+    """
+
+    drafter: str | None = None
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    probabilities: tuple[float, ...] = ()
+    accepted: tuple[bool, ...] = ()
+
+    @classmethod
+    def of(
+        cls, drafter: str | None, tokens: Sequence[int], parents: Sequence[int], path: Sequence[int], logits: Tensor
+    ) -> StepTree:
+        """From one row of a draft.
+
+        Args:
+            tokens, parents: [N] of its nodes, the root first, padding included.
+            path: the accepted nodes, the root first.
+            logits: [>= N, V] the target's, after each node; those after padding may be missing.
+        """
+        nodes = [node for node in range(1, len(tokens)) if tokens[node] != PADDING]
+        if not nodes:
+            return cls(drafter)
+        place = {node: at for at, node in enumerate(nodes)} | {0: -1}
+        guesses, before = [tokens[node] for node in nodes], [parents[node] for node in nodes]
+        found = token_logprobs(logits[before], torch.tensor(guesses, device=logits.device), 0)
+        accepted = set(path)
+        return cls(
+            drafter,
+            tuple(guesses),
+            tuple(place[parent] for parent in before),
+            tuple(found.chosen.exp().tolist()),
+            tuple(node in accepted for node in nodes),
+        )
+
+    def cut(self, kept: int) -> StepTree:
+        """The same where the request ended after `kept` tokens; a path lists its guesses in their order."""
+        counted = zip(self.accepted, accumulate(self.accepted), strict=True)
+        return self._replace(accepted=tuple(accepted and count <= kept for accepted, count in counted))
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of `sametoken generate --json`."""
+        return {name: list(value) if name != "drafter" else value for name, value in self._asdict().items()}
