@@ -13,7 +13,8 @@ from test_bench_explain import load
 
 from bench_checks import cell, run_of, with_controller
 from sametoken.bench import plots
-from sametoken.bench.plots import INK, charts
+from sametoken.bench.figure import INK
+from sametoken.bench.plots import charts
 from sametoken.bench.record import RUN, read_runs, write_run
 from sametoken.bench.report import write_report
 from sametoken.errors import ConfigError
@@ -98,7 +99,7 @@ def test_tokens_per_second_are_drawn_against_the_batch() -> None:
 
 
 def test_many_cells_are_spread_over_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "_render", lambda name, draw, origin: ("", b""))
+    monkeypatch.setattr(plots, "render", lambda name, draw, origin: ("", b""))
     drawn = charts([run_of(*(cell([1, 2], HALF, temperature=n / 10) for n in range(8)))])
     names = [chart.name for chart in drawn]
     assert len(names) == len(set(names)) == 2 * 2 + 8

@@ -115,6 +115,22 @@ def test_export_refuses(
     assert not (tmp_path / "out").exists()
 
 
+def test_export_shows_its_progress_on_a_terminal(
+    run: Any, pair: Pair, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert export(run, pair, heads / "eagle3", tmp_path / "quiet").err == ""
+    target, arrived = shape_of(pair.target), []
+    read_head(heads / "eagle3", target, torch.float32, "cpu", pack=False, arrived=lambda: arrived.append(1))
+    tensors = len(read_files(heads / "eagle3")[1])
+    assert len(arrived) == tensors
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    answer = export(run, pair, heads / "eagle3", tmp_path / "shown")
+    assert answer.code == 0
+    assert f"{tensors + 1}/{tensors + 1}" in answer.err
+    assert "the head for" in answer.out
+
+
 def test_export_needs_a_target_and_a_place(run: Any, pair: Pair, heads: Path, tmp_path: Path) -> None:
     assert "--target is missing" in run("export", str(heads / "eagle3"), "--output", str(tmp_path / "out")).err
     assert "--output is missing" in run("export", str(heads / "eagle3"), "--target", pair.target).err

@@ -5,58 +5,21 @@ Each stands alone: its title is the finding, below it stand model, machine and d
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sametoken.bench.compare import SpeedOfRounds
+from sametoken.bench.figure import COLOURS, INK, Chart, finish, render
 from sametoken.bench.record import Cell, Load, Run, Variant
-from sametoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK = "#2b2f36"  # lines and letters; a page replaces it by the colour of its own text
-# Distinct in hue and in lightness, on white as on near-black (Okabe and Ito's palette, darkest and lightest left out).
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-SIZE = (6.4, 3.6)
 APART = 0.08  # between marks of one position, in draft tokens
 ASIDE = 0.06  # between marks of one batch size, in doublings
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": INK,
-    "grid.alpha": 0.15,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-}
-
-
-class Chart(NamedTuple):
-    """A figure.
-
-    Attributes:
-        name: of its file. `caption`: what it shows, for the page and for who cannot see it.
-    """
-
-    name: str
-    caption: str
-    svg: str
-    png: bytes
 
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
@@ -69,7 +32,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     loads = [load for run in runs for load in run.loads]
     drawn = []
     for name, caption, draw in [*_of_batches(runs), *_of_cells(cells), *_of_loads(loads)]:
-        drawn.append(Chart(name, caption, *_render(name, draw, _origin(runs))))
+        drawn.append(Chart(name, caption, *render(name, draw, _origin(runs))))
     return drawn
 
 
@@ -170,7 +133,7 @@ def _load(axes: Axes, cells: Sequence[Cell]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, [f"{batch}" for batch in batches])
     axes.set_ylim(bottom=0)
-    _finish(
+    finish(
         axes,
         _load_finding(cells, best),
         f"requests that run together ({cells[0].texts}; bars: slowest and fastest round)",
@@ -210,7 +173,7 @@ def _speed_up(axes: Axes, cells: Sequence[Cell]) -> None:
     title = "At best" if gain >= 1 else "Drafts cost time: at best"
     length = "chosen length" if best.chosen else f"{best.max_draft_len} tokens"
     title += f" {gain:.2f} times the speed of plain decoding, with drafts of {length}"
-    _finish(axes, title, "longest draft (tokens)", "speed-up")
+    finish(axes, title, "longest draft (tokens)", "speed-up")
 
 
 def _with_intervals(axes: Axes, places: Sequence[float], variants: Sequence[Variant], **look: Any) -> None:
@@ -242,7 +205,7 @@ def _acceptance(axes: Axes, cells: Sequence[Cell]) -> None:
     axes.set_ylim(0, 1.02)
     axes.set_xticks(sorted({p for cell in cells for v in cell.speculative for p in range(1, v.max_draft_len + 1)}))
     shares = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(firsts), max(firsts))))
-    _finish(
+    finish(
         axes,
         f"The first draft token is accepted in {shares} of the drafts",
         "position in the draft",
@@ -261,7 +224,7 @@ def _time(axes: Axes, cell: Cell) -> None:
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.invert_yaxis()
     plain, *drafted = (1000 / v.tokens_per_second for v in cell.variants)
-    _finish(
+    finish(
         axes,
         f"{min(drafted):.1f} ms per token with drafts, {plain:.1f} ms without ({cell.label})",
         "milliseconds per token of all requests",
@@ -283,38 +246,9 @@ def _latency(axes: Axes, loads: Sequence[Load], words: str) -> None:
     axes.set_ylim(bottom=0)
     ours = sorted((load for load in loads if load.side == "server"), key=lambda load: load.level) or ordered
     low, high = ours[0], ours[-1]
-    _finish(
+    finish(
         axes,
         f"Median latency {low.latency_s.p50:.2f} s at {low.label}, {high.latency_s.p50:.2f} s at {high.label}",
         words,
         "seconds per request",
     )
-
-
-def _finish(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    # Below the axes, so that it hides no data however many lines there are.
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2))
-
-
-def _render(name: str, draw: Callable[[Axes], None], origin: str) -> tuple[str, bytes]:
-    """A drawing as SVG and as PNG on white."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("matplotlib is not installed; pictures need it: pip install 'sametoken[bench]'") from None
-    # Ids in the SVG are hashes; without a salt of its own, figures of one page would share clip paths.
-    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=SIZE)
-        axes = figure.add_subplot()
-        draw(axes)
-        lines = origin.count("\n") + 1
-        axes.set_title(axes.get_title("left"), pad=8 + 11 * lines)
-        axes.text(0, 1.02, origin, transform=axes.transAxes, fontsize=8, va="bottom")
-        svg, png = io.StringIO(), io.BytesIO()
-        figure.savefig(svg, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
-        figure.savefig(png, format="png", dpi=150, facecolor="white", bbox_inches="tight")
-    return svg.getvalue(), png.getvalue()

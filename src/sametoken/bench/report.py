@@ -8,7 +8,8 @@ from html import escape
 from pathlib import Path
 
 from sametoken.bench.explain import explain
-from sametoken.bench.plots import INK, Chart, charts
+from sametoken.bench.figure import INK, Chart
+from sametoken.bench.plots import charts
 from sametoken.bench.record import Run
 from sametoken.bench.tables import Table, tables, verdicts
 from sametoken.errors import ConfigError

@@ -6,6 +6,7 @@ import json
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands.options import AS_JSON, Argument, Option, Values
+from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError, unknown_name
 
 ARGUMENT = Argument(str, "directory, training run or Hub id of a head, of any trainer.", "HEAD")
@@ -43,6 +44,7 @@ def command(name: str, values: Values) -> int:
 
     from sametoken.checkpoint.hub import read_config
     from sametoken.checkpoint.places import draft_directory, target_directory
+    from sametoken.heads.files import Files
     from sametoken.heads.kind import ENGINES
     from sametoken.heads.read import read_head, stored_dtype
     from sametoken.heads.registry import head_kind
@@ -56,12 +58,16 @@ def command(name: str, values: Values) -> int:
     taps = None if values["taps"] is None else parse_layers(values["taps"], target.num_layers)
     directory = draft_directory(name)
     dtype = stored_dtype(directory) if values["dtype"] is None else getattr(torch, values["dtype"])
-    loaded = read_head(directory, target, dtype, "cpu", pack=False)
-    head = loaded.module if taps is None else head_kind(loaded.config).with_taps(loaded.module, taps, target)
     output = user_path(values["output"])
-    advice = write_head(
-        head, output, target, layout=values["to"], target_name=values["target"], dtype=dtype, force=values["force"]
-    )
+    with open_progress() as progress:
+        task = progress.add_task("reading tensors", total=len(Files.of(directory).seen) + 1)  # the last step is writing
+        loaded = read_head(directory, target, dtype, "cpu", pack=False, arrived=lambda: progress.advance(task))
+        head = loaded.module if taps is None else head_kind(loaded.config).with_taps(loaded.module, taps, target)
+        progress.update(task, description="writing")
+        advice = write_head(
+            head, output, target, layout=values["to"], target_name=values["target"], dtype=dtype, force=values["force"]
+        )
+        progress.advance(task)
     named = str(dtype).removeprefix("torch.")
     assumed = [note for note in loaded.notes if taps is None or not note.startswith("taps ")]
     next_steps = [line.replace("DIR", str(output)) for line in advice]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ import torch
 from sametoken import kinds
 from sametoken.checkpoint.contents import architectures
 from sametoken.checkpoint.load import read_weights
+from sametoken.checkpoint.quantised.collect import Item
+from sametoken.checkpoint.tensors import Stored
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.heads.files import HEAD_FILES, Files
 from sametoken.heads.kind import Described, Head
@@ -82,6 +85,7 @@ def read_head(
     *,
     pack: bool,
     format: WeightFormat | None = None,
+    arrived: Callable[[], None] = lambda: None,
 ) -> LoadedHead:
     """The head of a directory with its weights in place, whoever wrote it.
 
@@ -92,6 +96,7 @@ def read_head(
         pack: pack the linears, for serving; a head that will be trained or written again stays plain, and the weights
             of a quantised one become so.
         format: what the linears are quantised to when they are packed, None for nothing.
+        arrived: called after each of the tensors that `Files.seen` lists, for progress.
 
     Raises:
         CheckpointError: a file is missing, damaged, or contradicts another.
@@ -106,10 +111,16 @@ def read_head(
     data = torch.device(device).type != "meta"
     with nullcontext() if data else torch.device("meta"):
         stored = read_weights(directory, names=HEAD_FILES, data=data)
-        kind.fill(head, stored, files, device, pack=pack)
+        kind.fill(head, _counted(stored, arrived), files, device, pack=pack)
         if pack:
             pack_linears(head)
     return LoadedHead(described.config, head, described.notes)
+
+
+def _counted(stored: Iterable[Stored | Item], arrived: Callable[[], None]) -> Iterator[Stored | Item]:
+    for item in stored:
+        yield item
+        arrived()
 
 
 def stored_dtype(directory: Path) -> torch.dtype:

@@ -1,0 +1,79 @@
+"""How a figure looks: colours, title, what was measured where and when, legend; and the figure as SVG and as PNG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sametoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK = "#2b2f36"  # lines and letters; a page replaces it by the colour of its own text
+# Distinct in hue and in lightness, on white as on near-black (Okabe and Ito's palette, darkest and lightest left out).
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+SIZE = (6.4, 3.6)
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+
+
+class Chart(NamedTuple):
+    """A figure.
+
+    Attributes:
+        name: of its file. `caption`: what it shows, for the page and for who cannot see it.
+    """
+
+    name: str
+    caption: str
+    svg: str
+    png: bytes
+
+
+def finish(axes: Axes, title: str, x: str, y: str) -> None:
+    """Adds the title, which is the finding, the names of the axes, and the legend."""
+    axes.set_title(title)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    # Below the axes, so that it hides no data however many lines there are.
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2))
+
+
+def render(name: str, draw: Callable[[Axes], None], origin: str) -> tuple[str, bytes]:
+    """A drawing as SVG and as PNG on white."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("matplotlib is not installed; pictures need it: pip install 'sametoken[bench]'") from None
+    # Ids in the SVG are hashes; without a salt of its own, figures of one page would share clip paths.
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=SIZE)
+        axes = figure.add_subplot()
+        draw(axes)
+        lines = origin.count("\n") + 1
+        axes.set_title(axes.get_title("left"), pad=8 + 11 * lines)
+        axes.text(0, 1.02, origin, transform=axes.transAxes, fontsize=8, va="bottom")
+        svg, png = io.StringIO(), io.BytesIO()
+        figure.savefig(svg, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
+        figure.savefig(png, format="png", dpi=150, facecolor="white", bbox_inches="tight")
+    return svg.getvalue(), png.getvalue()
