@@ -218,6 +218,15 @@ def test_a_controller_that_loses_is_not_recommended() -> None:
     assert "Recommended: --max-draft-len 4 --no-adaptive, measured at" in text
 
 
+def test_the_best_tree_stands_beside_the_best_chain() -> None:
+    made = cell([2, 4], HALF)
+    best = made.fixed[-1]
+    tree = replace(best, tree_top_k=2, tokens_per_second=0.9 * best.tokens_per_second, speed_up=Estimate(1.5))
+    text = explain(run_of(with_controller(replace(made, variants=[*made.variants, tree]), 1.0, {4: 10})))
+    assert "The best tree, draft length 4 with 2 branches, reaches 1.50x: 0.90 of that speed." in text
+    assert "The fastest measured is draft_target with draft length 4:" in text
+
+
 def test_a_controller_that_drafts_nothing_where_drafts_lose() -> None:
     lossy = cell([4], [0.02] * 16, linear)
     made = with_controller(lossy, 1 / lossy.fixed[0].speed_up.value, {0: 1000}, gain=1000)

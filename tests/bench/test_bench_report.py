@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -92,6 +93,9 @@ def test_tokens_per_second_are_drawn_against_the_batch() -> None:
     assert "chosen: the controller chooses the length of every step" in "".join(
         ElementTree.fromstring(speed_up.svg).itertext()
     )
+    tree = replace(cells[0].fixed[-1], tree_top_k=2)
+    speed_up = charts([run_of(replace(cells[0], variants=[*cells[0].variants, tree]))])[0]
+    assert {"x2", "triangles: trees; x2: 2 branches a level"} <= set(ElementTree.fromstring(speed_up.svg).itertext())
     without = charts([run_of(*(cell([1, 4], HALF, batch=batch) for batch in sizes))])[0]
     words = " ".join(ElementTree.fromstring(without.svg).itertext())
     assert re.search(r"Drafts decode at 1\.\d\d of plain at batch 1, at 1\.\d\d at batch 16", words)

@@ -23,7 +23,7 @@ from sametoken.prompts.sources import Conversation, as_turn
 from sametoken.speculation.params import RequestSpeculation
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
-GRID = Grid([1, 3], True, [1, 3], [None], [0.0], output_len=8, repeat=2, seed=5, ignore_eos=False)
+GRID = Grid([1, 3], [1], True, [1, 3], [None], [0.0], output_len=8, repeat=2, seed=5, ignore_eos=False)
 PROMPTS = ("hello", "one two one two", "a", "what?")
 ITEMS = tuple(PromptItem("odd" if n % 2 else "even", text) for n, text in enumerate(PROMPTS, 1))
 WORKLOAD = Workload("few", "prompts", ITEMS)
@@ -126,6 +126,23 @@ def test_without_the_controller_only_fixed_lengths_are_measured(llm: LLM) -> Non
     cells, _ = found(measure_grid(llm, [WORKLOAD], replace(GRID, chosen=False, batches=[1], repeat=1), lambda _: None))
     assert [variant.label for variant in cells[0].variants] == ["plain", "draft_target 1", "draft_target 3"]
     assert cells[0].chosen is None
+
+
+def test_trees_are_measured_beside_chains(tiny_pair: Pair) -> None:
+    options = {"max_draft_len": 2, "tree_top_k": 2}
+    trees = LLM(tiny_pair.target, tiny_pair.draft, options, kv_cache={"enable_block_reuse": False}, max_batch_size=1)
+    grid = replace(GRID, draft_lens=[1, 2], tree_top_ks=[1, 2], batches=[1], repeat=1)
+    (cell,), mismatches = found(measure_grid(trees, [WORKLOAD], grid, lambda _: None))
+    assert mismatches == []
+    kind = "draft_target"
+    assert [each.label for each in cell.variants] == [
+        "plain", f"{kind} 1", f"{kind} 2", f"{kind} 1x2", f"{kind} 2x2", f"{kind} chosen",
+    ]  # fmt: skip
+    assert [each.tree_top_k for each in cell.variants] == [1, 1, 1, 2, 2, 1]
+    sizes = [each.acceptance.drafted / sum(each.acceptance.drafted_lengths[1:]) for each in cell.shaped]
+    assert sizes[0] == 1 < sizes[1] <= 2
+    assert sizes[2] == 2 < sizes[3] <= 4
+    assert [each.label for each in cell.fixed] == [f"{kind} 1", f"{kind} 2"]
 
 
 def test_a_batch_is_filled_with_the_same_prompts_and_other_seeds(llm: LLM) -> None:
@@ -276,6 +293,7 @@ USAGE = [
     (["--max-draft-len", "0,1"], "--max-draft-len '0,1': expected whole numbers >= 1"),
     (["--max-draft-len", "1,129"], "--max-draft-len '1,129': expected whole numbers >= 1 and <= 128"),
     (["--batch", "4097"], "--batch '4097': expected whole numbers >= 1 and <= 4096"),
+    (["--tree-top-k", "0"], "--tree-top-k '0': expected whole numbers >= 1"),
     (["--batch", "1,,2"], "--batch '1,,2'"),
     (["--batch", "1.5"], "--batch '1.5'"),
     (["--temperature", "-1"], "--temperature '-1': expected numbers >= 0"),

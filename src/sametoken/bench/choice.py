@@ -20,13 +20,22 @@ REASONS = {  # of `SpeculationStats.plain`
 
 
 def compared(cell: Cell, best: Variant) -> list[str]:
-    """The controller's speed beside that of the best fixed length; nothing where it was not measured."""
+    """The speeds of the best tree and of the controller beside that of the best chain, of what was measured."""
+    found = []
+    trees = [variant for variant in cell.shaped if variant.tree_top_k > best.tree_top_k]
+    if trees:
+        tree = max(trees, key=lambda variant: variant.tokens_per_second)
+        found.append(
+            f"The best tree, draft length {tree.max_draft_len} with {tree.tree_top_k} branches, reaches "
+            f"{factor(tree.speed_up)}: {tree.tokens_per_second / best.tokens_per_second:.2f} of that speed."
+        )
     if (chosen := cell.chosen) is None:
-        return []
+        return found
     ratio = chosen.tokens_per_second / best.tokens_per_second
     return [
+        *found,
         f"The controller, which chooses the length of every step, reaches {factor(chosen.speed_up)}: {ratio:.2f} of "
-        f"the speed of the best fixed length, {best.max_draft_len}."
+        f"the speed of the best fixed length, {best.max_draft_len}.",
     ]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sametoken.bench.measure import StepTimes
+from sametoken.drafters.rows import GrowingDrafter
 from sametoken.engine.llm import LLM
 from sametoken.engine.report import StepReport
 from sametoken.engine.request import SpeculationStats
@@ -89,6 +90,15 @@ def drive(llm: LLM, jobs: Sequence[TimedRequest], batch: int) -> Pass:
 def forget(llm: LLM) -> None:
     """Fresh drafters of those that remember earlier outputs, which a repeated prompt would only read aloud."""
     llm.engine.drafters.update(model_free_drafters(llm.speculative))
+
+
+def branch(llm: LLM, tree_top_k: int) -> None:
+    """Gives the levels of drafts so many branches, at most those that the engine was made with."""
+    stated = llm.speculative
+    budget = stated.max_total_draft_tokens or stated.max_draft_len * tree_top_k
+    for drafter in llm.engine.drafters.values():
+        if isinstance(drafter, GrowingDrafter) and drafter.branches != tree_top_k:
+            drafter.branch(tree_top_k, budget)
 
 
 def _step(report: StepReport, seconds: float) -> StepTimes:

@@ -107,11 +107,11 @@ def _chunks(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
 def _load(axes: Axes, cells: Sequence[Cell]) -> None:
     """Lines of tokens per second, with the slowest and the fastest round of each."""
     batches = [cell.batch for cell in cells]
-    best = [max(cell.fixed, key=lambda one: one.tokens_per_second) for cell in cells]
+    best = [max(cell.shaped, key=lambda one: one.tokens_per_second) for cell in cells]
     chosen = [cell.chosen for cell in cells if cell.chosen is not None]
     lines = {
         "plain decoding": ([cell.plain for cell in cells], "s", ":"),
-        "best fixed draft length of the batch (its number)": (best, "o", "--"),
+        "best fixed draft length of the batch (its number; x2: with 2 branches)": (best, "o", "--"),
     }
     if len(chosen) == len(cells):
         lines["the controller, which chooses the length of every step"] = (chosen, "D", "-")
@@ -127,7 +127,7 @@ def _load(axes: Axes, cells: Sequence[Cell]) -> None:
         axes.errorbar(places, speeds, reach, capsize=3, **look)
     for batch, one in zip(batches, best, strict=True):
         axes.annotate(
-            f"{one.max_draft_len}", (batch, one.tokens_per_second), (-10, 4), textcoords="offset points",
+            one.shape, (batch, one.tokens_per_second), (-10, 4), textcoords="offset points",
             ha="center", fontsize=8, color=COLOURS[1],
         )  # fmt: skip
     axes.set_xscale("log", base=2)
@@ -160,10 +160,17 @@ def _speed_up(axes: Axes, cells: Sequence[Cell]) -> None:
         label = f"{cell.label}, {cell.speculative[0].method}"
         lengths = [variant.max_draft_len + aside for variant in cell.fixed]
         _with_intervals(axes, lengths, cell.fixed, color=colour, marker="o", label=label)
+        trees = [variant for variant in cell.shaped if variant not in cell.fixed]
+        for variant in trees:
+            _with_intervals(axes, [variant.max_draft_len + aside], [variant], color=colour, marker="^", mfc="white")
+            axes.annotate(f"x{variant.tree_top_k}", (variant.max_draft_len + aside, variant.speed_up.value), (5, 3),
+                          textcoords="offset points", fontsize=8)  # fmt: skip
         if cell.chosen is not None:
             _with_intervals(axes, [beyond + aside], [cell.chosen], color=colour, marker="D")
     axes.axhline(1, color=INK, linewidth=1, linestyle=":", label="plain decoding; below it drafts cost time")
     ticks = {variant.max_draft_len: f"{variant.max_draft_len}" for cell in cells for variant in cell.fixed}
+    if any(len(cell.shaped) > len(cell.fixed) for cell in cells):
+        axes.plot([], [], " ", color=INK, marker="^", mfc="white", label="triangles: trees; x2: 2 branches a level")
     if any(cell.chosen for cell in cells):
         ticks[beyond] = "chosen"
         axes.plot([], [], " ", color=INK, marker="D", label="chosen: the controller chooses the length of every step")
@@ -172,6 +179,7 @@ def _speed_up(axes: Axes, cells: Sequence[Cell]) -> None:
     gain = best.speed_up.value
     title = "At best" if gain >= 1 else "Drafts cost time: at best"
     length = "chosen length" if best.chosen else f"{best.max_draft_len} tokens"
+    length += f" and {best.tree_top_k} branches" if best.tree_top_k > 1 else ""
     title += f" {gain:.2f} times the speed of plain decoding, with drafts of {length}"
     finish(axes, title, "longest draft (tokens)", "speed-up")
 

@@ -155,6 +155,7 @@ class Variant:
         max_draft_len: longest draft; 0 is plain decoding.
         chosen: the controller chose the length of every step, up to `max_draft_len`; else all drafts had that length.
         choices: the lengths that it chose, the shortest first; empty where it was off.
+        tree_top_k: branches of each level of a draft; 1 is a chain.
         tokens: of one round. `round_s`: wall time of each round.
         prompt_share: share of the requests' time before the first token, which no draft shortens.
         inter_token_s: gaps between emissions over the tokens of the later one, each token counted.
@@ -177,12 +178,17 @@ class Variant:
     categories: list[Category]
     chosen: bool = False
     choices: list[Choice] = field(default_factory=list)
+    tree_top_k: int = 1
 
     @property
     def label(self) -> str:
-        if self.max_draft_len == 0:
-            return "plain"
-        return f"{self.method} {'chosen' if self.chosen else self.max_draft_len}"
+        return "plain" if self.max_draft_len == 0 else f"{self.method} {self.shape}"
+
+    @property
+    def shape(self) -> str:
+        """Of its drafts: "4", "4x2" for a tree with 2 branches a level, or "chosen"."""
+        branches = f"x{self.tree_top_k}" if self.tree_top_k > 1 else ""
+        return "chosen" if self.chosen else f"{self.max_draft_len}{branches}"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -221,9 +227,15 @@ class Cell:
         return self.variants[1:]
 
     @property
-    def fixed(self) -> Sequence[Variant]:
-        """Those whose drafts have one length."""
+    def shaped(self) -> Sequence[Variant]:
+        """Those whose drafts have one length and number of branches."""
         return [variant for variant in self.speculative if not variant.chosen]
+
+    @property
+    def fixed(self) -> Sequence[Variant]:
+        """Those of one length that have the fewest branches, so chains unless only trees were measured."""
+        fewest = min(variant.tree_top_k for variant in self.shaped)
+        return [variant for variant in self.shaped if variant.tree_top_k == fewest]
 
     @property
     def chosen(self) -> Variant | None:
@@ -276,7 +288,7 @@ class Mismatch:
     """The first token that differs from the reference, plain decoding of the same request; None past an end.
 
     Attributes:
-        max_draft_len, chosen: as a `Variant` has them.
+        max_draft_len, chosen, tree_top_k: as a `Variant` has them.
     """
 
     workload: str
@@ -288,6 +300,7 @@ class Mismatch:
     plain: int | None
     found: int | None
     chosen: bool = False
+    tree_top_k: int = 1
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import NamedTuple
 
-from sametoken.bench.drive import Pass, TimedRequest, drive
+from sametoken.bench.drive import Pass, TimedRequest, branch, drive
 from sametoken.bench.measure import acceptance, choices, context_costs, per_token, ratio_interval, spread, step_costs
 from sametoken.bench.record import Category, Cell, Mismatch, TimeShares, Variant
 from sametoken.bench.workloads import Workload, fit, spell_turn
@@ -22,16 +22,19 @@ WARM_UP_TOKENS = 8
 
 
 class Drafts(NamedTuple):
-    """How one variant of a cell drafts: always `max_draft_len` tokens, 0 for none, or up to so many if `chosen`."""
+    """How one variant of a cell drafts: always `max_draft_len` tokens, 0 for none, or up to so many if `chosen`.
+
+    Attributes:
+        tree_top_k: branches of each level; 1 is a chain.
+    """
 
     max_draft_len: int
     chosen: bool = False
+    tree_top_k: int = 1
 
     def __str__(self) -> str:
-        return f"draft length {'chosen' if self.chosen else self.max_draft_len}"
-
-
-PLAIN = Drafts(0)
+        branches = f", {self.tree_top_k} branches" if self.tree_top_k > 1 else ""
+        return f"draft length {'chosen' if self.chosen else self.max_draft_len}{branches}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,15 @@ class Grid:
 
     Attributes:
         draft_lens: longest drafts that are compared with plain decoding.
-        chosen: measure beside them what the controller does, which chooses up to the longest.
+        tree_top_ks: branches of their levels, each with each length; 1 is a chain.
+        chosen: measure beside them what the controller does, which chooses up to the longest with the fewest branches.
         prompt_lens: tokens that prompts are fitted to; None leaves them as they are.
         output_len: tokens of an output at most.
         seed: of the first request; each further request has the next.
     """
 
     draft_lens: Sequence[int]
+    tree_top_ks: Sequence[int]
     chosen: bool
     batches: Sequence[int]
     prompt_lens: Sequence[int | None]
@@ -59,8 +64,10 @@ class Grid:
     @property
     def drafts(self) -> list[Drafts]:
         """The variants of every cell, plain decoding first."""
-        controller = [Drafts(max(self.draft_lens), chosen=True)] if self.chosen else []
-        return [PLAIN, *map(Drafts, self.draft_lens), *controller]
+        fewest = min(self.tree_top_ks)
+        fixed = [Drafts(length, False, branches) for branches in self.tree_top_ks for length in self.draft_lens]
+        controller = [Drafts(max(self.draft_lens), True, fewest)] if self.chosen else []
+        return [Drafts(0, False, fewest), *fixed, *controller]  # what steps cost is measured in the first one
 
     def takes(self, workloads: int) -> int:
         """How often all requests of a cell are run, which is what progress counts."""
@@ -175,21 +182,22 @@ class _Bench:
         """All variants in `grid.repeat` rounds, each round beginning with another variant; notes whole rounds."""
         variants = grid.drafts
         for drafts in variants:
-            drive(self.llm, self._of(drafts, min(WARM_UP_TOKENS, grid.output_len))[: self.batch], self.batch)
+            self._take(drafts, min(WARM_UP_TOKENS, grid.output_len), self.batch)
         takes: dict[Drafts, list[Pass]] = {drafts: [] for drafts in variants}
         try:
             for number in range(grid.repeat):
                 turn = number % len(variants)
                 for drafts in [*variants[turn:], *variants[:turn]]:
-                    takes[drafts].append(drive(self.llm, self._of(drafts, grid.output_len), self.batch))
+                    takes[drafts].append(self._take(drafts, grid.output_len))
                     advance(f"{self.workload}, batch {self.batch}, {drafts}, round {number + 1}")
         finally:
             if rounds := min(map(len, takes.values())):
                 self._note({drafts: own[:rounds] for drafts, own in takes.items()}, reference, measured)
 
     def _note(self, takes: dict[Drafts, list[Pass]], reference: Reference, measured: GridResult) -> None:
-        """Adds the cell of these takes, as many of every variant."""
-        for place, sample in enumerate(takes[PLAIN][0].samples):
+        """Adds the cell of these takes, as many of every variant, plain decoding first."""
+        plain = next(iter(takes.values()))
+        for place, sample in enumerate(plain[0].samples):
             reference.setdefault(place, sample.token_ids)
         measured.mismatches += [
             found for drafts, own in takes.items() for t in own if (found := self._mismatch(reference, t, drafts))
@@ -203,25 +211,27 @@ class _Bench:
             prompts=self.prompts,
             requests=len(self.jobs),
             mean_prompt_tokens=fmean(lengths_of),
-            variants=[self._variant(drafts, takes) for drafts in takes],
+            variants=[self._variant(drafts, own, plain) for drafts, own in takes.items()],
         )
         measured.cells.append(cell)
 
-    def _of(self, drafts: Drafts, output_len: int) -> list[TimedRequest]:
+    def _take(self, drafts: Drafts, output_len: int, most: int | None = None) -> Pass:
+        """The jobs, or at most some of them, with these drafts."""
+        branch(self.llm, drafts.tree_top_k)
         asked = RequestSpeculation(max_draft_len=drafts.max_draft_len, adaptive=drafts.chosen)
-        return [j._replace(params=replace(j.params, speculative=asked, max_tokens=output_len)) for j in self.jobs]
+        jobs = [j._replace(params=replace(j.params, speculative=asked, max_tokens=output_len)) for j in self.jobs]
+        return drive(self.llm, jobs[:most], self.batch)
 
     def _mismatch(self, reference: Reference, take: Pass, drafts: Drafts) -> Mismatch | None:
         for place, sample in enumerate(take.samples):
             for position, (a, b) in enumerate(zip_longest(reference[place], sample.token_ids)):
                 if a != b:
                     where = (self.workload, self.jobs[0].params.temperature, self.batch, drafts.max_draft_len)
-                    return Mismatch(*where, place % self.prompts, position, a, b, drafts.chosen)
+                    return Mismatch(*where, place % self.prompts, position, a, b, drafts.chosen, drafts.tree_top_k)
         return None
 
-    def _variant(self, drafts: Drafts, takes: dict[Drafts, list[Pass]]) -> Variant:
+    def _variant(self, drafts: Drafts, own: Sequence[Pass], plain: Sequence[Pass]) -> Variant:
         """A variant's figures over all of its rounds."""
-        own, plain = takes[drafts], takes[PLAIN]
         samples = [sample for take in own for sample in take.samples]
         steps = [step for take in own for step in take.steps]
         seconds = sum(take.seconds for take in own)
@@ -231,6 +241,7 @@ class _Bench:
         return Variant(
             max_draft_len=drafts.max_draft_len,
             chosen=drafts.chosen,
+            tree_top_k=drafts.tree_top_k,
             method=samples[0].stats.method,
             tokens=tokens // len(own),
             round_s=[take.seconds for take in own],

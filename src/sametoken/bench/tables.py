@@ -153,10 +153,12 @@ def verdicts(run: Run) -> list[str]:
 
 
 def _mismatch(found: Mismatch) -> str:
+    length = "chosen" if found.chosen else f"{found.max_draft_len}"
+    branches = f", {found.tree_top_k} branches" if found.tree_top_k > 1 else ""
     return (
-        f"{found.workload}, temperature {found.temperature:g}, batch {found.batch}, draft length "
-        f"{'chosen' if found.chosen else found.max_draft_len}, prompt {found.prompt}, position {found.position}: "
-        f"plain one by one {_token(found.plain)}, here {_token(found.found)}"
+        f"{found.workload}, temperature {found.temperature:g}, batch {found.batch}, draft length {length}{branches}, "
+        f"prompt {found.prompt}, position {found.position}: plain one by one {_token(found.plain)}, here "
+        f"{_token(found.found)}"
     )
 
 

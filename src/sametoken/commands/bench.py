@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 REUSE = CACHE + "enable_block_reuse"
 STOPPED = "stopped by a signal: cells are missing, or have fewer rounds than settings.repeat"
-SWEPT = ("max_draft_len", "max_batch_size", REUSE)  # what the sweep sets itself
+SWEPT = ("max_draft_len", "tree_top_k", "max_batch_size", REUSE)  # what the sweep sets itself
 CONTROLLER = (
     "measure the controller too, beside the fixed lengths; it chooses the draft length of every step, from 0 to the "
     "longest of max_draft_len."
@@ -86,6 +86,13 @@ IN_PROCESS = titled(
     "An engine in this process",
     Option(
         "max_draft_len", LENGTHS, "4", "longest drafts to compare with plain decoding, separated by commas.", "LIST"
+    ),
+    Option(
+        "tree_top_k",
+        several(SpeculativeConfig, "tree_top_k"),
+        "1",
+        "numbers of branches that each level of a draft has, separated by commas; 1 is a chain.",
+        "LIST",
     ),
     Option("batch", BATCHES, "1", "numbers of requests that run together, separated by commas.", "LIST"),
     Option(
@@ -197,13 +204,16 @@ def _levels(values: Values) -> dict[str, list[Any]]:
 
 def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workload]) -> tuple[Run, bool]:
     levels = _levels(values)
-    lengths, batches = levels["max_draft_len"], levels["batch"]
+    lengths, branches, batches = levels["max_draft_len"], levels["tree_top_k"], levels["batch"]
     if values["method"] == "none":
         raise ConfigError("--method none has no drafts to measure; plain decoding is always measured beside them")
-    chosen = {**values, "max_draft_len": max(lengths), "max_batch_size": max(batches), REUSE: False}
-    llm = open_llm(model, chosen)
+    chosen = {**values, "max_draft_len": max(lengths), "tree_top_k": max(branches), "max_batch_size": max(batches)}
+    llm = open_llm(model, {**chosen, REUSE: False})
     if llm.method == "none":
         raise ConfigError("bench compares with speculative decoding; give --draft PATH, or --method ngram or suffix")
+
+    if len(branches) > 1 and llm.engine.captured is not None:
+        raise ConfigError("several --tree-top-k need steps without CUDA graphs, which keep one shape; --no-cuda-graphs")
 
     import torch
 
@@ -215,6 +225,7 @@ def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workl
 
     grid = Grid(
         lengths,
+        branches,
         values["adaptive"],
         batches,
         levels["prompt_len"] or [None],

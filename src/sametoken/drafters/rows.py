@@ -94,6 +94,11 @@ class GrowingDrafter(Drafter):
     def slots(self, limit: int) -> int:
         return max(self.nodes_of(limit), self.branches * (min(limit, self.max_draft_len) - 1))
 
+    def branch(self, branches: int, budget: int) -> None:
+        """Other trees from now on, which need no more slots than those of the beginning; no row may be admitted yet."""
+        assert not self._rows, "rows keep what was proposed for them"
+        self.branches, self.budget = branches, budget
+
     def nodes_of(self, limit: int) -> int:
         """Draft tokens of a proposal with such a limit: its share of the budget, but at least a complete path."""
         limit = min(limit, self.max_draft_len)
