@@ -91,6 +91,18 @@ def test_acceptance_is_what_counting_by_hand_gives(requests: list[list[tuple[int
     assert sum(found.accepted_lengths) == sum(found.drafted_lengths) == len(every)
 
 
+def test_expected_acceptance_stands_beside_the_real_one() -> None:
+    made = [SpeculationStats("x") for _ in range(2)]
+    for stats, chance, right in ((made[0], 0.62, True), (made[1], 0.68, True), (made[1], 0.66, False)):
+        stats.seen_of("draft_target").see(chance, right)
+    made[0].seen_of("eagle").see(1.0, True)
+    found = {each.drafter: each for each in acceptance(made).reliability}
+    draft, head = found["draft_target"], found["eagle"]
+    assert (draft.low, draft.high, draft.tried) == (0.6, 0.7, 3)
+    assert (draft.expected, draft.accepted) == pytest.approx((0.653333, 2 / 3), abs=1e-6)
+    assert (head.low, head.high, head.tried, head.expected, head.accepted) == (0.9, 1.0, 1, 1.0, 1.0)
+
+
 def step(rows: int, context: float, verify_s: float, decoding: bool = True) -> StepTimes:
     return StepTimes(rows, context, 2 * rows, 0.001, verify_s, 0.0, decoding)
 

@@ -12,12 +12,13 @@ from xml.etree import ElementTree
 import pytest
 from test_bench_explain import load
 
-from bench_checks import cell, run_of, with_controller
+from bench_checks import cell, changed, run_of, with_controller
 from sametoken.bench import plots
 from sametoken.bench.figure import INK
 from sametoken.bench.plots import charts
-from sametoken.bench.record import RUN, read_runs, write_run
+from sametoken.bench.record import RUN, Expectation, read_runs, write_run
 from sametoken.bench.report import write_report
+from sametoken.bench.tables import tables
 from sametoken.errors import ConfigError
 
 HALF = [0.5] * 8
@@ -48,6 +49,17 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         "load average",
     ):
         assert words in text
+
+
+def test_expected_acceptance_has_a_table_where_a_drafter_says_it() -> None:
+    made = cell([1], HALF)
+    one = made.variants[1]
+    seen = [Expectation("draft_target", 0.6, 0.7, 50, 0.66, 0.64)]
+    sure = changed(made, 1, acceptance=replace(one.acceptance, reliability=seen))
+    titles = [[table.title for table in tables(run_of(each))] for each in (made, sure)]
+    (added,) = set(titles[1]) - set(titles[0])
+    (table,) = (each for each in tables(run_of(sure)) if each.title == added)
+    assert table.rows == [(one.label, "draft_target", "60% to 70%", "50", "66.0%", "64.0%")]
 
 
 def test_figures_of_one_page_share_no_ids() -> None:

@@ -24,6 +24,7 @@ from sametoken.control.advice import FEW, UNUSED
 from sametoken.control.allocation import DecodingRow
 from sametoken.control.policy import RequestedDraft
 from sametoken.drafters.padded import chain
+from sametoken.kernels.cpu.library import library
 from sametoken.speculation.params import RequestSpeculation
 from tiny_models import VOCAB
 
@@ -257,6 +258,18 @@ def test_auto_takes_the_copy_where_it_is_there_and_the_model_elsewhere(pair: tup
         assert stats.method == "auto"
         assert stats.drafted_by["ngram"] > 0
         assert stats.drafted_by["draft_target"] > 0
+
+
+@pytest.mark.skipif(library() is None, reason="only the compiled kernels say how clearly a guess won")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_guess_that_was_reached_had_a_chance(pair: tuple[str, str], temperature: float) -> None:
+    llm = make_llm(*pair, dtype="bfloat16")
+    done = llm.generate(prompts(4), replace(sampling(temperature), ignore_eos=True))
+    for stats in (completion.speculation for completion in done):
+        seen = stats.reliability["draft_target"]
+        assert sum(seen.tried) == sum(stats.tried) > 0
+        assert sum(seen.accepted) == pytest.approx(stats.accepted, abs=DEPTH)  # the last step may be cut short
+        assert 0 < sum(seen.expected) <= sum(seen.tried)
 
 
 def test_an_unused_draft_is_named(pair: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,7 @@ from sametoken.runtime.cache import KVCache, PageTable, Span, View
 from sametoken.speculation.draft import Draft, ancestors, chain_parents
 from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.rows import RowSampling, Sampling
-from sametoken.speculation.sampling import sample
+from sametoken.speculation.sampling import rank, sample
 
 __all__ = ["kernels", "threads"]  # fixtures
 
@@ -221,21 +221,24 @@ def test_a_chain_is_step_by_step_drawing(kernels: Library, config: EagleConfig, 
     texts = [tokens(length, seed=row) for row, length in zip(rows, lengths, strict=True)]
     features = [randn(length, head_width(config), seed=row) for row, length in zip(rows, lengths, strict=True)]
     certain = Committed(rows, [0, 0, 0], [text.tolist() for text in texts], torch.cat(features))
-    found = model.guess(certain, cache_of(config.layers), levels, sampling)
+    found, shares = model.guess(certain, cache_of(config.layers), levels, sampling)
     cache, ids = cache_of(config.layers), head.draft_ids if config.own_head else torch.arange(VOCAB)
     output = torch.cat([
         model(text, model.fuse(part), cache, cache.view([span_of([row], [0], chain(len(text)))]))[-1:]
         for row, text, part in zip(rows, texts, features, strict=True)
     ])  # fmt: skip
-    expected = [torch.stack([text[-1] for text in texts])]
+    expected, clear = [torch.stack([text[-1] for text in texts])], []
     for level in range(levels):
         scores = torch.full((3, VOCAB), -torch.inf)
         scores[:, ids] = model.logits(output)
+        ranked = rank(scores.unsqueeze(1), torch.tensor(lengths) + level + 1, sampling, 1)[1]
+        clear.append(ranked.flatten().exp())
         expected.append(draw(scores, torch.tensor(lengths) + level + 1, sampling))
         view = cache.view([span_of(rows, [length + level for length in lengths], chain(1).expand(3, -1))])
         output = model(expected[-1], head.recycle(output), cache, view)
     assert torch.equal(found, torch.stack(expected, dim=1))
     assert len(found.unique()) > 6
+    torch.testing.assert_close(shares, torch.stack(clear, dim=1), rtol=1e-3, atol=1e-6)
 
 
 @one_thread
@@ -291,7 +294,7 @@ def first_draws(decoder: Decoder, sampling: Sampling, starts: list[int]) -> tupl
     assert native is not None
     caches = [cache_of(TARGET, rows=len(starts)) for _ in range(2)]
     certain = Committed(rows, starts, text.unsqueeze(1).tolist())
-    found = native.guess(certain, caches[0], 1, sampling)
+    found = native.guess(certain, caches[0], 1, sampling).tokens
     view = caches[1].view([span_of(rows, starts, chain(1).expand(len(rows), -1))])
     scores = decoder.logits(decoder(text, caches[1], view).last)
     return found[:, 1], draw(scores, torch.tensor(starts) + 1, sampling)

@@ -57,7 +57,8 @@ class Watched:
 @pytest.fixture(scope="module")
 def exported(tiny_pair: Pair, one_thread: None) -> Iterator[dict[str, set[str]]]:
     """The labels of every sample that a server exports after some requests."""
-    llm = LLM(tiny_pair.target, tiny_pair.draft, {"max_draft_len": 3, "adaptive": False}, max_batch_size=4)
+    drafts = {"max_draft_len": 3, "adaptive": False}
+    llm = LLM(tiny_pair.target, tiny_pair.draft, drafts, dtype="bfloat16", max_batch_size=4)  # compiled: it has chances
     with running(llm) as server:
         for body in ({"n": 2}, {"speculative": {"enabled": False}}, {"stream": True}, {"temperature": -1}):
             server.post("/v1/completions", {"prompt": "abc", "max_tokens": 9, "ignore_eos": True, "seed": 0, **body})

@@ -8,7 +8,17 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-from sametoken.bench.record import AcceptanceTable, Choice, ContextCost, Estimate, Position, Spread, StepCost
+from sametoken.bench.record import (
+    AcceptanceTable,
+    Choice,
+    ContextCost,
+    Estimate,
+    Expectation,
+    Position,
+    Spread,
+    StepCost,
+)
+from sametoken.control.confidence import BINS, Reliability
 from sametoken.engine.request import SpeculationStats
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom; beyond, 1.96 + 2.5 / d is within 0.002 of them.
@@ -102,7 +112,18 @@ def acceptance(stats: Iterable[SpeculationStats]) -> AcceptanceTable:
         positions=positions(pooled.accepted_lengths, pooled.drafted_lengths, pooled.tried),
         drafted_by=pooled.drafted_by,
         plain=pooled.plain,
+        reliability=[each for drafter, seen in pooled.reliability.items() for each in reliability(drafter, seen)],
     )
+
+
+def reliability(drafter: str, seen: Reliability) -> list[Expectation]:
+    """Expected against real acceptance by bins of the expected chance; bins without a guess are left out."""
+    counts = enumerate(zip(seen.tried, seen.expected, seen.accepted, strict=True))
+    return [
+        Expectation(drafter, place / BINS, (place + 1) / BINS, int(tried), expected / tried, accepted / tried)
+        for place, (tried, expected, accepted) in counts
+        if tried
+    ]
 
 
 def positions(accepted: Sequence[int], drafted: Sequence[int], tried: Sequence[int]) -> list[Position]:

@@ -60,6 +60,23 @@ class Position:
 
 
 @dataclass(frozen=True, config=STRICT)
+class Expectation:
+    """Guesses of one drafter of which about the same chance was expected, once all before them had come true.
+
+    Attributes:
+        low, high: the chances of this bin.
+        tried: guesses. `expected`: their mean chance. `accepted`: the share of them that came true.
+    """
+
+    drafter: str
+    low: float
+    high: float
+    tried: int
+    expected: float
+    accepted: float
+
+
+@dataclass(frozen=True, config=STRICT)
 class AcceptanceTable:
     """What speculation did over many requests.
 
@@ -70,6 +87,7 @@ class AcceptanceTable:
         accepted_lengths: a histogram: `accepted_lengths[a]` is the number of forwards that accepted a draft tokens.
         drafted_lengths: the same of drafts: `drafted_lengths[d]` forwards had d draft tokens on the longest path.
         drafted_by, plain: forwards with a draft by drafter, and without one by reason, see `SpeculationStats`.
+        reliability: expected against real acceptance, where a drafter says how clearly its guesses won their draws.
     """
 
     rate: float
@@ -84,6 +102,7 @@ class AcceptanceTable:
     positions: list[Position]
     drafted_by: dict[str, int] = field(default_factory=dict)
     plain: dict[str, int] = field(default_factory=dict)
+    reliability: list[Expectation] = field(default_factory=list)
 
 
 @dataclass(frozen=True, config=STRICT)

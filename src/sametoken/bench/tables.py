@@ -27,6 +27,8 @@ def tables(run: Run) -> Iterator[Table]:
         yield from (_speeds(cell), _times(cell), _categories(cell), _positions(cell), _histogram(cell))
         if cell.chosen is not None and cell.chosen.choices:
             yield _choices(cell.chosen)
+        if any(one.acceptance.reliability for one in cell.speculative):
+            yield _reliability(cell)
     if run.loads:
         yield from (_loads(run.loads), _latencies_of(run.loads))
 
@@ -98,6 +100,16 @@ def _choices(chosen: Variant) -> Table:
     ]
     head = ("longest draft allowed", "decoding steps", "milliseconds", "tokens per row")
     return Table(f"what the controller chose ({chosen.label})", head, rows)
+
+
+def _reliability(cell: Cell) -> Table:
+    rows = [
+        (one.label, each.drafter, f"{each.low:.0%} to {each.high:.0%}", str(each.tried), f"{each.expected:.1%}",
+         f"{each.accepted:.1%}")
+        for one in cell.speculative for each in one.acceptance.reliability
+    ]  # fmt: skip
+    head = ("drafts", "drafter", "chance", "guesses", "expected", "accepted")
+    return Table("expected against real acceptance, by the chance that was expected", head, rows)
 
 
 def _loads(loads: Sequence[Load]) -> Table:

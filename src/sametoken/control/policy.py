@@ -15,6 +15,7 @@ from typing import NamedTuple
 from sametoken.control.acceptance import Acceptance, Gate
 from sametoken.control.account import SHARE, Account
 from sametoken.control.allocation import DecodingRow, StepBatch, allocate, seconds_per_token
+from sametoken.control.confidence import Confidence, Reliability
 from sametoken.control.cost import Costs
 
 PROBE_FIRST, PROBE_MOST = 8, 4096  # plain forwards between probes: at least, and at most
@@ -99,6 +100,7 @@ class Policy:
             self._schedule = sorted((size, min(length, max_draft_len)) for size, length in schedule.items())
         self._engine: dict[str, Acceptance] = {}
         self._requests: dict[tuple[int, str], Acceptance] = {}
+        self._confidence: dict[str, Confidence] = {}
         self._choice = _Choice()
         self._learned = False
         self._since, self._interval, self._probes, self._drafted = 0, PROBE_FIRST, 0, 0
@@ -140,6 +142,12 @@ class Policy:
             if longest:
                 acceptance.learn(accepted, asked)
         self._learned = True
+
+    def learn_shares(
+        self, method: str, shares: Sequence[float], sampled: bool, accepted: int, seen: Reliability
+    ) -> None:
+        """A chain of `method`, which says how clearly each guess won its draw, was verified; see `Confidence.learn`."""
+        self._confidence.setdefault(method, Confidence()).learn(shares, sampled, accepted, seen)
 
     def forget(self, request: int, methods: Sequence[str]) -> None:
         """The request ended."""

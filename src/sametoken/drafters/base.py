@@ -28,12 +28,15 @@ class Drafter(Protocol):
         namespace: names its keys and values in the shared cache pages, "" if it keeps nothing there.
         runs_model: guessing takes forwards of a model, which cost time.
         nodes: most draft tokens of one proposal, which sizes the lookahead of the cache.
+        shares: [B, L] of the last proposal, how clearly each guess of a chain won the drafter's own draw, see
+            `model.compiled.Guesses`; None where the drafter does not say.
     """
 
     taps: tuple[int, ...] = ()
     namespace: str = ""
     runs_model: bool = False
     nodes: int
+    shares: Tensor | None = None
 
     def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         """A sequence starts in `row`; the tokens `cached` lie in reused prefix pages and are not observed.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sametoken.drafters.tree import Chain, Grown, Tree
-from sametoken.model.compiled import Committed, TreeBounds
+from sametoken.model.compiled import Committed, Guesses, TreeBounds
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.runtime.draw import draw
 from sametoken.speculation.draft import PADDING, Draft
@@ -37,8 +37,8 @@ class Guesser(Protocol):
     ids: Tensor | None
     vocabulary: int
 
-    def guess(self, read: Committed, levels: int, sampling: Sampling) -> Tensor | None:
-        """Reads and grows whole chains [B, 1 + levels] in one call of the compiled kernels; None where they cannot."""
+    def guess(self, read: Committed, levels: int, sampling: Sampling) -> Guesses | None:
+        """Reads and grows whole chains in one call of the compiled kernels; None where they cannot."""
         ...
 
     def branch(self, read: Committed, bounds: TreeBounds, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -160,6 +160,7 @@ class GrowingDrafter(Drafter):
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
         self._read(rows)
+        self.shares = None
         states = [self._rows[row] for row in rows]
         assert not self.taps or all(state.tokens for state in states), "a slot needs a feature that was not used yet"
         lag = self.guesser.lag
@@ -196,7 +197,10 @@ class GrowingDrafter(Drafter):
 
     def _chains(self, read: Committed, limits: Sequence[int], sampling: Sampling) -> Grown | None:
         drawn = self.guesser.guess(read, max(limits), sampling)
-        return None if drawn is None else chain_of(drawn, self._cut(limits))
+        if drawn is None:
+            return None
+        self.shares = drawn.shares
+        return chain_of(drawn.tokens, self._cut(limits))
 
     def _trees(self, read: Committed, limits: Sequence[int], sampling: Sampling) -> Grown | None:
         bounds = TreeBounds(self.branches, limits, [self.nodes_of(limit) for limit in limits])

@@ -45,6 +45,7 @@ class Drafting:
         self.drafters, self.policy, self._seats, self._clock = drafters, policy, rows, meter.drafting
         self.taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
         self._advice, self.pauses = Advice(), Pauses()
+        self._shares: dict[int, list[float]] = {}  # of this step's guesses, by the place of a decoding row
 
     def runs_model(self, method: str) -> bool:
         """Whether guessing takes forwards of a model; the others guess on the host for next to nothing."""
@@ -114,6 +115,7 @@ class Drafting:
 
     def propose(self, plan: Plan) -> Proposal:
         """Asks each row's drafters, those on the host first, until one has a guess; a captured step makes its own."""
+        self._shares.clear()
         if plan.captured:
             return Proposal(roots([]), [item.methods[0] if item.limit else None for item in plan.decode])
         with self._clock:
@@ -128,6 +130,8 @@ class Drafting:
                 draft = self._ask(method, [plan.decode[i] for i in places])
                 empty = (draft.tokens[:, 1:] == PADDING).all(1).tolist()
                 made = [n for n, nothing in enumerate(empty) if not nothing]
+                shares = self.drafters[method].shares
+                self._shares.update({} if shares is None else zip(places, shares.tolist(), strict=True))
                 for n in made:
                     makers[places[n]] = method
                 if made:
@@ -177,7 +181,7 @@ class Drafting:
 
     def _learn(self, decode: Sequence[Decode], rows: Sequence[RowResult], makers: Sequence[str | None]) -> None:
         """Tells the policy the longest path and the accepted tokens of every decoding row."""
-        for item, row, maker in zip(decode, rows, makers, strict=True):
+        for place, (item, row, maker) in enumerate(zip(decode, rows, makers, strict=True)):
             request = row.request
             if request.methods:
                 request.stats.count_draft(maker, item.reason or "silent")
@@ -189,6 +193,9 @@ class Drafting:
                     self.policy.learn(request.id, method, item.limit, *seen)
             if maker is not None and self.runs_model(maker):
                 self._say(*self._advice.saw_draft(maker, row.accepted > 0))
+                if place in self._shares:
+                    shares, reliability = self._shares[place][: row.longest], request.stats.seen_of(maker)
+                    self.policy.learn_shares(maker, shares, request.params.temperature > 0, row.accepted, reliability)
         adaptive = [(item, row.request) for item, row in zip(decode, rows, strict=True) if row.request.adaptive]
         if adaptive:
             method, reason = adaptive[0][1].methods[0], adaptive[0][0].reason

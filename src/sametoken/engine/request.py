@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
+from sametoken.control.confidence import Reliability
 from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.engine.detokenize import Detokenizer
 from sametoken.engine.step_tree import StepTree
@@ -47,6 +48,7 @@ class SpeculationStats:
         plain: forwards without one although the request may be drafted, by reason: "gain" (it would not have paid),
             "silent" (the drafter had no guess), "room" (no pages or tokens left in the step), "end" (one token to go),
             "recall" (to know what that costs), "batch" (above the schedule) or "threshold" (too little was accepted).
+        reliability: by drafter that says how clearly its guesses won their draws, what was expected of the guesses.
         draft_s, verify_s, other_s: wall time of the steps this request took part in, by what they were doing.
     """
 
@@ -61,6 +63,7 @@ class SpeculationStats:
     tried: list[int] = field(default_factory=list)
     drafted_by: dict[str, int] = field(default_factory=dict)
     plain: dict[str, int] = field(default_factory=dict)
+    reliability: dict[str, Reliability] = field(default_factory=dict)
     draft_s: float = 0.0
     verify_s: float = 0.0
     other_s: float = 0.0
@@ -88,6 +91,10 @@ class SpeculationStats:
         counts, key = (self.plain, reason) if drafter is None else (self.drafted_by, drafter)
         counts[key] = counts.get(key, 0) + 1
 
+    def seen_of(self, drafter: str) -> Reliability:
+        """What was expected of this drafter's guesses so far, to be added to."""
+        return self.reliability.setdefault(drafter, Reliability())
+
     @property
     def drafts(self) -> int:
         """Forwards with a draft."""
@@ -97,7 +104,10 @@ class SpeculationStats:
         """Adds what speculation did for another request; the method stays."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            if isinstance(mine, int | float):
+            if each.name == "reliability":
+                for drafter, seen in list(theirs.items()):
+                    self.seen_of(drafter).add(seen)
+            elif isinstance(mine, int | float):
                 setattr(self, each.name, mine + theirs)
             elif isinstance(mine, list):
                 for index, count in enumerate(list(theirs)):

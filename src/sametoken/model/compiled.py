@@ -133,6 +133,19 @@ class TreeBounds(NamedTuple):
     budgets: Sequence[int]
 
 
+class Guesses(NamedTuple):
+    """Continuations of B rows.
+
+    Attributes:
+        tokens: [B, 1 + levels] int64, each row's last token and what follows.
+        shares: [B, levels] float32 in 0 .. 1, how clearly each guess won its draw: its p / E over the sum of all
+            tokens', E being the noise, 1 for greedy rows.
+    """
+
+    tokens: Tensor
+    shares: Tensor
+
+
 class Compiled:
     """Blocks and output head on the CPU; what decoders and heads share.
 
@@ -193,8 +206,8 @@ class Compiled:
         if self._raised:
             raise self._raised.pop()
 
-    def guess(self, committed: Committed, cache: KVCache, levels: int, sampling: Sampling) -> Tensor:
-        """Reads what was committed and guesses on: each row's last token and its continuation, [B, 1 + levels] int64.
+    def guess(self, committed: Committed, cache: KVCache, levels: int, sampling: Sampling) -> Guesses:
+        """Reads what was committed and guesses on.
 
         Args:
             levels: tokens of a continuation, each drawn as the target would draw; the last one is not read.
@@ -202,9 +215,9 @@ class Compiled:
         """
         with self._reading(committed, sampling) as (feed, draw):
             nbytes = self._nbytes, self._head.nbytes
-            guesses = self._kernels.guess(self._model, self._pages(cache), feed, self._output, draw, levels, nbytes)
+            found = self._kernels.guess(self._model, self._pages(cache), feed, self._output, draw, levels, nbytes)
         self._raise()
-        return guesses
+        return Guesses(*found)
 
     def grow(
         self, committed: Committed, cache: KVCache, bounds: TreeBounds, sampling: Sampling

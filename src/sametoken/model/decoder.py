@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sametoken.model.attention import attend
 from sametoken.model.block import Attend, Block, Rotation
-from sametoken.model.compiled import Committed, CompiledDecoder, Parts, TreeBounds
+from sametoken.model.compiled import Committed, CompiledDecoder, Guesses, Parts, TreeBounds
 from sametoken.model.compiled_layers import blocks_of
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.base import WeightFormat
@@ -215,7 +215,7 @@ class Decoder(nn.Module):
         hidden: Hidden = self(padded, cache, cache.view([spans[0].with_child()]), taps)
         return Hidden(hidden.last[:1], tuple(tap[:1] for tap in hidden.taps))
 
-    def guess(self, read: Committed, cache: KVCache, levels: int, sampling: Sampling) -> Tensor | None:
+    def guess(self, read: Committed, cache: KVCache, levels: int, sampling: Sampling) -> Guesses | None:
         """See `Compiled.guess`: one call in each rank; None where the compiled kernels cannot."""
         if self.native is None or sampling.edited:
             return None
@@ -223,7 +223,7 @@ class Decoder(nn.Module):
             return self.native.guess(read, cache, levels, sampling)
         self.ranks.begin_chains(cache.table, read.rows, read.starts, read.tokens, levels, sampling)
         guesses = self.native.guess(read, cache, levels, sampling)
-        self.ranks.end(guesses)
+        self.ranks.end(guesses.tokens)
         return guesses
 
     def grow(

@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from sametoken.control.advice import PAUSES
+from sametoken.control.confidence import BINS
 from sametoken.engine.request import SpeculationStats
 from sametoken.server.tally import Snapshot, Tally
 
@@ -20,7 +21,8 @@ CHOICES = (1, 2, 5, 10, 20)
 SAME, OURS = "same", ""
 
 
-Reading = float | Mapping[str, float] | Tally  # a number, one per value of the label, or a histogram
+Key = str | tuple[str, ...]  # the value of the only label, or of each
+Reading = float | Mapping[str, float] | Mapping[Key, float] | Tally  # a number, one for each key, or a histogram
 
 
 class MetricSpec(NamedTuple):
@@ -57,6 +59,12 @@ def _reached(lengths: Sequence[int], positions: int) -> dict[str, float]:
 
 def _positions(stats: SpeculationStats) -> int:
     return len(stats.drafted_lengths) - 1
+
+
+def _by_chance(stats: SpeculationStats, of: str) -> dict[Key, float]:
+    """A count of `Reliability` by drafter and by the upper end of the bin."""
+    found = {drafter: getattr(seen, of) for drafter, seen in list(stats.reliability.items())}
+    return {(drafter, f"{(i + 1) / BINS:g}"): n for drafter, counts in found.items() for i, n in enumerate(counts)}
 
 
 def _acceptance_length(stats: SpeculationStats) -> Tally:
@@ -134,6 +142,14 @@ METRICS: tuple[MetricSpec, ...] = (
     gauge("spec_decode_paused", OURS,
         "1 while almost none of the last forwards had a draft although one was allowed, by reason.", ("reason",),
         read=lambda now: {reason: float(now.load.paused == reason) for reason in PAUSES}),
+    counter("spec_decode_guesses_by_chance", OURS,
+        "Guesses that the target reached, by drafter and by the chance that was expected: up to this, in tenths.",
+        ("method", "chance"), read=lambda now: _by_chance(now.totals.speculation, "tried")),
+    counter("spec_decode_guesses_expected_by_chance", OURS,
+        "The sum of the chances that were expected of these guesses.", ("method", "chance"),
+        read=lambda now: _by_chance(now.totals.speculation, "expected")),
+    counter("spec_decode_guesses_accepted_by_chance", OURS, "Of these guesses, those that were accepted.",
+        ("method", "chance"), read=lambda now: _by_chance(now.totals.speculation, "accepted")),
     histogram("spec_decode_acceptance_length", OURS, "Tokens emitted per forward of the target.",
         read=lambda now: _acceptance_length(now.totals.speculation)),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sametoken.drafters.rows import GrowingDrafter
-from sametoken.model.compiled import Committed, TreeBounds
+from sametoken.model.compiled import Committed, Guesses, TreeBounds
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.speculation.sampling import Sampling
@@ -24,7 +24,7 @@ class DraftModelGuesser:
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self.decoder, self.cache, self.vocabulary = decoder, decoder.owns(cache), decoder.config.vocab_size
 
-    def guess(self, read: Committed, levels: int, sampling: Sampling) -> Tensor | None:
+    def guess(self, read: Committed, levels: int, sampling: Sampling) -> Guesses | None:
         return self.decoder.guess(read, self.cache, levels, sampling)
 
     def branch(self, read: Committed, bounds: TreeBounds, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor] | None:

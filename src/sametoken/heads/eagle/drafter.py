@@ -12,7 +12,7 @@ from torch import Tensor
 from sametoken.drafters.rows import GrowingDrafter
 from sametoken.heads.eagle.compiled import NativeEagle
 from sametoken.heads.eagle.module import EagleHead
-from sametoken.model.compiled import Committed, TreeBounds
+from sametoken.model.compiled import Committed, Guesses, TreeBounds
 from sametoken.model.decoder import Decoder, attend_in
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.speculation.sampling import Sampling
@@ -30,7 +30,7 @@ class EagleGuesser:
         self.ids = head.draft_ids.to(cache.keys.device) if reduced else None
         self._native = NativeEagle.of(head, target)
 
-    def guess(self, read: Committed, levels: int, sampling: Sampling) -> Tensor | None:
+    def guess(self, read: Committed, levels: int, sampling: Sampling) -> Guesses | None:
         if self._native is None or sampling.edited or read.features is None:
             return None
         return self._native.guess(read._replace(features=self._normed(read.features)), self.cache, levels, sampling)

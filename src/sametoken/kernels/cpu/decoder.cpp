@@ -204,7 +204,7 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 18; }
+int32_t sametoken_interface() { return 19; }
 
 // All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
 // taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.
@@ -276,9 +276,10 @@ void sametoken_gather(void* exchange, const float* own, const int64_t* begins, i
 }
 
 // Reads the committed tokens and guesses on: guesses [batch][1 + levels] are each row's last token and its continuation,
-// drawn one token at a time; the last one is not read. Ranks call it together, and each draws the same tokens.
+// drawn one token at a time; the last one is not read. shares [batch][levels]: how clearly each of them won its draw.
+// Ranks call it together, and each draws the same tokens.
 int32_t sametoken_guess(const Model* model, const Pages* pages, const Feed* feed, const Output* output, const Draw* draw,
-                        int64_t* guesses, int32_t levels, int32_t threads, int32_t head_threads) {
+                        int64_t* guesses, float* shares, int32_t levels, int32_t threads, int32_t head_threads) {
   return guarded([&] {
     Guesser guesser(*model, *pages, *feed, *output, 1, threads, head_threads);
     for (int b = 0; b < guesser.batch; b++) guesses[b * (1 + levels)] = guesser.tokens[size_t(b)];
@@ -288,7 +289,9 @@ int32_t sametoken_guess(const Model* model, const Pages* pages, const Feed* feed
         for (int64_t& start : guesser.starts) start++;
       }
       guesser.score(1, [&](int b, const float* scores, const int32_t* ids, int64_t size) {
-        guesser.tokens[size_t(b)] = guesses[b * (1 + levels) + 1 + level] = ids[drawn(scores, ids, size, *draw, b, level)];
+        Drawn found = drawn(scores, ids, size, *draw, b, level);
+        guesser.tokens[size_t(b)] = guesses[b * (1 + levels) + 1 + level] = ids[found.index];
+        shares[b * levels + level] = found.share;
       });
     }
   });

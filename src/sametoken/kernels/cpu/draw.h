@@ -4,6 +4,7 @@
 // its bits; logarithms and sums of probabilities are others, so a draw differs from `sample`'s where two tokens all but tie.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "simd.h"
@@ -103,11 +104,28 @@ inline float mass_above(const float* weights, int64_t size, float floor) {
   return lane_sum(sum);
 }
 
-// Index of the draw that comes `later` than the first one of row `row`. Scores and `ids`, the numbers of their tokens,
-// are readable up to whole vectors.
-inline int64_t drawn(const float* scores, const int32_t* ids, int64_t size, const Draw& draw, int row, int64_t later) {
+// Share that the greatest of the scores has in the sum of their exponentials.
+inline float greatest_share(const float* scores, int64_t size, float peak) {
+  Floats sum = zeros();
+  int64_t whole = size / LANES * LANES;
+  for (int64_t i = 0; i < whole; i += LANES) sum = add(sum, exponential(sub(load(scores + i), spread(peak))));
+  float total = lane_sum(sum);
+  for (int64_t i = whole; i < size; i++) total += std::exp(scores[i] - peak);
+  return 1 / total;
+}
+
+// A draw, and how clearly it won: the share of its p / E in the sum over all tokens, with E = 1 for greedy rows.
+struct Drawn {
+  int64_t index;
+  float share;
+};
+
+// The draw that comes `later` than the first one of row `row`. Scores and `ids`, the numbers of their tokens, are
+// readable up to whole vectors.
+inline Drawn drawn(const float* scores, const int32_t* ids, int64_t size, const Draw& draw, int row, int64_t later) {
   int64_t best = greatest(scores, size), stride = (size + LANES - 1) / LANES * LANES;
-  if (draw.seeds == nullptr || column(draw.loudness, row, 1.0f) == 0) return best;
+  if (draw.seeds == nullptr || column(draw.loudness, row, 1.0f) == 0)
+    return {best, greatest_share(scores, size, scores[best])};
   thread_local Scratch scratch;
   float* race = reinterpret_cast<float*>(scratch.reserve(size_t(stride) * 8));
   float* weights = race + stride;
@@ -130,7 +148,11 @@ inline int64_t drawn(const float* scores, const int32_t* ids, int64_t size, cons
     race[best] = -INFINITY;
     best = greatest(race, size);
   }
-  return best;
+  // The race holds -E / p, so p / E is -1 / race, and 0 where a token may not be drawn.
+  std::fill(race + size, race + stride, -INFINITY);
+  Floats sum = zeros(), won = spread(race[best]);
+  for (int64_t i = 0; i < size; i += LANES) sum = add(sum, divide(won, load(race + i)));
+  return {best, 1 / lane_sum(sum)};
 }
 
 }  // namespace sametoken

@@ -37,7 +37,7 @@ from sametoken.kernels.cpu.threads import threads_for
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 18  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 19  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 BLOCK_INT4, BLOCK_INT5, BLOCK_INT6, BLOCK_INT8 = range(8, 12)
 BLOCK_KINDS = ("Q8_0", "Q4_0", "MXFP4", "Q4_K", "Q5_K", "Q6_K")  # of llama.cpp, see BlockKind in pack.h
@@ -82,7 +82,7 @@ class Library:
         self._fuse.argtypes = [POINTER(Model), c_void_p, c_int32, c_void_p, c_int32]
         self._guess.argtypes = [
             POINTER(Model), POINTER(Pages), POINTER(Feed), POINTER(Output), POINTER(Draw), c_void_p,
-            c_int32, c_int32, c_int32,
+            c_void_p, c_int32, c_int32, c_int32,
         ]  # fmt: skip
         self._grow.argtypes = [
             POINTER(Model), POINTER(Pages), POINTER(Feed), POINTER(Output), POINTER(Draw), POINTER(Growth),
@@ -244,8 +244,10 @@ class Library:
 
     def guess(
         self, model: Model, pages: Pages, feed: Feed, output: Output, draw: Draw, levels: int, nbytes: tuple[int, int]
-    ) -> Tensor:
-        """Each row's last committed token and its continuation, [B, 1 + levels] int64.
+    ) -> tuple[Tensor, Tensor]:
+        """Each row's last committed token and its continuation, [B, 1 + levels] int64, and shares [B, levels] float32.
+
+        A share says how clearly a guess won its draw: its p / E over the sum of all tokens', E = 1 for greedy rows.
 
         Args:
             feed: what rows read first.
@@ -254,9 +256,10 @@ class Library:
             nbytes: of the blocks' weights and of the head's.
         """
         guesses = torch.empty(feed.span.batch, 1 + levels, dtype=torch.int64)
-        threads = [threads_for(each) for each in nbytes]
-        _check(self._guess(model, pages, feed, output, draw, guesses.data_ptr(), levels, *threads))
-        return guesses
+        shares, threads = torch.empty(feed.span.batch, levels), [threads_for(each) for each in nbytes]
+        found = guesses.data_ptr(), shares.data_ptr()
+        _check(self._guess(model, pages, feed, output, draw, *found, levels, *threads))
+        return guesses, shares
 
     def grow(
         self,

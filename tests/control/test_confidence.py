@@ -1,0 +1,68 @@
+"""What a drafter says of its guesses becomes chances, and these are set against what came true."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sametoken.control.confidence import BINS, SETTLE, Confidence, Reliability
+
+
+def learned(chance_of: dict[float, float], drafts: int, sampled: bool = False) -> tuple[Confidence, Reliability]:
+    """After drafts of three guesses whose shares come true with the chances given."""
+    confidence, seen, luck = Confidence(), Reliability(), random.Random(3)
+    for _ in range(drafts):
+        shares = [luck.choice([*chance_of]) for _ in range(3)]
+        accepted = next((i for i, share in enumerate(shares) if luck.random() >= chance_of[share]), 3)
+        confidence.learn(shares, sampled, accepted, seen)
+    return confidence, seen
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_shares_become_chances(sampled: bool) -> None:
+    confidence, _ = learned({0.15: 0.3, 0.55: 0.5, 0.95: 0.99}, 4000, sampled)
+    assert [confidence.chance(share, sampled) for share in (0.15, 0.55, 0.95)] == pytest.approx(
+        [0.3, 0.5, 0.99], abs=0.05
+    )
+    chances = [confidence.chance(share / 100, sampled) for share in range(101)]
+    assert chances == sorted(chances)
+    assert confidence.chance(0.55, not sampled) == pytest.approx(0.55)  # the other kind of rows tells nothing
+
+
+def test_a_table_rises_whatever_was_seen() -> None:
+    confidence, _ = learned({0.15: 0.9, 0.55: 0.2, 0.95: 0.6}, 2000)
+    chances = [confidence.chance((place + 0.5) / BINS, False) for place in range(BINS)]
+    assert chances == sorted(chances)
+    assert min(chances) >= 0
+    assert max(chances) <= 1
+
+
+def test_only_guesses_that_were_reached_count() -> None:
+    confidence, seen = Confidence(), Reliability()
+    for _ in range(SETTLE):
+        confidence.learn([0.95, 0.35, 0.75], False, 1, seen)
+    assert sum(seen.tried) == 2 * SETTLE
+    assert seen.tried[9] == seen.accepted[9] == seen.tried[3] == SETTLE
+    assert seen.accepted[3] == seen.tried[7] == 0
+    assert confidence.chance(0.75, False) == pytest.approx(0.75)
+    assert confidence.chance(0.35, False) < 0.35
+
+
+def test_what_is_expected_comes_true() -> None:
+    _, seen = learned({0.15: 0.3, 0.95: 0.7}, 3000)
+    told = [place for place in range(BINS) if seen.tried[place] > 100]
+    assert len(told) >= 2
+    for place in told:
+        assert seen.accepted[place] / seen.tried[place] == pytest.approx(
+            seen.expected[place] / seen.tried[place], abs=0.05
+        )
+
+
+def test_reliability_of_several_requests_is_their_sum() -> None:
+    (_, one), (_, other) = learned({0.3: 0.5}, 50), learned({0.3: 0.5, 0.8: 0.6}, 70)
+    both = Reliability()
+    both.add(one)
+    both.add(other)
+    assert sum(both.tried) == sum(one.tried) + sum(other.tried)
+    assert both.accepted == [a + b for a, b in zip(one.accepted, other.accepted, strict=True)]
