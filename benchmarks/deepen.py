@@ -221,7 +221,9 @@ def write_shards(tensors: Iterable[Named], out: Path, shard_bytes: int = SHARD_B
     return list(index)
 
 
-def deepen(source: Path, out: Path, copies: int, kv_copies: int | None, parameters: float) -> dict[str, Any]:
+def deepen(
+    source: Path, out: Path, copies: int, kv_copies: int | None, parameters: float, positions: int | None = None
+) -> dict[str, Any]:
     """Writes the large checkpoint with the source's tokenizer, and deepened.json, which says how it was made.
 
     Returns its config.
@@ -236,7 +238,7 @@ def deepen(source: Path, out: Path, copies: int, kv_copies: int | None, paramete
     out.mkdir(parents=True, exist_ok=True)
     names = write_shards(deepened(source, shape, parameters), out)
     layers = 1 + max(int(name.split(".")[2]) for name in names if name.startswith("model.layers."))
-    result = wide_config(config, shape, layers)
+    result = wide_config(config, shape, layers) | ({"max_position_embeddings": positions} if positions else {})
     for file in source.iterdir():
         if file.suffix in SMALL_SUFFIXES and ".safetensors" not in file.name:
             shutil.copy(file, out / file.name)
@@ -253,9 +255,11 @@ def main() -> int:
     parser.add_argument("--copies", type=int, default=8, help="how often the width is repeated, a power of two")
     parser.add_argument("--kv-copies", type=int, help="how often key/value heads are; by default towards 8 of them")
     parser.add_argument("--parameters", type=float, default=0.0, help="identity blocks are appended up to this count")
+    parser.add_argument("--positions", type=int, help="longest context that the result states; default the source's")
     args = parser.parse_args()
     try:
-        config = deepen(resolve(target(args.source)), args.out, args.copies, args.kv_copies, args.parameters)
+        source = resolve(target(args.source))
+        config = deepen(source, args.out, args.copies, args.kv_copies, args.parameters, args.positions)
     except (SametokenError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

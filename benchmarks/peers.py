@@ -153,7 +153,7 @@ def one_round(
                 print(f"{cell}: absent: {error}", flush=True)
                 continue
             attempt = attempts[cell]
-            attempt.answers.append(visit.answer)
+            attempt.answers.append(visit.answer | {"tokens": visit.answer["tokens"][0]})
             attempt.wall += visit.wall
             attempt.foreign += visit.foreign
             speed = visit.answer["timed_tokens"] / visit.answer["seconds"]
@@ -163,7 +163,7 @@ def one_round(
 
 
 def request(mode: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
-    return {"mode": mode, "prompt": prompt, "max_tokens": max_tokens}
+    return {"mode": mode, "prompts": [prompt], "max_tokens": max_tokens}
 
 
 def machine() -> dict[str, Any]:

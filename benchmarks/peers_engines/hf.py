@@ -13,7 +13,7 @@ from peers_engines.protocol import Clock, serve
 
 
 class Stopwatch(BaseStreamer):
-    """A streamer that notes when tokens come; the first call brings the prompt."""
+    """A streamer that notes when tokens of the only row come; the first call brings the prompt."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -21,7 +21,7 @@ class Stopwatch(BaseStreamer):
 
     def put(self, value: torch.Tensor) -> None:
         if self.prompt_seen:
-            self.clock.emit(value.flatten().tolist())
+            self.clock.emit({0: value.flatten().tolist()})
         self.prompt_seen = True
 
     def end(self) -> None:
@@ -52,8 +52,8 @@ class Transformers:
             "ngram": {"prompt_lookup_num_tokens": spec["draft_len"]},
         }
 
-    def run(self, mode: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
-        ids = torch.tensor([prompt])
+    def run(self, mode: str, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+        ids = torch.tensor(prompts)
         stopwatch = Stopwatch()
         self.target.generate(
             ids,

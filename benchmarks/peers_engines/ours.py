@@ -9,10 +9,12 @@ import torch
 import sametoken
 from peers_engines.protocol import Clock, serve
 from sametoken import LLM, SamplingParams
+from sametoken.engine.report import StepReport
 from sametoken.kernels.cpu.library import library
 from sametoken.speculation.params import RequestSpeculation
 
 MODES = {
+    "auto": RequestSpeculation(method="draft_target", adaptive=True),
     "plain": RequestSpeculation(enabled=False),
     "draft": RequestSpeculation(method="draft_target", adaptive=False),
     "ngram": RequestSpeculation(method="ngram", adaptive=False),
@@ -20,7 +22,7 @@ MODES = {
 
 
 class Ours:
-    """An `LLM` of batch 1."""
+    """An `LLM` that drafts as each request says."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         torch.set_num_threads(spec["threads"])
@@ -33,18 +35,26 @@ class Ours:
             spec["draft"],
             {"max_draft_len": spec["draft_len"]},
             dtype="bfloat16",
-            max_batch_size=1,
+            max_batch_size=spec.get("rows", 1),
+            max_num_tokens=spec.get("step_tokens", 512),
             max_seq_len=spec["max_len"],
             **quantized,
         )
         kernels = library()
         self.version = f"{sametoken.__version__}, compiled kernels: {kernels.name if kernels else 'none'}"
 
-    def run(self, mode: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+    def run(self, mode: str, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, speculative=MODES[mode])
-        clock = Clock()
-        for chunk in self.llm.stream(prompt, params):
-            clock.emit(chunk.token_ids)
+        clock = Clock(len(prompts))
+
+        def note(report: StepReport) -> None:
+            clock.emit({emission.request.index: emission.token_ids for emission in report.emissions})
+
+        self.llm.engine.reports.append(note)
+        try:
+            self.llm.generate(prompts, params)
+        finally:
+            self.llm.engine.reports.remove(note)
         return clock.answer(max_tokens)
 
 

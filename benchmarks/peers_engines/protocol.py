@@ -12,42 +12,48 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 
 class Clock:
-    """Notes when tokens came out. Speed is taken after the first emission, which leaves the prompt out.
+    """Notes when tokens of some rows came out. Speed is taken while all rows decode, which leaves the prompts out.
 
-    The first emission may hold several tokens (an engine that drafts before it has read the prompt), so it is counted,
-    not taken to be one.
+    That is from the moment at which every row has a token to that at which a row has all of its tokens. The first
+    emission may hold several tokens (an engine that drafts before it has read the prompt), so it is counted, not taken
+    to be one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 1) -> None:
         self.begin = time.perf_counter()
-        self.tokens: list[int] = []
-        self.marks: list[tuple[float, int]] = []
+        self.tokens: list[list[int]] = [[] for _ in range(rows)]
+        self.marks: list[tuple[float, list[int]]] = []  # when, and how many tokens each row had
 
-    def emit(self, tokens: Sequence[int]) -> None:
-        """These tokens are there now."""
-        if tokens:
-            self.tokens += tokens
-            self.marks.append((time.perf_counter(), len(self.tokens)))
+    def emit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        """These tokens are there now, by row."""
+        for row, new in tokens.items():
+            self.tokens[row] += new
+        if any(tokens.values()):
+            self.marks.append((time.perf_counter(), [len(row) for row in self.tokens]))
 
     def answer(self, max_tokens: int) -> dict[str, Any]:
         """What the benchmark reads; tokens beyond `max_tokens`, which a draft may bring, count for the speed.
 
         Raises:
-            RuntimeError: the engine ended early.
+            RuntimeError: the engine ended early, or a row ended before all others had begun.
         """
-        if len(self.tokens) < max_tokens:
-            raise RuntimeError(f"{len(self.tokens)} tokens came, expected {max_tokens}: the engine stopped by itself")
-        (first_time, first_tokens), (last_time, last_tokens) = self.marks[0], self.marks[-1]
+        if (least := min(map(len, self.tokens))) < max_tokens:
+            raise RuntimeError(f"{least} tokens came, expected {max_tokens}: the engine stopped by itself")
+        first = next(i for i, (_, counts) in enumerate(self.marks) if all(counts))
+        last = next(i for i, (_, counts) in enumerate(self.marks) if max(counts) >= max_tokens)
+        if last < first:
+            raise RuntimeError(f"a row had all of its {max_tokens} tokens before each row had one; ask for more tokens")
+        (first_time, before), (last_time, after) = self.marks[first], self.marks[last]
         return {
-            "tokens": self.tokens[:max_tokens],
-            "timed_tokens": last_tokens - first_tokens,
+            "tokens": [row[:max_tokens] for row in self.tokens],
+            "timed_tokens": sum(after) - sum(before),
             "seconds": last_time - first_time,
-            "steps": len(self.marks) - 1,
+            "steps": last - first,
             "first_seconds": first_time - self.begin,
         }
 
@@ -61,8 +67,8 @@ class Engine(Protocol):
 
     version: str
 
-    def run(self, mode: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
-        """Generates greedily, never stopping before `max_tokens`; returns what `Clock.answer` returns."""
+    def run(self, mode: str, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+        """Continues the prompts together, greedily, each by `max_tokens`; returns what `Clock.answer` returns."""
         ...
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +19,19 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import throughput
 from peers import chosen
 from peers_engines import awq_write, cells, report
 from peers_engines.cells import CELLS, GOALS, Attempt, Cell, Goal, Spread, agreement, ratio, speeds
 from peers_engines.host import EngineError, Host, Hosts, Launch
 from peers_engines.launches import Peers, launch
-from peers_engines.llama_cpp import arguments, read_answer
+from peers_engines.llama_cpp import LlamaCpp, arguments, new_tokens, read_answer, read_events
 from peers_engines.load import free_bytes, machine_seconds, process_seconds, usage
 from peers_engines.protocol import Clock
 
 from sametoken.errors import ConfigError
 
+CELLS_AT_LOAD = throughput.cells_of("decode", ["bf16", "int8", "int4"], ["plain", "draft"])
 OURS, THEIRS = Cell("sametoken", "bf16", "plain"), Cell("transformers", "bf16", "plain")
 
 
@@ -37,12 +43,12 @@ def attempt(cell: Cell, number: int, speed: float, foreign: float = 0.0) -> Atte
 
 def test_the_clock_leaves_the_first_emission_out() -> None:
     clock = Clock()
-    clock.emit([5, 6])
+    clock.emit({0: [5, 6]})
     time.sleep(0.02)
-    clock.emit([])
-    clock.emit([7, 8, 9])
+    clock.emit({0: []})
+    clock.emit({0: [7, 8, 9]})
     answer = clock.answer(4)
-    assert answer["tokens"] == [5, 6, 7, 8]
+    assert answer["tokens"] == [[5, 6, 7, 8]]
     assert answer["timed_tokens"] == 3
     assert answer["steps"] == 1
     assert answer["seconds"] >= 0.02
@@ -50,10 +56,77 @@ def test_the_clock_leaves_the_first_emission_out() -> None:
         clock.answer(6)
 
 
+def test_the_clock_runs_while_all_rows_decode() -> None:
+    clock = Clock(2)
+    clock.emit({0: [1]})
+    clock.emit({0: [2], 1: [1]})  # from here
+    time.sleep(0.02)
+    clock.emit({0: [3], 1: [2, 3, 4]})  # to here: one row has all of its tokens
+    clock.emit({0: [4]})
+    answer = clock.answer(4)
+    assert (answer["timed_tokens"], answer["steps"]) == (4, 1)
+    assert 0.02 <= answer["seconds"] < 1
+    late = Clock(2)
+    late.emit({0: [1, 2]})
+    late.emit({1: [1, 2]})
+    with pytest.raises(RuntimeError, match="ask for more tokens"):
+        late.answer(2)
+
+
+def test_tokens_that_the_server_holds_back_are_counted() -> None:
+    lines = [b'data: {"tokens": [7], "tokens_predicted": 3, "stop": false}\n', b"\n", b": comment\n"]
+    [event] = read_events(lines)
+    assert new_tokens(event, 0) == [-1, -1, 7]
+    assert new_tokens({"tokens": [], "tokens_predicted": 3}, 3) == []
+
+
+def test_a_server_of_several_rows_is_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows of three tokens each, one of them with two accepted guesses."""
+    replies = {5: [(1, [8]), (3, [9, 9])], 6: [(1, [4]), (2, [4]), (3, [4])]}
+
+    both_begun = threading.Barrier(2)
+
+    def events(prompt: int) -> Iterator[bytes]:
+        for count, tokens in replies[prompt]:
+            yield b"data: " + json.dumps({"tokens": tokens, "tokens_predicted": count, "stop": False}).encode() + b"\n"
+            if count == 1:
+                both_begun.wait(10)
+        timings = {"draft_n_accepted": 2 if prompt == 5 else 0}
+        last = {"tokens": [], "tokens_predicted": 3, "stop": True, "timings": timings}
+        yield b"data: " + json.dumps(last).encode() + b"\n"
+
+    def ask(_: LlamaCpp, prompt: list[int], max_tokens: int, stream: bool) -> Any:
+        assert (max_tokens, stream) == (3, True)
+        return nullcontext(events(prompt[0]))
+
+    monkeypatch.setattr(LlamaCpp, "_ask", ask)
+    answer = LlamaCpp.__new__(LlamaCpp).run("draft", [[5], [6]], 3)
+    assert (answer["tokens"], answer["steps"]) == ([[8, 9, 9], [4, 4, 4]], 4)
+
+
+def test_work_at_load_is_the_same_for_all_engines_of_a_round() -> None:
+    args = argparse.Namespace(prompt_len=5, new_tokens=7)
+    decode, prompt = throughput.Work("decode", 3), throughput.Work("prompt", 11)
+    asked = decode.request(0, args, 400)
+    assert [len(each) for each in asked["prompts"]] == [5, 5, 5]
+    assert asked == decode.request(0, args, 400) != decode.request(1, args, 400)
+    assert (len(prompt.request(0, args, 400)["prompts"][0]), prompt.request(0, args, 400)["max_tokens"]) == (11, 1)
+    answer = {"timed_tokens": 0, "seconds": 0.0, "steps": 0, "first_seconds": 0.5}
+    assert Attempt(0, OURS, [prompt.figures(answer)]).speed == 22
+
+
+def test_ours_competes_with_each_engine_at_load() -> None:
+    found = {str(g.above): [str(c) for c in g.below] for g in throughput.goals(CELLS_AT_LOAD)}
+    assert found["sametoken/bf16/plain"] == ["vllm/bf16/plain", "llama.cpp/bf16/plain"]
+    assert len(found["sametoken/bf16/auto"]) == 4
+    assert found["sametoken/int4/auto"] == ["llama.cpp/q4_0/plain", "llama.cpp/q4_0/draft"]
+
+
 def test_the_servers_clock_becomes_the_same_answer() -> None:
     timings = {"predicted_n": 9, "predicted_ms": 2000.0, "prompt_ms": 500.0, "draft_n": 8, "draft_n_accepted": 6}
     answer = read_answer({"tokens": list(range(9)), "timings": timings}, 9)
     assert (answer["timed_tokens"], answer["seconds"], answer["steps"]) == (8, 2.0, 2)
+    assert answer["tokens"] == [list(range(9))]
     with pytest.raises(RuntimeError, match="stopped by itself"):
         read_answer({"tokens": [1], "timings": timings}, 9)
 

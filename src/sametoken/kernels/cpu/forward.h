@@ -78,7 +78,7 @@ class Forward {
           bf16* x, bf16* const* taps)
       : model_(model), pages_(pages), tokens_(tokens), count_(count), x_(x),
         taps_(taps), heads_{model.heads, model.kv_heads, model.head_size, model.attention_scale, model.attention_cap}, places_(cache(0), spans, span_count),
-        blocks_(blocks_of(spans, span_count, places_, heads_.groups())),
+        tasks_(tasks_of(spans, span_count, places_, heads_)),
         qkv_width_((model.heads + 2 * model.kv_heads) * model.head_size), memory_(workspace()),
         joined_(memory_, count, joined_width()), normed_(memory_, count, model.hidden),
         mixed_(memory_, count, model.heads * model.head_size), gated_(memory_, count, model.intermediate),
@@ -184,9 +184,9 @@ class Forward {
     worker.each(count_, [&](int t) { place(layer, cache, t); });
     Attention attention(cache, heads_, places_, qkv_, qkv_width_, mixed_.row(0), mixed_.stride(), layer.window,
                         model_.chunks != 0, layer.sinks);
-    worker.each(int(blocks_.size()) * model_.kv_heads, [&](int task) {
+    worker.each(int(tasks_.size()), [&](int task) {
       thread_local Scratch scratch;
-      attention(blocks_[size_t(task / model_.kv_heads)], task % model_.kv_heads, scratch);
+      attention(tasks_[size_t(task)], scratch);
     });
     worker.each(count_, [&](int t) { mixed_.finish(t, layer.out); });
     add_result(worker, layer.out, mixed_, layer.attention_out_norm);
@@ -287,7 +287,7 @@ class Forward {
   bf16* const* taps_;
   Heads heads_;
   Places places_;
-  std::vector<Block> blocks_;
+  std::vector<Attending> tasks_;
   int qkv_width_;
   char* memory_;
   Input joined_, normed_, mixed_, gated_;

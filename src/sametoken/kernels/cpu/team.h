@@ -185,7 +185,7 @@ class Scratch {
   char* reserve(size_t bytes) {
     if (bytes > size_) {
       std::free(data_);
-      size_ = (bytes + 4095) / 4096 * 4096;
+      size_ = (std::max(bytes, size_ + size_ / 2) + 4095) / 4096 * 4096;  // contexts grow: not anew for every step
       data_ = static_cast<char*>(std::aligned_alloc(64, size_));
       if (data_ == nullptr) throw std::bad_alloc();
     }
