@@ -1,12 +1,13 @@
-"""What storing keys and values as codes costs and saves: the time of a step by context, and the loss on a text.
+"""The time of a step by context, with keys and values stored as numbers or as codes, and the loss on a text.
 
     python benchmarks/kv_cache.py [--contexts 4096,16384] [--nodes 1,5] [--rounds 7] [--layers 16] [--narrow]
-        [--clock wall|cpu]
+        [--weights bfloat16|int8|int4] [--dtypes auto,int8,fp8] [--threads 2] [--clock wall|cpu]
     python benchmarks/kv_cache.py --loss
 
 The loss is the embedded target's, on the pages in docs and on texts that it samples itself, in windows of 900 tokens.
-The times are of random weights (int8) of a Llama shape of a billion parameters; --narrow leaves out all but attention.
-Figures of the dtypes alternate within a round, and ratios are taken round by round, so that other load cancels.
+The times are of random weights of a Llama shape of a billion parameters; --narrow leaves out all but attention. Figures
+of the dtypes alternate within a round, and ratios are taken round by round, so that other load cancels. The floor is
+the time to read weights and cache once, at the speed at which a probe beside the step reads memory.
 --clock cpu counts processor seconds, for a busy machine: use one thread, since threads that wait for others count too.
 """
 
@@ -35,18 +36,23 @@ SHAPE = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 8192,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 32768,
 }  # fmt: skip
+PROBE = torch.ones(2**26, dtype=torch.int64)  # 512 MB
 NARROW = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 256}
 
 
-def build(layers: int, narrow: bool) -> Decoder:
+def build(layers: int, narrow: bool, weights: str) -> tuple[Decoder, int]:
+    """A decoder, and the bytes of its weights that a step reads."""
     stated = {**SHAPE, "num_hidden_layers": layers, **(NARROW if narrow else {})}
-    decoder = Decoder(ModelConfig.from_hf(stated), torch.bfloat16, WEIGHTS["int8"])
+    decoder = Decoder(ModelConfig.from_hf(stated), torch.bfloat16, WEIGHTS.get(weights))
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.05) if parameter.dim() > 1 else torch.nn.init.ones_(parameter)
-    for module in list(decoder.modules()):
-        if hasattr(module, "pack"):
-            module.pack()
-    return decoder
+    packed = [module for module in decoder.modules() if hasattr(module, "pack")]
+    read = sum(
+        parameter.numel() for module in packed if module is not decoder.embed for parameter in module.parameters()
+    )
+    for module in packed:
+        module.pack()
+    return decoder, int(read * {"bfloat16": 2, "int8": 1, "int4": 0.5}[weights])
 
 
 def cache_of(decoder: Decoder, dtype: str, context: int) -> KVCache:
@@ -71,6 +77,18 @@ def step(decoder: Decoder, cache: KVCache, context: int, nodes: int, clock: Call
     begin = clock()
     decoder.logits(decoder.run(tokens, cache, [span]).last)
     return clock() - begin
+
+
+def floor(weights: int, cache: KVCache, context: int) -> float:
+    """Seconds to read `weights` bytes and all keys and values of a row once, as fast as a sum reads memory."""
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        PROBE.sum()
+        seconds.append(time.perf_counter() - begin)
+    slots = cache.table.pages * cache.table.page_size
+    stored = sum(tensor.nbytes for tensor in (cache.keys, cache.values)) * context // slots
+    return (weights + stored) * min(seconds) / PROBE.nbytes
 
 
 def losses(llm: LLM, texts: list[list[int]]) -> list[float]:
@@ -104,20 +122,28 @@ def print_losses() -> None:
 def print_times(chosen: argparse.Namespace) -> None:
     clock = time.process_time if chosen.clock == "cpu" else time.perf_counter
     with torch.inference_mode():
-        decoder = build(chosen.layers, chosen.narrow)
+        decoder, weights = build(chosen.layers, chosen.narrow, chosen.weights)
+        dtypes = chosen.dtypes.split(",")
         for context in map(int, chosen.contexts.split(",")):
-            caches = {dtype: cache_of(decoder, dtype, context) for dtype in DTYPES}
+            caches = {dtype: cache_of(decoder, dtype, context) for dtype in dtypes}
             for nodes in map(int, chosen.nodes.split(",")):
-                rounds = [
-                    {dtype: step(decoder, cache, context, nodes, clock) for dtype, cache in caches.items()}
-                    for _ in range(chosen.rounds + 1)
-                ][1:]
-                for dtype in DTYPES:
-                    ratios = sorted(each[dtype] / each["auto"] for each in rounds)
-                    least = min(each[dtype] for each in rounds) * 1e3
+                rounds = []
+                for _ in range(chosen.rounds + 1):
+                    floors = {dtype: floor(weights, cache, context) for dtype, cache in caches.items()}
+                    rounds.append(
+                        {
+                            dtype: (step(decoder, caches[dtype], context, nodes, clock), floors[dtype])
+                            for dtype in dtypes
+                        }
+                    )
+                for dtype in dtypes:
+                    ratios = sorted(each[dtype][0] / each[dtypes[0]][0] for each in rounds[1:])
+                    shares = sorted(least / taken for taken, least in (each[dtype] for each in rounds[1:]))
+                    least = min(each[dtype][0] for each in rounds[1:]) * 1e3
                     print(
-                        f"context {context} nodes {nodes} {dtype}: {least:.1f} ms least, ratio to auto "
-                        f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                        f"context {context} nodes {nodes} {dtype}: {least:.1f} ms least, ratio to {dtypes[0]} "
+                        f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), floor / step "
+                        f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})",
                         flush=True,
                     )
 
@@ -129,9 +155,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--narrow", action="store_true")
+    parser.add_argument("--weights", choices=("bfloat16", "int8", "int4"), default="int8")
+    parser.add_argument("--dtypes", default=",".join(DTYPES), help="of keys and values; ratios are to the first")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--loss", action="store_true")
     chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
     if chosen.loss:
         print_losses()
     else:
