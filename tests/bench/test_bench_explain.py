@@ -95,7 +95,7 @@ def test_nothing_is_wrong_with_a_good_pair() -> None:
 def test_a_draft_that_knows_nothing() -> None:
     text = explain(run_of(cell([4], [0.02] * 16, linear)))
     assert "Acceptance too low: " in text
-    assert "Nothing measured is faster than plain decoding" in text
+    assert "No measured draft is faster than plain decoding" in text
     assert "Recommended: no drafts here (--method none)." in text
 
 
@@ -223,8 +223,11 @@ def test_the_best_tree_stands_beside_the_best_chain() -> None:
     best = made.fixed[-1]
     tree = replace(best, tree_top_k=2, tokens_per_second=0.9 * best.tokens_per_second, speed_up=Estimate(1.5))
     text = explain(run_of(with_controller(replace(made, variants=[*made.variants, tree]), 1.0, {4: 10})))
-    assert "The best tree, draft length 4 with 2 branches, reaches 1.50x: 0.90 of that speed." in text
-    assert "The fastest measured is draft_target with draft length 4:" in text
+    assert "The best tree, draft length 4 with 2 branches, reaches 1.50x: 0.90 of the speed of that chain." in text
+    assert "The fastest measured chain is draft_target with draft length 4:" in text
+    quick = replace(tree, speed_up=Estimate(9.0))
+    text = explain(run_of(replace(made, variants=[*made.variants, quick])))
+    assert "Recommended: --max-draft-len 4 --tree-top-k 2, measured at 9.00x." in text
 
 
 def test_a_controller_that_drafts_nothing_where_drafts_lose() -> None:

@@ -19,15 +19,20 @@ REASONS = {  # of `SpeculationStats.plain`
 }
 
 
+def best_tree(cell: Cell) -> Variant | None:
+    """The fastest of those that have more branches than the `fixed` ones."""
+    trees = [variant for variant in cell.shaped if variant not in cell.fixed]
+    return max(trees, key=lambda variant: variant.speed_up.value, default=None)
+
+
 def compared(cell: Cell, best: Variant) -> list[str]:
     """The speeds of the best tree and of the controller beside that of the best chain, of what was measured."""
     found = []
-    trees = [variant for variant in cell.shaped if variant.tree_top_k > best.tree_top_k]
-    if trees:
-        tree = max(trees, key=lambda variant: variant.tokens_per_second)
+    if (tree := best_tree(cell)) is not None:
+        ratio = tree.tokens_per_second / best.tokens_per_second
         found.append(
             f"The best tree, draft length {tree.max_draft_len} with {tree.tree_top_k} branches, reaches "
-            f"{factor(tree.speed_up)}: {tree.tokens_per_second / best.tokens_per_second:.2f} of that speed."
+            f"{factor(tree.speed_up)}: {ratio:.2f} of the speed of that chain."
         )
     if (chosen := cell.chosen) is None:
         return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from sametoken.bench.choice import choices, compared
+from sametoken.bench.choice import best_tree, choices, compared
 from sametoken.bench.predict import Forecast, Outlook, accepted_shares
 from sametoken.bench.record import Cell, ContextCost, Environment, Load, Run, StepCost, Variant
 from sametoken.bench.tables import factor
@@ -117,11 +117,12 @@ def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:
 def _verdict(cell: Cell, best: Variant) -> str:
     gain = f"{factor(best.speed_up)}, {best.tokens_per_second:.1f} against {cell.plain.tokens_per_second:.1f} tokens/s"
     setting = f"{best.method} with draft length {best.max_draft_len}"
+    what = " chain" if best_tree(cell) else ""
     if _undecided(best):
-        return f"The best measured, {setting}, shows no clear difference from plain decoding: {gain}."
+        return f"The best measured{what}, {setting}, shows no clear difference from plain decoding: {gain}."
     if best.speed_up.value > 1:
-        return f"The fastest measured is {setting}: {gain}."
-    return f"Nothing measured is faster than plain decoding; the best, {setting}, is {gain}."
+        return f"The fastest measured{what} is {setting}: {gain}."
+    return f"No measured{what or ' draft'} is faster than plain decoding; the best, {setting}, is {gain}."
 
 
 def _undecided(variant: Variant) -> bool:
@@ -297,21 +298,23 @@ def _advice(case: Evidence, table: Sequence[Forecast]) -> str:
     if _undecided(case.best):
         return "Recommended: measure again with more --repeat, on a machine without other work."
     promising = max(table, key=lambda line: line.speed_up)
-    chosen = case.cell.chosen
-    measured = case.best.speed_up.value
+    chosen, tree = case.cell.chosen, best_tree(case.cell)
+    best = tree if tree and tree.speed_up.value > case.best.speed_up.value else case.best
+    measured = best.speed_up.value
     if max(promising.speed_up, measured, chosen.speed_up.value if chosen else 0.0) <= 1:
         return "Recommended: no drafts here (--method none)."
     if promising.basis == "estimated" and promising.speed_up > WORTH_CHANGING * measured:
         return (
             f"Recommended: measure --max-draft-len {promising.draft_len}, estimated at {promising.speed_up:.2f}x; "
-            f"until then {case.best.max_draft_len}, measured at {measured:.2f}x."
+            f"until then {best.shape}, measured at {measured:.2f}x."
         )
     if chosen and WORTH_CHANGING * chosen.speed_up.value >= measured:
         return (
             f"Recommended: the controller (--adaptive, the default) with --max-draft-len {chosen.max_draft_len}, "
             f"measured at {chosen.speed_up.value:.2f}x."
         )
-    fixed = f"--max-draft-len {case.best.max_draft_len}{' --no-adaptive' if chosen else ''}"
+    branches = f" --tree-top-k {best.tree_top_k}" if best.tree_top_k > 1 else ""
+    fixed = f"--max-draft-len {best.max_draft_len}{branches}{' --no-adaptive' if chosen else ''}"
     return f"Recommended: {fixed}, measured at {measured:.2f}x."
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 APART = 0.08  # between marks of one position, in draft tokens
+TREES = 0.5  # of trees from the chains of their length, at most, in draft tokens
 ASIDE = 0.06  # between marks of one batch size, in doublings
 
 
@@ -162,8 +163,10 @@ def _speed_up(axes: Axes, cells: Sequence[Cell]) -> None:
         _with_intervals(axes, lengths, cell.fixed, color=colour, marker="o", label=label)
         trees = [variant for variant in cell.shaped if variant not in cell.fixed]
         for variant in trees:
-            _with_intervals(axes, [variant.max_draft_len + aside], [variant], color=colour, marker="^", mfc="white")
-            axes.annotate(f"x{variant.tree_top_k}", (variant.max_draft_len + aside, variant.speed_up.value), (5, 3),
+            branches = sorted({tree.tree_top_k for tree in trees})
+            place = variant.max_draft_len + aside + TREES * (1 + branches.index(variant.tree_top_k)) / len(branches)
+            _with_intervals(axes, [place], [variant], color=colour, marker="^", mfc="white")
+            axes.annotate(f"x{variant.tree_top_k}", (place, variant.speed_up.value), (5, 3),
                           textcoords="offset points", fontsize=8)  # fmt: skip
         if cell.chosen is not None:
             _with_intervals(axes, [beyond + aside], [cell.chosen], color=colour, marker="D")
