@@ -121,6 +121,9 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("PLACE", str(tmp_path))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prepared").mkdir()
+    (tmp_path / "a.jsonl").touch()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train-00040-00040.jsonl").write_text('{"prompt": "Hello"}\n')
     return tmp_path
@@ -210,3 +213,20 @@ def test_wrong_calls_are_refused(
     assert problem in answer.err
     assert answer.out == ""
     assert not (slurm / "answers").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("synthesize", "--data", "data", "--start", "40", "--output", "a.jsonl"), "a.jsonl is a file; expected a dir"),
+        (("synthesize", "--data", "data", "--output", "o", "--shards", "1000000000"), "999999"),
+        (("prepare", "--data", "none.jsonl", "--output", "o"), "--data none.jsonl: no such file"),
+        (("prepare", "--data", "a.jsonl", "--output", "a.jsonl"), "a.jsonl is a file; expected a dir"),
+        (("train", "--data", "prepared", "--eval-data", "none", "--output-dir", "o"), "--eval-data none: no such file"),
+        (("train", "--data", "prepared", "--output-dir", "a.jsonl"), "a.jsonl is a file; expected a dir"),
+    ],
+)
+def test_files_of_a_job_are_looked_at_before_it(run: Any, slurm: Path, words: tuple[str, ...], problem: str) -> None:
+    answer = run("deploy", "slurm", *words, "--nodes", "2", "--dry-run")
+    assert (answer.code, answer.out) == (2, "")
+    assert problem in answer.err

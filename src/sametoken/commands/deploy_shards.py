@@ -12,22 +12,22 @@ from pydantic import Field
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.commands import planning, synthesize_options
-from sametoken.commands.elsewhere import everywhere
+from sametoken.commands.elsewhere import everywhere, output_directory
 from sametoken.commands.options import Chosen, Option, Values, given_words, titled
 from sametoken.errors import ConfigError, unknown_name
-from sametoken.options.declaration import Count, Positive
 
 if TYPE_CHECKING:
     from sametoken.deploy.shards import ShardWork
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
+MOST = 999_999  # shards
 SHARDS = titled(
     "The shards",
     Option("data", str, None, "directory of the shards that `sametoken shard` wrote.", "DIR"),
     Option("output", str, None, "directory for the answers, output-00000-00000.jsonl and so on.", "DIR"),
-    Option("start", Count, 0, "number of the first shard."),
+    Option("start", Annotated[int, Field(ge=0, le=MOST)], 0, "number of the first shard."),
     Option(
-        "shards", Positive, 10, "number of shards; on Slurm those of each node.",
+        "shards", Annotated[int, Field(ge=1, le=MOST)], 10, "number of shards; on Slurm those of each node.",
         aliases=("--jobs-per-node", "--jobs_per_node"),
     ),
 )  # fmt: skip
@@ -78,8 +78,8 @@ def work_of(model: str | None, values: Chosen) -> ShardWork:
         raise ConfigError(f"--serve-args {values['serve_args']!r}: {error}; expected words as a shell has") from error
     engine = () if values["engine"] == planning.OURS else ("--engine", values["engine"])
     return ShardWork(
-        data=_directory(values, "data"),
-        output=_directory(values, "output"),
+        data=Path(os.path.abspath(user_path(_given(values, "data")))),
+        output=output_directory(_given(values, "output")),
         serve=(everywhere(model), *engine, *further),
         synthesize=tuple(given_words(ANSWERS, values)),
         port=values["port"],
@@ -96,7 +96,7 @@ def numbers_of(values: Values) -> range:
     from sametoken.data.shards import FILE_NAME
 
     numbers = range(values["start"], values["start"] + values["shards"])
-    directory = _directory(values, "data")
+    directory = user_path(_given(values, "data")).absolute()
     if not any((directory / FILE_NAME.format(number)).is_file() for number in numbers):
         raise ConfigError(
             f"--data {directory} has none of the shards {numbers[0]} to {numbers[-1]}; expected "
@@ -105,7 +105,7 @@ def numbers_of(values: Values) -> range:
     return numbers
 
 
-def _directory(values: Values, name: str) -> Path:
+def _given(values: Values, name: str) -> str:
     if values[name] is None:
         raise ConfigError(f"--{name} is missing; expected --data DIR --output DIR")
-    return Path(os.path.abspath(user_path(values[name])))
+    return str(values[name])

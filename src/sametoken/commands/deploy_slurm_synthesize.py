@@ -65,9 +65,9 @@ def _read(words: list[str], values: Chosen) -> tuple[str | None, Chosen]:
     if len(words) > len(DOCUMENTED):
         found["system_prompt"] = words[-1].removeprefix('"').removesuffix('"')  # its launch.sh needs them
     for name in ("start", "shards"):
-        if not re.fullmatch("[0-9]{1,9}", found[name]) or int(found[name]) < (name != "start"):
+        if not re.fullmatch("[0-9]{1,6}", found[name]) or int(found[name]) < (name != "start"):
             least = int(name != "start")
-            raise ConfigError(f"{name} is {found[name]!r}, expected a number from {least} to 999999999")
+            raise ConfigError(f"{name} is {found[name]!r}, expected a number from {least} to 999999")
     if twice := sorted(found.keys() & values.given):
         raise ConfigError(f"--{twice[0].replace('_', '-')} is given twice; leave the option out")
     numbers = {name: int(found[name]) for name in ("start", "shards")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,11 +34,36 @@ def _absolute(value: str | list[str]) -> str | list[str]:
     return everywhere(value) if isinstance(value, str) else [everywhere(each) for each in value]
 
 
+def output_directory(given: str) -> Path:
+    """The absolute path of a directory that is written.
+
+    Raises:
+        ConfigError: there is a file of this name.
+    """
+    output = Path(os.path.abspath(user_path(given)))
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"{output} is a file; expected a directory, or a name that is not taken")
+    return output
+
+
+def _read_by_nodes(values: Chosen, names: Iterable[str]) -> None:
+    """Refuses files that are not there: a job would find that out on every node."""
+    for name in names:
+        given = values[name] or []
+        for each in [given] if isinstance(given, str) else given:
+            if not user_path(each).exists():
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} {each}: no such file or directory; expected one that this machine and "
+                    "all nodes see"
+                )
+
+
 def prepare_words(model: str | None, values: Chosen) -> tuple[list[str], Path]:
     """The words of `python -m` that write hidden states, without the part; and where they write."""
     if not values["data"] or values["output"] is None:
         raise ConfigError("--data or --output is missing; expected --data FILE.jsonl --output DIR")
-    output = user_path(values["output"]).absolute()
+    _read_by_nodes(values, ("data",))
+    output = output_directory(values["output"])
     words = given_words(PREPARE, placed(values, ("data",)), ("output",))
     return [PROGRAM, "prepare", everywhere(model), *words, "--output", str(output), "--hidden-states"], output
 
@@ -46,7 +72,8 @@ def train_words(model: str | None, values: Chosen) -> tuple[list[str], Path]:
     """The words of `python -m` that train, and where they write."""
     if model is not None and values["model"] is not None:
         raise ConfigError(f"got the models {model} and --model {values['model']}; leave one of them out")
-    output = user_path(values["output_dir"]).absolute()
+    _read_by_nodes(values, ("data", "eval_data"))
+    output = output_directory(values["output_dir"])
     given = placed(values, ("data", "eval_data", "init_from"))
     words = given_words(TRAIN, given, ("model", "output_dir"))
     return [PROGRAM, "train", everywhere(model or values["model"]), *words, "--output-dir", str(output)], output
