@@ -25,7 +25,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +35,8 @@ HERE = Path(__file__).resolve()
 LAUNCH = HERE.parents[1] / "deploy" / "dynamo" / "launch.sh"
 WORKERS, CLIENTS, TOKENS = 2, 8, 96
 FITS = 6  # rounds until costs fit
-MEASURED = (2, 6, 12)  # clients of the loads that costs come from
+DRAWS = 20  # simulations of the requests of a round
+ALONE, MEASURED = 1, (2, 6, 12)  # clients of the loads that costs come from
 LIMIT, SPECULATIVE = 8, {"max_draft_len": 3, "adaptive": False}
 READY_S = 120.0
 
@@ -45,6 +46,7 @@ class Costs(NamedTuple):
 
     Attributes:
         rows: seconds of a step by the number of rows in it; in between a straight line, beyond the last one goes on.
+        alone: share of these seconds that a step takes while no other worker is busy; 1 where each has a machine.
         prompt: seconds of a request's prompt. fixed: seconds of a request outside of the engine.
         steps: of requests; drafts are accepted more for one text than for another.
     """
@@ -53,9 +55,12 @@ class Costs(NamedTuple):
     prompt: float
     fixed: float
     steps: tuple[int, ...]
+    alone: float = 1.0
 
-    def step(self, rows: int, prompts: int) -> float:
-        """Seconds of a step with so many rows, and prompts read in it."""
+    def step(self, rows: int, prompts: int, others: bool = True) -> float:
+        """Seconds of a step with so many rows, and prompts read in it, while others are busy or not."""
+        if not others:
+            return self.alone * self.step(rows, prompts)
         known = sorted(self.rows)
         if len(known) == 1:
             return self.rows[known[0]] + prompts * self.prompt
@@ -76,6 +81,11 @@ class Load(NamedTuple):
     requests: int
     clients: int = 0
     rate: float = 0.0
+
+    def waits(self, seed: int) -> list[float]:
+        """Seconds before each request that comes at a random time."""
+        draw = random.Random(seed)
+        return [draw.expovariate(self.rate) for _ in range(self.requests)] if self.rate else []
 
 
 Spans = list[tuple[float, float]]  # begin and end of requests
@@ -107,13 +117,18 @@ def simulate(costs: Costs, load: Load, workers: int, limit: int) -> Seen:
     return Seen.of([simulated(costs, load, workers, limit)], load.tokens)
 
 
-def simulated(costs: Costs, load: Load, workers: int, limit: int, seed: int = 0) -> Spans:
-    """Requests go to the workers in turn; a worker steps with all its rows, `limit` at most, and reads new prompts."""
-    draw, turn, order = random.Random(seed), count(), count()
+def simulated(costs: Costs, load: Load, workers: int, limit: int, seed: int = 0, drawn: int = 0) -> Spans:
+    """Requests go to the workers in turn; a worker steps with all its rows, `limit` at most, and reads new prompts.
+
+    Args:
+        seed: of the times of random requests. drawn: seed of the steps of requests.
+    """
+    draw, turn, order = random.Random(drawn), count(), count()
     waiting: list[deque[float]] = [deque() for _ in range(workers)]
     rows: list[list[tuple[int, float]]] = [[] for _ in range(workers)]  # steps left, when it was asked
     busy, spans = [False] * workers, []
     events: list[tuple[float, int, int]] = []  # when, order, worker; -1: somebody asks
+    waits = iter(load.waits(seed))
     left = load.requests
 
     def ask(now: float) -> None:
@@ -126,12 +141,13 @@ def simulated(costs: Costs, load: Load, workers: int, limit: int, seed: int = 0)
             new += 1
         busy[worker] = bool(rows[worker])
         if rows[worker]:
-            heapq.heappush(events, (now + costs.step(len(rows[worker]), new), next(order), worker))
+            others = sum(busy) > 1
+            heapq.heappush(events, (now + costs.step(len(rows[worker]), new, others), next(order), worker))
 
     for _ in range(load.clients):
         ask(0.0)
-    if load.rate:
-        ask(draw.expovariate(load.rate))
+    for wait in islice(waits, 1):
+        ask(wait)
     while events:
         now, _, worker = heapq.heappop(events)
         if worker < 0:
@@ -140,8 +156,8 @@ def simulated(costs: Costs, load: Load, workers: int, limit: int, seed: int = 0)
             left -= 1
             worker = next(turn) % workers
             waiting[worker].append(now)
-            if load.rate:
-                ask(now + draw.expovariate(load.rate))
+            for wait in islice(waits, 1):
+                ask(now + wait)
             if not busy[worker]:
                 step(worker, now)
             continue
@@ -227,7 +243,7 @@ class Dynamo(NamedTuple):
 
     async def spans(self, load: Load, seed: int) -> Spans:
         """What clients see; requests before do not count."""
-        draw, numbers = random.Random(seed), count(1000 * seed)
+        numbers = count(1000 * seed)
         async with httpx.AsyncClient(timeout=READY_S, limits=httpx.Limits(max_connections=None)) as client:
             await asyncio.gather(*(self.ask(client, next(numbers), load.tokens) for _ in range(2 * WORKERS)))
             if load.clients:
@@ -239,8 +255,8 @@ class Dynamo(NamedTuple):
                 found = await asyncio.gather(*(ask_again() for _ in range(load.clients)))
                 return [span for each in found for span in each]
             asked = []
-            for _ in range(load.requests):
-                await asyncio.sleep(draw.expovariate(load.rate))
+            for wait in load.waits(seed):
+                await asyncio.sleep(wait)
                 asked.append(asyncio.create_task(self.ask(client, next(numbers), load.tokens)))
             return list(await asyncio.gather(*asked))
 
@@ -253,29 +269,48 @@ def mean(runs: Sequence[Spans]) -> float:
 def costs_of(runs: dict[int, list[Spans]], steps: tuple[int, ...]) -> Costs:
     """Costs of a step with which loads of so many clients take the seconds that they took; a prompt's share is in them.
 
-    Clients do not divide evenly among workers, so the seconds of a step follow from a simulation of these loads.
+    Clients do not divide evenly among workers, so the seconds of a step follow from a simulation of these loads. One
+    client keeps one worker busy at a time, which has the whole machine then.
     """
     measured = {clients: mean(each) for clients, each in runs.items()}
-    rows = {clients // WORKERS: seconds / statistics.fmean(steps) for clients, seconds in measured.items()}
+    rows = {clients // WORKERS: measured[clients] / statistics.fmean(steps) for clients in MEASURED}
+    alone = measured[ALONE] / measured[MEASURED[0]]
     for _ in range(FITS):
-        costs = Costs(rows, 0.0, 0.0, steps)
         for clients, seconds in measured.items():
-            found = mean([simulated(costs, Load(TOKENS, 800, clients=clients), WORKERS, LIMIT)])
-            rows = rows | {clients // WORKERS: rows[clients // WORKERS] * seconds / found}
-    return Costs(rows, 0.0, 0.0, steps)
+            costs = Costs(rows, 0.0, 0.0, steps, alone)
+            miss = seconds / mean([simulated(costs, Load(TOKENS, 800, clients=clients), WORKERS, LIMIT)])
+            if clients == ALONE:
+                alone *= miss
+            else:
+                rows = rows | {clients // WORKERS: rows[clients // WORKERS] * miss}
+    return Costs(rows, 0.0, 0.0, steps, alone)
+
+
+def predicted(costs: Costs, load: Load, rounds: int) -> Seen:
+    """What clients will see who ask at the times of the rounds; steps of requests are drawn several times."""
+    if load.clients:
+        return Seen.of([simulated(costs, load._replace(requests=4000), WORKERS, LIMIT)], load.tokens)
+    seeds = [seed_of(number) for number in range(1, rounds + 1)]
+    runs = [simulated(costs, load, WORKERS, LIMIT, seed, drawn) for seed in seeds for drawn in range(DRAWS)]
+    return Seen.of(runs, load.tokens)
+
+
+def seed_of(number: int) -> int:
+    """The seed of the loads that are predicted, in a round."""
+    return 10 * number + 2
 
 
 def check(arguments: argparse.Namespace) -> None:
     """Prediction and measurement."""
     steps, asked = steps_of_requests(), arguments.requests
-    measured: dict[int, list[Spans]] = {clients: [] for clients in MEASURED}
+    measured: dict[int, list[Spans]] = {clients: [] for clients in (ALONE, *MEASURED)}
     checked: dict[Load, list[Spans]] = {Load(TOKENS, asked, clients=CLIENTS): []}
     with dynamo_of(arguments.dynamo_python) as dynamo:
         for number in range(arguments.rounds + 1):  # the first warms up
             for clients, runs in measured.items():
                 runs.append(asyncio.run(dynamo.spans(Load(TOKENS, asked, clients=clients), 10 * number + 1)))
             for load, runs in [*checked.items()]:
-                runs.append(asyncio.run(dynamo.spans(load, 10 * number + 2)))
+                runs.append(asyncio.run(dynamo.spans(load, seed_of(number))))
             if number == 0:
                 (busy,) = checked.values()
                 rate = 0.6 * Seen.of(busy, TOKENS).tokens_per_second / TOKENS
@@ -284,12 +319,13 @@ def check(arguments: argparse.Namespace) -> None:
     rows = []
     for load, runs in checked.items():
         seen = Seen.of(runs[1:], TOKENS)
-        predicted = simulate(costs, load._replace(requests=4000), WORKERS, LIMIT)
-        rows.append({"load": load._asdict(), "predicted": predicted._asdict(), "measured": seen._asdict()})
+        expected = predicted(costs, load, arguments.rounds)
+        rows.append({"load": load._asdict(), "predicted": expected._asdict(), "measured": seen._asdict()})
         print(f"{load.clients} clients" if load.clients else f"{load.rate:.2f} requests/s")
-        for name, expected, value in zip(Seen._fields, predicted, seen, strict=True):
-            print(f"  {name:18} predicted {expected:8.3f}  measured {value:8.3f}  miss {expected / value - 1:+.1%}")
+        for name, value, found in zip(Seen._fields, expected, seen, strict=True):
+            print(f"  {name:18} predicted {value:8.3f}  measured {found:8.3f}  miss {value / found - 1:+.1%}")
     print("seconds of a step, by rows:", {number: round(each, 5) for number, each in costs.rows.items()})
+    print(f"share of them while the other worker is idle: {costs.alone:.2f}")
     record = {"workers": WORKERS, "tokens": TOKENS, "cores": os.cpu_count(), "costs": costs._asdict(), "runs": rows}
     if arguments.out:
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 
@@ -58,9 +59,22 @@ def test_acceptance_lengths_have_the_mean_that_is_asked_for(scale: ModuleType) -
 
 
 def test_costs_are_found_from_what_clients_waited_for(scale: ModuleType) -> None:
-    costs = scale.Costs({1: 1.0, 3: 1.5, 6: 3.0}, 0.0, 0.0, (20, 30, 50))
-    loads = {clients: scale.Load(96, 400, clients=clients) for clients in scale.MEASURED}
+    costs = scale.Costs({1: 1.0, 3: 1.5, 6: 3.0}, 0.0, 0.0, (20, 30, 50), 0.6)
+    loads = {clients: scale.Load(96, 400, clients=clients) for clients in (scale.ALONE, *scale.MEASURED)}
     runs = {clients: [scale.simulated(costs, load, scale.WORKERS, scale.LIMIT, 1)] for clients, load in loads.items()}
     found = scale.costs_of(runs, costs.steps)
     for rows, seconds in costs.rows.items():
         assert found.rows[rows] == pytest.approx(seconds, rel=0.1)
+    assert found.alone == pytest.approx(0.6, rel=0.1)
+
+
+def test_a_step_is_faster_while_the_other_worker_is_idle(scale: ModuleType) -> None:
+    costs = scale.Costs({1: 1.0}, 0.0, 0.0, (10,), 0.5)
+    one, two = (scale.simulate(costs, scale.Load(10, 40, clients=clients), 2, 4) for clients in (1, 2))
+    assert (one.median, two.median) == (pytest.approx(5.0), pytest.approx(10.0))
+
+
+def test_random_arrivals_are_predicted_at_the_times_at_which_they_are_sent(scale: ModuleType) -> None:
+    load = scale.Load(1, 50, rate=0.01)
+    asked = [begin for begin, _ in scale.simulated(scale.Costs({1: 1.0}, 0.0, 0.0, (1,)), load, 2, 4, seed=7)]
+    assert sorted(asked) == pytest.approx(list(accumulate(load.waits(7))))
