@@ -5,6 +5,7 @@ Runs by `make test-engines`, which installs vLLM; SAMETOKEN_ENGINES is the folde
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -12,16 +13,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
-from sametoken import LLM, SamplingParams
+from sametoken import LLM, SamplingParams, embedded
 from sametoken.prompts.sources import BUILT_IN, as_turn
+from sametoken.train.dataset.prepared import Prepared
 
 PLACE = os.environ.get("SAMETOKEN_ENGINES", "")
 pytestmark = [
@@ -61,11 +63,15 @@ def ours() -> tuple[list[list[int]], list[Answer]]:
     return prompts, answers
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 @contextmanager
 def served(words: list[str], tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The server's URL while `sametoken serve --engine vllm` runs."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         sys.executable, "-m", "sametoken.cli", "serve", "embedded", "--engine", "vllm", "--engine-python", str(PYTHON),
         "--port", str(port), "--dtype", "bfloat16", "--max-seq-len", "512", "--max-batch-size", "4",
@@ -131,3 +137,58 @@ def test_vllm_says_what_we_say(draft: str, ours: tuple[list[list[int]], list[Ans
         except httpx.TransportError:
             return
     pytest.fail(f"{url} still answers")
+
+
+def test_hidden_states_are_those_of_this_process(tmp_path: Path) -> None:
+    """As docs/data-generation.md starts vLLM, but for the connector, which is for a CPU here."""
+    port, extra = free_port(), {"shared_storage_path": str(tmp_path / "states")}
+    config = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [2, 8, 13, 16]}}
+    speculative = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": config}
+    connector = {
+        "kv_connector": "CpuHiddenStatesConnector", "kv_connector_module_path": "cpu_hidden_states",
+        "kv_role": "kv_producer", "kv_connector_extra_config": extra,
+    }  # fmt: skip
+    command = [
+        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(embedded.TARGET), "--port", str(port),
+        "--dtype", "bfloat16", "--max-model-len", "512", "--max-num-seqs", "4", "--enforce-eager",
+        "--speculative-config", json.dumps(speculative), "--kv-transfer-config", json.dumps(connector),
+    ]  # fmt: skip
+    environment = {**OWN, "PYTHONPATH": str(Path(__file__).parent)}
+    said = [{"role": "user", "content": "Tell me about rivers."}, {"role": "assistant", "content": "They flow. " * 9}]
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(json.dumps({"conversations": said}) for _ in range(3)))
+    prepare = [
+        sys.executable, "-m", "sametoken.cli", "prepare", "embedded", "--data", str(data), "--hidden-states", "--dtype",
+        "bfloat16", "--output",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, env=environment)
+    try:
+        until(lambda: answers(port), 900)
+        wrong = [*prepare, str(tmp_path / "wrong"), "--url", f"http://127.0.0.1:{port}", "--taps", "1,2"]
+        refused = subprocess.run(wrong, capture_output=True, text=True, check=False)
+        assert (refused.returncode, "eagle_aux_hidden_state_layer_ids [2, 3, 16]" in refused.stderr) == (2, True)
+        subprocess.run([*prepare, str(tmp_path / "served"), "--url", f"http://127.0.0.1:{port}"], check=True)
+    finally:
+        process.terminate()
+        process.wait(120)
+    subprocess.run([*prepare, str(tmp_path / "here")], check=True)
+    served_states, here = (Prepared.open(tmp_path / name) for name in ("served", "here"))
+    for sample in range(len(here)):
+        found, expected = served_states.features(sample), here.features(sample)
+        assert found is not None
+        assert expected is not None
+        for part, own in zip(found, expected, strict=True):
+            assert (part.float() - own.float()).norm() < 0.03 * own.float().norm()  # roundings of bfloat16
+
+
+def answers(port: int) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=5).status_code == 200
+    return False
+
+
+def until(holds: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.5)

@@ -26,11 +26,11 @@ from sametoken.train.dataset import extraction
 from sametoken.train.dataset.extraction import (
     FeatureReader,
     check_size,
-    extract,
     features,
     parse_bytes,
     parse_part,
     parse_taps,
+    run_here,
     spec_of,
     spell,
 )
@@ -87,7 +87,14 @@ def prepared(tmp_path: Path, tiny_pair: Pair) -> Prepared:
 
 def spec_for(prepared: Prepared, decoder: Decoder, dtype: str = "bfloat16", taps: tuple[int, ...] = TAPS) -> HiddenSpec:
     """Shards of about two samples."""
-    return replace(spec_of(prepared, decoder, taps, dtype), shard_bytes=30_000 if dtype == "bfloat16" else 16_000)
+    return replace(
+        spec_of(prepared, decoder.config.hidden_size, decoder.dtype, taps, dtype),
+        shard_bytes=30_000 if dtype == "bfloat16" else 16_000,
+    )
+
+
+def extract(prepared: Prepared, decoder: Decoder, spec: HiddenSpec, *more: Any, **named: Any) -> extraction.Extracted:
+    return extraction.extract(prepared, run_here(prepared, decoder, spec.taps), spec, *more, **named)
 
 
 def files(prepared: Prepared) -> dict[str, bytes]:

@@ -18,7 +18,7 @@ from sametoken.errors import CheckpointError, ConfigError, DataError, SametokenE
 from sametoken.heads.read import read_head
 from sametoken.model.config import ModelConfig
 from sametoken.train.checkpoints import all_checkpoints
-from sametoken.train.dataset.extraction import extract, spec_of
+from sametoken.train.dataset.extraction import extract, run_here, spec_of
 from sametoken.train.dataset.preparation import data_digest, prepare
 from sametoken.train.dataset.prepared import Origin
 from training_checks import TAPS, log_of, train_tiny, write_conversations
@@ -135,7 +135,8 @@ def test_hidden_states_on_disk_train_the_same_head_as_the_target_itself(pair, da
     prepared = prepare([data], tmp_path / "prepared", tokenizer, origin)
     online = train_tiny(pair.target, prepared.directory, tmp_path / "online", dtype="float32")
     decoder = load_decoder(target, torch.float32, "cpu")
-    extract(prepared, decoder, spec_of(prepared, decoder, (0, 1, 2), "bfloat16"))
+    spec = spec_of(prepared, decoder.config.hidden_size, decoder.dtype, (0, 1, 2), "bfloat16")
+    extract(prepared, run_here(prepared, decoder, spec.taps), spec)
     offline = train_tiny(pair.target, prepared.directory, tmp_path / "offline", dtype="float32")
     logs = [log_of(tmp_path / name) for name in ("online", "offline")]
     for a, b in zip(*logs, strict=True):  # hidden states on disk are rounded to bfloat16

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sametoken.client.events import EventParser
@@ -52,11 +53,13 @@ class Answer(NamedTuple):
     Attributes:
         message: the assistant's turn: role, content and, where the server separates it, reasoning_content.
         finish_reason: as the server says it. `tokens`: how many the answer has, 0 where the server does not say.
+        body: the answer as the server sent it, for extensions.
     """
 
     message: dict[str, str]
     finish_reason: str | None
     tokens: int
+    body: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def truncated(self) -> bool:
@@ -282,7 +285,7 @@ def _reply(content: dict[str, Any]) -> Answer:
         message["reasoning_content"] = reasoning
     "".join(message.values()).encode()  # a lone surrogate cannot be written to a file
     tokens = int((content.get("usage") or {}).get("completion_tokens") or 0)
-    return Answer(message, choice.get("finish_reason"), tokens)
+    return Answer(message, choice.get("finish_reason"), tokens, content)
 
 
 def _seconds(header: str | None) -> float:

@@ -29,11 +29,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from sametoken.checkpoint.tokenizer import Tokenizer
+    from sametoken.train.dataset.extraction import Reader
+    from sametoken.train.dataset.hidden_states import HiddenSpec
     from sametoken.train.dataset.masks import Masked
     from sametoken.train.dataset.prepared import Origin, Prepared
 
 MAX_LEN = 2048
 RUN = ("dtype", "device")  # settings of the engine that the target is run with
+SERVERS = ("api_key", "concurrency")
 
 HIDDEN = titled(
     "Hidden states on disk (--hidden-states)",
@@ -60,6 +63,16 @@ HIDDEN = titled(
         None,
         "number of this process among those that share the work, as 0/4; without it: the launcher's.",
     ),
+    Option(
+        "url",
+        list[str],
+        None,
+        "vLLM server that computes them, started with the method extract_hidden_states; may be given several times. "
+        "Without it the target runs in this process.",
+        "URL",
+    ),
+    Option("api_key", str, None, "key of the servers; without it: the environment's OPENAI_API_KEY."),
+    Option("concurrency", Positive, 8, "number of samples that a server has at a time."),
     Option(
         "shard_size",
         str,
@@ -113,6 +126,8 @@ EXAMPLES = {
     "write them": "sametoken prepare MODEL --data answers.jsonl --output prepared",
     "write the target's hidden states too":
         "sametoken prepare MODEL --data answers.jsonl --output prepared --hidden-states --budget 50GB",
+    "let vLLM servers compute them":
+        "sametoken prepare MODEL --data answers.jsonl --output prepared --hidden-states --url http://n1:8000",
 }  # fmt: skip
 
 
@@ -165,6 +180,8 @@ def _check(values: Values) -> None:
         raise ConfigError("--hidden-states needs a place: add --output DIR")
     if not values["hidden_states"]:
         refuse_given(HIDDEN, values, "hidden states: give --hidden-states too")
+    if not values["url"]:
+        refuse_given([each for each in HIDDEN if each.name in SERVERS], values, "servers: give --url too")
     if values["fill_vocabulary"] and values["draft_vocab_size"] is None:
         raise ConfigError("--fill-vocabulary has no use without --draft-vocab-size; leave it out")
 
@@ -246,31 +263,46 @@ def summary(prepared: Prepared) -> Iterator[str]:
 
 def _write_hidden_states(prepared: Prepared, directory: str, engine: EngineConfig, values: Values) -> str:
     """Writes what is missing of this process's part and says what there is."""
-    from sametoken.engine.load import load_models
-    from sametoken.train.dataset.extraction import (
-        check_size,
-        extract,
-        parse_bytes,
-        parse_part,
-        parse_taps,
-        spec_of,
-        spell,
-    )
+    from sametoken.train.dataset.extraction import check_size, extract, parse_bytes, parse_part, spell
 
     budget = None if values["budget"] is None else parse_bytes(values["budget"])
     part = parse_part(values["shard"] or _rank())
-    decoder = load_models(directory, None, (None, None), engine).target
-    taps = parse_taps(values["taps"], decoder.config.num_layers)
-    spec = spec_of(prepared, decoder, taps, values["hidden_dtype"], parse_bytes(values["shard_size"], "shard-size"))
+    read, spec = _source(prepared, directory, engine, values)
     size = check_size(prepared, spec, budget)
     with _bar("hidden states", prepared.manifest.counts.tokens // part[1]) as step:
-        done = extract(prepared, decoder, spec, part, step)
+        done = extract(prepared, read, spec, part, step)
     blocks = f"of blocks {', '.join(map(str, spec.taps))} and " if spec.taps else ""
     return (
         f"  hidden states: {blocks}after the last norm, {spec.dtype}, {spell(size)} in all; "
         f"{done.written} of {done.own} shards written now, part {part[0]} of {part[1]}"
         + (f"; {done.missing} of other parts are missing yet" if done.missing else "")
     )
+
+
+def _source(prepared: Prepared, directory: str, engine: EngineConfig, values: Values) -> tuple[Reader, HiddenSpec]:
+    """Who computes the hidden states, and what they are of."""
+    from sametoken.checkpoint.hub import read_config
+    from sametoken.engine.load import DTYPES, load_models
+    from sametoken.model.config import ModelConfig
+    from sametoken.train.dataset.extraction import parse_bytes, parse_taps, run_here, spec_of
+
+    config = ModelConfig.from_hf(read_config(Path(directory)))
+    taps = parse_taps(values["taps"], config.num_layers)
+    kept = (values["hidden_dtype"], parse_bytes(values["shard_size"], "shard-size"))
+    if values["url"]:
+        from sametoken.train.dataset.served_states import ServedStates, WantedStates
+        from sametoken.train.targets import read_norm
+
+        dtype = DTYPES[config.dtype if engine.dtype == "auto" else engine.dtype]
+        norm = read_norm(Path(directory), dtype)
+        wanted = WantedStates(taps, config.num_layers, config.hidden_size, dtype, norm)
+        servers = ServedStates(
+            values["url"], values["api_key"] or os.environ.get("OPENAI_API_KEY"), wanted, values["concurrency"]
+        )
+        return servers, spec_of(prepared, config.hidden_size, dtype, taps, *kept)
+    decoder = load_models(directory, None, (None, None), engine).target
+    spec = spec_of(prepared, config.hidden_size, decoder.dtype, taps, *kept)
+    return run_here(prepared, decoder, taps), spec
 
 
 def _rank() -> str:

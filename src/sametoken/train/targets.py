@@ -22,6 +22,7 @@ from sametoken.checkpoint.tensors import Stored
 from sametoken.errors import DataError
 from sametoken.learning.target import Features, OuterLayers
 from sametoken.model.config import ModelConfig
+from sametoken.model.layers import RMSNorm
 from sametoken.model.linear import Embedding, Linear
 from sametoken.train.dataset.extraction import FeatureReader, features
 from sametoken.train.dataset.hidden_states import HiddenSpec
@@ -104,13 +105,37 @@ class _Outer(nn.Module):
         self.head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, False, dtype)
 
 
+class _Last(nn.Module):
+    """The parameters of a decoder between its blocks and its output layer."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, config.norm_shift)
+
+
 def read_outer(directory: Path, dtype: torch.dtype, device: torch.device) -> OuterLayers:
     """Token vectors and output layer of a checkpoint, without its blocks."""
     config = ModelConfig.from_hf(read_config(directory))
     with torch.device("meta"):
         outer = _Outer(config, dtype)
-    rules = rules_for(config)
-    wanted = {name for name, _ in outer.named_parameters()}
+    _fill(outer, directory, dtype, device)
+    vectors = outer.embed.weight.detach()
+    return OuterLayers.of(config, vectors, vectors if outer.head is None else outer.head.weight.detach())
+
+
+def read_norm(directory: Path, dtype: torch.dtype) -> RMSNorm:
+    """The final norm of a checkpoint."""
+    config = ModelConfig.from_hf(read_config(directory))
+    with torch.device("meta"):
+        last = _Last(config, dtype)
+    _fill(last, directory, dtype, torch.device("cpu"))
+    return last.norm
+
+
+def _fill(part: nn.Module, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+    """Loads those parameters of a decoder that a module has, under their names in the decoder."""
+    rules = rules_for(ModelConfig.from_hf(read_config(directory)))
+    wanted = {name for name, _ in part.named_parameters()}
 
     def stored() -> Iterator[Stored | Item]:
         for item in read_weights(directory):
@@ -118,6 +143,4 @@ def read_outer(directory: Path, dtype: torch.dtype, device: torch.device) -> Out
             if place is not None and place.parameter in wanted:
                 yield item
 
-    load_parameters(outer, stored(), rules, dtype, device, pack=False)
-    vectors = outer.embed.weight.detach()
-    return OuterLayers.of(config, vectors, vectors if outer.head is None else outer.head.weight.detach())
+    load_parameters(part, stored(), rules, dtype, device, pack=False)

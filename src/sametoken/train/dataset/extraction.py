@@ -1,4 +1,4 @@
-"""Hidden states of prepared samples: the target computes them, and they are written shard by shard.
+"""Hidden states of prepared samples: a target computes them, here or on servers, and they are written shard by shard.
 
 A shard is complete or not there, so a stopped run goes on where it was, and several processes can divide the shards.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +37,8 @@ from sametoken.train.dataset.prepared import SAMPLES, Prepared
 
 PIECE_TOKENS = 512  # tokens of a forward
 PAGE = 32
+# Hidden states [S, n + 1, H] of each of some samples [S]: of the taps, and the last state after the final norm.
+Reader = Callable[[Sequence[Tensor]], Iterable[Tensor]]
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
          "tib": 1 << 40}  # fmt: skip
 
@@ -122,10 +124,20 @@ def parse_part(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def run_here(prepared: Prepared, decoder: Decoder, taps: tuple[int, ...]) -> Reader:
+    """Hidden states by running the target in this process, one sample at a time."""
+    reader = FeatureReader(decoder, taps, max(prepared.lengths()))
+    return lambda samples: map(reader, samples)
+
+
 def spec_of(
-    prepared: Prepared, decoder: Decoder, taps: tuple[int, ...], dtype: str, shard_bytes: int = SHARD_BYTES
-) -> HiddenSpec:
+    prepared: Prepared, hidden_size: int, computed_in: torch.dtype, taps: tuple[int, ...], dtype: str,
+    shard_bytes: int = SHARD_BYTES,
+) -> HiddenSpec:  # fmt: skip
     """What the hidden states of these samples under this target are.
+
+    Args:
+        hidden_size: of the target. computed_in: dtype that the target runs in.
 
     Raises:
         ConfigError: there is no such dtype.
@@ -135,8 +147,7 @@ def spec_of(
     origin = prepared.manifest.origin
     return HiddenSpec(
         FORMAT, origin.target, origin.target_digest, origin.tokenizer_digest, prepared.manifest.files[SAMPLES].sha256,
-        taps, decoder.config.hidden_size, dtype, str(decoder.dtype).removeprefix("torch."),
-        shard_bytes,
+        taps, hidden_size, dtype, str(computed_in).removeprefix("torch."), shard_bytes,
     )  # fmt: skip
 
 
@@ -170,7 +181,7 @@ def check_size(prepared: Prepared, spec: HiddenSpec, budget: int | None) -> int:
 
 def extract(
     prepared: Prepared,
-    decoder: Decoder,
+    read: Reader,
     spec: HiddenSpec,
     part: tuple[int, int] = (0, 1),
     progress: Callable[[int], None] = lambda tokens: None,
@@ -178,7 +189,7 @@ def extract(
     """Writes the hidden states that are missing.
 
     Args:
-        spec: from `spec_of`.
+        read: `run_here`, or servers. spec: from `spec_of`.
         part: number and count of the processes that share the work; this one writes every count-th shard.
         progress: called with the tokens of every sample.
 
@@ -192,39 +203,34 @@ def extract(
     stored = HiddenStates(directory, spec, lengths)
     number, count = part
     own = range(number, len(stored.shards), count)
-    reader = FeatureReader(decoder, spec.taps, max(lengths))
     written = 0
     for shard in own:
         if not stored.has(shard):
             claim(directory, spec)  # another process may have begun at the same time, with other settings
-            _write(prepared, reader, spec, (stored.file(shard), stored.shards[shard]), progress)
+            _write(prepared, read, spec, (stored.file(shard), stored.shards[shard]), progress)
             written += 1
     return Extracted(written, len(own), len(stored.missing()))
 
 
 def _write(
-    prepared: Prepared,
-    reader: FeatureReader,
-    spec: HiddenSpec,
-    shard: tuple[Path, range],
-    progress: Callable[[int], None],
+    prepared: Prepared, read: Reader, spec: HiddenSpec, shard: tuple[Path, range], progress: Callable[[int], None]
 ) -> None:
     file, samples = shard
     discard_parts(file)
-    whole = _concatenated(list(_encoded(prepared, reader, spec, samples, progress)))
+    whole = _concatenated(list(_encoded(prepared, read, spec, samples, progress)))
     write_stamp(file, write_tensors(file, whole))
 
 
 def _encoded(
-    prepared: Prepared, reader: FeatureReader, spec: HiddenSpec, samples: range, progress: Callable[[int], None]
+    prepared: Prepared, read: Reader, spec: HiddenSpec, samples: range, progress: Callable[[int], None]
 ) -> Iterator[dict[str, Tensor]]:
-    for sample in samples:
-        name, tokens, _ = prepared[sample]
+    names, tokens, _ = zip(*(prepared[sample] for sample in samples), strict=True)
+    for name, sample, states in zip(names, tokens, read(tokens), strict=True):
         try:
-            yield {key: value.cpu() for key, value in encode(reader(tokens), spec.dtype).items()}
+            yield {key: value.cpu() for key, value in encode(states, spec.dtype).items()}
         except DataError as error:
             raise DataError(f"conversation {name}: {error}") from error
-        progress(len(tokens))
+        progress(len(sample))
 
 
 def _concatenated(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
