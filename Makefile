@@ -64,12 +64,13 @@ serve: $(INSTALLED)
 
 # One compute thread per test process: two processes of small models use two cores better than one of two threads.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not thorough" $(TEST_OPTIONS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not thorough" $(TEST_OPTIONS)
 
 # What make test leaves out: the rest of large matrices, and slow siblings of tests that it runs.
 test-thorough: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m thorough $(TEST_OPTIONS)
-	SAMETOKEN_EXAMPLES=5 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/server/test_server_schema.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m thorough $(TEST_OPTIONS)
+	SAMETOKEN_EXAMPLES=5 SAMETOKEN_FUZZ_SECONDS=60 OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+	tests/server/test_server_schema.py tests/engine/test_settings_fuzz.py
 
 # Lines and branches of the quick rooms that their own tests run; COVERAGE_ROOMS names others. It takes a few
 # minutes. The tools are in a folder of their own, so make test does not need them.

@@ -14,12 +14,19 @@ if not torch.cuda.is_available():  # Triton's kernels run in its interpreter; re
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from cli_checks import Pair, call, make_pair
+from matrix import cover
 from sametoken.engine.load import note_missing_kernels
 from sametoken.train import journal
 
 DRAW = journal.draw
 
 COMPLETE = ("SAMETOKEN_CLIENTS", "SAMETOKEN_DISTRIBUTED")  # set by `make clients` and `make test-distributed`
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before -m chooses."""
+    cover(items)
 
 
 def _fail_if_skipped(report: pytest.CollectReport | pytest.TestReport) -> None:

@@ -188,7 +188,7 @@ print(max(peak, memory("RssAnon")) - before)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("name", ["nvfp4", "w4a16"])
+@pytest.mark.parametrize("name", ["nvfp4", pytest.param("w4a16", marks=pytest.mark.thorough)])
 def test_no_format_is_expanded_whole(name: str, tmp_path: Path) -> None:
     """The peak of loading is what the file holds, a few copies of one layer, and what torch takes for itself."""
     sizes = {**SIZES, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 12, "head_dim": 256}

@@ -40,7 +40,7 @@ from sametoken.cli import main
 
 main(sys.argv[1:])
 """
-SIGNALS = pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+SIGNALS = pytest.mark.parametrize("number", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.thorough)])
 
 
 def stopped(where: str, at: int, number: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -49,6 +49,7 @@ def compare(models: Pair, work: Any, **options: Any) -> list[GraphKey]:
 METHODS = [None, "none"]
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("method", METHODS)
@@ -92,6 +93,7 @@ HISTORY: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("rules", HISTORY)
@@ -159,6 +161,7 @@ def noted_in_steps(llm: LLM) -> Seen:
 RULES: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.9}, {"top_k": 12, "logit_bias": {5: 2.0}}]
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_and_trees_guess_what_they_guess_on_the_host(models: Pair, kind: str, rule: dict[str, Any]) -> None:

@@ -182,6 +182,7 @@ def test_reused_prefixes(pair: tuple[str, str], method: str) -> None:
     check_idle(llm.engine)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("setting", ["alone", "batch", "preempted", "reused", "pieces"])
 def test_a_draft_equal_to_the_target_is_always_right(pair: tuple[str, str], temperature: float, setting: str) -> None:
@@ -239,6 +240,7 @@ def test_bfloat16(shape: str, tmp_path: Path) -> None:
             assert [said(g) for g in got] == [said(e) for e in expected], (branches, method)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "qwen-2-moe", "glm-4.5-moe", "deepseek-v3", "llama-4"])
 def test_experts_in_bfloat16(family: str, quantization: str, tmp_path: Path) -> None:
@@ -264,6 +266,7 @@ def test_experts_in_bfloat16(family: str, quantization: str, tmp_path: Path) -> 
     check_idle(llm.engine)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("branches", [1, 2])
 @pytest.mark.parametrize("budget", [1, DEPTH - 1])
 def test_a_budget_below_the_length_bounds_every_draft(pair: tuple[str, str], branches: int, budget: int) -> None:

@@ -81,6 +81,7 @@ def test_codes_are_not_numbers(case: Case) -> None:
     assert [alone(numbers, *each).logprobs for each in REQUESTS] != [each.logprobs for each in case.expected]
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("branches", [1, 3])
 def test_every_drafter(case: Case, branches: int) -> None:
     nodes = NODES if branches > 1 else None
@@ -103,6 +104,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_settings(case: Case, setting: str) -> None:
     llm = make_llm(case.target, case.draft, tree_top_k=2, **case.options(**SETTINGS[setting]))
@@ -112,6 +114,7 @@ def test_settings(case: Case, setting: str) -> None:
     assert any(plan.preempted for plan in plans) == (setting == "preempted")
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "medusa"])
 def test_heads(case: Case, name: str, branches: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from settings_fuzz import Models, check_round, check_served, make_models, missing
 
-SECONDS = float(os.environ.get("SAMETOKEN_FUZZ_SECONDS", "15"))
+SECONDS = float(os.environ.get("SAMETOKEN_FUZZ_SECONDS", "5"))
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,6 +33,7 @@ def test_random_settings_change_no_token(models: Models) -> None:
         counts[check_round(models, f"{base}-{number}")] += 1
 
 
+@pytest.mark.thorough
 def test_random_options_of_serve_change_no_token(models: Models) -> None:
     base = f"{time.time():.0f}"
     print(f"seed {base}: python tests/settings_fuzz.py --served --seed {base} repeats it")

@@ -212,6 +212,7 @@ def recorded(
 TREES = ("eagle1", "eagle3 reduced", "eagle3.1", "eagle3.1 layers windows")
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize(("name", "branches"), [(name, 1) for name in HEADS] + [(name, 3) for name in TREES])
 def test_guesses_are_those_of_the_whole_sequence(target: Target, name: str, branches: int) -> None:
     head, reference = fresh(target, **HEADS[name])
@@ -220,6 +221,7 @@ def test_guesses_are_those_of_the_whole_sequence(target: Target, name: str, bran
     check_guesses(target, head, reference, drafter, recorder.seen[:: 1 if branches == 1 else 5])
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("setting", ["pieces", "preempted", "reused"])
 def test_guesses_after_what_befalls_a_row(target: Target, version: int, setting: str) -> None:

@@ -61,12 +61,14 @@ def check(llm: LLM, expected: list[Completion]) -> None:
     check_idle(llm.engine)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("name", HEADS)
 def test_every_kind_of_head(target: str, expected: list[Completion], name: str, branches: int) -> None:
     check(llm_with(target, head_of(name, target), tree_top_k=branches), expected)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "medusa tree"])
 @pytest.mark.parametrize("family", FAMILIES[1:])
 def test_other_families(family: str, name: str, tmp_path: Path) -> None:
@@ -83,6 +85,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "medusa tree"])
 def test_settings(target: str, expected: list[Completion], name: str, setting: str) -> None:
@@ -103,6 +106,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("parameters", PARAMETERS)
 @pytest.mark.parametrize("name", ["eagle3", "medusa tree"])
 def test_what_a_request_asks(target: str, name: str, parameters: str) -> None:

@@ -67,6 +67,7 @@ def answers(place: Path, *arguments: str, body: dict[str, object]) -> list[dict[
             server.kill()
 
 
+@pytest.mark.thorough
 def test_an_installed_kind_goes_the_whole_way(place, pair):
     listed = json.loads(call(place, "doctor", "--json").stdout)["drafters"]
     assert listed[KIND] == "sametoken-next-feature 0.1"

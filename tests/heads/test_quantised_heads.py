@@ -51,6 +51,7 @@ def plain(directory: Path, target: str) -> dict[str, torch.Tensor]:
     return dict(head.named_parameters())
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("format", MADE)
 @pytest.mark.parametrize("name", WIDE_HEADS)
 def test_what_is_read_is_what_was_written(
@@ -64,6 +65,7 @@ def test_what_is_read_is_what_was_written(
         assert torch.equal(ours[key], value), key
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("format", ["fp8-blocks", "nvfp4", "w4a16", "w8a8", "awq", "gptq-64-order"])
 @pytest.mark.parametrize("name", WIDE_HEADS)
 def test_the_text_is_that_of_plain_decoding(
@@ -78,6 +80,7 @@ def test_the_text_is_that_of_plain_decoding(
     check_idle(llm.engine)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("format", ["fp8", "mxfp4", "nvfp4-compressed", "w4a16-zeros", "w8a8", "gptq-8"])
 @pytest.mark.parametrize("name", WIDE_HEADS)
 def test_the_compiled_kernels_compute_with_the_codes(

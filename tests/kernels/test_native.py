@@ -183,6 +183,7 @@ def tokens(count: int, seed: int = 1) -> Tensor:
     return torch.randint(VOCAB, (count,), generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("form", FORMS)
 def test_a_decoder_computes_what_torch_computes(kernels: Library, directory: Path, form: KVFormat) -> None:
     text = tokens(150)
@@ -201,6 +202,7 @@ def test_a_decoder_computes_what_torch_computes(kernels: Library, directory: Pat
     assert ours <= 1.1 * theirs
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("form", [INT8, FP8])
 def test_codes_have_the_bits_of_plain_torch(kernels: Library, directory: Path, form: KVFormat) -> None:
     """In the first layer, whose keys and values depend on no attention before."""
@@ -219,6 +221,7 @@ def test_codes_have_the_bits_of_plain_torch(kernels: Library, directory: Path, f
             assert not got.any(), "nothing else was written"
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("form", FORMS)
 def test_a_node_has_the_bits_of_plain_decoding(kernels: Library, directory: Path, form: KVFormat) -> None:
     decoder = load_decoder(directory, torch.bfloat16, "cpu")
@@ -271,6 +274,7 @@ def test_a_library_of_other_sources_is_left_alone(kernels: Library, monkeypatch:
         native.choose()[0]
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("form", FORMS)
 def test_a_greedy_chain_is_step_by_step_argmax(kernels: Library, directory: Path, form: KVFormat) -> None:
     decoder = load_decoder(directory, torch.bfloat16, "cpu")

@@ -131,6 +131,7 @@ FLOAT32 = [(16, 4, 1), (64, 2, 4), (80, 1, 8)]
 CASES = [(torch.bfloat16, *case) for case in BFLOAT16] + [(torch.float32, *case) for case in FLOAT32]
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("threads", [2], indirect=True)
 @pytest.mark.parametrize("cap", [None, 0.5])
 @pytest.mark.parametrize(("dtype", "size", "key_heads", "groups"), CASES)
@@ -181,6 +182,7 @@ def test_logits(dtype: torch.dtype, shape: str, tmp_path: Path) -> None:
     check_decoder(save_llama(shape, tmp_path), dtype, "none")
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("threads", [1], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("quantization", FORMATS)
@@ -194,6 +196,7 @@ def test_logits_of_every_format(
     check_decoder(save_llama("grouped", tmp_path), dtype, quantization)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("threads", [1], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", [*BUILT, None], ids=lambda each: "off" if each is None else each.name)
@@ -223,6 +226,7 @@ def test_logits_of_experts(
     check_decoder(tmp_path, dtype, "none")
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("threads", [1], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", [*BUILT, None], ids=lambda each: "off" if each is None else each.name)

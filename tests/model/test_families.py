@@ -126,6 +126,7 @@ def path_to(node: int, parents: list[int]) -> list[int]:
     return path[::-1]
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("pages", [SCATTERED, tuple(range(1, 9))], ids=["scattered", "side-by-side"])
 def test_prefill_whole(pair: Pair, pages: tuple[int, ...]) -> None:
     sequence = Sequence(pair.decoder, pages)

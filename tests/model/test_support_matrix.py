@@ -234,6 +234,7 @@ STEPS: dict[str, Callable[[Cell], None]] = {
 }
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("method", METHODS)
 def test_cell(target: Target, method: str, data: Path, run: Any, tmp_path: Path) -> None:
     mode, options = METHODS[method]

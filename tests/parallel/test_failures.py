@@ -42,7 +42,7 @@ def is_running(process: int) -> bool:
     ("number", "memory", "words"),
     [
         (signal.SIGKILL, "on", r"rank 1 of 2 has ended by signal 9"),
-        (signal.SIGKILL, "off", r"rank 1 of 2 has ended by signal 9"),
+        pytest.param(signal.SIGKILL, "off", r"rank 1 of 2 has ended by signal 9", marks=pytest.mark.thorough),
         (signal.SIGSTOP, "on", r"rank 1 of 2 has given no sign"),
     ],
 )
@@ -97,6 +97,7 @@ def test_open_streams_of_a_server_get_an_error_when_a_rank_dies(pair: Pair) -> N
         assert server.wait(ENDS_S) == 2
 
 
+@pytest.mark.thorough
 def test_an_idle_server_ends_when_a_rank_dies(pair: Pair) -> None:
     with served(pair) as (server, _, rank):
         os.kill(rank, signal.SIGKILL)

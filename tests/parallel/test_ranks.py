@@ -74,8 +74,8 @@ def test_drafts_change_no_bit_of_two_ranks(two: LLM) -> None:
     ("memory", "options"),
     [
         ("on", {"max_draft_len": 4}),
-        ("off", {"max_draft_len": 4}),
-        ("on", {"tree_top_k": 3, "max_total_draft_tokens": 7}),
+        pytest.param("off", {"max_draft_len": 4}, marks=pytest.mark.thorough),
+        pytest.param("on", {"tree_top_k": 3, "max_total_draft_tokens": 7}, marks=pytest.mark.thorough),
     ],
 )
 def test_a_draft_model_of_two_ranks_changes_no_bit(
@@ -179,6 +179,7 @@ def test_ranks_that_mpirun_starts_find_each_other(pair: Pair) -> None:
     assert (first.stdout, second.stdout) == (alone.stdout, "")
 
 
+@pytest.mark.thorough
 def test_ranks_that_load_other_files_end_with_one_error(pair: Pair, tmp_path: Path) -> None:
     other = tmp_path / "other"
     save_pair("llama-3", other)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,7 +76,8 @@ def test_python_of_the_readme_runs(code: str, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("command", commands())
-def test_commands_of_the_readme_run(command: str, tmp_path: Path) -> None:
+def test_commands_of_the_readme_run(command: str, tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hello"}\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
     line, _, target = command.partition(" > ")
     arguments = shlex.split(line, comments=True)[1:]
@@ -85,22 +85,17 @@ def test_commands_of_the_readme_run(command: str, tmp_path: Path) -> None:
         arguments += ["--num-prompts", "2", "--max-tokens", "8", "--temperatures", "0.7"]
     if arguments[0] == "bench":
         arguments += ["--limit", "1", "--output-len", "8", "--repeat", "1"]
-    output = run(arguments, tmp_path)
-    assert output.strip()
+    done = run(*arguments)
+    assert done.code == 0, done.err
+    assert done.out.strip()
     if target:
-        assert len(output.splitlines()) == 2
+        assert len(done.out.splitlines()) == 2
 
 
-def run(arguments: list[str], directory: Path) -> str:
-    """What the program says on standard output; it must end well."""
-    done = subprocess.run(
-        [sys.executable, "-m", "sametoken.cli", *arguments], cwd=directory, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_a_head_is_trained_as_the_readme_says(tmp_path: Path) -> None:
+def test_a_head_is_trained_as_the_readme_says(
+    tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch, curves: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
     steps = commands(README.partition("## Train a head")[2].partition("\n## ")[0])
     assert [shlex.split(step)[1] for step in steps] == [
         "synthesize", "synthesize", "train", "evaluate", "generate", "export",
@@ -108,7 +103,8 @@ def test_a_head_is_trained_as_the_readme_says(tmp_path: Path) -> None:
     for step in steps:
         for pattern, replacement in SMALL:
             step = re.sub(pattern, replacement, step)
-        run(shlex.split(step)[1:], tmp_path)
+        done = run(*shlex.split(step)[1:])
+        assert done.code == 0, done.err
     assert (tmp_path / "run" / "curves.png").exists()
     assert (tmp_path / "head-for-vllm" / "model.safetensors").exists()
 

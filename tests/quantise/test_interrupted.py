@@ -21,7 +21,7 @@ SIZES = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_h
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_a_signal_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(LlamaConfig(**SIZES), dtype=torch.bfloat16).save_pretrained(tmp_path / "model")
     speak(tmp_path / "model")

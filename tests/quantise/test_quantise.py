@@ -71,6 +71,7 @@ def meant(directory: Path) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", ["llama", "moe", "bfloat16"])
 def test_others_read_the_same(
@@ -101,6 +102,7 @@ def held_out(model: Path) -> Documents:
     return read_documents(None, load_tokenizer(model), SIZES["max_position_embeddings"], (8192, 4096))
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("format", ["fp8", "int4", "mxfp4"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "moe"])
 def test_the_losses_are_those_of_transformers(

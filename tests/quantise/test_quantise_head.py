@@ -87,6 +87,7 @@ def test_what_is_written_is_read_alike_everywhere(
     assert torch.equal(ours.to(next(iter(elsewhere.values())).dtype).float(), everything)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "format"), crossed(["eagle1", "eagle3", "medusa"], FORMATS))
 def test_drafts_change_no_token(
     capfd: pytest.CaptureFixture[str], heads: dict[str, Path], target: str, tmp_path: Path, name: str, format: str

@@ -157,6 +157,7 @@ def accumulated(client: OpenAI, asked: dict[str, Any]) -> tuple[list[Any], Any]:
             return chunks, error.completion.choices[0]
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 @pytest.mark.parametrize("parallel", [True, False])
 def test_streamed_calls_add_up_to_the_reply(served: Running, client: OpenAI, choice: Any, parallel: bool) -> None:

@@ -67,6 +67,7 @@ CASES = [("float32", "none", None), ("float32", "int8", None), ("bfloat16", "non
 CASES += [("bfloat16", form, each) for form in ("none", "int8", "int8_weight_only", "int4") for each in BUILT]
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize(("dtype", "form", "kernels"), CASES, ids=lambda each: getattr(each, "name", each))
 @pytest.mark.parametrize("method", ["none", "draft_target", "ngram"])
 def test_a_row_that_overflows_ends_with_an_error_and_others_go_on(
@@ -105,6 +106,7 @@ def test_the_text_up_to_there_is_that_of_plain_decoding(models: tuple[str, str, 
     check_idle(llm.engine)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("kind", ["draft", "eagle", "medusa"])

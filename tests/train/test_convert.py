@@ -116,6 +116,7 @@ def test_the_workflow_of_modelopts_example_runs_and_goes_on_where_it_stopped(mod
     assert torch.equal(reloaded(**batch).loss, whole.model.eval()(**batch).loss)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_reads_the_hidden_states_that_transformers_reports_and_learns(family, mode):
@@ -161,6 +162,7 @@ def test_noise_disturbs_what_eagle1_reads_in_training_only():
     assert loss(2.0, training=False) == loss(0.0, training=False)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_changes_nothing(mode, side):

@@ -125,6 +125,7 @@ def test_a_layer_computes_with_what_the_format_keeps(format: str) -> None:
     assert torch.allclose(weight.grad, rows.detach().sum(0).expand(16, 128), atol=1e-5)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_loss_is_that_of_the_written_head(target: str, tmp_path: Path, mode: str, format: str) -> None:

@@ -100,7 +100,9 @@ def test_rates_fall_with_the_width_of_the_target():
     assert fill(width=64)[0].run.lr == 5e-3
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize(
+    "processes", [pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(4, marks=pytest.mark.thorough)]
+)
 def test_processes_share_the_rows_of_a_step(processes):
     lengths = [500] * 40_000
     plan, _, course = fill(lengths, processes=processes)

@@ -110,6 +110,7 @@ def test_a_signal_saves_the_step_and_the_same_command_goes_on(pair, data, tmp_pa
     assert [entry["step"] for entry in log_of(tmp_path / "out")][: done + 2] == list(range(1, done + 3))
 
 
+@pytest.mark.thorough
 def test_a_signal_before_the_first_step_is_said(pair, data, tmp_path):
     training = Training(pair.target, data, tmp_path / "out").start()
     training.wait_for("eagle3: ")
@@ -151,7 +152,8 @@ def test_a_signal_cuts_an_evaluation_short_and_it_is_made_up_for(pair, data, tmp
     assert files_of(tmp_path / "whole" / "head") == files_of(tmp_path / "out" / "head")
 
 
-@pytest.mark.parametrize("to", ["launcher", pytest.param("worker", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("to", ["launcher", "worker"])
 def test_two_processes_stop_after_the_same_step(pair, data, tmp_path, monkeypatch, to):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     two = ("--num-gpu", "2", "--device", "cpu")
