@@ -9,7 +9,7 @@ import pytest
 from bench_checks import PLAIN_S, cell, changed, cheap, contexts, run_of, with_controller
 from sametoken.bench.explain import explain
 from sametoken.bench.predict import Outlook
-from sametoken.bench.record import Estimate, Load, Spread
+from sametoken.bench.record import Estimate, Expectation, Load, Spread
 from sametoken.errors import ConfigError
 
 HALF = [0.5] * 16
@@ -210,6 +210,13 @@ def test_what_the_controller_chose_and_why() -> None:
     assert "slower than plain steps (2%)." in text
     assert "one token was left" not in text  # less than a fiftieth
     assert "Recommended: the controller (--adaptive, the default) with --max-draft-len 4, measured at" in text
+
+
+def test_expected_and_real_acceptance_stand_side_by_side() -> None:
+    made = with_controller(cell([4], HALF), 1.0, {4: 10})
+    seen = [Expectation("x", 0.2, 0.3, 100, 0.25, 0.30), Expectation("x", 0.8, 0.9, 300, 0.85, 0.80)]
+    made = changed(made, 2, acceptance=replace(made.variants[2].acceptance, reliability=seen))
+    assert "Of 400 guesses 70% were expected to be accepted, and 68% were." in explain(run_of(made))
 
 
 def test_a_controller_that_loses_is_not_recommended() -> None:

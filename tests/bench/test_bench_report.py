@@ -62,6 +62,21 @@ def test_expected_acceptance_has_a_table_where_a_drafter_says_it() -> None:
     assert table.rows == [(one.label, "draft_target", "60% to 70%", "50", "66.0%", "64.0%")]
 
 
+def test_expected_acceptance_is_drawn_against_the_real_one() -> None:
+    made = cell([1, 2], HALF)
+    for place, seen in enumerate(
+        (Expectation("head", 0.6, 0.7, 50, 0.66, 0.64), Expectation("head", 0.6, 0.7, 150, 0.62, 0.54)), 1
+    ):
+        made = changed(made, place, acceptance=replace(made.variants[place].acceptance, reliability=[seen]))
+    found = {chart.name: chart for chart in charts([run_of(made)])}["expected"]
+    words = " ".join(ElementTree.fromstring(found.svg).itertext())
+    # Both variants' guesses are in one mark: 0.63 was expected and 0.565 came true.
+    assert "Real acceptance differs from the expected by 0.07 on average (200 guesses)" in words
+    assert "temperature 0, batch 1, head" in words
+    assert "larger marks: more guesses, up to 200" in words
+    assert "expected" not in [chart.name for chart in charts([run_of(cell([1], HALF))])]
+
+
 def test_figures_of_one_page_share_no_ids() -> None:
     drawn = charts([run_of(cell([1, 2], HALF), cell([1, 2], HALF, temperature=0.7))])
     used: list[set[str]] = []

@@ -50,6 +50,11 @@ def choices(cell: Cell) -> list[str]:
     if chosen is None or not chosen.choices:
         return []
     lines = [_lengths(cell, chosen)]
+    seen = chosen.acceptance.reliability
+    if tried := sum(each.tried for each in seen):
+        expected = sum(each.tried * each.expected for each in seen) / tried
+        real = sum(each.tried * each.accepted for each in seen) / tried
+        lines.append(f"Of {tried} guesses {expected:.0%} were expected to be accepted, and {real:.0%} were.")
     plain = chosen.acceptance.plain
     forwards = sum(plain.values()) + sum(chosen.acceptance.drafted_by.values())
     reasons = {reason: count / forwards for reason, count in plain.items() if count >= WORTH_SAYING * forwards}

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from sametoken.bench.compare import SpeedOfRounds
 from sametoken.bench.figure import COLOURS, INK, Chart, finish, render
-from sametoken.bench.record import Cell, Load, Run, Variant
+from sametoken.bench.record import Cell, Expectation, Load, Run, Variant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,6 +80,14 @@ def _of_cells(cells: Sequence[Cell]) -> Iterator[Drawing]:
             f"acceptance{suffix}",
             "Guesses accepted at each position: solid of all guesses there, dashed of those that were reached.",
             partial(_acceptance, cells=chunk),
+        )
+    told = [cell for cell in cells if _expectations(cell)]
+    for number, chunk in enumerate(_chunks(told), 1):
+        yield (
+            f"expected{'' if len(told) <= len(COLOURS) else f'-{number}'}",
+            "Chance that was expected of guesses, and the share of them that was accepted: on the dotted line both are "
+            "equal.",
+            partial(_expected, cells=chunk),
         )
     for number, cell in enumerate(cells, 1):
         suffix = "" if len(cells) == 1 else f"-{number}"
@@ -220,6 +229,44 @@ def _acceptance(axes: Axes, cells: Sequence[Cell]) -> None:
         axes,
         f"The first draft token is accepted in {shares} of the drafts",
         "position in the draft",
+        "accepted (share)",
+    )
+
+
+def _expectations(cell: Cell) -> dict[str, list[Expectation]]:
+    """Of all variants together, one for each bin, by drafter."""
+    found: dict[str, dict[float, list[Expectation]]] = {}
+    for each in (one for variant in cell.speculative for one in variant.acceptance.reliability):
+        found.setdefault(each.drafter, {}).setdefault(each.low, []).append(each)
+    return {drafter: [_joined(bins[low]) for low in sorted(bins)] for drafter, bins in found.items()}
+
+
+def _joined(parts: Sequence[Expectation]) -> Expectation:
+    tried = sum(part.tried for part in parts)
+    expected, accepted = (
+        sum(part.tried * getattr(part, name) for part in parts) / tried for name in ("expected", "accepted")
+    )
+    return replace(parts[0], tried=tried, expected=expected, accepted=accepted)
+
+
+def _expected(axes: Axes, cells: Sequence[Cell]) -> None:
+    """A mark for each bin; more guesses make it larger."""
+    bins = [(f"{cell.label}, {name}", found) for cell in cells for name, found in _expectations(cell).items()]
+    most, everything = max(one.tried for _, found in bins for one in found), [one for _, found in bins for one in found]
+    for number, (label, found) in enumerate(bins):
+        colour = COLOURS[number % len(COLOURS)]
+        sizes = [15 + 150 * one.tried / most for one in found]
+        places, shares = [one.expected for one in found], [one.accepted for one in found]
+        axes.plot(places, shares, color=colour, linewidth=1)
+        axes.scatter(places, shares, sizes, color=colour, alpha=0.7, label=label)
+    axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", label="as many as expected; below it fewer")
+    axes.plot([], [], " ", label=f"larger marks: more guesses, up to {most}")
+    guesses = sum(one.tried for one in everything)
+    error = sum(one.tried * abs(one.expected - one.accepted) for one in everything) / guesses
+    finish(
+        axes,
+        f"Real acceptance differs from the expected by {error:.2f} on average ({guesses} guesses)",
+        "expected chance of a guess",
         "accepted (share)",
     )
 
