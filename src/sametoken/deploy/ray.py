@@ -109,12 +109,11 @@ def _mapped(
     import ray.data
 
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
+    context.enable_progress_bars, context.scheduling_strategy = False, "SPREAD"
     data = ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
     strategy = ray.data.ActorPoolStrategy(size=count, max_tasks_in_flight_per_actor=1)
     answers = data.map_batches(
-        actor, fn_constructor_args=arguments, batch_size=1, compute=strategy, scheduling_strategy="SPREAD",
-        **workers.needs,
+        actor, fn_constructor_args=arguments, batch_size=1, compute=strategy, **workers.needs
     )  # fmt: skip
     worst = 0
     try:
