@@ -102,6 +102,7 @@ def drawn(*shape: int, seed: int = 1) -> Tensor:
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize(("kind", "format"), crossed(KINDS, ["bfloat16", "int8", "int4", "mxfp4"]))
 def test_a_layer_has_the_numbers_of_torch(kernels: Library, kind: str, format: str) -> None:
     """Texts of one token, whose attention is the same product: what differs is how exactly an activation is rounded.
@@ -117,6 +118,7 @@ def test_a_layer_has_the_numbers_of_torch(kernels: Library, kind: str, format: s
     assert errors.flatten().sort().values[-2] <= (0.01 if format in ("bfloat16", "mxfp4") else 0.03)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_chosen_experts_are_read(kernels: Library, kind: str) -> None:
     """The experts that nobody chose become NaN, and nothing changes; those that somebody chose are missed."""
@@ -152,6 +154,7 @@ def poison(linear: Linear) -> None:
     linear.native.kept[0].view(torch.bfloat16).fill_(torch.nan)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize(("kind", "format"), crossed(KINDS, ["bfloat16", "int8", "int4", "mxfp4"]))
 def test_a_row_has_the_same_bits_in_any_company(kernels: Library, kind: str, format: str) -> None:
     """Plain decoding of each row alone against batches of random drafts, with padding, in one cache or another."""

@@ -169,6 +169,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("method", METHODS)

@@ -304,6 +304,7 @@ def test_rotations_of_layer_types_are_refused_where_a_family_has_one(architectur
         ModelConfig.from_hf(nested(architecture, {**SHAPE, **LAYERED}))
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize(
     ("architecture", "change"),
     [

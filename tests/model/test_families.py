@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import tiny_models
+from matrix import mark
 from sametoken.checkpoint.load import load_decoder
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable, Span
@@ -101,6 +102,16 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     torch.set_num_threads(threads)
 
 
+# Windows, latent and chunked attention, sinks, experts; `make test-thorough` cuts the prompts of all families.
+FEW = ("llama-3", "gemma-3", "deepseek-v3", "gpt-oss", "llama-4", "phi-3-long", "olmo-3")
+IN_PARTS = pytest.mark.parametrize(
+    "pair",
+    [pytest.param(name, marks=mark(name in FEW)) for name in tiny_models.FAMILIES],
+    indirect=True,
+    scope="module",
+)
+
+
 @pytest.fixture(autouse=True)
 def no_gradients() -> Iterator[None]:
     with torch.inference_mode():
@@ -135,6 +146,7 @@ def test_prefill_whole(pair: Pair, pages: tuple[int, ...]) -> None:
     assert sequence.greedy(logits[-1], GREEDY) == pair.text
 
 
+@IN_PARTS
 def test_prefill_in_chunks(pair: Pair) -> None:
     sequence = Sequence(pair.decoder)
     assert sum(CHUNKS) == PROMPT
@@ -159,6 +171,7 @@ def test_every_node_of_a_tree(pair: Pair) -> None:
     close(sequence.extend(pair.text[:5]), pair.expected([text])[0][-5:])
 
 
+@IN_PARTS
 def test_prompt_as_a_tree(pair: Pair) -> None:
     """The prompt is one branch among wrong ones; greedy text after it is unchanged."""
     wrong = [(token + 1) % tiny_models.VOCAB for token in pair.prompt]
