@@ -90,7 +90,10 @@ def with_controller(made: Cell, speed: float, choices: dict[int, int], **plain: 
     """
     best = made.fixed[-1]
     gain = best.speed_up.value * speed
-    steps = [Choice(n, count, (PLAIN_S + 0.0001) * (1 + 0.1 * n), 1 + 0.5 * n) for n, count in sorted(choices.items())]
+    plain_s = PLAIN_S + 0.0001
+    steps = [
+        Choice(n, count, plain_s * (1 + 0.1 * n), 1 + 0.5 * n, 1 + 0.2 * n) for n, count in sorted(choices.items())
+    ]
     drafted = sum(count for length, count in choices.items() if length)
     found = replace(best.acceptance, drafted_by={best.method: drafted}, plain=plain)
     chosen = replace(

@@ -118,6 +118,8 @@ def test_cells_and_their_figures(llm: LLM) -> None:
         assert cell.chosen is not None
         chosen, counted = cell.chosen, cell.chosen.acceptance
         assert max(choice.draft_len for choice in chosen.choices) <= 3
+        assert all((choice.expected_cost or 1.0) > 0.5 for choice in chosen.choices)
+        assert any(choice.expected_cost is not None for choice in chosen.choices)
         decoding = counted.forwards - cell.requests * GRID.repeat  # all but those that read the prompts
         assert sum(counted.plain.values()) + sum(counted.drafted_by.values()) == decoding
 

@@ -79,7 +79,8 @@ def _one(choice: Choice, total: int, plain_s: float | None) -> str:
     if plain_s is None or not choice.draft_len:
         return said
     cost = choice.step_s / plain_s
+    expected = "" if choice.expected_cost is None else f" (expected: {choice.expected_cost:.2f})"
     return (
-        f"{said}, which took {cost:.2f} plain steps and emitted {choice.tokens_per_row:.2f} tokens per row "
+        f"{said}, which took {cost:.2f} plain steps{expected} and emitted {choice.tokens_per_row:.2f} tokens per row "
         f"({choice.tokens_per_row / cost:.2f}x)"
     )

@@ -75,7 +75,7 @@ def drive(llm: LLM, jobs: Sequence[TimedRequest], batch: int) -> Pass:
         before = time.perf_counter()
         report = llm.engine.step()
         now = time.perf_counter()
-        steps.append(_step(report, now - before))
+        steps.append(_step(report, now - before, llm.engine.drafting.policy.expected_cost))
         for emission in report.emissions:
             request = emission.request
             place, came = going[request.id]
@@ -101,7 +101,7 @@ def branch(llm: LLM, tree_top_k: int) -> None:
             drafter.branch(tree_top_k, budget)
 
 
-def _step(report: StepReport, seconds: float) -> StepTimes:
+def _step(report: StepReport, seconds: float, expected_cost: float) -> StepTimes:
     """A step that took `seconds`, as benchmarks record it."""
     grown = [emission for emission in report.emissions if emission.token_ids]
     context = sum(len(each.request.tokens) for each in grown) / len(grown) if grown else 0.0
@@ -110,4 +110,4 @@ def _step(report: StepReport, seconds: float) -> StepTimes:
     host_s = max(0.0, seconds - draft_s - verify_s)
     decoding = bool(grown) and not report.plan.prefill
     longest = max((item.limit for item in report.plan.decode), default=0)
-    return StepTimes(len(grown), context, emitted, draft_s, verify_s, host_s, decoding, longest)
+    return StepTimes(len(grown), context, emitted, draft_s, verify_s, host_s, decoding, longest, expected_cost)

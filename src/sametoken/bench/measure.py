@@ -43,6 +43,7 @@ class StepTimes(NamedTuple):
         draft_s, verify_s, host_s: its wall time by part.
         decoding: whether it read no prompt.
         draft_len: longest path that any row's draft was allowed.
+        expected_cost: plain steps that the controller expected it to take, 0 where it expected nothing.
     """
 
     rows: int
@@ -53,6 +54,7 @@ class StepTimes(NamedTuple):
     host_s: float
     decoding: bool
     draft_len: int = 0
+    expected_cost: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -172,7 +174,9 @@ def choices(steps: Iterable[StepTimes]) -> list[Choice]:
     for length, group in sorted(_decoding(steps, lambda step: step.draft_len).items()):
         commonest = max(_decoding(group, lambda step: step.rows).values(), key=len)
         tokens = sum(step.emitted for step in group) / sum(step.rows for step in group)
-        found.append(Choice(length, len(group), median(step.seconds for step in commonest), tokens))
+        expected = [step.expected_cost for step in commonest if step.expected_cost]
+        took = median(step.seconds for step in commonest)
+        found.append(Choice(length, len(group), took, tokens, fmean(expected) if expected else None))
     return found
 
 

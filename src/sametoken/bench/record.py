@@ -147,12 +147,14 @@ class Choice:
     Attributes:
         step_s: median seconds of those with the commonest number of rows.
         tokens_per_row: that a step emits, the bonus token included.
+        expected_cost: plain steps that the controller expected such a step to take, on average; None where it did not.
     """
 
     draft_len: int
     steps: int
     step_s: float
     tokens_per_row: float
+    expected_cost: float | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

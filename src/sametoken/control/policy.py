@@ -119,6 +119,11 @@ class Policy:
             self._choice.key is None or any(method in methods for methods in self._choice.methods.values())
         )
 
+    @property
+    def expected_cost(self) -> float:
+        """How many plain steps the step that was chosen last should take; 0 where that is not known."""
+        return self._expected
+
     def chance(self, method: str) -> float:
         """That the first guess of a method comes true, over all requests."""
         return self._acceptance(None, method).chance(0)
