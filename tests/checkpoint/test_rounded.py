@@ -320,6 +320,7 @@ def _start(directory: str, ready: object, done: object) -> None:
     done.put(sum(float(tensor.to(torch.float64).sum()) for tensor in bits(decoder).values()))  # type: ignore[attr-defined]
 
 
+@pytest.mark.thorough
 def test_two_processes_at_once(tmp_path: Path, kept: Path) -> None:
     directory = saved("llama", tmp_path / "model")
     context = multiprocessing.get_context("spawn")

@@ -28,6 +28,7 @@ from transformers.models.auto.modeling_auto import (
 import sametoken.train
 from cli_checks import Answer, speak
 from engine_checks import alone, make_llm, prompts, said
+from matrix import mark
 from quantised_makers import MADE, is_chosen, quantised
 from sametoken import SamplingParams
 from sametoken.checkpoint.experts import TURNED
@@ -93,6 +94,7 @@ def members() -> dict[str, str]:
 TINY = members()
 CELLS = [(architecture, column) for architecture in FAMILIES for column in COLUMNS]
 FEW = [(architecture, list(COLUMNS)[i % len(COLUMNS)]) for i, architecture in enumerate(FAMILIES)]
+QUICK = FEW[: len(COLUMNS)]  # each format once; `make test-thorough` has each family too
 
 
 class Source(NamedTuple):
@@ -285,7 +287,9 @@ def record(architecture: str, column: str, cell: dict[str, Any]) -> None:
     RECORD.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
 
 
-@pytest.mark.parametrize(("architecture", "column"), CELLS if WRITE else FEW)
+@pytest.mark.parametrize(
+    ("architecture", "column"), CELLS if WRITE else [pytest.param(*cell, marks=mark(cell in QUICK)) for cell in FEW]
+)
 def test_format(
     architecture: str, column: str, sources: Any, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

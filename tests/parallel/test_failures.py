@@ -119,6 +119,7 @@ def test_a_server_of_two_ranks_drains_at_sigterm_and_leaves_nobody(pair: Pair) -
         assert not is_running(rank)
 
 
+@pytest.mark.thorough
 def test_no_rank_outlives_rank_0(pair: Pair) -> None:
     with served(pair) as (server, _, rank):
         server.kill()

@@ -251,6 +251,7 @@ def test_sigterm_drains_all_replicas_and_leaves_nobody(pair: Pair, tmp_path: Pat
         assert not any(map(is_running, replicas))
 
 
+@pytest.mark.thorough
 def test_no_replica_outlives_the_front(pair: Pair, tmp_path: Path) -> None:
     with served(tmp_path / "log", pair.target) as front:
         replicas = front.children()
@@ -259,6 +260,7 @@ def test_no_replica_outlives_the_front(pair: Pair, tmp_path: Path) -> None:
         wait_until(lambda: not any(map(is_running, replicas)), 10)
 
 
+@pytest.mark.thorough
 def test_a_model_that_cannot_be_loaded_is_one_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sametoken.cli", "serve", str(tmp_path), "--dp", "2", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

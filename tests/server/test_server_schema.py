@@ -1,6 +1,7 @@
 """The OpenAPI document tells the truth: whatever schemathesis makes of it, valid or not, is answered as it says.
 
-Its coverage phase makes one case of every limit and type in the document; SAMETOKEN_EXAMPLES adds random cases (5).
+`make test` asks every operation a few random things. `make test-thorough` adds the coverage phase, which makes one case
+of every limit and type in the document, and more random cases: SAMETOKEN_EXAMPLES.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ CHECKS = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
     "response_headers_conformance", "negative_data_rejection", "unsupported_method", "allow_header_conformance",
 )  # fmt: skip
+ALL = "examples,coverage,fuzzing"  # phases
 OPEN = ("ServerInfoReply", "TokenizerInfoReply")  # have the configuration besides
 
 
@@ -36,16 +38,18 @@ def served(tiny_pair: Pair, one_thread: None, tmp_path_factory: pytest.TempPathF
         yield server
 
 
-@pytest.fixture(scope="module")
-def results(served: Running, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """What schemathesis says, and its report."""
+@pytest.fixture(scope="module", params=["examples,fuzzing", pytest.param(ALL, marks=pytest.mark.thorough)])
+def results(
+    request: Any, served: Running, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """What schemathesis says in some of its phases, and its report."""
     folder = tmp_path_factory.mktemp("schemathesis")
     document, report = folder / "openapi.json", folder / "report.ndjson"
     document.write_text(json.dumps(closed(served.get("/openapi.json").json())))
     examples = os.environ.get("SAMETOKEN_EXAMPLES", "1")
     command = [
         str(Path(sys.executable).with_name("schemathesis")), "run", str(document), f"--url={served.url}", "--no-color",
-        f"--checks={','.join(CHECKS)}", "--phases=examples,coverage,fuzzing", f"--max-examples={examples}",
+        f"--checks={','.join(CHECKS)}", f"--phases={request.param}", f"--max-examples={examples}",
         "--warnings=off", "--generation-deterministic", "--continue-on-failure", "--request-timeout=30",
         "--report=ndjson", f"--report-ndjson-path={report}",
     ]  # fmt: skip
@@ -67,6 +71,8 @@ def test_the_document_is_kept(results: tuple[subprocess.CompletedProcess[str], P
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("results", [ALL], indirect=True)
 def test_every_operation_was_done_and_refused(results: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     statuses: dict[str, set[int]] = {}
     for line in results[1].read_text().splitlines():

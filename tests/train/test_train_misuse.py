@@ -222,6 +222,7 @@ def test_a_missed_bound_leaves_one_json_object(pair, data, run):
     assert "below --ar-lower-bound" in answer.err
 
 
+@pytest.mark.thorough
 def test_an_error_of_several_processes_is_no_traceback(pair, tmp_path, run, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     given = ["--num-gpu", "2", "--device", "cpu", "--threads", "1", "--taps", TAPS, "--output-dir", str(tmp_path)]
