@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +26,14 @@ PORT = 8765
 
 
 class Picture(NamedTuple):
-    """One picture: how large, light or dark, and what is on the page."""
+    """One picture: how large, light or dark, what is on the page; with `tree` that of this forward and nothing else."""
 
     name: str
     size: dict[str, int]
     scheme: str
     questions: tuple[str, ...] = QUESTIONS
     compare: bool = True
+    tree: int | None = None
 
 
 KEPT = (
@@ -40,6 +41,8 @@ KEPT = (
     Picture("playground-dark", DESK, "dark"),
     Picture("playground-phone", PHONE, "light", QUESTIONS[:1]),
 )
+TREE = Picture("playground-tree", DESK, "light", ("Hello! What do you like to do for fun?",), tree=1)
+TREES = ("--tree-top-k", "2", "--max-total-draft-tokens", "7")
 LOOKED_AT = (
     Picture("welcome", DESK, "light", ()),
     Picture("welcome-phone", PHONE, "dark", ()),
@@ -49,26 +52,35 @@ LOOKED_AT = (
 
 
 def main(folder: str | None = None) -> None:
-    with served() as url, sync_playwright() as driver:
+    with sync_playwright() as driver:
         options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
         browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=options)
-        shown(browser, url, KEPT[0]).context.close()  # the first requests of a server are its slowest
-        for picture in KEPT:
-            page = shown(browser, url, picture)
-            page.screenshot(path=ROOT / "docs" / f"{picture.name}.png")
-            page.context.close()
-        if folder is not None:
-            look(browser, url, Path(folder))
+        with served() as url:
+            keep(browser, url, KEPT)
+            if folder is not None:
+                look(browser, url, Path(folder))
+        with served(*TREES) as url:
+            keep(browser, url, (TREE,))
         browser.close()
 
 
+def keep(browser: Browser, url: str, pictures: Sequence[Picture]) -> None:
+    """Pictures of the documentation."""
+    shown(browser, url, pictures[0]).context.close()  # the first requests of a server are its slowest
+    for picture in pictures:
+        page = shown(browser, url, picture)
+        whole = page if picture.tree is None else page.locator(".step")
+        whole.screenshot(path=ROOT / "docs" / f"{picture.name}.png")
+        page.context.close()
+
+
 @contextmanager
-def served() -> Iterator[str]:
+def served(*more: str) -> Iterator[str]:
     """A server that drafts always, so that what is drafted does not depend on the machine."""
     with tempfile.TemporaryDirectory() as target:
         subprocess.run([sys.executable, ROOT / "benchmarks/deepen.py", "embedded", target, *WIDENED], check=True)
         serve = [sys.executable, "-m", "sametoken.cli", "serve", target, "--served-model-name", "embedded, widened"]
-        process = subprocess.Popen([*serve, "--draft", "embedded", "--no-adaptive", "--port", str(PORT)])
+        process = subprocess.Popen([*serve, "--draft", "embedded", "--no-adaptive", "--port", str(PORT), *more])
         url = f"http://127.0.0.1:{PORT}"
         try:
             while not _answers(url):
@@ -105,6 +117,9 @@ def shown(browser: Browser, url: str, picture: Picture) -> Page:
         page.press("#prompt", "Enter")
         page.wait_for_selector(f".turn:nth-child({number})")
         page.wait_for_selector("#stop:disabled", state="attached")
+    if picture.tree is not None:
+        page.click(f".forward[data-forward='{picture.tree}'] .token >> nth=0")
+        page.mouse.move(0, 0)  # away from the token, whose tip would hide others
     return page
 
 

@@ -212,6 +212,7 @@ def test_heads_and_trees_go_on_where_a_session_ended(models: Pair, kind: str) ->
 NEEDS_HOST: list[dict[str, Any]] = [
     {"logprobs": 2},
     {"speculative": RequestSpeculation(method="ngram")},
+    {"speculative": RequestSpeculation(steps=True)},
 ]
 
 
