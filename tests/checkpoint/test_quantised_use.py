@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from cli_checks import speak
+from matrix import mark
 from quantised_makers import MADE, quantised
 from sametoken import LLM, SamplingParams
 from sametoken.checkpoint.load import load_decoder
@@ -28,6 +29,9 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
 }  # fmt: skip
 PROMPTS = ["abcabcabc", "the cat and the cat", "zzyyxx"]
+
+
+DRAFTED, QUICK = ("fp8", "nvfp4", "awq", "gptq-64-order", "mxfp4", "w8a8"), ("fp8", "nvfp4", "gptq-64-order")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,7 @@ def stored(plain: Path, tmp_path: Path) -> Callable[[str], Path]:
     return lambda name: quantised(plain, name, tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["fp8", "nvfp4", "awq", "gptq-64-order", "mxfp4", "w8a8"])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=mark(name in QUICK)) for name in DRAFTED])
 def test_drafts_change_no_token(name: str, plain: Path, stored: Callable[[str], Path]) -> None:
     directory = str(stored(name))
     settings = [SamplingParams(max_tokens=24, temperature=t, seed=7) for t in (0.0, 0.8)]

@@ -136,6 +136,7 @@ def test_a_head_of_a_broken_kind_says_whose_it_is(site: Path, tmp_path: Path) ->
     assert "error: drafter 'absent_head' of breaking 1.5 cannot be loaded from breaking_code:NOTHING" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_model_drafts_by_the_kind_that_is_named_or_marked(site: Path, tmp_path: Path) -> None:
     usual = call(site, "generate", "embedded", "--draft", embedded.NAME, *SHORT).stdout
     named = call(site, "generate", "embedded", "--draft", embedded.NAME, "--method", "other_model", *SHORT).stdout

@@ -188,6 +188,7 @@ def test_ranks_that_load_other_files_end_with_one_error(pair: Pair, tmp_path: Pa
     assert "rank 1 has other files of" in here[0].stderr
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_all_ranks_refuse_is_one_error(pair: Pair, tmp_path: Path) -> None:
     """mpirun shows what all ranks print; torchrun on two hosts has a terminal on each."""
     shutil.copytree(pair.target, tmp_path / "model")

@@ -119,6 +119,7 @@ def test_a_signal_before_the_first_step_is_said(pair, data, tmp_path):
     assert not list((tmp_path / "out").glob(".*"))
 
 
+@pytest.mark.thorough
 def test_a_second_signal_ends_it_at_once(pair, data, tmp_path):
     training = Training(pair.target, data, tmp_path / "out").start()
     training.wait_for("step 1/")
