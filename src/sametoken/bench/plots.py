@@ -81,10 +81,10 @@ def _of_cells(cells: Sequence[Cell]) -> Iterator[Drawing]:
             "Guesses accepted at each position: solid of all guesses there, dashed of those that were reached.",
             partial(_acceptance, cells=chunk),
         )
-    told = [cell for cell in cells if _expectations(cell)]
-    for number, chunk in enumerate(_chunks(told), 1):
+    expecting = [cell for cell in cells if _expectations(cell)]
+    for number, chunk in enumerate(_chunks(expecting), 1):
         yield (
-            f"expected{'' if len(told) <= len(COLOURS) else f'-{number}'}",
+            f"expected{'' if len(expecting) <= len(COLOURS) else f'-{number}'}",
             "Chance that was expected of guesses, and the share of them that was accepted: on the dotted line both are "
             "equal.",
             partial(_expected, cells=chunk),
@@ -129,12 +129,12 @@ def _load(axes: Axes, cells: Sequence[Cell]) -> None:
         places = [batch * 2 ** (ASIDE * (number - 1)) for batch in batches]
         speeds = [one.tokens_per_second for one in variants]
         rounds = [SpeedOfRounds.of(one.tokens_per_second, one.round_s).rounds for one in variants]
-        reach = (
+        spread = (
             [speed - min(own) for speed, own in zip(speeds, rounds, strict=True)],
             [max(own) - speed for speed, own in zip(speeds, rounds, strict=True)],
         )
         look: dict[str, Any] = {"color": COLOURS[number], "marker": marker, "linestyle": style, "label": label}
-        axes.errorbar(places, speeds, reach, capsize=3, **look)
+        axes.errorbar(places, speeds, spread, capsize=3, **look)
     for batch, one in zip(batches, best, strict=True):
         axes.annotate(
             one.shape, (batch, one.tokens_per_second), (-10, 4), textcoords="offset points",

@@ -21,7 +21,7 @@ from sametoken.prompts.sources import Conversation
 WARM_UP_TOKENS = 8
 
 
-class Drafts(NamedTuple):
+class DraftShape(NamedTuple):
     """How one variant of a cell drafts: always `max_draft_len` tokens, 0 for none, or up to so many if `chosen`.
 
     Attributes:
@@ -62,12 +62,12 @@ class Grid:
     ignore_eos: bool
 
     @property
-    def drafts(self) -> list[Drafts]:
+    def drafts(self) -> list[DraftShape]:
         """The variants of every cell, plain decoding first."""
         fewest = min(self.tree_top_ks)
-        fixed = [Drafts(length, False, branches) for branches in self.tree_top_ks for length in self.draft_lens]
-        controller = [Drafts(max(self.draft_lens), True, fewest)] if self.chosen else []
-        return [Drafts(0, False, fewest), *fixed, *controller]  # what steps cost is measured in the first one
+        fixed = [DraftShape(length, False, branches) for branches in self.tree_top_ks for length in self.draft_lens]
+        controller = [DraftShape(max(self.draft_lens), True, fewest)] if self.chosen else []
+        return [DraftShape(0, False, fewest), *fixed, *controller]  # what steps cost is measured in the first one
 
     def takes(self, workloads: int) -> int:
         """How often all requests of a cell are run, which is what progress counts."""
@@ -183,7 +183,7 @@ class _Bench:
         variants = grid.drafts
         for drafts in variants:
             self._take(drafts, min(WARM_UP_TOKENS, grid.output_len), self.batch)
-        takes: dict[Drafts, list[Pass]] = {drafts: [] for drafts in variants}
+        takes: dict[DraftShape, list[Pass]] = {drafts: [] for drafts in variants}
         try:
             for number in range(grid.repeat):
                 turn = number % len(variants)
@@ -194,7 +194,7 @@ class _Bench:
             if rounds := min(map(len, takes.values())):
                 self._note({drafts: own[:rounds] for drafts, own in takes.items()}, reference, measured)
 
-    def _note(self, takes: dict[Drafts, list[Pass]], reference: Reference, measured: GridResult) -> None:
+    def _note(self, takes: dict[DraftShape, list[Pass]], reference: Reference, measured: GridResult) -> None:
         """Adds the cell of these takes, as many of every variant, plain decoding first."""
         plain = next(iter(takes.values()))
         for place, sample in enumerate(plain[0].samples):
@@ -215,14 +215,14 @@ class _Bench:
         )
         measured.cells.append(cell)
 
-    def _take(self, drafts: Drafts, output_len: int, most: int | None = None) -> Pass:
+    def _take(self, drafts: DraftShape, output_len: int, most: int | None = None) -> Pass:
         """The jobs, or at most some of them, with these drafts."""
         branch(self.llm, drafts.tree_top_k)
         asked = RequestSpeculation(max_draft_len=drafts.max_draft_len, adaptive=drafts.chosen)
         jobs = [j._replace(params=replace(j.params, speculative=asked, max_tokens=output_len)) for j in self.jobs]
         return drive(self.llm, jobs[:most], self.batch)
 
-    def _mismatch(self, reference: Reference, take: Pass, drafts: Drafts) -> Mismatch | None:
+    def _mismatch(self, reference: Reference, take: Pass, drafts: DraftShape) -> Mismatch | None:
         for place, sample in enumerate(take.samples):
             for position, (a, b) in enumerate(zip_longest(reference[place], sample.token_ids)):
                 if a != b:
@@ -230,7 +230,7 @@ class _Bench:
                     return Mismatch(*where, place % self.prompts, position, a, b, drafts.chosen, drafts.tree_top_k)
         return None
 
-    def _variant(self, drafts: Drafts, own: Sequence[Pass], plain: Sequence[Pass]) -> Variant:
+    def _variant(self, drafts: DraftShape, own: Sequence[Pass], plain: Sequence[Pass]) -> Variant:
         """A variant's figures over all of its rounds."""
         samples = [sample for take in own for sample in take.samples]
         steps = [step for take in own for step in take.steps]

@@ -26,7 +26,7 @@ from sametoken.speculation.draft import PADDING
 from sametoken.speculation.sampling import token_logprobs
 
 
-class Guesses(NamedTuple):
+class RowTree(NamedTuple):
     """One row's tree, root and padding included, and who made it; no tokens where the row is not decoding yet."""
 
     maker: str | None
@@ -67,7 +67,7 @@ class HostRunner(Runner):
         tokens, parents = proposal.draft.tokens.tolist(), proposal.draft.parents.tolist()
         results = []
         for place, item in enumerate(plan.decode):
-            tree = Guesses(proposal.makers[place], tokens[place], parents[place])
+            tree = RowTree(proposal.makers[place], tokens[place], parents[place])
             results.append(self._decoded(decoding[place], item, found, place, tree))
         drawn = len(decoding)
         for place, (piece, request) in enumerate(zip(plan.prefill, reading, strict=True)):
@@ -76,12 +76,12 @@ class HostRunner(Runner):
             features = None if found.features is None else found.features[len(decoding) + place]
             emission = Emission.end(request) if request.error is not None else None
             if piece.last:
-                emission = self._emit(request, found, drawn, Guesses(None, (), ()), ())
+                emission = self._emit(request, found, drawn, RowTree(None, (), ()), ())
                 drawn += 1
             results.append(RowResult(request, piece.start, piece.tokens, features, 0, 0, emission, prompt=True))
         return Done(plan, proposal, results, decoding + reading, found.tokens)
 
-    def _decoded(self, request: Request, item: Decode, found: Verified, place: int, tree: Guesses) -> RowResult:
+    def _decoded(self, request: Request, item: Decode, found: Verified, place: int, tree: RowTree) -> RowResult:
         """What a decoding row got for its draft."""
         tokens, depths = tree.tokens, _depths(tree.tokens, tree.parents)
         emission = self._emit(request, found, place, tree, depths)
@@ -92,7 +92,7 @@ class HostRunner(Runner):
         longest, accepted = (max(depths, default=0), len(found.paths[place]) - 1) if taken else (0, 0)
         return RowResult(request, item.start, committed, features, longest, accepted, emission, prompt=False)
 
-    def _emit(self, request: Request, found: Verified, place: int, tree: Guesses, depths: Sequence[int]) -> Emission:
+    def _emit(self, request: Request, found: Verified, place: int, tree: RowTree, depths: Sequence[int]) -> Emission:
         """Gives a request its accepted tokens and the target's own draw, or the error that stands in their way."""
         path, bonus = found.paths[place], found.bonuses[place]
         if bonus == PADDING and request.error is None:
@@ -143,7 +143,7 @@ def _depths(tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
     return [depth for depth, token in zip(depths[1:], tokens[1:], strict=True) if token != PADDING]
 
 
-def _children(node: int, tree: Guesses) -> list[int]:
+def _children(node: int, tree: RowTree) -> list[int]:
     """Tokens of the guesses that follow a node of one row's tree."""
     guesses = zip(tree.parents[1:], tree.tokens[1:], strict=True)
     return [token for parent, token in guesses if parent == node and token != PADDING]

@@ -59,7 +59,7 @@ class TokenReport(TypedDict):
     rejected: list[list[str]]
 
 
-class StepReport(TypedDict):
+class StepEntry(TypedDict):
     """The guesses of one forward: who made them, and for each guess its token, which guess it follows (-1: the last
     token before the forward), the target's probability of it there, and whether it became output."""
 
@@ -75,7 +75,7 @@ class SpeculationReport(TokenReport):
     """A whole choice, or a chunk of it: `steps` if they were asked for; at the end `stats`, the object that `sametoken
     generate --json` documents."""
 
-    steps: NotRequired[list[StepReport]]
+    steps: NotRequired[list[StepEntry]]
     stats: NotRequired[dict[str, Any]]
 
 
@@ -147,7 +147,7 @@ def report(tokenizer: Spells, emitted: Chunk | Completion, completion: Completio
     return said
 
 
-def _step(tokenizer: Spells, step: StepTree) -> StepReport:
+def _step(tokenizer: Spells, step: StepTree) -> StepEntry:
     return {
         "drafter": step.drafter,
         "token_ids": list(step.token_ids),
