@@ -93,7 +93,10 @@ def test_figures_of_one_page_share_no_ids() -> None:
 def test_a_figure_says_its_finding_and_where_it_is_from() -> None:
     made = run_of(cell([1, 4], HALF), settings={"model": "a-model", "draft": "a-head"})
     speed, accepted, time = (" ".join(ElementTree.fromstring(chart.svg).itertext()) for chart in charts([made]))
+    busy = replace(made, environment=replace(made.environment, load_after=5.0))
+    assert "2026-01-01; the machine was busy with other work (load average 5.0)" in charts([busy])[0].svg
     for text in (speed, accepted, time):
+        assert "busy" not in text
         assert "a-model with a-head; a processor, 1 threads, float32; 2026-01-01" in text
         assert "temperature 0" in text
     assert re.search(r"\d\.\d\d times the speed of plain decoding, with drafts of 4 tokens", speed)

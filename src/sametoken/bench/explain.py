@@ -23,7 +23,6 @@ DEAR_HOST = 0.25
 CONTEXT_LOSS = 0.85
 LONG_CONTEXT = 256  # tokens
 ENOUGH_STEPS = 10
-FOREIGN_LOAD = 0.75  # of the load average, beyond our own threads
 WORTH_CHANGING = 1.03
 
 
@@ -81,12 +80,11 @@ def explain(run: Run) -> str:
 
 def _busy(made: Environment) -> list[str]:
     """Why there is no conclusion, where other processes were at work on the machine."""
-    load = max(made.load_before, made.load_after)
-    if made.threads is None or load <= made.threads + FOREIGN_LOAD:
+    if not made.busy:
         return []
     return [
-        f"No conclusion: the machine was busy (load average {load:.1f}, threads {made.threads}), so the measured times "
-        "include other processes' work. Measure again on an idle machine."
+        f"No conclusion: the machine was busy (load average {made.load:.1f}, threads {made.threads}), so the measured "
+        "times include other processes' work. Measure again on an idle machine."
     ]
 
 

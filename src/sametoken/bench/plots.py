@@ -46,7 +46,8 @@ def _origin(runs: Sequence[Run]) -> str:
         model = f"{run.settings.get('model', 'a server')}{f' with {draft}' if draft else ''}"
         at = run.environment
         machine = at.device if run.kind == "server" else f"{at.cpu}, {at.threads} threads, {at.dtype}"
-        lines.append(f"{model}; {machine}; {run.created[:10]}")
+        busy = f"; the machine was busy with other work (load average {at.load:.1f})" if at.busy else ""
+        lines.append(f"{model}; {machine}; {run.created[:10]}{busy}")
     return "\n".join(dict.fromkeys(lines))
 
 

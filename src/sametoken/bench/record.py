@@ -19,6 +19,7 @@ from sametoken.errors import ConfigError, found_wrong, shown
 SCHEMA: Literal["sametoken-bench-1"] = "sametoken-bench-1"
 Basis = Literal["measured", "estimated"]
 STRICT = ConfigDict(extra="forbid")
+FOREIGN_LOAD = 0.75  # of the load average, beyond our own threads
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -346,6 +347,15 @@ class Environment:
     load_before: float
     load_after: float
     kernels: str | None = None
+
+    @property
+    def load(self) -> float:
+        return max(self.load_before, self.load_after)
+
+    @property
+    def busy(self) -> bool:
+        """Whether other processes were at work on the machine, so that the measured times include their work."""
+        return self.threads is not None and self.load > self.threads + FOREIGN_LOAD
 
 
 @dataclass(frozen=True, config=STRICT)
