@@ -34,7 +34,7 @@ PAGE, DTYPES, WINDOW = 32, ("auto", "int8", "fp8"), 900
 DOCS = Path(__file__).parents[1] / "docs"
 SHAPE = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 8192,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 32768,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 65536,
 }  # fmt: skip
 PROBE = torch.ones(2**26, dtype=torch.int64)  # 512 MB
 NARROW = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 256}
@@ -55,9 +55,9 @@ def build(layers: int, narrow: bool, weights: str) -> tuple[Decoder, int]:
     return decoder, int(read * {"bfloat16": 2, "int8": 1, "int4": 0.5}[weights])
 
 
-def cache_of(decoder: Decoder, dtype: str, context: int) -> KVCache:
-    """A cache of one row whose tokens hold random keys and values."""
-    config, pages = decoder.config, -(-context // PAGE) + 2
+def cache_of(decoder: Decoder, dtype: str, context: int, nodes: int) -> KVCache:
+    """A cache of one row whose tokens hold random keys and values, with room for `nodes` more."""
+    config, pages = decoder.config, -(-(context + nodes) // PAGE)
     table = PageTable(1, pages + 1, pages, PAGE, "cpu")
     table.extend(0, range(1, pages + 1))
     cache = KVCache(
@@ -125,8 +125,9 @@ def print_times(chosen: argparse.Namespace) -> None:
         decoder, weights = build(chosen.layers, chosen.narrow, chosen.weights)
         dtypes = chosen.dtypes.split(",")
         for context in map(int, chosen.contexts.split(",")):
-            caches = {dtype: cache_of(decoder, dtype, context) for dtype in dtypes}
-            for nodes in map(int, chosen.nodes.split(",")):
+            widths = [int(nodes) for nodes in chosen.nodes.split(",")]
+            caches = {dtype: cache_of(decoder, dtype, context, max(widths)) for dtype in dtypes}
+            for nodes in widths:
                 rounds = []
                 for _ in range(chosen.rounds + 1):
                     floors = {dtype: floor(weights, cache, context) for dtype, cache in caches.items()}
