@@ -7,20 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from sametoken.bench.measure import acceptance
-from sametoken.bench.record import (
-    SCHEMA,
-    Category,
-    Cell,
-    Choice,
-    ContextCost,
-    Environment,
-    Estimate,
-    Run,
-    Spread,
-    StepCost,
-    TimeShares,
-    Variant,
-)
+from sametoken.bench.record import SCHEMA, Cell, Environment, Run
+from sametoken.bench.variant import Category, Choice, ContextCost, Estimate, Spread, StepCost, TimeShares, Variant
 from sametoken.engine.request import SpeculationStats
 
 SPREAD = Spread(0.01, 0.01, 0.02, 0.03)

@@ -9,7 +9,8 @@ import pytest
 from bench_checks import PLAIN_S, cell, changed, cheap, contexts, run_of, with_controller
 from sametoken.bench.explain import explain
 from sametoken.bench.predict import Outlook
-from sametoken.bench.record import Estimate, Expectation, Load, Spread
+from sametoken.bench.record import Load
+from sametoken.bench.variant import Estimate, Expectation, Spread
 from sametoken.errors import ConfigError
 
 HALF = [0.5] * 16

@@ -16,9 +16,10 @@ from bench_checks import cell, changed, run_of, with_controller
 from sametoken.bench import plots
 from sametoken.bench.figure import INK
 from sametoken.bench.plots import charts
-from sametoken.bench.record import RUN, Expectation, read_runs, write_run
+from sametoken.bench.record import RUN, read_runs, write_run
 from sametoken.bench.report import write_report
 from sametoken.bench.tables import tables
+from sametoken.bench.variant import Expectation
 from sametoken.errors import ConfigError
 
 HALF = [0.5] * 8

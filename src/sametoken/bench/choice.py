@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sametoken.bench.predict import common_step
-from sametoken.bench.record import Cell, Choice, Variant
+from sametoken.bench.record import Cell
 from sametoken.bench.tables import factor
+from sametoken.bench.variant import Choice, Variant
 
 WORTH_SAYING = 0.01  # share of the steps or forwards from which on something is named
 REASONS = {  # of `SpeculationStats.plain`

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from sametoken.bench.choice import best_tree, choices, compared
 from sametoken.bench.predict import Forecast, Outlook, accepted_shares
-from sametoken.bench.record import Cell, ContextCost, Environment, Load, Run, StepCost, Variant
+from sametoken.bench.record import Cell, Environment, Load, Run
 from sametoken.bench.tables import factor
+from sametoken.bench.variant import ContextCost, StepCost, Variant
 from sametoken.errors import ConfigError
 
 # From which share or factor on something is worth a sentence.

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-from sametoken.bench.record import (
+from sametoken.bench.variant import (
     AcceptanceTable,
     Choice,
     ContextCost,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from sametoken.bench.compare import SpeedOfRounds
 from sametoken.bench.figure import COLOURS, INK, Chart, finish, render
-from sametoken.bench.record import Cell, Expectation, Load, Run, Variant
+from sametoken.bench.record import Cell, Load, Run
+from sametoken.bench.variant import Expectation, Variant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

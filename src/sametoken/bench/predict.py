@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sametoken.bench.record import Basis, Cell, StepCost, Variant
+from sametoken.bench.record import Cell
+from sametoken.bench.variant import Basis, StepCost, Variant
 
 FARTHEST = 2  # times the longest measured draft, as far as straight lines are trusted
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from sametoken.bench.drive import Pass, TimedRequest, branch, drive
 from sametoken.bench.measure import acceptance, choices, context_costs, per_token, ratio_interval, spread, step_costs
-from sametoken.bench.record import Category, Cell, Mismatch, TimeShares, Variant
+from sametoken.bench.record import Cell, Mismatch
+from sametoken.bench.variant import Category, TimeShares, Variant
 from sametoken.bench.workloads import Workload, fit, spell_turn
 from sametoken.engine.llm import LLM
 from sametoken.errors import PromptTooLongError

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sametoken.bench.record import Cell, Estimate, Load, Mismatch, Run, Spread, Variant
+from sametoken.bench.record import Cell, Load, Mismatch, Run
+from sametoken.bench.variant import Estimate, Spread, Variant
 
 
 class Table(NamedTuple):
