@@ -9,7 +9,7 @@ from typing import Any
 from sametoken.bench.measure import acceptance
 from sametoken.bench.record import SCHEMA, Cell, Environment, Run
 from sametoken.bench.variant import Category, Choice, ContextCost, Estimate, Spread, StepCost, TimeShares, Variant
-from sametoken.engine.request import SpeculationStats
+from sametoken.engine.stats import SpeculationStats
 
 SPREAD = Spread(0.01, 0.01, 0.02, 0.03)
 PLAIN_S = 0.010

@@ -20,7 +20,7 @@ from sametoken.bench.measure import (
     step_costs,
     t_quantile,
 )
-from sametoken.engine.request import SpeculationStats
+from sametoken.engine.stats import SpeculationStats
 
 POSITIVE = st.floats(1e-3, 1e3)
 

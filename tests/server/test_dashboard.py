@@ -16,7 +16,7 @@ from cli_checks import Pair
 from dashboard_checks import DASHBOARD, alerts, asked, panels, shown, variables
 from sametoken import LLM
 from sametoken.engine.engine import EngineLoad
-from sametoken.engine.request import SpeculationStats
+from sametoken.engine.stats import SpeculationStats
 from sametoken.server.metric_table import METRICS
 from sametoken.server.metrics import Metrics
 from sametoken.server.tally import Tally, Totals

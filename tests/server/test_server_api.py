@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cli_checks import Pair
 from sametoken import LLM, Completion, SamplingParams
-from sametoken.engine.request import SpeculationStats
+from sametoken.engine.stats import SpeculationStats
 from server_checks import MODEL, Running, running
 
 PROMPT = "abc abc abc"

@@ -15,7 +15,7 @@ from sametoken.bench.measure import StepTimes
 from sametoken.drafters.rows import GrowingDrafter
 from sametoken.engine.llm import LLM
 from sametoken.engine.report import StepReport
-from sametoken.engine.request import SpeculationStats
+from sametoken.engine.stats import SpeculationStats
 from sametoken.heads.registry import model_free_drafters
 from sametoken.options.sampling import SamplingParams
 

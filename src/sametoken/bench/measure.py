@@ -19,7 +19,7 @@ from sametoken.bench.variant import (
     StepCost,
 )
 from sametoken.control.confidence import BINS, Reliability
-from sametoken.engine.request import SpeculationStats
+from sametoken.engine.stats import SpeculationStats
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom; beyond, 1.96 + 2.5 / d is within 0.002 of them.
 T_QUANTILES = (

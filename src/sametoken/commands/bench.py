@@ -10,135 +10,23 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from sametoken.checkpoint.paths import user_path
+from sametoken.commands.bench_options import COMMON, LISTS, LOCAL, REMOTE, REUSE
 from sametoken.commands.models import open_llm
-from sametoken.commands.options import AS_JSON, Option, Values, engine_options, numbers, refuse_given, several, titled
+from sametoken.commands.options import Option, Values, numbers, refuse_given
 from sametoken.commands.terminal import open_console, open_progress
 from sametoken.errors import ConfigError
 from sametoken.interrupt import INTERRUPTED, stop_at_signals
-from sametoken.options.declaration import Positive
-from sametoken.options.engine import EngineConfig
-from sametoken.options.sampling import SamplingParams
-from sametoken.options.serving import CACHE
-from sametoken.options.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from sametoken.bench.record import Run
     from sametoken.bench.tables import Table
     from sametoken.bench.workloads import Workload
 
-REUSE = CACHE + "enable_block_reuse"
 STOPPED = "stopped by a signal: cells are missing, or have fewer rounds than settings.repeat"
-SWEPT = ("max_draft_len", "tree_top_k", "max_batch_size", REUSE)  # what the sweep sets itself
-CONTROLLER = (
-    "measure the controller too, beside the fixed lengths; it chooses the draft length of every step, from 0 to the "
-    "longest of max_draft_len."
-)
-LENGTHS, BATCHES = several(SpeculativeConfig, "max_draft_len"), several(EngineConfig, "max_batch_size")
-TEMPERATURES, RATES = several(SamplingParams, "temperature"), tuple[Annotated[float, Field(ge=1e-3)], ...]
-ENGINE = tuple(
-    option._replace(help=CONTROLLER) if option.name == "adaptive" else option
-    for option in engine_options()
-    if option.name not in SWEPT
-)
-
-COMMON = titled(
-    "What is measured, and where the result goes",
-    Option(
-        "workload",
-        list[str],
-        None,
-        "where prompts come from: builtin, a file, or hf:org/name[:split[:column]]; without it: builtin.",
-        "NAME",
-    ),
-    Option(
-        "limit",
-        Positive,
-        None,
-        "number of prompts to take of each workload, evenly from its categories; without it: all.",
-    ),
-    Option(
-        "category",
-        list[str],
-        None,
-        "take only prompts of this category; may be given several times; without it: all.",
-        "NAME",
-    ),
-    Option("temperature", TEMPERATURES, "0", "temperatures, separated by commas; 0 is greedy.", "LIST"),
-    Option("output_len", Positive, 64, "number of tokens of an output at most."),
-    Option("ignore_eos", bool, False, "go on after the model's own end tokens, up to output_len."),
-    Option(
-        "repeat",
-        Annotated[int, Field(ge=1, le=1000)],
-        5,
-        "number of rounds of plain and speculative decoding in turn; the confidence interval comes from them.",
-    ),
-    Option("seed", int, 0, "seed of the first request; each further request has the next."),
-    Option("out", str, None, "directory for the results of the run as JSON; without it: they are not written.", "DIR"),
-    Option("explain", bool, False, "say in words why the run is fast or slow, and what to set."),
-    AS_JSON,
-)
-IN_PROCESS = titled(
-    "An engine in this process",
-    Option(
-        "max_draft_len", LENGTHS, "4", "longest drafts to compare with plain decoding, separated by commas.", "LIST"
-    ),
-    Option(
-        "tree_top_k",
-        several(SpeculativeConfig, "tree_top_k"),
-        "1",
-        "numbers of branches that each level of a draft has, separated by commas; 1 is a chain.",
-        "LIST",
-    ),
-    Option("batch", BATCHES, "1", "numbers of requests that run together, separated by commas.", "LIST"),
-    Option(
-        "prompt_len",
-        tuple[Positive, ...],
-        None,
-        "numbers of tokens that prompts are cut or repeated to, separated by commas; without it: as they are.",
-        "LIST",
-    ),
-    Option(
-        "turns",
-        Positive,
-        1,
-        "number of turns of a conversation to run at most; later turns follow the answers of plain decoding.",
-    ),
-)
-LOCAL = (*IN_PROCESS, *ENGINE)
-REMOTE = titled(
-    "A server",
-    Option("url", str, None, "measure this OpenAI-compatible server instead of an engine in this process."),
-    Option("baseline_url", str, None, "address of a server with the same model without drafts, to compare with."),
-    Option("api_key", str, None, "key of the servers; without it: the environment's OPENAI_API_KEY."),
-    Option(
-        "concurrency",
-        tuple[Positive, ...],
-        None,
-        "closed loads: numbers of requests that are kept running, separated by commas; without it: 1.",
-        "LIST",
-    ),
-    Option("rate", RATES, None, "open loads: requests per second at Poisson times, separated by commas.", "LIST"),
-    Option(
-        "requests",
-        Positive,
-        None,
-        "number of requests per load and round; without it: one per prompt, and at least two per connection.",
-    ),
-    Option(
-        "timeout",
-        Annotated[float, Field(gt=0)],
-        120.0,
-        "number of seconds without any answer after which a request has failed.",
-    ),
-    Option("continuous_usage", bool, False, "ask for token counts in every chunk, an extension of some servers."),
-)
 OPTIONS = (*COMMON, *LOCAL, *REMOTE)
-LISTS = {option.name: option for option in OPTIONS if get_origin(option.type) is tuple}
 EXAMPLES = {
     "measure a model and its draft": "sametoken bench MODEL --draft DRAFT --batch 1,4 --out results",
     "measure a server under load": "sametoken bench --url http://localhost:8000 --concurrency 1,8 --out results",

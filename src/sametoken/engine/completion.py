@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sametoken.engine.request import Emission, FinishReason, Request, SpeculationStats, TokenLogprob
+from sametoken.engine.request import Emission, FinishReason, Request, TokenLogprob
+from sametoken.engine.stats import SpeculationStats
 from sametoken.engine.step_tree import StepTree
 from sametoken.errors import SametokenError
 

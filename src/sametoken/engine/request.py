@@ -7,13 +7,13 @@ trimmed together, at the token where the request stops, even in the middle of an
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-from sametoken.control.confidence import Reliability
 from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.engine.detokenize import Detokenizer
+from sametoken.engine.stats import SpeculationStats
 from sametoken.engine.step_tree import StepTree
 from sametoken.errors import SametokenError
 from sametoken.options.sampling import SamplingParams
@@ -29,133 +29,6 @@ class TokenLogprob(NamedTuple):
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...]
-
-
-@dataclass(slots=True)
-class SpeculationStats:
-    """What speculation did for one request.
-
-    Attributes:
-        method: the drafter, or "none".
-        target_forwards: forwards of the target that emitted tokens of this request; `emitted` is how many tokens.
-        drafted: draft tokens proposed (nodes of trees).
-        accepted: draft tokens that became output.
-        accepted_lengths: a histogram: `accepted_lengths[a]` is the number of forwards that accepted a draft tokens.
-        emitted_lengths: `emitted_lengths[e]` forwards emitted e tokens: accepted and one more, unless the text ended.
-        drafted_lengths: `drafted_lengths[d]` forwards had a draft whose longest path was d tokens; 0 is plain.
-        tried: `tried[i]` forwards came to a guess at position i of a path: all before it had been accepted.
-        drafted_by: forwards with a draft, by the drafter that made it.
-        plain: forwards without one although the request may be drafted, by reason: "gain" (it would not have paid),
-            "silent" (the drafter had no guess), "room" (no pages or tokens left in the step), "end" (one token to go),
-            "recall" (to know what that costs), "batch" (above the schedule) or "threshold" (too little was accepted).
-        reliability: by drafter that says how clearly its guesses won their draws, what was expected of the guesses.
-        draft_s, verify_s, other_s: wall time of the steps this request took part in, by what they were doing.
-    """
-
-    method: str
-    target_forwards: int = 0
-    emitted: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    accepted_lengths: list[int] = field(default_factory=list)
-    emitted_lengths: list[int] = field(default_factory=list)
-    drafted_lengths: list[int] = field(default_factory=list)
-    tried: list[int] = field(default_factory=list)
-    drafted_by: dict[str, int] = field(default_factory=dict)
-    plain: dict[str, int] = field(default_factory=dict)
-    reliability: dict[str, Reliability] = field(default_factory=dict)
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    other_s: float = 0.0
-
-    def charge(self, draft_s: float, verify_s: float, other_s: float) -> None:
-        """Adds the seconds of one step."""
-        self.draft_s += draft_s
-        self.verify_s += verify_s
-        self.other_s += other_s
-
-    def count(self, emitted: int, drafted: int, accepted: int, longest: int) -> None:
-        """Adds one forward; `longest` is the longest path of its draft."""
-        self.target_forwards += 1
-        self.emitted += emitted
-        self.drafted += drafted
-        self.accepted += accepted
-        _tally(self.accepted_lengths, accepted)
-        _tally(self.emitted_lengths, emitted)
-        _tally(self.drafted_lengths, longest)
-        for position in range(min(accepted + 1, longest)):
-            _tally(self.tried, position)
-
-    def count_draft(self, drafter: str | None, reason: str) -> None:
-        """Adds who made the draft of a decoding forward, or why nobody did."""
-        counts, key = (self.plain, reason) if drafter is None else (self.drafted_by, drafter)
-        counts[key] = counts.get(key, 0) + 1
-
-    def seen_of(self, drafter: str) -> Reliability:
-        """What was expected of this drafter's guesses so far, to be added to."""
-        return self.reliability.setdefault(drafter, Reliability())
-
-    @property
-    def drafts(self) -> int:
-        """Forwards with a draft."""
-        return sum(self.drafted_lengths[1:])
-
-    def add(self, other: SpeculationStats) -> None:
-        """Adds what speculation did for another request; the method stays."""
-        for each in fields(self):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            if each.name == "reliability":
-                for drafter, seen in list(theirs.items()):
-                    self.seen_of(drafter).add(seen)
-            elif isinstance(mine, int | float):
-                setattr(self, each.name, mine + theirs)
-            elif isinstance(mine, list):
-                for index, count in enumerate(list(theirs)):
-                    _tally(mine, index, count)
-            elif isinstance(mine, dict):
-                for key, count in list(theirs.items()):
-                    mine[key] = mine.get(key, 0) + count
-
-    @classmethod
-    def total(cls, stats: Iterable[SpeculationStats]) -> SpeculationStats:
-        """What speculation did for several requests together."""
-        found = cls("")
-        for each in stats:
-            found.add(each)
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """The documented JSON object."""
-        return {
-            "method": self.method,
-            "target_forwards": self.target_forwards,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "acceptance_length": self.acceptance_length,
-            "acceptance_rate": self.acceptance_rate,
-            "accepted_lengths": list(self.accepted_lengths),
-            "drafted_by": dict(self.drafted_by),
-            "plain": dict(self.plain),
-            "draft_s": self.draft_s,
-            "verify_s": self.verify_s,
-            "other_s": self.other_s,
-        }
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens emitted per target forward, bonus included; 1.0 means no help."""
-        return self.emitted / self.target_forwards if self.target_forwards else 0.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted / drafted tokens."""
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-
-def _tally(counts: list[int], index: int, more: int = 1) -> None:
-    """Adds to the count at `index` of a list that grows as needed."""
-    counts.extend([0] * (index + 1 - len(counts)))
-    counts[index] += more
 
 
 class Emission(NamedTuple):

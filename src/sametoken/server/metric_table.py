@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sametoken.control.advice import PAUSES
 from sametoken.control.confidence import BINS
-from sametoken.engine.request import SpeculationStats
+from sametoken.engine.stats import SpeculationStats
 from sametoken.server.tally import Snapshot, Tally
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from sametoken.engine.engine import EngineLoad
-from sametoken.engine.request import SpeculationStats
+from sametoken.engine.stats import SpeculationStats
 
 
 class Totals(NamedTuple):

@@ -14,7 +14,8 @@ from sametoken.engine.async_llm import AsyncLLM
 from sametoken.engine.completion import Chunk
 from sametoken.engine.engine import EngineLoad
 from sametoken.engine.llm import LLM
-from sametoken.engine.request import Request, SpeculationStats
+from sametoken.engine.request import Request
+from sametoken.engine.stats import SpeculationStats
 from sametoken.options.server import ServerConfig
 from sametoken.server.errors import ApiError, stopping
 from sametoken.server.exchange import CURRENT

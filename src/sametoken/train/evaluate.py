@@ -16,7 +16,7 @@ from sametoken.checkpoint.places import target_directory
 from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from sametoken.data.conversations import CONVERSATION_KEYS, ID_KEYS, DataRow, parse_record, read_rows
 from sametoken.engine.llm import LLM
-from sametoken.engine.request import SpeculationStats
+from sametoken.engine.stats import SpeculationStats
 from sametoken.errors import DataError
 from sametoken.model.config import ModelConfig
 from sametoken.options.sampling import SamplingParams
