@@ -173,6 +173,7 @@ def test_turns_that_never_end_end_the_run(place: Place) -> None:
     assert "8 attempts at a user's turn were empty or longer than 1 tokens; raise --prompt-max-tokens" in done.err
 
 
+@pytest.mark.thorough
 def test_held_out_conversations_begin_with_nothing_that_was_said_before(place: Place, tmp_path: Path) -> None:
     """Other seeds alone do not keep two sets apart: what a narrow model asks repeats."""
     some = ("--self-prompts", "150", "--turns", "1", "--prompt-temperature", "0.7")

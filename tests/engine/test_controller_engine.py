@@ -173,6 +173,7 @@ def test_a_draft_that_is_always_wrong_is_given_up_and_named(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.thorough
 def test_a_draft_that_waits_is_seen_by_the_wall_and_told(
     pair: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -99,6 +99,7 @@ def left_out(text: str) -> list[str]:
     return sorted(re.findall(r"drafter '(\w+)'", "\n".join(line for line in text.splitlines() if "left out" in line)))
 
 
+@pytest.mark.thorough
 def test_broken_kinds_cost_one_warning_each(site: Path) -> None:
     plain = call(site, "generate", "embedded", "--method", "none", *SHORT)
     assert plain.stdout.strip()

@@ -145,6 +145,7 @@ def test_a_collector_gets_what_is_left_when_the_server_ends(llm: LLM, path: str)
     assert len(exported) == 6
 
 
+@pytest.mark.thorough
 def test_a_collector_that_is_away_harms_nobody(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "opentelemetry")
     with running(llm, otlp_traces_endpoint="http://127.0.0.1:9") as server:
