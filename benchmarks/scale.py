@@ -325,7 +325,7 @@ def check(arguments: argparse.Namespace) -> None:
         for name, value, found in zip(Seen._fields, expected, seen, strict=True):
             print(f"  {name:18} predicted {value:8.3f}  measured {found:8.3f}  miss {value / found - 1:+.1%}")
     print("seconds of a step, by rows:", {number: round(each, 5) for number, each in costs.rows.items()})
-    print(f"share of them while the other worker is idle: {costs.alone:.2f}")
+    print(f"seconds of a step while the other worker is idle / while it is busy: {costs.alone:.2f}")
     record = {"workers": WORKERS, "tokens": TOKENS, "cores": os.cpu_count(), "costs": costs._asdict(), "runs": rows}
     if arguments.out:
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -89,7 +89,7 @@ def test_nothing_is_wrong_with_a_good_pair() -> None:
     text = explain(run_of(cell([2, 4], GOOD)))
     assert text.index("The fastest measured") < text.index("Recommended") < text.index("Its step takes")
     assert causes(text) == []
-    assert "The fastest measured is draft_target with draft length 4" in text
+    assert "The fastest measured draft is draft_target with draft length 4" in text
     assert "measured" in text
 
 
@@ -179,7 +179,7 @@ def test_other_work_on_the_machine_is_named() -> None:
     assert "No conclusion: the machine was busy (load average 3.2, threads 1)" in explain(busy)
     assert "Recommended" not in explain(busy)
     assert not causes(explain(busy))
-    assert "The fastest measured is" in explain(busy)
+    assert "The fastest measured draft is" in explain(busy)
     assert "busy" not in explain(run)
 
 

@@ -129,7 +129,7 @@ def test_tokens_per_second_are_drawn_against_the_batch() -> None:
     assert {"x2", "triangles: trees; x2: 2 branches a level"} <= set(ElementTree.fromstring(speed_up.svg).itertext())
     without = charts([run_of(*(cell([1, 4], HALF, batch=batch) for batch in sizes))])[0]
     words = " ".join(ElementTree.fromstring(without.svg).itertext())
-    assert re.search(r"Drafts decode at 1\.\d\d of plain at batch 1, at 1\.\d\d at batch 16", words)
+    assert re.search(r"With drafts 1\.\d\d times as fast as plain at batch 1, 1\.\d\d times at batch 16", words)
     assert "the controller" not in words
 
 

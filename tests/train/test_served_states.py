@@ -118,7 +118,7 @@ def test_two_servers_give_what_this_process_gives(
     [
         (lambda found: {}, "it is not here; expected a directory"),
         (lambda found: {"token_ids": found["token_ids"]}, "it holds token_ids; expected hidden_states"),
-        (lambda found: found | {"token_ids": found["token_ids"][:-1]}, "other tokens"),
+        (lambda found: found | {"token_ids": found["token_ids"][:-1]}, "its 4 tokens are not the 5 of the prompt"),
         (lambda found: found | {"hidden_states": found["hidden_states"][:, 1:].clone()}, "layer_ids [1, 2, 3]"),
         (lambda found: found | {"hidden_states": found["hidden_states"].bfloat16()}, "it is in bfloat16"),
     ],

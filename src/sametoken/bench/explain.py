@@ -116,12 +116,12 @@ def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:
 def _verdict(cell: Cell, best: Variant) -> str:
     gain = f"{factor(best.speed_up)}, {best.tokens_per_second:.1f} against {cell.plain.tokens_per_second:.1f} tokens/s"
     setting = f"{best.method} with draft length {best.max_draft_len}"
-    what = " chain" if best_tree(cell) else ""
+    what = " chain" if best_tree(cell) else " draft"
     if _undecided(best):
         return f"The best measured{what}, {setting}, shows no clear difference from plain decoding: {gain}."
     if best.speed_up.value > 1:
         return f"The fastest measured{what} is {setting}: {gain}."
-    return f"No measured{what or ' draft'} is faster than plain decoding; the best, {setting}, is {gain}."
+    return f"No measured{what} is faster than plain decoding; the best, {setting}, is {gain}."
 
 
 def _undecided(variant: Variant) -> bool:

@@ -159,7 +159,9 @@ def _load_finding(cells: Sequence[Cell], best: Sequence[Variant]) -> str:
     if len(pairs) < len(cells):
         gains = [one.tokens_per_second / cell.plain.tokens_per_second for cell, one in zip(cells, best, strict=True)]
         first, last = cells[0].batch, cells[-1].batch
-        return f"Drafts decode at {gains[0]:.2f} of plain at batch {first}, at {gains[-1]:.2f} at batch {last}"
+        return (
+            f"With drafts {gains[0]:.2f} times as fast as plain at batch {first}, {gains[-1]:.2f} times at batch {last}"
+        )
     of_best = min(chosen.tokens_per_second / one.tokens_per_second for chosen, _, one in pairs)
     of_plain = min(chosen.tokens_per_second / plain.tokens_per_second for chosen, plain, _ in pairs)
     return f"The controller: at least {of_best:.2f} of the best fixed length, {of_plain:.2f} of plain decoding"

@@ -101,7 +101,9 @@ def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workl
         raise ConfigError("bench compares with speculative decoding; give --draft PATH, or --method ngram or suffix")
 
     if len(branches) > 1 and llm.engine.captured is not None:
-        raise ConfigError("several --tree-top-k need steps without CUDA graphs, which keep one shape; --no-cuda-graphs")
+        raise ConfigError(
+            "got several values of --tree-top-k, but a CUDA graph has one shape; give one value or add --no-cuda-graphs"
+        )
 
     import torch
 

@@ -1,7 +1,8 @@
-"""What a drafter knows of its guesses as chances that they come true, and how often they did.
+"""Turns a drafter's own scores into chances that its guesses are accepted, and counts how often they were.
 
 A share says how clearly a guess won the drafter's own draw. Per drafter one table for greedy rows and one for sampled
-ones, neither of which falls, turns shares into chances; both are learned from guesses that were verified. Pure.
+ones turns shares into chances; in neither has a higher share a lower chance. Both are learned from verified guesses.
+Pure.
 """
 
 from __future__ import annotations

@@ -143,7 +143,8 @@ METRICS: tuple[MetricSpec, ...] = (
         "1 while almost none of the last forwards had a draft although one was allowed, by reason.", ("reason",),
         read=lambda now: {reason: float(now.load.paused == reason) for reason in PAUSES}),
     counter("spec_decode_guesses_by_chance", OURS,
-        "Guesses that the target reached, by drafter and by the chance that was expected: up to this, in tenths.",
+        "Guesses whose earlier guesses were all accepted, by drafter and expected chance, the upper bound of a bin of "
+        "0.1.",
         ("method", "chance"), read=lambda now: _by_chance(now.totals.speculation, "tried")),
     counter("spec_decode_guesses_expected_by_chance", OURS,
         "The sum of the chances that were expected of these guesses.", ("method", "chance"),

@@ -288,8 +288,8 @@ class Attention {
       }
   }
 
-  // Adds weighted values to the sums of some queries, one key after the other. Weights take on their share of the sum of
-  // all, and the scales of codes.
+  // Adds weighted values to the sums of some queries, one key after the other. First divides each
+  // weight by the sum of all, and multiplies it by the scale of a code.
   void gather(const Room& room, Some some, float* weights, const Sixteen* values, int count) const {
     int size = heads_.size;
     for (int b = 0; b < count; b++) {

@@ -90,8 +90,9 @@ struct Attending {
   int head;
 };
 
-// Tasks of all spans, a row's head by head, so that the blocks of a long prompt find a head's keys in a cache. Few nodes
-// have blocks of 16 queries, for many threads; many nodes share what a key costs, as far as their scores fit a cache.
+// Tasks of all spans, a row's head by head, so that the blocks of a long prompt find a head's keys in a cache. With few
+// nodes a block has 16 queries, so that many threads find work; with many, queries of a block share the cost of reading a
+// key, as long as their scores fit a cache.
 inline std::vector<Attending> tasks_of(const Span* spans, int count, const Places& places, const Heads& heads) {
   std::vector<Attending> tasks;
   int token = 0, row = 0, groups = heads.groups();

@@ -56,7 +56,7 @@ class WantedStates(NamedTuple):
         if given is None or ids is None:
             raise DataError(f"it holds {', '.join(sorted(found)) or 'nothing'}; expected hidden_states and token_ids")
         if ids.tolist() != tokens.tolist():
-            raise DataError(f"it is of {len(ids)} other tokens; expected those of the prompt, {len(tokens)}")
+            raise DataError(f"its {len(ids)} tokens are not the {len(tokens)} of the prompt; expected the same")
         expected = (len(tokens), len(self.layer_ids), self.hidden_size)
         if given.shape != expected:
             raise DataError(
