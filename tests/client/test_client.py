@@ -97,6 +97,11 @@ def test_a_url_that_is_none(url: str) -> None:
         Client(url, None, 1.0)
 
 
+def test_a_port_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="got port 99999, expected at most 65535"):
+        Client("http://127.0.0.1:99999", None, 1.0)
+
+
 def test_a_server_that_is_not_there_lists_no_model() -> None:
     with serving() as (url, _):
         pass

@@ -220,6 +220,7 @@ def test_wrong_calls_are_refused(
     [
         (("synthesize", "--data", "data", "--start", "40", "--output", "a.jsonl"), "a.jsonl is a file; expected a dir"),
         (("synthesize", "--data", "data", "--output", "o", "--shards", "1000000000"), "999999"),
+        (("prepare", "--data", "a.jsonl", "--output", ""), "the directory to write is ''; expected --output DIR"),
         (("prepare", "--data", "none.jsonl", "--output", "o"), "--data none.jsonl: no such file"),
         (("prepare", "--data", "a.jsonl", "--output", "a.jsonl"), "a.jsonl is a file; expected a dir"),
         (("train", "--data", "prepared", "--eval-data", "none", "--output-dir", "o"), "--eval-data none: no such file"),

@@ -123,8 +123,15 @@ def test_echoed_logprobs_are_the_engines(client: OpenAI, plain: LLM) -> None:
 
 
 def test_scoring_a_text_generates_nothing(client: OpenAI) -> None:
-    got = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=0, echo=True, logprobs=1)
+    extra = {"speculative": {"steps": True}}
+    got = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=0, echo=True, logprobs=1, extra_body=extra
+    )  # fmt: skip
     assert got.choices[0].text == PROMPT
+    reported = got.choices[0].model_extra or {}
+    assert [reported["speculative"][name] for name in ("token_ids", "tokens", "origins", "rejected", "steps")] == [
+        []
+    ] * 5
     assert got.choices[0].logprobs is not None
     assert len(got.choices[0].logprobs.tokens or []) == len(PROMPT)
     assert got.usage is not None

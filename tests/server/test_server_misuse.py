@@ -19,7 +19,7 @@ from tokenizers.processors import TemplateProcessing
 from cli_checks import Pair
 from sametoken import LLM
 from sametoken.server.chat_schema import ChatRequest
-from sametoken.server.schema import CompletionRequest
+from sametoken.server.schema import CompletionRequest, Speculative
 from server_checks import MODEL, Running, running
 
 KEY = "key of ours"
@@ -204,6 +204,9 @@ def test_null_is_the_same_as_leaving_a_field_out(http: httpx.Client) -> None:
     plain = http.post("/v1/completions", json={"prompt": "abc", "temperature": 0, "max_tokens": 4})
     assert said.status_code == 200
     assert said.json()["choices"] == plain.json()["choices"]
+    inner = dict.fromkeys(Speculative.model_fields)
+    body = {"prompt": "abc", "temperature": 0, "max_tokens": 4, "speculative": inner}
+    assert http.post("/v1/completions", json=body).json()["choices"] == plain.json()["choices"]
     fields = dict.fromkeys(name for name in ChatRequest.model_fields if name != "messages")
     chat = {"messages": [{"role": "user", "content": "hi"}], **fields, "max_tokens": 2}
     assert http.post("/v1/chat/completions", json=chat).status_code == 200

@@ -89,7 +89,10 @@ def _positions(cell: Cell) -> Table:
 def _histogram(cell: Cell) -> Table:
     counts = {one.label: one.acceptance for one in cell.speculative}
     most = max(len(found.accepted_lengths) for found in counts.values())
-    rows = [(label, *(f"{n / found.forwards:.1%}" for n in found.accepted_lengths)) for label, found in counts.items()]
+    rows = [
+        (label, *(f"{n / max(found.forwards, 1):.1%}" for n in found.accepted_lengths))
+        for label, found in counts.items()
+    ]
     return Table("forwards by how many guesses they accepted", ("drafts", *map(str, range(most))), rows)
 
 

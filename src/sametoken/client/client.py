@@ -20,6 +20,7 @@ from sametoken.errors import ConfigError, SametokenError
 if TYPE_CHECKING:
     import httpx
 
+LAST_PORT = 65_535
 LONGEST_WAIT = 60.0  # seconds between two attempts
 RETRIED = (408, 409, 425, 429)  # and every status from 500
 END_OF_STREAM = "[DONE]"
@@ -115,6 +116,8 @@ class Client:
             )
         except (httpx.InvalidURL, UnicodeError, ValueError) as error:
             raise ConfigError(f"--url {url!r}: {error}; expected a URL such as http://localhost:8000") from error
+        if (port := self._http.base_url.port or 0) > LAST_PORT:
+            raise ConfigError(f"--url {url!r}: got port {port}, expected at most {LAST_PORT}")
 
     async def __aenter__(self) -> Client:
         return self

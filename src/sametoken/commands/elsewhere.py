@@ -12,7 +12,9 @@ from sametoken.commands import prepare, train
 from sametoken.commands.options import Chosen, given_words
 from sametoken.errors import ConfigError
 
-PREPARE = tuple(each for each in prepare.OPTIONS if each.name not in ("shard", "show", "json", "hidden_states"))
+# Keys go by the environment (OPENAI_API_KEY): a script is a file that others may read.
+LEFT_OUT = ("shard", "show", "json", "hidden_states", "api_key")
+PREPARE = tuple(each for each in prepare.OPTIONS if each.name not in LEFT_OUT)
 TRAIN = tuple(each for each in train.OPTIONS if each.name != "num_gpu")
 PROGRAM = "sametoken.cli"  # after `python -m`
 
@@ -38,8 +40,10 @@ def output_directory(given: str) -> Path:
     """The absolute path of a directory that is written.
 
     Raises:
-        ConfigError: there is a file of this name.
+        ConfigError: it is empty, or there is a file of this name.
     """
+    if not given:
+        raise ConfigError(f"the directory to write is {given!r}; expected --output DIR")
     output = Path(os.path.abspath(user_path(given)))
     if output.exists() and not output.is_dir():
         raise ConfigError(f"{output} is a file; expected a directory, or a name that is not taken")

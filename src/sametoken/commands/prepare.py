@@ -67,8 +67,8 @@ HIDDEN = titled(
         "url",
         list[str],
         None,
-        "vLLM server that computes them, started with the method extract_hidden_states; may be given several times. "
-        "Without it the target runs in this process.",
+        "address of a vLLM server that computes them, started with the method extract_hidden_states; may be given "
+        "several times. Without it the target runs in this process.",
         "URL",
     ),
     Option("api_key", str, None, "key of the servers; without it: the environment's OPENAI_API_KEY."),
@@ -176,6 +176,8 @@ def _check(values: Values) -> None:
         raise ConfigError("got no --output; expected --output DIR, or --show N to print samples only")
     if values["json"] and values["show"]:
         raise ConfigError("--json prints one object and --show prints samples; leave one of them out")
+    if values["output"] == "":
+        raise ConfigError("--output is empty; expected --output DIR")
     if values["output"] is None and values["hidden_states"]:
         raise ConfigError("--hidden-states needs a place: add --output DIR")
     if not values["hidden_states"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sametoken.engine.completion import Chunk, Completion
@@ -67,6 +68,12 @@ class CompletionWords:
         """What is shown of the tokens: with max_tokens 0 one was drawn, as the engine draws at least one."""
         return () if self._body.max_tokens == 0 else items
 
+    def _shown(self, completion: Completion) -> Completion:
+        """The completion with the tokens that are shown, see `_kept`."""
+        if self._body.max_tokens == 0:
+            return replace(completion, token_ids=[], origins=[], rejected=[], steps=completion.steps and [])
+        return completion
+
     def _choice(self, request: Request, tokens: Sequence[int], text: str, first: bool) -> dict[str, Any]:
         """Text of one choice, and as "scored" the tokens that it stands for; the prompt too where it is echoed."""
         body, shown = self._body, list(self._kept(tokens))
@@ -94,7 +101,7 @@ class CompletionWords:
             items = [*echoed, *self._kept(completion.logprobs or [])]
             choice["logprobs"] = text_logprobs(self._tokenizer, scored, items, self._body.logprobs, 0)
         if self._reports:
-            choice["speculative"] = report(self._tokenizer, completion, completion)
+            choice["speculative"] = report(self._tokenizer, self._shown(completion), completion)
         return end(choice, completion)
 
 

@@ -45,6 +45,12 @@ class Speculative(Drafted):  # type: ignore[misc]
     report: bool = False
     """add `speculative` to every choice, and to every chunk of a stream."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        """Null is the same as leaving a field out."""
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
 
 class Prediction(Body):
     """OpenAI's Predicted Outputs: the reply that is expected, which is drafted from."""
