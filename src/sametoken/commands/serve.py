@@ -68,7 +68,7 @@ EXAMPLES = {
         "sametoken serve MODEL --draft DRAFT --host 0.0.0.0 --api-key KEY",
     "use a file of TensorRT-LLM's keys": "sametoken serve MODEL --extra-llm-api-options options.yaml",
 }  # fmt: skip
-NOTE = "The options of trtllm-serve, vllm serve and llama-server work too; docs/server.md lists what each does here."
+NOTE = "The options of trtllm-serve and vllm serve work too; docs/server.md lists what each does here."
 
 
 def command(model: str | None, values: Chosen) -> int:
@@ -76,7 +76,7 @@ def command(model: str | None, values: Chosen) -> int:
 
     Drafts change the speed, never a token (on CUDA: with --deterministic).
 
-    Takes the options of `trtllm-serve`, `vllm serve` and `llama-server` too, and TensorRT-LLM's YAML file. With
+    Takes the options of `trtllm-serve` and `vllm serve` too, and TensorRT-LLM's YAML file. With
     --engine another engine serves: this command starts it, waits until it answers, and ends with it.
     """
     if values["engine"] != planning.OURS:

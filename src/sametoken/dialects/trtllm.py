@@ -13,7 +13,7 @@ from sametoken.dialects.rules import Group, Only, Rule, Sets, table
 from sametoken.options.serving import elsewhere
 from sametoken.options.speculation import AUTO
 
-ONE_PROCESS = "the model runs in one process"
+ONE_PROCESS = "one process schedules and samples, also with --tp_size"
 KERNELS = "kernels are chosen by the processor or GPU"
 METRICS = "/metrics always has every statistic"
 PAGES = "pages stay where the model computes"
@@ -162,7 +162,8 @@ TOP = table(
         "first come, first served; the newest sequence starts again when pages run out": "scheduler_config:dict",
         "a step never waits for more requests":
             "batch_wait_timeout_ms:float=0 batch_wait_timeout_iters=0 batch_wait_max_tokens_ratio:float=0",
-        "requests have OpenAI's defaults": "generation_config=trtllm",
+        "what a request leaves out comes from the model's generation_config.json; --generation-config none changes "
+        "that": "generation_config=trtllm",
         NO_PART: "garbage_collection_gen0_threshold:int sleep_config:dict telemetry_config:dict",
     },
     {
