@@ -12,7 +12,7 @@ import pytest
 
 from fake_server import PIECES, TOKENS, serving
 from sametoken import ConfigError
-from sametoken.client.client import Client, Delta, RemoteError, persist
+from sametoken.client.client import Client, Delta, RemoteError, all_together, persist
 
 BODY: dict[str, Any] = {"messages": [], "stream_options": {"include_usage": True}}
 
@@ -112,3 +112,21 @@ def test_a_server_that_is_not_there_lists_no_model() -> None:
 
     with pytest.raises(ConfigError, match=r"/v1/models: connection lost .*; expected a running OpenAI-compatible"):
         asyncio.run(go())
+
+
+def test_the_first_failure_ends_the_others() -> None:
+    ended = []
+
+    async def waiting() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("waiting")
+
+    async def failing() -> None:
+        await asyncio.sleep(0)
+        raise RemoteError("no")
+
+    with pytest.raises(RemoteError, match="no"):
+        asyncio.run(all_together([waiting(), failing()]))
+    assert ended == ["waiting"]

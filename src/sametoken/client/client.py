@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -223,6 +223,17 @@ class Client:
         except httpx.HTTPError as error:
             what = "stalled" if isinstance(error, httpx.TimeoutException) else "connection lost"
             raise RemoteError(f"{what} ({type(error).__name__})", passing=True) from error
+
+
+async def all_together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs all at once. The first that fails ends the others, and its error is raised once they have ended."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def persist(ask: Callable[[], Awaitable[T]], retries: int, first_wait: float = 1.0) -> T:

@@ -5,7 +5,6 @@ Conversations are independent: the result depends on a conversation's own turns 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections import Counter
@@ -15,6 +14,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sametoken.client.client import all_together
 from sametoken.data.answers import Answerer, NoAnswerError
 from sametoken.data.conversations import ID_KEYS, DataRow, parse_record, read_rows, row_id, writable_text
 from sametoken.data.journal import Lines
@@ -303,13 +303,7 @@ class Synthesis:
                 self._note(task, await self._do(task))
                 self._progress(self.summary)
 
-        workers = [asyncio.create_task(work()) for _ in range(concurrency)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        await all_together(work() for _ in range(concurrency))
         if self._log_empty and not self.summary.failed:
             self._lines.append(FINISHED)
         return self.summary

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sametoken.client.client import Client, RemoteError
+from sametoken.client.client import Client, RemoteError, all_together
 from sametoken.errors import DataError
 
 TIMEOUT_S = 600.0  # without a byte of an answer
@@ -94,17 +94,11 @@ class ServedStates:
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(Client(url, self._api_key, TIMEOUT_S)) for url in self._urls]
             models = [await client.first_model(RETRIES) for client in clients]
-            work = [
-                asyncio.create_task(self._work(client, model, left, found))
+            await all_together(
+                self._work(client, model, left, found)
                 for client, model in zip(clients, models, strict=True)
                 for _ in range(self._at_once)
-            ]
-            try:
-                await asyncio.gather(*work)
-            finally:
-                for each in work:
-                    each.cancel()
-                await asyncio.gather(*work, return_exceptions=True)
+            )
         return [found[number] for number in range(len(samples))]
 
     async def _work(
