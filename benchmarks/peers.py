@@ -39,6 +39,14 @@ WARM_UP_TOKENS = 8
 SLACK = 16  # positions that an engine may want past the last token beside a draft
 
 
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """Options that say where the engines are, and how many threads each has."""
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--llama-cpp", type=Path, help="llama.cpp source tree with its programs in build/bin")
+    parser.add_argument("--convert-python", default=sys.executable, help="interpreter for llama.cpp's converter")
+    parser.add_argument("--vllm-python", help="interpreter that has vLLM for CPU")
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="directory of the target, bfloat16")
@@ -49,10 +57,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=128, help="new tokens a prompt")
     parser.add_argument("--prompts", help="JSON lines with prompt or messages; default six built-in chat turns")
     parser.add_argument("--draft-len", type=int, default=4, help="tokens that every engine drafts (K)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--llama-cpp", type=Path, help="llama.cpp source tree with its programs in build/bin")
-    parser.add_argument("--convert-python", default=sys.executable, help="interpreter for llama.cpp's converter")
-    parser.add_argument("--vllm-python", help="interpreter that has vLLM for CPU")
+    add_places(parser)
     parser.add_argument("--made", type=Path, help="directory of converted and quantised models; default OUT/made")
     parser.add_argument("--out", type=Path, required=True, help="directory for results, logs and converted models")
     return parser.parse_args()

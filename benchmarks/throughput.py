@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import sys
 import time
@@ -22,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from peers import machine
+from peers import add_places, machine
 from peers_engines.cells import FOREIGN_LIMIT, Attempt, Cell, Goal, ratio, speeds
 from peers_engines.host import EngineError, Hosts
 from peers_engines.launches import Peers, launch
@@ -77,10 +76,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=64, help="by which each prompt is continued")
     parser.add_argument("--draft-len", type=int, default=4, help="tokens that engines draft, ours at most")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--llama-cpp", type=Path, help="llama.cpp source tree with its programs in build/bin")
-    parser.add_argument("--convert-python", default=sys.executable, help="interpreter for llama.cpp's converter")
-    parser.add_argument("--vllm-python", help="interpreter that has vLLM for CPU")
+    add_places(parser)
     parser.add_argument("--made", type=Path, help="directory of converted models; default `made` beside --out")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of all attempts; logs lie beside it")
     return parser.parse_args()
