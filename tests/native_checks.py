@@ -18,6 +18,7 @@ from sametoken.kernels.cpu import threads as threads_module
 from sametoken.kernels.cpu.library import Library
 from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module
+from sametoken.runtime import draw as draw_module
 
 
 def built(name: str) -> Library | None:
@@ -36,7 +37,7 @@ EMULATED = os.environ.get("SAMETOKEN_TEST_ARM") is not None
 
 def use(kernels: Library, patch: pytest.MonkeyPatch) -> Library:
     """Every decoder that is loaded from here on uses these kernels."""
-    for module in (linear_module, compiled_module):
+    for module in (linear_module, compiled_module, draw_module):
         patch.setattr(module, "library", lambda: kernels)
     return kernels
 

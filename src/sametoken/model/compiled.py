@@ -37,6 +37,7 @@ from sametoken.model.linear import Embedding, Linear
 from sametoken.model.rope_config import RopeConfig
 from sametoken.model.rotary import query_scales
 from sametoken.runtime.cache import KVCache, Span, View
+from sametoken.runtime.draw import draw_of
 from sametoken.runtime.kv_format import FP8, INT8
 from sametoken.runtime.ranks import Columns, NativeExchange, Ranks
 from sametoken.speculation.rows import Sampling
@@ -254,12 +255,7 @@ class Compiled:
         features = None if features is None else features.contiguous()
         span = CSpan(batch, width, width, addressof(rows), addressof(starts))
         feed = Feed(span, addressof(tokens), addressof(counts), address(features))
-        truncation = {} if sampling.truncation is None else sampling.truncation._asdict()
-        draw = struct_of(
-            Draw, seeds=sampling.seed, positions=addressof(positions), temperature=sampling.temperature,
-            noise_scale=sampling.noise_scale, **truncation,
-        )  # fmt: skip
-        yield feed, draw
+        yield feed, draw_of(sampling, addressof(positions))
 
     def _pages(self, cache: KVCache) -> Pages:
         form, table = KV_FORMS.get(cache.kv_format, 0), cache.table.table

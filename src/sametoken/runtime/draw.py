@@ -1,12 +1,15 @@
-"""The target's draw after every node by whatever computes it fastest: a Triton kernel on CUDA, torch elsewhere.
+"""The target's draw after every node by what computes it fastest: compiled kernels, Triton on CUDA, or torch.
 
 `speculation.sampling.sample` says what is drawn; nothing here changes a token.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.structures import Draw, address, struct_of
 from sametoken.kernels.devices import fused
 from sametoken.speculation.draft import Draft, depth
 from sametoken.speculation.rows import Sampling
@@ -15,11 +18,29 @@ from sametoken.speculation.sampling import confined_scores, sample
 
 def draw(logits: Tensor, draft: Draft, ancestor_mask: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
     """`sample`, with the same arguments and the same result."""
-    if not fused(logits) or sampling.truncation is not None:
+    kernels = library() if logits.device.type == "cpu" else None
+    if kernels is None and (not fused(logits) or sampling.truncation is not None):
         return sample(logits, draft, ancestor_mask, position, sampling)
-    from sametoken.kernels.triton import draw as kernel
-
     at = position.unsqueeze(1) + depth(ancestor_mask) + 1
     plain = not sampling.edited and sampling.grammars is None
     scores = logits if plain else confined_scores(logits, draft, ancestor_mask, at, sampling)
-    return kernel.draw(scores, at, sampling.seed, sampling.temperature, sampling.noise_scale)
+    if kernels is None:
+        from sametoken.kernels.triton import draw as kernel
+
+        return kernel.draw(scores, at, sampling.seed, sampling.temperature, sampling.noise_scale)
+    drawn = kernels.sample(draw_of(sampling, address(at)), scores.to(torch.float32))
+    return drawn if drawn.min() >= 0 else sample(logits, draft, ancestor_mask, position, sampling)
+
+
+def draw_of(sampling: Sampling, positions: int | None) -> Draw:
+    """How the rows of a batch draw, for a call of the compiled kernels.
+
+    Args:
+        positions: address of the positions of their draws.
+    """
+    truncation = {} if sampling.truncation is None else sampling.truncation._asdict()
+    found: Draw = struct_of(
+        Draw, seeds=sampling.seed, positions=positions, temperature=sampling.temperature,
+        noise_scale=sampling.noise_scale, **truncation,
+    )  # fmt: skip
+    return found

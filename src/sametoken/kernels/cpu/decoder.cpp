@@ -1,4 +1,4 @@
-// The functions that Python calls: one linear, the fusion of a head's features, one forward, guesses, and packing.
+// The functions that Python calls: one linear, the fusion of a head's features, one forward, guesses, draws, and packing.
 //
 // Return values: 0, or -1 when memory ran out.
 #include "draw.h"
@@ -6,6 +6,7 @@
 #include "forward.h"
 #include "grow.h"
 #include "pack.h"
+#include "sample.h"
 
 #ifdef __GLIBCXX__
 // Containers call this when the size of an allocation overflows. libstdc++ has it since GCC 11: a copy of our own lets the
@@ -204,7 +205,7 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 19; }
+int32_t sametoken_interface() { return 20; }
 
 // All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
 // taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.
@@ -294,6 +295,20 @@ int32_t sametoken_guess(const Model* model, const Pages* pages, const Feed* feed
         shares[b * levels + level] = found.share;
       });
     }
+  });
+}
+
+// The target's draws [rows][nodes] from scores [rows][nodes][size], see sample.h: each row has parameters, each node a
+// position.
+int32_t sametoken_sample(const Draw* draw, const float* scores, int32_t rows, int32_t nodes, int64_t size, int64_t* tokens,
+                         int32_t threads) {
+  return guarded([&] {
+    Pool::instance().run(threads, 1, [&](Worker& worker) {
+      worker.each(rows * nodes, [&](int at) {
+        int64_t position = draw->seeds == nullptr ? 0 : draw->positions[at];
+        tokens[at] = sampled(scores + at * size, size, *draw, at / nodes, position);
+      });
+    });
   });
 }
 

@@ -37,9 +37,10 @@ from sametoken.kernels.cpu.threads import threads_for
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 19  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 20  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 BLOCK_INT4, BLOCK_INT5, BLOCK_INT6, BLOCK_INT8 = range(8, 12)
+DRAW_WORK = 8  # a sampled draw takes as long as reading so many times its scores as weights
 BLOCK_KINDS = ("Q8_0", "Q4_0", "MXFP4", "Q4_K", "Q5_K", "Q6_K")  # of llama.cpp, see BlockKind in pack.h
 
 
@@ -88,6 +89,8 @@ class Library:
             POINTER(Model), POINTER(Pages), POINTER(Feed), POINTER(Output), POINTER(Draw), POINTER(Growth),
             c_int32, c_int32,
         ]  # fmt: skip
+        self._sample = library.sametoken_sample
+        self._sample.argtypes = [POINTER(Draw), c_void_p, c_int32, c_int32, c_int64, c_void_p, c_int32]
         self._pack, self._awq, self._blocks = library.sametoken_pack, library.sametoken_awq, library.sametoken_blocks
         self._pack.argtypes = [POINTER(Packing), c_int32, c_int32, c_int32]
         self._awq.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int32]
@@ -273,6 +276,19 @@ class Library:
     ) -> None:
         """Trees after each row's last committed token, written where `growth` points; arguments as for `guess`."""
         _check(self._grow(model, pages, feed, output, draw, growth, *(threads_for(each) for each in nbytes)))
+
+    def sample(self, draw: Draw, scores: Tensor) -> Tensor:
+        """[B, N] int64, the target's draws from scores [B, N, V] float32; -2 where torch must decide, see sample.h.
+
+        Args:
+            draw: of B rows, and with the position of each of the B N draws.
+        """
+        scores = scores.contiguous()
+        rows, nodes, size = scores.shape
+        tokens = torch.empty(rows, nodes, dtype=torch.int64)
+        threads = threads_for(scores.nbytes * (DRAW_WORK if draw.seeds else 1))
+        _check(self._sample(draw, scores.data_ptr(), rows, nodes, size, tokens.data_ptr(), threads))
+        return tokens
 
 
 class KernelStatus(NamedTuple):
