@@ -274,6 +274,18 @@ def test_unknown_repository_says_that_both_were_tried_and_what_is_near(
     assert hub.url in message
 
 
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("embeded", "(did you mean 'embedded', which comes with the package?)"),
+        ("embeded-eagle3", "(did you mean 'embedded-eagle3', which comes with the package?)"),
+        ("embedded-eagle3", "give it as --draft"),
+    ],
+)
+def test_a_mistyped_name_of_the_packages_models(hub: Hub, model: str, hint: str) -> None:
+    assert hint in refused(model)
+
+
 def test_unknown_revision(hub: Hub) -> None:
     assert "has no revision 'v9'" in refused("owner/small", revision="v9")
 

@@ -6,6 +6,8 @@ import difflib
 from pathlib import Path
 from typing import Any
 
+from sametoken import embedded
+
 
 def failure_of(model: str, revision: str | None, error: Exception) -> str:
     """What the Hub client's error means for the user, and what to do."""
@@ -22,7 +24,7 @@ def failure_of(model: str, revision: str | None, error: Exception) -> str:
             )
         case errors.RepositoryNotFoundError():
             return (
-                f"{model} was not found: neither a directory here{nearest_directory(Path(model))} nor a repository on "
+                f"{model} was not found: neither a directory here{_nearest(model)} nor a repository on "
                 f"{constants.ENDPOINT}; check the spelling, and set HF_TOKEN if it is private"
             )
         case errors.RevisionNotFoundError():
@@ -49,8 +51,7 @@ def _unreachable(model: str, error: Exception) -> str:
     cause = error.__cause__
     if isinstance(cause, OSError) and getattr(cause, "response", None) is not None:
         return _refused(model, cause)
-    near = nearest_directory(Path(model))
-    start = f"{model} is neither a directory here{near} nor in the cache {constants.HF_HUB_CACHE}, "
+    start = f"{model} is neither a directory here{_nearest(model)} nor in the cache {constants.HF_HUB_CACHE}, "
     if cause is None or constants.HF_HUB_OFFLINE:
         return start + "and offline mode forbids asking the Hub; run once without HF_HUB_OFFLINE, or copy the directory"
     return start + (
@@ -65,6 +66,14 @@ def _refused(model: str, error: Any) -> str:
     if status == 401:
         return f"the Hub refused the token for {model} (401); make a new one at https://huggingface.co/settings/tokens"
     return f"the Hub answered {status} for {model} ({first_line(error)}); try again later, or check HF_ENDPOINT"
+
+
+def _nearest(model: str) -> str:
+    """What the user may have meant: a name of the package's own models, or a directory; "" for neither."""
+    if model == embedded.HEAD_NAME:
+        return f" ({model} is the head of the package's target; give it as --draft)"
+    close = difflib.get_close_matches(model, (embedded.NAME, embedded.HEAD_NAME), n=1, cutoff=0.75)
+    return f" (did you mean {close[0]!r}, which comes with the package?)" if close else nearest_directory(Path(model))
 
 
 def nearest_directory(path: Path) -> str:

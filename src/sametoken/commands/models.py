@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from sametoken import embedded, kinds
+from sametoken.checkpoint.paths import user_path
 from sametoken.commands.options import Values, settings_of
 from sametoken.errors import ConfigError
 from sametoken.options.engine import MOST_THREADS, EngineConfig, KVCacheConfig
@@ -83,6 +84,10 @@ def use_threads(threads: int | None) -> None:
 
 def model_names(model: str | None, draft: str | None, method: str | None) -> tuple[str, str | None]:
     """What to load as target and as draft; a draft that the method would not use is refused or left out."""
+    if draft is not None and draft.isdecimal() and not user_path(draft).exists():  # llama-server's --draft
+        raise ConfigError(
+            f"--draft {draft}: expected a draft model or a head; the number of tokens of a draft is --max-draft-len"
+        )
     if draft is not None and method not in (None, AUTO, *MODEL_METHODS):
         raise ConfigError(f"--draft {draft} has no use with --method {method}; leave one of them out")
     target = model or embedded.NAME
