@@ -72,6 +72,7 @@ EXAMPLES = {
     "serve a model and its draft": "sametoken serve MODEL --draft DRAFT",
 }
 MODEL = "Directory, GGUF file or Hub id of the target; without it: the target that comes with the package ('embedded')."
+MODEL_SPELLINGS = ("--model", "-m", "--hf-repo", "-hf", "-hfr")  # vLLM's, and llama.cpp's
 LESS_MEMORY = (
     "use smaller batches, a shorter context, less of the memory for the cache (--kv-cache-free-memory-fraction) or "
     "weights in fewer bits; `sametoken doctor MODEL` says what fits"
@@ -174,11 +175,15 @@ def _listed() -> None:
 def _function(module: ModuleType) -> Callable[..., None]:
     """A command's module as a function with one parameter per option."""
 
-    def run(context: typer.Context, argument: Any = None, debug: bool = False, **values: Any) -> None:
+    def run(
+        context: typer.Context, argument: Any = None, named: str | None = None, debug: bool = False, **values: Any
+    ) -> None:
         from sametoken.commands.options import Chosen, refuse_beyond, spelled_as_option
 
         def call() -> int:
             refuse_beyond(module.OPTIONS, values)
+            if argument is not None and named is not None:
+                raise ConfigError(f"got the model twice, {argument} and --model {named}; leave one of them out")
             computes = "threads" in values  # doctor only plans ranks
             if (
                 computes and getattr(module, "computes", bool)(values) and values.get("tensor_parallel_size", 1) > 1
@@ -187,7 +192,7 @@ def _function(module: ModuleType) -> Callable[..., None]:
 
                 join_ranks(values, values.get("data_parallel_size", 1))
             try:
-                code: int = module.command(argument, Chosen(values, given))
+                code: int = module.command(argument if named is None else named, Chosen(values, given))
             except ConfigError as error:
                 raise spelled_as_option(error, module.OPTIONS) from error
             return code
@@ -255,7 +260,11 @@ def _arguments(module: ModuleType) -> list[inspect.Parameter]:
     kind = inspect.Parameter.KEYWORD_ONLY
     if not hasattr(module, "ARGUMENT"):
         spoken: Any = Annotated[str | None, typer.Argument(help=MODEL, metavar="MODEL")]
-        return [inspect.Parameter("argument", kind, default=None, annotation=spoken)]
+        taken = [inspect.Parameter("argument", kind, default=None, annotation=spoken)]
+        if all(option.name != "model" for option in module.OPTIONS):
+            spoken = Annotated[str | None, typer.Option(*MODEL_SPELLINGS, help="the same as MODEL.", hidden=True)]
+            taken.append(inspect.Parameter("named", kind, default=None, annotation=spoken))
+        return taken
     argument: Argument | None = module.ARGUMENT
     if argument is None:
         return []

@@ -54,9 +54,9 @@ class Kind:
         marks: keys of config.json that only files of this kind have.
         words: parts of the names of architectures that only files of this kind have.
             Of kinds of models, other than the usual draft model, one of either chooses the kind for a draft.
-        aliases: its names elsewhere, by tool: "vllm", "sglang", "trtllm", "speculators"; "trtllm-pytorch" is what
-            TensorRT-LLM's PyTorch backend has and calls it now; "train" is `sametoken train --mode`,
-            and "embedded" the names of drafts that come with the package.
+        aliases: its names elsewhere, by tool: "vllm", "sglang", "trtllm", "llama-server", "speculators";
+            "trtllm-pytorch" is what TensorRT-LLM's PyTorch backend has and calls it now; "train" is
+            `sametoken train --mode`, and "embedded" the names of drafts that come with the package.
         taps: whether it reads blocks of the target that may be chosen, rather than the last hidden state.
         settings: the fields of `SpeculativeConfig` that this kind reads and not every kind reads.
         source: the distribution that provides it, with its version; filled in by the registry.

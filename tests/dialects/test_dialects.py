@@ -12,7 +12,7 @@ from foreign_keys import markdown
 
 from sametoken.commands.resolution import HINTS
 from sametoken.config import SpeculativeConfig
-from sametoken.dialects import flags, trtllm, vllm
+from sametoken.dialects import flags, llama_server, trtllm, vllm
 from sametoken.dialects.flags import FLAGS, read_flags
 from sametoken.dialects.rules import Group, NoEffect, Only, Rule, Sets, Table, Translation, apply, translate
 from sametoken.dialects.trtllm_yaml import read_file, translate_text
@@ -28,7 +28,11 @@ SPOKEN: dict[Any, tuple[Any, Any]] = {
     trtllm.decoding_type: ("Draft_Target", "draft_target"),
     flags.opposite: (True, False),
     flags.log_level: ("trace", "debug"),
-    flags.cache_type: ("f16", "auto"),
+    llama_server.cache_type: ("f16", "auto"),
+    llama_server.spec_type: ("draft-simple", "draft_target"),
+    llama_server.reasoning: ("deepseek", "auto"),
+    llama_server.unless_automatic: (4096, 4096),
+    llama_server.names: ("one, two", ["one", "two"]),
     vllm.method: ("ngram_gpu", "ngram"),
     vllm.schedule: ([[1, 4, 4], [5, 8, 2]], {4: 4, 8: 2}),
     None: (3, 3),
@@ -92,7 +96,9 @@ def test_flags_have_names_of_their_own() -> None:
     names = list(itertools.chain.from_iterable((name, *flag.aliases) for name, flag in FLAGS.items()))
     assert len(set(names)) == len(names)
     assert not set(names) & HINTS.keys()
-    assert not any(flag.aliases for flag in FLAGS.values() if flag.kind is bool)
+    switches = [name for flag in FLAGS.values() if flag.kind is bool for name in flag.aliases]
+    assert switches
+    assert all(name.startswith("-") and not name.startswith("--") for name in switches)  # others would need a "no-"
 
 
 @pytest.mark.parametrize(

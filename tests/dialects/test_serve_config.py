@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli_checks import Pair
+from cli_checks import Pair, call
 from sametoken import LLM, SamplingParams, embedded
 from sametoken.commands import serve
 from sametoken.commands.models import open_llm
@@ -127,6 +127,49 @@ def test_vllms_options() -> None:
     assert (info["engine"]["max_seq_len"], info["engine"]["max_batch_size"]) == (4096, 3)
     assert info["server"]["api_key"] == 1
     assert "token-abc123" not in repr(info) + "".join(serve.described(info))
+
+
+LLAMA = (
+    "-c 4096 -np 4 --spec-type draft-simple --draft-max 8 --draft-min 2 -ub 256 -ctk q8_0 -ctv q8_0 -fa on -cb "
+    "-ngl 99 -t 2 -a gpt,four --port 8080"
+)
+
+
+def test_llama_servers_command(capfd: pytest.CaptureFixture[str]) -> None:
+    said = call(capfd, "deploy", "plan", "-m", "embedded", "-md", "embedded", *LLAMA.split())
+    assert said.out.replace(" \\\n   ", "") == (
+        "sametoken serve embedded --draft embedded --method draft_target --max-draft-len 8 --max-num-tokens 256 "
+        "--max-seq-len 4096 --max-batch-size 4 --served-model-name gpt --served-model-name four "
+        "--kv-cache-dtype int8 --threads 2 --host 127.0.0.1 --port 8080\n"
+    )
+    assert [line.partition(" has no effect")[0] for line in said.err.splitlines()] == [
+        "note: --gpu-layers = '99'",
+        "note: --draft-min = 2",
+    ]
+    for words in ("-fa -c 64", "-c 64 -fa"):  # a switch in older releases
+        assert "--max-seq-len 64" in call(capfd, "deploy", "plan", *words.split()).out
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        ("-fa off", "--flash-attn = 'off': .*write -fa auto"),
+        ("--temp 0.3", "--temp = '0.3': each request says it"),
+        ("-ctk q8_0 -ctv f16", "--cache-type-k and --cache-type-v both set kv_cache_dtype"),
+        ("--spec-type draft-mtp", "--spec-type = 'draft-mtp': expected one of none, draft-simple"),
+        ("--draft 16", "--draft 16: expected a draft model or a head; .* is --max-draft-len"),
+        ("-m other", "got the model twice, embedded and --model other"),
+    ],
+)
+def test_what_llama_server_alone_has_is_refused(words: str, refusal: str, capfd: pytest.CaptureFixture[str]) -> None:
+    said = call(capfd, "deploy", "plan", "embedded", *words.split())
+    assert said.code == 2
+    assert re.search(refusal, said.err)
+
+
+def test_automatic_sizes_of_llama_server_are_our_defaults() -> None:
+    engine = resolved("m", ctx_size=0, parallel=-1)["engine"]
+    assert (engine["max_seq_len"], engine["max_batch_size"]) == (None, EngineConfig().max_batch_size)
 
 
 def test_options_win_over_the_file_also_where_they_say_the_default(tmp_path: Path) -> None:

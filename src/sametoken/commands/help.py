@@ -43,7 +43,7 @@ def command_page(context: Any, module: ModuleType) -> str:
     for parameter in context.command.get_params(context):
         if parameter.param_type_name == "argument":
             panels["Arguments"].append(HelpLine(parameter.metavar, "", parameter.help or ""))
-        elif parameter.name not in ours:
+        elif parameter.name not in ours and not parameter.hidden:
             panels.setdefault(LAST, []).append(_parsers_line(parameter))
     return _page(context, panels, module.EXAMPLES, getattr(module, "NOTE", ""))
 

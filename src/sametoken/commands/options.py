@@ -50,6 +50,7 @@ class Option(NamedTuple):
         words: its value goes on, word by word, up to the next option.
         group: title of the panel of the help that it stands in; "" is the command's own.
         hidden: it works and the help does not show it.
+        alone: its value where none follows it.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Option(NamedTuple):
     words: bool = False
     group: str = ""
     hidden: bool = False
+    alone: str | None = None
 
     @property
     def kind(self) -> Any:
@@ -73,7 +75,7 @@ class Option(NamedTuple):
         dashed, plain = self.name.replace("_", "-"), self.name
         if self.kind is bool:
             pairs = (f"--{dashed}/--no-{dashed}", f"--{plain}/--no_{plain}")
-            return pairs if dashed != plain else pairs[:1]
+            return (*(pairs if dashed != plain else pairs[:1]), *self.aliases)
         return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *self.aliases)))
 
     @property
@@ -261,18 +263,21 @@ def refuse_given(options: Sequence[Option], values: Values, purpose: str) -> Non
 
 
 def joined_words(arguments: Sequence[str], options: Sequence[Option]) -> list[str]:
-    """The arguments with the words of an option that takes several as one."""
+    """The arguments with the words of an option that takes several as one, and with the values that were left out."""
     several = {spelling for option in options if option.words for spelling in option.spellings}
+    alone = {spelling: option.alone for option in options if option.alone for spelling in option.spellings}
     joined: list[str] = []
     going = False  # the option has its first word and may have more
     for place, argument in enumerate(arguments):
+        if joined and joined[-1] in alone and argument.startswith("-"):
+            joined.append(alone[joined[-1]])
         going = going and not argument.startswith("--")
         if going:
             joined[-1] += f" {argument}"
         else:
             joined.append(argument)
             going = place > 0 and arguments[place - 1] in several
-    return joined
+    return [*joined, alone[joined[-1]]] if joined and joined[-1] in alone else joined
 
 
 def _option(owner: type, option: Declared, prefix: str = "") -> Option:

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from sametoken import embedded, kinds
 from sametoken.commands.options import Chosen, Option, Values, settings_of, titled
 from sametoken.dialects.flags import FLAGS, read_flags
+from sametoken.dialects.llama_server import ALONE
 from sametoken.dialects.rules import Given, Translation, spelled
 from sametoken.dialects.trtllm_yaml import read_file
 from sametoken.dialects.vllm import read_json
@@ -33,7 +34,7 @@ def foreign_options() -> tuple[Option, ...]:
             Option(JSON, str, None, "how drafts are made, as in vllm serve; replaces that of the file.", "JSON"),
         ),
         *(
-            Option(name, flag.kind, None, flag.help, aliases=flag.spellings, hidden=True)
+            Option(name, flag.kind, None, flag.help, aliases=flag.spellings, hidden=True, alone=ALONE.get(name))
             for name, flag in FLAGS.items()
         ),
     )

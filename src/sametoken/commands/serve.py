@@ -33,12 +33,14 @@ from sametoken.options.speculation import SpeculativeConfig
 if TYPE_CHECKING:
     from sametoken.engine.llm import LLM
 
-SMOOTH = 0.4  # of the time for prompts: streams take less than twice as long while somebody asks something long
+# What options of the engine are here: prompts get a share of the time with which streams take less than twice as long
+# while somebody asks something long; llama-server's name.
+SERVED: dict[str, dict[str, Any]] = {"max_prefill_share": {"default": 0.4}, "threads": {"aliases": ("-t",)}}
 
 
 def _engine_options() -> Iterator[Option]:
     for option in engine_options():
-        yield option._replace(default=SMOOTH) if option.name == "max_prefill_share" else option
+        yield option._replace(**SERVED.get(option.name, {}))
 
 
 STARTED = titled(
@@ -68,7 +70,7 @@ EXAMPLES = {
         "sametoken serve MODEL --draft DRAFT --host 0.0.0.0 --api-key KEY",
     "use a file of TensorRT-LLM's keys": "sametoken serve MODEL --extra-llm-api-options options.yaml",
 }  # fmt: skip
-NOTE = "The options of trtllm-serve and vllm serve work too; docs/server.md lists what each does here."
+NOTE = "The options of trtllm-serve, vllm serve and llama-server work too; docs/server.md lists what each does here."
 
 
 def command(model: str | None, values: Chosen) -> int:
@@ -76,7 +78,7 @@ def command(model: str | None, values: Chosen) -> int:
 
     Drafts change the speed, never a token (on CUDA: with --deterministic).
 
-    Takes the options of `trtllm-serve` and `vllm serve` too, and TensorRT-LLM's YAML file. With
+    Takes the options of `trtllm-serve`, `vllm serve` and `llama-server` too, and TensorRT-LLM's YAML file. With
     --engine another engine serves: this command starts it, waits until it answers, and ends with it.
     """
     if values["engine"] != planning.OURS:

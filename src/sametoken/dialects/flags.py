@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from sametoken.dialects import llama_server
 from sametoken.dialects.rules import NoEffect, Rule, Sets, Translation, apply, described, keys, spelled, table
 from sametoken.dialects.trtllm import ALWAYS, METRICS, NO_PART, ONE_PROCESS, TOP
 from sametoken.options.declaration import members
@@ -19,7 +20,7 @@ from sametoken.options.serving import OPTIONS, elsewhere
 class Flag(NamedTuple):
     """An option of a server, the type of its values, what becomes of them, and further names of it.
 
-    Names have no dashes, but for those of one dash, which are as they are written.
+    Names have no dashes, but for those of one dash, which are as they are written; a switch has only such aliases.
     """
 
     server: str
@@ -30,6 +31,8 @@ class Flag(NamedTuple):
     @property
     def spellings(self) -> tuple[str, ...]:
         """The aliases as users write them."""
+        if self.kind is bool:
+            return tuple(f"{name}/-no{name[1:]}" for name in self.aliases)
         plain = (f"--{name}" for name in self.aliases if not name.startswith("-"))
         return tuple(dict.fromkeys([*map(spelled, self.aliases), *plain]))
 
@@ -47,11 +50,6 @@ def log_level(stated: str) -> str:
 def opposite(stated: Any) -> Any:
     """The other truth value; anything else stays, for the check of our setting to refuse."""
     return not stated if isinstance(stated, bool) else stated
-
-
-def cache_type(stated: Any) -> Any:
-    """Our dtype of the KV cache for llama.cpp's type, whose default is float16."""
-    return "auto" if stated == "f16" else stated
 
 
 TRT, VLLM, LLAMA = "trtllm-serve", "vllm serve", "llama-server"
@@ -95,6 +93,7 @@ OWN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "certificates are read once, at the start; restart the server for new ones": "enable_ssl_refresh=false",
         },
     ),
+    LLAMA: (llama_server.NO_EFFECT, llama_server.REFUSED),
 }  # fmt: skip
 
 
@@ -113,9 +112,9 @@ def _flags() -> Iterator[tuple[str, Flag]]:
             yield key.names[0], Flag(server, key.kind, rules[key.names[0]], key.names[1:])
     yield "enforce_eager", Flag(VLLM, bool, Sets("cuda_graphs", opposite))
     yield "disable_uvicorn_access_log", Flag(VLLM, bool, Sets("access_log", opposite))
-    for plane in "kv":
-        kept = Sets("kv_cache_dtype", cache_type, "keys and values have one dtype, q8_0 is int8")
-        yield f"cache_type_{plane}", Flag(LLAMA, str, kept, (f"-ct{plane}",))
+    for names, sets in llama_server.SET.items():
+        (key,) = keys(names)
+        yield key.names[0], Flag(LLAMA, key.kind, sets, key.names[1:])
     yield "uvicorn_log_level", Flag(VLLM, str, Sets("log_level", log_level))
 
 

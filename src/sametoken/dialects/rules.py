@@ -21,7 +21,7 @@ class Sets(NamedTuple):
     """Sets an option of ours; null is the same as leaving the key out."""
 
     setting: str
-    convert: Callable[[Any], Any] | None = None  # their value to ours; `ValueError` says what was expected
+    convert: Callable[[Any], Any] | None = None  # their value to ours, None for our default; `ValueError`: expected
     note: str = ""  # what differs, for the documentation
 
 
@@ -181,9 +181,11 @@ def apply(rule: Rule, value: Any, origin: str) -> Translation:
         pass
     elif isinstance(rule, Sets):
         try:
-            result.set(rule.setting, rule.convert(value) if rule.convert else value, origin)
+            ours = rule.convert(value) if rule.convert else value
         except ValueError as error:
             raise ConfigError(f"{origin} = {value!r}: {error}") from error
+        if ours is not None:
+            result.set(rule.setting, ours, origin)
     elif isinstance(rule, Only):
         if not _among(value, rule.values):
             raise ConfigError(f"{origin} = {value!r}: {rule.reason}")

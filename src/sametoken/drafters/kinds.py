@@ -11,6 +11,7 @@ NGRAM = Kind(
     drafts="sametoken.drafters.ngram:build",
     aliases={
         "vllm": ("ngram", "ngram_gpu"),
+        "llama-server": ("ngram-simple",),
         "sglang": ("NGRAM",),
         "trtllm": ("NGram",),
         "trtllm-pytorch": ("NGram",),

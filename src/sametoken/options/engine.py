@@ -36,6 +36,7 @@ class ModelSettings(Settings):
             "trtllm speculative_config.speculative_model",
             "trtllm speculative_config.pytorch_weights_path",
             "vllm model",
+            "llama-server model_draft/-md/spec_draft_model/hf_repo_draft/-hfd/-hfrd/spec_draft_hf",
         ),
     ] = None
     """draft model or head: a directory, a training run or a Hub id; without it: none, but with the embedded target
@@ -54,7 +55,12 @@ class KVCacheConfig(Settings):
     ] = 32
     """number of tokens in a page of the cache."""
     enable_block_reuse: Annotated[
-        bool, Elsewhere("trtllm kv_cache_config.enable_block_reuse", "vllm-serve enable_prefix_caching")
+        bool,
+        Elsewhere(
+            "trtllm kv_cache_config.enable_block_reuse",
+            "vllm-serve enable_prefix_caching",
+            "llama-server cache_prompt",
+        ),
     ] = True
     """keep the full pages of finished requests, so that a prompt with the same beginning is not computed again."""
     max_tokens: Annotated[
@@ -88,7 +94,9 @@ class EngineConfig(Settings):
     ] = 16
     """number of sequences that run together at most."""
     max_num_tokens: Annotated[
-        int, Field(ge=2), Elsewhere("trtllm max_num_tokens", "vllm-serve max_num_batched_tokens")
+        int,
+        Field(ge=2),
+        Elsewhere("trtllm max_num_tokens", "vllm-serve max_num_batched_tokens", "llama-server ubatch_size/-ub"),
     ] = 512
     """number of tokens of one step over the whole batch at most; longer prompts are cut into pieces."""
     max_mixed_prefill_tokens: Positive = 64
@@ -124,7 +132,7 @@ class EngineConfig(Settings):
     """with tensor parallelism, check after every forward that all processes computed the same."""
     tokenizer: Annotated[str | None, Elsewhere("trtllm tokenizer")] = None
     """directory or Hub id of another tokenizer for the same token ids; without it: the target's."""
-    chat_template: str | None = None
+    chat_template: Annotated[str | None, Elsewhere("llama-server chat_template_file")] = None
     """file of a chat template in Jinja, or its text; without it: the tokenizer's own."""
     generation_config: Literal["auto", "none", "vllm"] = "auto"
     """source of sampling parameters that a request leaves out. "auto": the model's generation_config.json, then our

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from sametoken.options.declaration import Names, Settings, Shown
+from sametoken.options.declaration import Elsewhere, Names, Settings, Shown
 
 
 def _path(given: str) -> str:
@@ -63,12 +63,12 @@ class ServerConfig(Settings):
     keep_alive: Annotated[float, Field(ge=0)] = 75.0
     """seconds that a connection without a request stays open. It must be longer than the idle timeout of a proxy in
     front of the server, which could otherwise send a request into a connection that is being closed."""
-    root_path: RootPath = ""
+    root_path: Annotated[RootPath, Elsewhere("llama-server api_prefix")] = ""
     """path below which a proxy offers this server, for the pages and the OpenAPI document; requests may come with it or
     without it."""
-    ssl_certfile: str | None = None
+    ssl_certfile: Annotated[str | None, Elsewhere("llama-server ssl_cert_file")] = None
     """certificate of the server with its chain, in PEM; with it the server speaks HTTPS."""
-    ssl_keyfile: str | None = None
+    ssl_keyfile: Annotated[str | None, Elsewhere("llama-server ssl_key_file")] = None
     """private key of the certificate, in PEM; without it: the certificate's file has it too."""
     ssl_ca_certs: str | None = None
     """certificates of the authorities, in PEM, that a client's certificate must come from."""

@@ -34,7 +34,13 @@ class SpeculativeConfig(Settings):
     """how drafts are made; without it: "draft_target" for a draft model, "eagle", "eagle3" or "medusa" for such a head,
     "none" without a draft; with "auto" the engine chooses among all its drafters for each request and step."""
     max_draft_len: Annotated[
-        int, Field(ge=1, le=128), Elsewhere("trtllm speculative_config.max_draft_len", "vllm num_speculative_tokens")
+        int,
+        Field(ge=1, le=128),
+        Elsewhere(
+            "trtllm speculative_config.max_draft_len",
+            "vllm num_speculative_tokens",
+            "llama-server draft_max/draft_n/spec_draft_n_max",
+        ),
     ] = 4
     """number of tokens on the longest path of a draft (K)."""
     adaptive: bool = True

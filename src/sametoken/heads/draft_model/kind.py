@@ -14,6 +14,7 @@ KIND = Kind(
     objective="sametoken.heads.draft_model.training:TRAINING",
     aliases={
         "vllm": ("draft_model",),
+        "llama-server": ("draft-simple",),
         "sglang": ("STANDALONE",),
         "trtllm": ("DraftTarget",),
         "trtllm-pytorch": ("Draft_Target",),

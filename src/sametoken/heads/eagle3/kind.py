@@ -16,6 +16,7 @@ KIND = Kind(
     words=("Eagle", "EAGLE"),
     aliases={
         "vllm": ("eagle3",),
+        "llama-server": ("draft-eagle3",),
         "sglang": ("EAGLE3",),
         "trtllm": ("Eagle", "Eagle3"),
         "trtllm-pytorch": ("Eagle",),

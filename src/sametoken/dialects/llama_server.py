@@ -1,0 +1,117 @@
+"""Options of llama.cpp's `llama-server` as data, but for those that only have another name than ours.
+
+Source: `common/arg.cpp` and `tools/server/README.md` of 2025 and 2026, older spellings included. The names that it has
+for options of ours stand at the options. Its short names have one dash, however many letters they have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sametoken import kinds
+from sametoken.dialects.rules import Sets
+from sametoken.dialects.trtllm import ALWAYS, KERNELS, METRICS, NO_PART
+from sametoken.options.speculation import NO_DRAFT
+
+# How drafts are made, as far as both have it.
+SPEC_TYPES = {NO_DRAFT: NO_DRAFT, **{name: ours for name, (ours, *_) in kinds.aliases("llama-server").items()}}
+REASONING = {"none": "none", "auto": "auto", "deepseek": "auto"}
+
+
+def cache_type(stated: Any) -> Any:
+    """Our dtype of the KV cache for llama.cpp's type, whose default is float16."""
+    return "auto" if stated == "f16" else stated
+
+
+def spec_type(stated: str) -> str:
+    """Our method; raises `ValueError` where there is none."""
+    if stated not in SPEC_TYPES:
+        raise ValueError(f"expected one of {', '.join(SPEC_TYPES)}, or --method with one of ours")
+    return SPEC_TYPES[stated]
+
+
+def reasoning(stated: str) -> str:
+    """How replies have the reasoning; raises `ValueError` for a way that is not ours."""
+    if stated not in REASONING:
+        raise ValueError(f"expected one of {', '.join(REASONING)}")
+    return REASONING[stated]
+
+
+def unless_automatic(stated: int) -> int | None:
+    """A number; None for 0 and -1, which leave it to the server."""
+    return None if stated in (0, -1) else stated
+
+
+def names(stated: str) -> list[str]:
+    """Names that commas separate."""
+    return [name.strip() for name in stated.split(",")]
+
+
+ALONE = {"flash_attn": "on"}  # values of options that were switches in older releases
+ON_DEVICE = "a model is on one device as a whole; --device cpu or --device cuda says which"
+THREADS = "--threads is the number for everything that is computed"
+CACHE_OF_DRAFT = "the draft's KV cache has the dtype of the target's, which --kv-cache-dtype sets"
+REQUEST = "each request says it, or generation_config.json of the model; leave it out"
+# Names that are spelled as `keys` of `rules` reads them, and what they set.
+SET: dict[str, Sets] = {
+    "ctx_size/-c:int": Sets(
+        "max_seq_len", unless_automatic, "each sequence may have so many; llama-server divides it among its slots"
+    ),
+    "parallel/-np:int": Sets("max_batch_size", unless_automatic),
+    "spec_type:str": Sets("method", spec_type, "for draft-simple, draft-eagle3, ngram-simple and none"),
+    "alias/-a:str": Sets("served_model_name", names),
+    "cors_origins:str": Sets("cors_origin", names),
+    "reasoning_format:str": Sets("reasoning_parser", reasoning, "for none, auto and deepseek"),
+    **{
+        f"cache_type_{plane}/-ct{plane}:str": Sets(
+            "kv_cache_dtype", cache_type, "keys and values have one dtype, q8_0 is int8"
+        )
+        for plane in "kv"
+    },
+}
+NO_EFFECT: dict[str, str] = {
+    ON_DEVICE: "gpu_layers/-ngl/n_gpu_layers=auto|all "
+        "gpu_layers_draft/-ngld/n_gpu_layers_draft/spec_draft_ngl=auto|all",
+    THREADS: "threads_batch/-tb:int threads_draft/-td/spec_draft_threads:int "
+        "threads_batch_draft/-tbd/spec_draft_threads_batch:int threads_http:int",
+    "drafts of every length are verified; --adaptive chooses the length for each step":
+        "draft_min/draft_n_min/spec_draft_n_min=0 draft_p_min/spec_draft_p_min:float "
+        "draft_p_split/spec_draft_p_split:float",
+    CACHE_OF_DRAFT: "cache_type_k_draft/-ctkd/spec_draft_type_k cache_type_v_draft/-ctvd/spec_draft_type_v",
+    "drafts are made up to the end of the target's context": "ctx_size_draft/-cd:int",
+    "each request says it as max_tokens": "predict/-n/n_predict=-1",
+    "--max-num-tokens, which -ub sets, is the number of tokens of a step": "batch_size/-b:int",
+    "--request-timeout cancels requests, --keep-alive closes connections that have none": "timeout/-to:int",
+    "weights are read at the start and stay in memory": "mmap=true mlock=false",
+    "start the server with numactl": "numa",
+    "/v1/embeddings is always served": "embedding=true embeddings=true",
+    METRICS: "metrics=true",
+    NO_PART: "slots=false props=false warmup:bool cache_reuse=0",
+    ALWAYS: "cont_batching/-cb=true kv_unified/-kvu=true jinja=true ui=true webui=true",
+}  # fmt: skip
+REFUSED: dict[str, str] = {
+    f"{KERNELS}; write -fa auto, or leave it out": "flash_attn/-fa=on|auto",
+    REQUEST: "temp/temperature top_k top_p min_p seed/-s repeat_penalty presence_penalty frequency_penalty",
+    "each request says it as response_format or guided_grammar; leave it out": "grammar grammar_file json_schema/-j",
+    "each request says it as chat_template_kwargs; leave it out": "chat_template_kwargs",
+    "each request says it as reasoning_effort; leave it out": "reasoning_budget=-1",
+    "put the keys into the variable SAMETOKEN_API_KEY, separated by commas": "api_key_file",
+    "export HF_TOKEN instead": "hf_token/-hft",
+    "export HF_HUB_OFFLINE=1 instead": "offline=false",
+    "give -hf OWNER/NAME:FILE.gguf instead": "hf_file/-hff",
+    "download the file and give its path": "model_url/-mu docker_repo/-dr",
+    "set --log-level instead: debug, info, warning or error": "verbose/-v=false log_disable=false verbosity/-lv",
+    "set --tensor-parallel-size instead": "split_mode/-sm=none tensor_split/-ts rpc",
+    "set CUDA_VISIBLE_DEVICES instead": "main_gpu/-mg",
+    f"{ON_DEVICE}; leave it out": "cpu_moe/-cmoe=false n_cpu_moe/-ncmoe override_tensor/-ot",
+    "set --max-matching-ngram-size and --max-draft-len instead":
+        "spec_ngram_simple_size_n spec_ngram_simple_size_m spec_ngram_simple_min_hits",
+    "lookups read the texts of requests and nothing else; leave it out":
+        "lookup_cache_static/-lcs lookup_cache_dynamic/-lcd",
+    "adapters are not supported; merge them into the weights": "lora lora_scaled",
+    "only text is supported; leave it out": "mmproj/-mm mmproj_url/-mmu",
+    "the checkpoint states it; leave it out":
+        "rope_scaling rope_scale rope_freq_base rope_freq_scale override_kv",
+    "a reply ends where the context ends; leave it out": "context_shift=false",
+    "a server has one model; start one for each": "models_dir models_preset",
+}  # fmt: skip
