@@ -128,6 +128,46 @@ def test_choices_have_their_own_seeds(trees: LLM) -> None:
     assert said(plain[0]) == said(alone(trees, prompts(2)[1], sampling(1.0)))
 
 
+@pytest.mark.parametrize("draft", ["none", "draft_target", "eagle3", "resting", "preempted"])
+def test_choices_share_the_pages_of_their_prompt_while_they_run(
+    pair: tuple[str, str], draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tokens as without sharing, from fewer pages, and the prompt is read once, by the draft too."""
+    prompt, params = [*range(3, 3 + 5 * PAGE + 2)], sampling(1.0, n=4, logprobs=1)
+    seen = {}
+    for reuse in (False, True):
+        cache = {"enable_block_reuse": reuse, "max_tokens": (14 if draft == "preempted" else 100) * PAGE}
+        if draft in ("eagle3", "resting"):
+            llm = llm_with(pair[0], make_eagle(pair[0]), cache=cache)
+            if draft == "resting":  # what may draft next need not be read along, unless others wait for it
+                monkeypatch.setattr(llm.engine.drafting.policy, "expects", lambda method: False)
+        else:
+            llm = make_llm(*pair, cache=cache)
+        method = {"preempted": "draft_target", "resting": "eagle3"}.get(draft, draft)
+        requests = llm.make_requests(prompt, using(params, method))
+        for request in requests:
+            llm.engine.add(request)
+        read = most = preempted = drafts = 0
+        while llm.engine.busy:
+            plan = llm.engine.step().plan
+            drafts += sum(each.draft_cached for each in plan.admitted)
+            read += sum(len(piece.tokens) for piece in plan.prefill)
+            most, preempted = max(most, llm.engine.load.pages_used), preempted + len(plan.preempted)
+        check_idle(llm.engine)
+        seen[reuse] = [(request.output_ids, request.logprobs) for request in requests], read, most, preempted, drafts
+    (apart, all_read, pages, *_), (together, read, fewer, preempted, drafts) = seen[False], seen[True]
+    assert together == apart
+    assert len(set(map(str, together))) == 4
+    if draft == "preempted":
+        assert preempted
+        assert read < all_read
+    else:
+        assert all_read == 4 * len(prompt)
+        assert read == len(prompt) + 3 * 2
+        assert fewer <= pages - 3 * 5
+        assert drafts == 3 * 5 * PAGE
+
+
 def test_a_mixed_batch_whose_requests_arrive_one_by_one(trees: LLM) -> None:
     expected = [alone(trees, *request) for request in REQUESTS]
     truths = [completion.prompt_token_ids + completion.token_ids for completion in expected]

@@ -59,7 +59,7 @@ class Drafts:
     def slots(self, methods: Sequence[str], limit: int) -> int:
         return min(NODES, self.per_token * limit) if methods else 0
 
-    def draft_cached(self, request: Request) -> int:
+    def draft_cached(self, request: Request, *, catch_up: bool = False) -> int:
         return max(0, request.committed - LAG)
 
 
@@ -140,7 +140,11 @@ class Serving(RuleBasedStateMachine):
         for row in plan.preempted:
             assert self.seniority[row] == max(self.seniority.values()), "an older row had to go first"
             del self.rows[row], self.pages[row], self.seniority[row]
-        assert [admission.id for admission in plan.admitted] == waiting[: len(plan.admitted)]
+        admitted = [admission.id for admission in plan.admitted]
+        running = [each.prompt_ids for each in (*self.rows.values(), *(self.alive[number] for number in admitted))]
+        passed = waiting[: waiting.index(admitted[-1]) + 1 if admitted else 0]
+        assert admitted == [number for number in passed if number in admitted]
+        assert all(self.alive[number].prompt_ids in running for number in passed if number not in admitted)
         for row, number, cached, draft_cached in plan.admitted:
             assert 0 <= draft_cached <= cached
             assert draft_cached == cached or not self.alive[number].complete
@@ -191,15 +195,12 @@ class Serving(RuleBasedStateMachine):
     def nobody_writes_what_another_reads(self) -> None:
         self.scheduler.blocks.check()
         assert set(self.rows) == {each.row for each in self.alive.values() if each.row is not None}
-        for (_, one), (_, other) in itertools.combinations(sorted(self.pages.items()), 2):
-            shared = len([1 for a, b in zip(one, other, strict=False) if a == b])
-            assert one[:shared] == other[:shared], "shared pages are a common beginning"
-            assert not set(one[shared:]) & set(other[shared:])
-        for row, pages in self.pages.items():
-            for other, pages_there in self.pages.items():
-                common = len(set(pages) & set(pages_there)) * PAGE
-                assert row == other or self.rows[row].tokens[:common] == self.rows[other].tokens[:common]
-                assert row == other or common <= self.rows[row].committed
+        for (row, one), (other, there) in itertools.combinations(sorted(self.pages.items()), 2):
+            for page in set(one) & set(there):
+                end = (one.index(page) + 1) * PAGE
+                assert one.index(page) == there.index(page)
+                assert self.rows[row].tokens[:end] == self.rows[other].tokens[:end]
+                assert end <= min(self.rows[row].committed, self.rows[other].committed)
 
     def teardown(self) -> None:
         for _ in range(40 * (1 + len(self.alive))):
@@ -300,6 +301,26 @@ def test_a_drafter_that_needs_its_kv_reuses_only_pages_that_hold_it() -> None:
     assert {name: (seen.cached, seen.draft_cached) for name, seen in found.items()} == {
         "plain": (20, 20), "any": (20, 16), "whole": (16, 16),
     }  # fmt: skip
+
+
+def test_equal_prompts_are_read_once() -> None:
+    """Those that wait share the full pages as soon as the first has read them, and read the rest themselves."""
+    planner = scheduler(60, budget=8, rows=5)
+    choices = [request([3] * 18, 5) for _ in range(4)]
+    other = request([4] * 3, 5)
+    for each in (*choices, other):
+        planner.add(each)
+    rows: dict[int, Request] = {}
+    read: list[list[tuple[int, int]]] = []
+    for _ in range(4):
+        plan = planner.plan()
+        rows |= {row: next(r for r in (*choices, other) if r.id == number) for row, number, *_ in plan.admitted}
+        read.append([(rows[piece.row].id - choices[0].id, len(piece.tokens)) for piece in plan.prefill])
+        execute(planner, plan, rows)
+    assert read == [[(0, 8)], [(4, 3), (0, 5)], [(0, 5)], [(1, 2), (2, 2), (3, 2)]]
+    owned = [planner._owned[choice.row] for choice in choices if choice.row is not None]
+    assert len({tuple(pages[:4]) for pages in owned}) == 1
+    assert len({page for pages in owned for page in pages}) == 4 + 4
 
 
 def steps_to_first(sched: Scheduler, requests: list[Request]) -> list[int]:

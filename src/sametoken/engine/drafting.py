@@ -78,10 +78,12 @@ class Drafting:
         """Cache slots past the pending token for a draft by any of these methods."""
         return max((self.drafters[method].slots(limit) for method in methods), default=0) if limit else 0
 
-    def draft_cached(self, request: Request) -> int:
-        """Leading tokens of a running request for which its pages hold the drafter's keys and values."""
-        assert request.row is not None
-        return self._draft_cached(request.row, request)
+    def draft_cached(self, request: Request, *, catch_up: bool = False) -> int:
+        """See `scheduler.Drafts`."""
+        row = _row(request)
+        for drafter in self._of(request) if catch_up else ():
+            drafter.catch_up([row])
+        return self._draft_cached(row, request)
 
     def _draft_cached(self, row: int, request: Request) -> int:
         return next((self.drafters[m].cached_tokens(row) for m in request.methods if self.drafters[m].namespace), 0)

@@ -29,8 +29,12 @@ class Drafts(Protocol):
         """Cache slots past the pending token that a draft takes, which are also its tokens at most."""
         ...
 
-    def draft_cached(self, request: Request) -> int:
-        """Leading tokens of a running request for which its pages hold the drafter's keys and values."""
+    def draft_cached(self, request: Request, *, catch_up: bool = False) -> int:
+        """Leading tokens of a running request for which its pages hold the drafter's keys and values.
+
+        Args:
+            catch_up: the drafter first reads what it was told of and has not read.
+        """
         ...
 
 
@@ -38,7 +42,7 @@ class Scheduler:
     """First come, first seated; the newest sequence is preempted when pages run out.
 
     The oldest prompt is read first in every other step, in those between the shortest: a long prompt holds up nobody,
-    and many short ones at most double its time.
+    and many short ones at most double its time. Of equal prompts one is read; the others wait and share its pages.
 
     Args:
         blocks: the page pool.
@@ -103,20 +107,28 @@ class Scheduler:
     def _vacate(self, request: Request) -> None:
         row = request.row
         assert row is not None
-        pages = self._owned.pop(row)
-        if request.shares_prefix and request.error is None:
-            draft_cached = min(request.committed, self._drafts.draft_cached(request)) if request.draft_kv else 0
-            self.blocks.publish(request.tokens[: request.committed], pages, request.draft_kv, draft_cached)
-        self.blocks.free(pages)
+        self._publish(request)
+        self.blocks.free(self._owned.pop(row))
         self.running.remove(request)
         self._free_rows.append(row)
         request.row = None
         request.committed = 0
 
+    def _publish(self, request: Request) -> None:
+        """Offers the full pages of a seated request to others, with the draft's keys and values if others wait."""
+        if request.shares_prefix and request.error is None and request.row is not None:
+            committed, cached = request.committed, 0
+            if request.draft_kv:
+                catch_up = any(self._same_prompt(request, each) for each in self.waiting)
+                cached = min(committed, self._drafts.draft_cached(request, catch_up=catch_up))
+            self.blocks.publish(request.tokens[:committed], self._owned[request.row], request.draft_kv, cached)
+
     def advance(self, done: Done) -> list[Emission]:
-        """Notes how far each row has come; returns what the requests got."""
+        """Notes how far each row has come, and offers prompts that were read; returns what the requests got."""
         for row in done.rows:
             row.request.committed = row.start + len(row.committed)
+            if row.prompt and row.emission is not None:
+                self._publish(row.request)
         return [row.emission for row in done.rows if row.emission is not None]
 
     def plan(self) -> Plan:
@@ -215,15 +227,18 @@ class Scheduler:
     def _admit(
         self, budget: int, admitted: list[Admission], prefill: list[PromptPiece], grown: dict[int, list[int]]
     ) -> int:
-        while self.waiting and self._free_rows and budget > 0:
-            request = self.waiting[0]
+        for request in list(self.waiting) if self._free_rows else ():
+            if not self._free_rows or budget <= 0:
+                break
+            if self._awaits(request):
+                continue
             pages, draft_cached = self._reused(request)
             # The whole sequence and its lookahead must fit, or it would be preempted before it says a word.
             slots = len(request.tokens) + 1 + max(1, self._drafts.slots(request.methods, request.draft_limit))
             if self.blocks.pages_for(slots) - len(pages) > self.blocks.available:
                 self.blocks.free(pages)
                 break
-            self.waiting.popleft()
+            self.waiting.remove(request)
             row = self._free_rows.pop()
             request.row, request.committed = row, len(pages) * self.blocks.page_size
             self._owned[row] = list(pages)
@@ -233,6 +248,16 @@ class Scheduler:
             self._grow(row, len(request.tokens) + 1, grown)
             budget -= self._chunk(request, budget, prefill, grown)
         return budget
+
+    def _awaits(self, request: Request) -> bool:
+        """Whether a waiting request will share full pages of its prompt that others only begin to read."""
+        size, alike = self.blocks.page_size, [each for each in self.running if self._same_prompt(each, request)]
+        pages = (len(request.prompt_ids) - 1) // size if self.blocks.reuse else 0
+        return bool(alike) and all(each.remaining > 1 and each.committed // size < pages for each in alike)
+
+    @staticmethod
+    def _same_prompt(one: Request, other: Request) -> bool:
+        return one.shares_prefix and other.shares_prefix and one.prompt_ids == other.prompt_ids
 
     def _reused(self, request: Request) -> PrefixMatch:
         """The shared pages that the request begins with."""
