@@ -83,10 +83,10 @@ def test_a_body_is_a_view() -> None:
     assert body(heat=7, trays=3.0).trays == 3
     with pytest.raises(ValidationError, match="less than or equal to 300"):
         body(heat=301)
-    said = view("OneOven", Oven, "heat", nullable=False).model_json_schema()["properties"]
+    said = view("OneOven", Oven, "heat", defaults=True).model_json_schema()["properties"]
     assert said["heat"] == {
-        "type": "number", "exclusiveMinimum": 0, "maximum": 300, "default": 20.0, "description": "degrees of the air.",
-        "title": "Heat",
+        "anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 300}, {"type": "null"}], "default": 20.0,
+        "description": "degrees of the air.", "title": "Heat",
     }  # fmt: skip
 
 

@@ -100,6 +100,25 @@ def test_the_text_is_that_of_chat_completions(server: Running, settings: dict[st
     assert tokens == {"input_tokens": expected["usage"]["prompt_tokens"]}
 
 
+@pytest.mark.parametrize("asked", [{"report": True}, {"steps": True}, {}])
+def test_the_report_is_that_of_chat_completions(server: Running, asked: dict[str, bool]) -> None:
+    body = {**ASKED, "temperature": 0, "speculative": asked}
+    expected = server.post("/v1/chat/completions", body).json()["choices"][0].get("speculative")
+    assert (expected is None) == (not asked)
+    told = events(server.post(PATH, {**body, "stream": True}).text)
+    (delta,) = [each for each in told if each["type"] == "message_delta"]
+    for reply in (server.post(PATH, body).json(), delta):
+        found = reply.get("speculative")
+        assert (found is None) == (not asked)
+        if asked:
+            stats, theirs = found.pop("stats"), dict(expected["stats"])
+            assert stats["acceptance_length"] == theirs["acceptance_length"]
+            if "steps" in asked:  # the first forward read the prompt, or what the cache left of it
+                assert found["steps"][1:] == expected["steps"][1:]
+            for key in ("token_ids", "tokens", "origins", "rejected"):
+                assert found[key] == expected[key]
+
+
 @pytest.mark.parametrize(
     "more",
     [

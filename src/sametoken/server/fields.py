@@ -169,17 +169,17 @@ def field_names(body: type[Body]) -> Iterable[str]:
     return body.model_fields
 
 
-def view(name: str, declaration: type, *names: str, nullable: bool = True) -> Any:
+def view(name: str, declaration: type, *names: str, defaults: bool = False) -> Any:
     """A body with the options of a declaration that bodies of requests have.
 
     Args:
         names: of the options; none are all of them.
-        nullable: every field may be null or left out, which lets others say the default; otherwise it has its own.
+        defaults: whether fields have their own defaults; otherwise what is left out is None, for others to fill in.
     """
     fields: dict[str, Any] = {}
     for option in declared(declaration).values():
         kind = option.hint if option.shown.http is SAME else option.shown.http
         if kind is not None and (option.name in names or not names):
-            default = None if nullable else option.field.default
-            fields[option.name] = (kind | None if nullable else kind, Field(default=default, description=option.help))
+            default = option.field.default if defaults else None
+            fields[option.name] = (kind | None, Field(default=default, description=option.help))
     return create_model(name, __base__=Body, __doc__=declaration.__doc__, **fields)

@@ -9,6 +9,7 @@ from typing import Any
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.server.messages_schema import MessagesRequest
 from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, REASONING, Piece
+from sametoken.server.replies import report
 from sametoken.server.speech import new_call_id
 from sametoken.server.words import Event, Source
 
@@ -21,7 +22,8 @@ class MessagesWords:
     """/v1/messages."""
 
     def __init__(self, body: MessagesRequest, source: Source) -> None:
-        self._head, _, requests, self._reader = source
+        self._head, self._tokenizer, requests, self._reader = source
+        self._reports = body.speculative is not None and body.speculative.reports
         self._prompt_tokens = len(requests[0].prompt_ids)
         self._events: list[Event] = []  # made since they were taken last
         self._blocks: list[dict[str, Any]] = []  # in the order of the reply; the last one may be under way
@@ -36,7 +38,8 @@ class MessagesWords:
         if chunk.completion is not None:
             reason, sequence = self._stopped(chunk.completion)
             delta = {"stop_reason": reason, "stop_sequence": sequence}
-            self._events.append({"type": "message_delta", "delta": delta, "usage": _usage_of(chunk.completion)})
+            ended = {"delta": delta, "usage": _usage_of(chunk.completion), **self._report(chunk.completion)}
+            self._events.append({"type": "message_delta", **ended})
             self._events.append({"type": "message_stop"})
         events, self._events = self._events, []
         return events
@@ -48,7 +51,11 @@ class MessagesWords:
         (completion,) = completions
         self._read(completion.text, True)
         reason, sequence = self._stopped(completion)
-        return self._message(reason, sequence, _usage_of(completion))
+        return self._message(reason, sequence, _usage_of(completion)) | self._report(completion)
+
+    def _report(self, completion: Completion) -> dict[str, Any]:
+        """How the whole reply was drafted, if that was asked for; a stream's last event but one has it."""
+        return {"speculative": report(self._tokenizer, completion, completion)} if self._reports else {}
 
     def _read(self, text: str, done: bool) -> None:
         """Adds a text; a reply that says nothing at all is an empty block of text."""

@@ -216,6 +216,7 @@ class MessagesReply(TypedDict):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: MessagesUsage
+    speculative: NotRequired[SpeculationReport]
 
 
 class CountReply(TypedDict):

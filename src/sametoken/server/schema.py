@@ -35,15 +35,20 @@ class StreamOptions(Body):
     """only false; chunks are not padded."""
 
 
-Drafted: Any = view("Drafted", RequestSpeculation, nullable=False)
+Drafted: Any = view("Drafted", RequestSpeculation, defaults=True)
 Sampled: Any = view("Sampled", SamplingParams)
 
 
 class Speculative(Drafted):  # type: ignore[misc]
     """How this request is drafted, which changes its speed and never a token."""
 
-    report: bool = False
-    """add `speculative` to every choice, and to every chunk of a stream."""
+    report: bool | None = False
+    """add `speculative` to every choice, and to every chunk of a stream (/v1/messages: to `message_delta`)."""
+
+    @property
+    def reports(self) -> bool:
+        """Whether the reply has a report; the trees of the forwards are a part of one."""
+        return bool(self.report or self.steps)
 
     @model_validator(mode="before")
     @classmethod
@@ -183,7 +188,7 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
 
     @property
     def reports(self) -> bool:
-        return self.speculative is not None and (self.speculative.report or self.speculative.steps)
+        return self.speculative is not None and self.speculative.reports
 
     @property
     def own(self) -> dict[str, Any]:
