@@ -77,6 +77,7 @@ LESS_MEMORY = (
     "use smaller batches, a shorter context, less of the memory for the cache (--kv-cache-free-memory-fraction) or "
     "weights in fewer bits; `sametoken doctor MODEL` says what fits"
 )
+DEBUG = typer.Option("--debug", help="Show the traceback of an error.")
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
@@ -161,6 +162,7 @@ def build_command(name: str) -> Any:
 def _top(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", "-V", help="Show the version and exit.")] = False,
+    debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     if version:
         print(f"sametoken {__version__}")
@@ -199,7 +201,7 @@ def _function(module: ModuleType) -> Callable[..., None]:
 
         sources = {name: context.get_parameter_source(name) for name in values}
         given = (name for name, source in sources.items() if source is not None and source.name != "DEFAULT")
-        raise SystemExit(_guarded(call, debug))
+        raise SystemExit(_guarded(call, debug or bool(context.find_root().params.get("debug"))))
 
     signature = _signature(_arguments(module), module.OPTIONS)
     run.__signature__ = signature  # type: ignore[attr-defined]
@@ -277,13 +279,12 @@ def _arguments(module: ModuleType) -> list[inspect.Parameter]:
 def _signature(arguments: Sequence[inspect.Parameter], options: Sequence[Option]) -> inspect.Signature:
     """The parameters that typer reads: its own context, the argument, the options, and --debug."""
     kind = inspect.Parameter.KEYWORD_ONLY
-    debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
     return inspect.Signature(
         [
             inspect.Parameter("context", kind, annotation=typer.Context),
             *arguments,
             *(inspect.Parameter(o.name, kind, default=o.default, annotation=_annotation(o)) for o in options),
-            inspect.Parameter("debug", kind, default=False, annotation=debug),
+            inspect.Parameter("debug", kind, default=False, annotation=Annotated[bool, DEBUG]),
         ]
     )
 

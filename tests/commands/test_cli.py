@@ -127,6 +127,27 @@ def test_every_spelling_is_read_and_one_is_shown(run: Any, command: str) -> None
         assert not words & {each for pair in others for each in pair}
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("generate", "max_tokens"), ("bench", "output_len"), ("evaluate", "osl"), ("synthesize", "max_tokens")],
+)
+@pytest.mark.parametrize("spelling", ["--max-tokens", "--output-len", "--osl", "--max-new-tokens", "--output_len"])
+def test_the_length_of_an_output_has_every_tools_name(command: str, name: str, spelling: str) -> None:
+    said = build_command(command).make_context(command, [*NEEDED.get(command, ()), spelling, "7"])
+    assert said.params[name] == 7
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_debug_may_stand_before_the_command(run: Any, place: int) -> None:
+    words = ["generate", "no/such/directory", "--prompt=a"]
+    assert "Traceback" not in run(*words).err
+    words.insert(place, "--debug")
+    said = run(*words)
+    assert said.code == 2
+    assert "Traceback" in said.err
+    assert said.err.splitlines()[-1].startswith("error: there is no directory no/such/directory")
+
+
 def test_every_setting_has_an_option(run: Any) -> None:
     names = {field.name for field in fields(SamplingParams)} - {"speculative", "structured_outputs"}
     names |= SpeculativeConfig.model_fields.keys() | EngineConfig.model_fields.keys()

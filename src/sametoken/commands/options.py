@@ -20,6 +20,8 @@ from sametoken.options.serving import CACHE, GROUPS
 from sametoken.options.speculation import SpeculativeConfig
 
 MOST_NUMBERS = 64  # of one option
+# Names of the number of tokens of an output, each of which every command takes: ours, AIPerf's and transformers'.
+OUTPUT_LENGTH = ("max_tokens", "output_len", "osl", "max_new_tokens")
 PREFIXES = {owner.__name__: prefix for owner, prefix in GROUPS}  # of the names of options, by class of settings
 Values = Mapping[str, Any]  # what the user chose, by option name
 
@@ -76,7 +78,9 @@ class Option(NamedTuple):
         if self.kind is bool:
             pairs = (f"--{dashed}/--no-{dashed}", f"--{plain}/--no_{plain}")
             return (*(pairs if dashed != plain else pairs[:1]), *self.aliases)
-        return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *self.aliases)))
+        others = [each for each in OUTPUT_LENGTH if self.name in OUTPUT_LENGTH]
+        also = (f"--{each}" for name in others for each in (name.replace("_", "-"), name))
+        return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *self.aliases, *also)))
 
     @property
     def parsed(self) -> tuple[str, ...]:
