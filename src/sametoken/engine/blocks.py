@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from bisect import bisect_left, insort
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 
@@ -33,6 +34,47 @@ class PrefixMatch(NamedTuple):
     draft_cached: int
 
 
+class FreePages:
+    """Numbers of free pages as runs of neighbours in ascending order; a pool has few runs, however large it is."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self._begins, self._ends = ([begin], [end]) if begin < end else ([], [])
+        self._all = self.count = end - begin
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(map(range, self._begins, self._ends))
+
+    def add(self, page: int) -> None:
+        at = bisect_right(self._begins, page)
+        self._begins.insert(at, page)
+        self._ends.insert(at, page + 1)
+        self.count += 1
+        for left in (at, at - 1):  # joins what it touches
+            if 0 <= left < len(self._ends) - 1 and self._ends[left] == self._begins[left + 1]:
+                del self._ends[left], self._begins[left + 1]
+
+    def take(self, count: int, after: int | None) -> list[int]:
+        """At most `count` pages: right after `after`, or in the middle of the longest run so that rows can grow."""
+        at = -1 if after is None else bisect_right(self._begins, after + 1) - 1
+        begin = 0 if after is None else after + 1
+        if at < 0 or begin >= self._ends[at]:
+            sizes = [end - begin for begin, end in zip(self._begins, self._ends, strict=True)]
+            at = sizes.index(max(sizes))
+            begin = self._begins[at] + (0 if sizes[at] == self._all else max(0, (sizes[at] - count) // 2))
+        taken: list[int] = []
+        while len(taken) < count:
+            at %= len(self._begins)
+            first, end = self._begins[at], self._ends[at]
+            begin = max(begin, first) if not taken else first
+            stop = min(end, begin + count - len(taken))
+            taken += range(begin, stop)
+            kept = [(a, b) for a, b in ((first, begin), (stop, end)) if a < b]
+            self._begins[at : at + 1], self._ends[at : at + 1] = [a for a, _ in kept], [b for _, b in kept]
+            at += len(kept)
+        self.count -= count
+        return taken
+
+
 class BlockManager:
     """Pages 1 .. pages - 1 of one pool; page 0 is the sink of `runtime.cache`.
 
@@ -44,7 +86,7 @@ class BlockManager:
 
     def __init__(self, pages: int, page_size: int, *, reuse: bool = True) -> None:
         self.pages, self.page_size, self.reuse = pages, page_size, reuse
-        self._free = list(range(1, pages))  # ascending, so that neighbours are found
+        self._free = FreePages(1, pages)
         self._count: dict[int, int] = {}
         self._digest: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
@@ -56,7 +98,7 @@ class BlockManager:
     @property
     def available(self) -> int:
         """Pages that `allocate` could hand out now."""
-        return len(self._free) + len(self._idle)
+        return self._free.count + len(self._idle)
 
     @property
     def idle(self) -> int:
@@ -73,32 +115,13 @@ class BlockManager:
         """
         if count > self.available:
             return None
-        while len(self._free) < count:
+        while self._free.count < count:
             page, _ = self._idle.popitem(last=False)
             self._forget(page)
-            insort(self._free, page)
-        start = self._start(count, after)
-        taken = self._free[start : start + count]
-        del self._free[start : start + count]
-        wrapped = count - len(taken)
-        taken += self._free[:wrapped]
-        del self._free[:wrapped]
+            self._free.add(page)
+        taken = self._free.take(count, after) if count else []
         self._count.update(dict.fromkeys(taken, 1))
         return taken
-
-    def _start(self, count: int, after: int | None) -> int:
-        """Index into the free list: right after `after`, or the middle of the longest run so that rows can grow."""
-        if after is not None:
-            index = bisect_left(self._free, after + 1)
-            if index < len(self._free) and self._free[index] == after + 1:
-                return index
-        best, length, begin = 0, 0, 0
-        for i in range(1, len(self._free) + 1):
-            if i == len(self._free) or self._free[i] != self._free[i - 1] + 1:
-                if i - begin > length:
-                    best, length = begin, i - begin
-                begin = i
-        return best if length == len(self._free) == self.pages - 1 else best + max(0, (length - count) // 2)
 
     def free(self, pages: Sequence[int]) -> None:
         """Gives back one ownership of each page; shared prefixes stay idle until their space is needed."""
@@ -110,7 +133,7 @@ class BlockManager:
             if page in self._digest:
                 self._idle[page] = None
             else:
-                insort(self._free, page)
+                self._free.add(page)
 
     def match(self, tokens: Sequence[int], draft_kv: str = "", *, complete: bool = False) -> PrefixMatch:
         """Takes ownership of the longest run of shared pages that hold a proper prefix of `tokens`.
@@ -174,7 +197,7 @@ class BlockManager:
         self._forget(page)
         if page in self._idle:
             del self._idle[page]
-            insort(self._free, page)
+            self._free.add(page)
 
     def _forget(self, page: int) -> None:
         digest = self._digest.pop(page)

@@ -86,6 +86,7 @@ class Request:
         stop_ids: tokens that end the request; `eos_ids` among them end it without a stop reason.
         error: what it ended with where `finish_reason` is "error": a `RequestError` where the request is at fault.
         method: how it is drafted, by name; `methods` are the drafters that this means, in order of preference.
+        most_tokens: of prompt and output together.
         max_draft_len: its longest path; `adaptive` when the engine chooses up to that length.
         prediction: the output that the caller expects, if it said so.
         origins: for every output token, whether it was drafted; `rejected`: guesses for its place that the target did
@@ -127,6 +128,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     steps: list[StepTree] = field(default_factory=list)
     stats: SpeculationStats = field(init=False)
+    most_tokens: int = field(init=False)
     arrived: float = field(default_factory=time.perf_counter)
     seated: float | None = None
     first_token: float | None = None
@@ -135,6 +137,8 @@ class Request:
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt_ids)
         self.stats = SpeculationStats(self.method)
+        most = self.params.max_tokens
+        self.most_tokens = min(self.max_seq_len, self.max_seq_len if most is None else len(self.prompt_ids) + most)
 
     @property
     def output_ids(self) -> list[int]:
@@ -148,10 +152,7 @@ class Request:
     @property
     def room(self) -> int:
         """Tokens that may still be emitted."""
-        context = self.max_seq_len - len(self.tokens)
-        if self.params.max_tokens is None:
-            return context
-        return min(context, self.params.max_tokens - (len(self.tokens) - len(self.prompt_ids)))
+        return self.most_tokens - len(self.tokens)
 
     @property
     def draft_limit(self) -> int:

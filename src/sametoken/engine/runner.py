@@ -94,7 +94,7 @@ class Runner:
         for trees in decoding:
             assert logits is not None
             verdict = self._verify(trees, logits, self._ints([starts[place] for place in trees.places]), sampling)
-            if trees.places[0] < len(decode):
+            if trees.places[0] < len(decode) and trees.nodes > 1:
                 self._commit([decode[place] for place in trees.places], verdict.path)
             found = zip(trees.places, _paths(verdict), verdict.bonus.tolist(), strict=True)
             for at, (place, path, bonus) in enumerate(found):
@@ -152,8 +152,9 @@ def merge(pending: Sequence[int], drafts: Sequence[tuple[Sequence[int], Draft]])
     """
     if len(drafts) == 1 and len(drafts[0][0]) == len(pending):
         return drafts[0][1]
-    nodes = max([1, *(draft.tokens.shape[1] for _, draft in drafts)])
-    plain = roots(pending, nodes)
+    if not drafts:
+        return roots(pending)
+    plain = roots(pending, max(draft.tokens.shape[1] for _, draft in drafts))
     tokens, parents = plain.tokens, plain.parents.clone()
     for places, draft in drafts:
         at, width = torch.tensor(places), draft.tokens.shape[1]

@@ -204,7 +204,7 @@ class Scheduler:
 
     def _decode(self, request: Request, requested: RequestedDraft, budget: int, grown: dict[int, list[int]]) -> Decode:
         """As much of a requested draft as the step's tokens and the pages allow."""
-        row, limit = request.row, min(requested.limit, request.draft_limit)
+        row, limit = request.row, requested.limit and min(requested.limit, request.draft_limit)
         assert row is not None
         while limit:
             slots = self._drafts.slots(requested.methods, limit)

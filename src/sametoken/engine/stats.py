@@ -132,5 +132,6 @@ class SpeculationStats:
 
 def _tally(counts: list[int], index: int, more: int = 1) -> None:
     """Adds to the count at `index` of a list that grows as needed."""
-    counts.extend([0] * (index + 1 - len(counts)))
+    if index >= len(counts):
+        counts.extend([0] * (index + 1 - len(counts)))
     counts[index] += more

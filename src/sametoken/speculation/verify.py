@@ -45,6 +45,8 @@ def verify(draft: Draft, ancestor_mask: Tensor, drawn: Tensor) -> Verdict:
 
 def _walk(draft: Draft, drawn: Tensor) -> Verdict:
     """Node by node on the host, where that is ten times cheaper."""
+    if draft.tokens.shape[1] == 1:
+        return Verdict(torch.zeros_like(drawn), torch.zeros_like(drawn[:, 0]), drawn[:, 0])
     paths, lengths, bonuses = [], [], []
     for tokens, parents, draws in zip(draft.tokens.tolist(), draft.parents.tolist(), drawn.tolist(), strict=True):
         best, accepted = [0], {0: [0]}
