@@ -74,7 +74,7 @@ auto normed(const bf16* norm, int size, float eps, float shift) {
 
 void forward(const Model& model, const Pages& pages, const Span* spans, int span_count, const int64_t* tokens, int count,
              bf16* x, bf16* const* taps, int threads) {
-  Forward forward(model, pages, spans, span_count, tokens, count, x, taps);
+  Forward forward(model, pages, spans, span_count, tokens, count, x, taps, threads);
   Pool::instance().run(threads, forward.phases(), [&](Worker& worker) { forward.run(worker); });
 }
 

@@ -75,10 +75,10 @@ inline void embed(const Model& model, int64_t token, bf16* x) {
 class Forward {
  public:
   Forward(const Model& model, const Pages& pages, const Span* spans, int span_count, const int64_t* tokens, int count,
-          bf16* x, bf16* const* taps)
+          bf16* x, bf16* const* taps, int threads)
       : model_(model), pages_(pages), tokens_(tokens), count_(count), x_(x),
         taps_(taps), heads_{model.heads, model.kv_heads, model.head_size, model.attention_scale, model.attention_cap}, places_(cache(0), spans, span_count),
-        tasks_(tasks_of(spans, span_count, places_, heads_)),
+        plan_(spans, span_count, places_, heads_, threads), parts_(parts()),
         qkv_width_((model.heads + 2 * model.kv_heads) * model.head_size), memory_(workspace()),
         joined_(memory_, count, joined_width()), normed_(memory_, count, model.hidden),
         mixed_(memory_, count, model.heads * model.head_size), gated_(memory_, count, model.intermediate),
@@ -88,7 +88,7 @@ class Forward {
     if (model.sum != nullptr) take(memory_, partial_, int64_t(count) * model.hidden);
   }
 
-  int phases() const { return 2 + ((model_.sum != nullptr ? 19 : 13) + (mixture_ ? Mixture::phases(count_) : 0)) * model_.layers; }
+  int phases() const { return 2 + ((model_.sum != nullptr ? 20 : 14) + (mixture_ ? Mixture::phases(count_) : 0)) * model_.layers; }
 
   void run(Worker& worker) const {
     int hidden = model_.hidden;
@@ -116,6 +116,11 @@ class Forward {
     return {{pages_.keys + offset, coded ? pages_.key_scales + scale : nullptr},
             {pages_.values + offset, coded ? pages_.value_scales + scale : nullptr},
             pages_.table, pages_.table_stride, pages_.page_size, pages_.slots, pages_.form};
+  }
+
+  float* parts() const {
+    thread_local Scratch scratch;
+    return reinterpret_cast<float*>(scratch.reserve(size_t(plan_.parts * Attention::part_floats(model_.head_size)) * sizeof(float)));
   }
 
   char* workspace() const {
@@ -183,11 +188,12 @@ class Forward {
     linear(worker, layer.qkv, (paired ? joined_ : normed_).rows(), into(qkv_, qkv_width_, qkv_width_));
     worker.each(count_, [&](int t) { place(layer, cache, t); });
     Attention attention(cache, heads_, places_, qkv_, qkv_width_, mixed_.row(0), mixed_.stride(), layer.window,
-                        model_.chunks != 0, layer.sinks);
-    worker.each(int(tasks_.size()), [&](int task) {
+                        model_.chunks != 0, layer.sinks, parts_);
+    worker.each(int(plan_.tasks.size()), [&](int task) {
       thread_local Scratch scratch;
-      attention(tasks_[size_t(task)], scratch);
+      attention(plan_.tasks[size_t(task)], scratch);
     });
+    worker.each(int(plan_.joins.size()), [&](int task) { attention(plan_.joins[size_t(task)]); });
     worker.each(count_, [&](int t) { mixed_.finish(t, layer.out); });
     add_result(worker, layer.out, mixed_, layer.attention_out_norm);
   }
@@ -287,7 +293,8 @@ class Forward {
   bf16* const* taps_;
   Heads heads_;
   Places places_;
-  std::vector<Attending> tasks_;
+  Plan plan_;
+  float* parts_;  // of attention, see Plan
   int qkv_width_;
   char* memory_;
   Input joined_, normed_, mixed_, gated_;

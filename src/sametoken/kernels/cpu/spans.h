@@ -1,4 +1,4 @@
-// The trees of a forward over cache pages: where each node stands, what it sees, and which queries are attended for together.
+// The trees of a forward over cache pages: where each node stands and what it sees.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -76,36 +76,5 @@ struct Places {
     }
   }
 };
-
-// Queries of one key head that are attended for together: some nodes of one row, all their query heads.
-struct Block {
-  const Span* span;
-  int row, token, nodes;  // row of the span; first of its tokens in the batch
-  bool chain;
-};
-
-// A block and the key head that it attends to.
-struct Attending {
-  Block block;
-  int head;
-};
-
-// Tasks of all spans, a row's head by head, so that the blocks of a long prompt find a head's keys in a cache. With few
-// nodes a block has 16 queries, so that many threads find work; with many, queries of a block share the cost of reading a
-// key, as long as their scores fit a cache.
-inline std::vector<Attending> tasks_of(const Span* spans, int count, const Places& places, const Heads& heads) {
-  std::vector<Attending> tasks;
-  int token = 0, row = 0, groups = heads.groups();
-  for (int s = 0; s < count; s++)
-    for (int b = 0; b < spans[s].batch; b++, row++, token += spans[s].nodes) {
-      int64_t keys = spans[s].starts[b] + spans[s].total;
-      int64_t queries = spans[s].nodes < 64 ? 16 : std::clamp<int64_t>((int64_t(1) << 20) / keys, 16, 64);
-      int height = std::max(1, int(queries) / groups);
-      for (int head = 0; head < heads.key; head++)
-        for (int n = 0; n < spans[s].nodes; n += height)
-          tasks.push_back({{&spans[s], b, token + n, std::min(height, spans[s].nodes - n), places.chain[size_t(row)] != 0}, head});
-    }
-  return tasks;
-}
 
 }  // namespace sametoken
