@@ -22,6 +22,7 @@ from sametoken.server.exchange import VALID_ID
 from sametoken.server.logs import JsonFormatter, TextFormatter
 from server_checks import Running, running, wait_until
 
+CONTEXT = 128  # of the tiny target
 FORGED = 'me\n2026-01-01 00:00:00,000 INFO 1.2.3.4:5 "GET /admin HTTP/1.1" 200\r\x1b[2K\u2028gone'
 ASKED = {"prompt": "abc", "max_tokens": 3, "ignore_eos": True}
 START = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ (\[[\x21-\x7e]+\] )?")
@@ -53,6 +54,30 @@ def lines(stream: io.StringIO, count: int) -> list[str]:
     """At least so many lines: the last one comes after the answer."""
     wait_until(lambda: stream.getvalue().count("\n") >= count)
     return stream.getvalue().removesuffix("\n").split("\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("completions", "max_tokens"), ("chat/completions", "max_completion_tokens"),
+        ("responses", "max_output_tokens"), ("messages", "max_tokens"),
+    ],
+)  # fmt: skip
+def test_a_limit_beyond_the_context_is_logged_and_ends_there(served: Running, path: str, field: str) -> None:
+    turns = [{"role": "user", "content": "abc"}]
+    asked = {"completions": {"prompt": "abc"}, "responses": {"input": "abc"}}.get(path, {"messages": turns})
+    ends = {} if path == "messages" else {"ignore_eos": True}
+    with logged(TextFormatter()) as stream:
+        reply = served.post(f"/v1/{path}", {**asked, **ends, field: 10**6})
+        fits = served.post(f"/v1/{path}", {**asked, **ends, field: 5})
+        said = lines(stream, 3)
+    assert (reply.status_code, fits.status_code) == (200, 200)
+    used = reply.json()["usage"]
+    if ends:
+        assert sum(used[key] for key in ("prompt_tokens", "completion_tokens") if key in used) in (0, CONTEXT)
+    (line,) = [each for each in said if "the context holds" in each]
+    assert f"{field} is 1000000 and the context holds" in line
+    assert "there the reply ends by length" in line
 
 
 def test_no_text_of_a_client_begins_a_line(served: Running) -> None:

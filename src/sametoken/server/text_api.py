@@ -74,6 +74,10 @@ class TextApi(Api):
                 raise refused(error, asked.fields) from error
             job = worker.take(made.requests)
             LOG.debug("%s: %d sequences, user %r", api.name, len(job.requests), asked.user)
+            most, room = made.requests[0].params.max_tokens, min(each.room for each in made.requests)
+            if most is not None and room < most:
+                said = "%s: %s is %d and the context holds %d more; there the reply ends by length"
+                LOG.info(said, api.name, asked.fields["max_tokens"], most, room)
             try:
                 head = ReplyHead(f"{api.prefix}-{asked.id or secrets.token_hex(12)}", int(time.time()), self._names[0])
                 words = api.words(body, Source(head, self._tokenizer, job.requests, made.reader))
