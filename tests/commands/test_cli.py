@@ -37,8 +37,8 @@ RECORD = {
     "speculation",
 }  # fmt: skip
 SPECULATION = {
-    "method", "target_forwards", "drafted", "accepted", "acceptance_length", "acceptance_rate", "accepted_lengths",
-    "drafted_by", "plain", "draft_s", "verify_s", "other_s",
+    "method", "target_forwards", "drafted", "accepted", "acceptance_length", "tokens_per_draft", "acceptance_rate",
+    "accepted_lengths", "drafted_by", "plain", "draft_s", "verify_s", "other_s",
 }  # fmt: skip
 
 

@@ -81,6 +81,21 @@ def test_reprs_can_be_read(pair: Pair) -> None:
     assert len(repr(found)) < 200
 
 
+def test_which_forwards_an_acceptance_length_counts(pair: Pair) -> None:
+    asked = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    with LLM(pair.target, pair.target, {"max_draft_len": 3, "adaptive": False}) as llm:
+        (found,) = llm.generate("one two", asked)
+    said = found.speculation.to_json()
+    # The prompt's forward gives one token, and drafts of the target itself are right: three forwards for eleven tokens.
+    assert sum(said["accepted_lengths"]) == said["target_forwards"] == 1 + 3
+    assert said["acceptance_length"] == 12 / said["target_forwards"]
+    drafts = sum(said["drafted_by"].values())
+    assert said["tokens_per_draft"] == 1 + said["accepted"] / drafts > said["acceptance_length"]
+    with LLM(pair.target) as llm:
+        (plain,) = llm.generate("one two", asked)
+    assert (plain.speculation.acceptance_length, plain.speculation.tokens_per_draft) == (1, 0)
+
+
 @pytest.mark.parametrize("keyword", ["progress", "use_tqdm"])
 def test_progress_counts_completions_on_a_terminal(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keyword: str

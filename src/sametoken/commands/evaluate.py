@@ -68,7 +68,10 @@ EXAMPLES = {
 
 
 def command(head: str, values: Values) -> int:
-    """Measure the acceptance length of a head or draft: tokens per forward of the target, bonus included."""
+    """Measure the acceptance length of a head or draft: tokens per forward of the target, bonus included.
+
+    The forward that reads the prompt counts. vLLM's value, 1 + accepted / drafts, is printed too.
+    """
     _check(values)
     bound = values["ar_lower_bound"]
     aside = sys.stderr if values["json"] else sys.stdout  # one JSON object is all that is printed

@@ -110,6 +110,7 @@ class SpeculationStats:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "acceptance_length": self.acceptance_length,
+            "tokens_per_draft": self.tokens_per_draft,
             "acceptance_rate": self.acceptance_rate,
             "accepted_lengths": list(self.accepted_lengths),
             "drafted_by": dict(self.drafted_by),
@@ -121,8 +122,13 @@ class SpeculationStats:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens emitted per target forward, bonus included; 1.0 means no help."""
+        """Tokens per target forward: every forward that emitted counts, also the prompt's and those without a draft."""
         return self.emitted / self.target_forwards if self.target_forwards else 0.0
+
+    @property
+    def tokens_per_draft(self) -> float:
+        """1 + accepted / drafts, vLLM's acceptance length: only forwards with a draft count; 0.0 without drafts."""
+        return 1 + self.accepted / self.drafts if self.drafts else 0.0
 
     @property
     def acceptance_rate(self) -> float:

@@ -151,7 +151,7 @@ METRICS: tuple[MetricSpec, ...] = (
         read=lambda now: _by_chance(now.totals.speculation, "expected")),
     counter("spec_decode_guesses_accepted_by_chance", OURS, "Of these guesses, those that were accepted.",
         ("method", "chance"), read=lambda now: _by_chance(now.totals.speculation, "accepted")),
-    histogram("spec_decode_acceptance_length", OURS, "Tokens emitted per forward of the target.",
+    histogram("spec_decode_acceptance_length", OURS, "Tokens emitted per forward of the target; also without a draft.",
         read=lambda now: _acceptance_length(now.totals.speculation)),
 )
 # fmt: on
