@@ -1,14 +1,19 @@
 """What a step costs on this CPU, as ratios measured in one run: linears, nodes, overhead, transformers, memory, start.
 
     python benchmarks/cpu_step.py [--shapes 15m,1b] [--rounds 5] [--out docs/benchmarks]
+    python benchmarks/cpu_step.py --host MODEL [--draft DRAFT] [--rounds 3]
 
 Models have random weights of a Llama shape, written to a temporary directory so that transformers reads the same
 files. Every figure is the median over interleaved rounds; foreign load is logged beside them.
+
+--host prints what part of a decoding step the host takes: everything but the compiled forward, output layer and draft.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import itertools
 import json
 import platform
 import resource
@@ -18,14 +23,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sametoken import LLM, SamplingParams
+from sametoken import LLM, AsyncLLM, SamplingParams
 from sametoken.embedded import TARGET
+from sametoken.engine.report import StepReport
 from sametoken.engine.runner import Runner
+from sametoken.kernels.cpu.library import library
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable, Span
 
@@ -147,6 +155,63 @@ def overhead(llm: LLM, batch: int) -> float:
     return (total - inside) / done[0].speculation.target_forwards
 
 
+class HostTime:
+    """How long steps take that decode a whole batch, and for how long of it the compiled model computes."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.inside, self.batch, self.moments = 0.0, 0, list[tuple[float, float]]()
+        kernels = library()
+        for name in ("_forward", "_linear", "_guess", "_grow"):
+            setattr(kernels, name, self._timed(getattr(kernels, name)))
+        llm.engine.reports.append(self._hear)
+
+    def _timed(self, call: Callable[..., int]) -> Callable[..., int]:
+        def run(*arguments: Any) -> int:
+            begin = time.perf_counter()
+            status = call(*arguments)
+            self.inside += time.perf_counter() - begin
+            return status
+
+        return run
+
+    def _hear(self, report: StepReport) -> None:
+        if len(report.plan.decode) == self.batch and not report.plan.prefill:
+            self.moments.append((time.perf_counter(), self.inside))
+
+    def over(self, batch: int, work: Callable[[], Any]) -> tuple[float, float]:
+        """Seconds of a step, and the host's share of them."""
+        self.batch, self.moments = batch, []
+        work()
+        (begin, before), *_, (end, after) = self.moments
+        return (end - begin) / (len(self.moments) - 1), 1 - (after - before) / (end - begin)
+
+
+def print_host(model: str, draft: str | None, rounds: int) -> None:
+    """Rows of a table: way to call, temperature, batch, milliseconds of a step and of its host part, share."""
+    llm = LLM(model, draft, None if draft else {"method": "none"}, max_batch_size=64)
+    timer, engine = HostTime(llm), AsyncLLM(llm)
+
+    async def stream(prompts: list[str], params: list[SamplingParams]) -> None:
+        async for _ in engine.run(llm.requests(prompts, params)):
+            pass
+
+    ways: dict[str, Callable[..., Any]] = {
+        "generate": llm.generate,
+        "stream": lambda *given: asyncio.run(stream(*given)),
+    }
+    found: dict[tuple[str, float, int], list[tuple[float, float]]] = {}
+    for _, cell in itertools.product(range(rounds), itertools.product(ways, (0.0, 0.8), (1, 8, 64))):
+        way, temperature, batch = cell
+        common: Any = {"temperature": temperature, "top_p": 0.95, "max_tokens": 60, "ignore_eos": True}
+        prompts = [f"Story {i}: once upon a time there" for i in range(batch)]
+        params = [SamplingParams(**common, seed=i) for i in range(batch)]
+        found.setdefault(cell, []).append(timer.over(batch, partial(ways[way], prompts, params)))
+    for cell, each in found.items():
+        step, share = (statistics.median(column) for column in zip(*each, strict=True))
+        print("", *cell, f"{1e3 * step:.2f}", f"{1e3 * step * share:.2f}", f"{share:.1%}", "", sep=" | ", flush=True)
+    asyncio.run(engine.close())
+
+
 def measure(shape: str, rounds: int) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
@@ -247,8 +312,12 @@ def main() -> None:
     parser.add_argument("--shapes", default="15m,1b")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="directory for cpu_step.json")
+    parser.add_argument("--host", metavar="MODEL")
+    parser.add_argument("--draft")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.host:
+        return print_host(args.host, args.draft, args.rounds)
     if args.child:
         return task_memory(args.child[1])
     report: dict[str, Any] = {

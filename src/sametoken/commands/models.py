@@ -27,7 +27,7 @@ def open_llm(model: str | None, values: Values) -> LLM:
     engine = EngineConfig(**settings_of(EngineConfig, values))
     cache = KVCacheConfig(**settings_of(KVCacheConfig, values, CACHE))
     target, draft = model_names(model, values["draft"], speculative.method)
-    use_threads(values["threads"])
+    use_cpus(values.get("cpus"), values["threads"])
 
     from sametoken.engine.llm import LLM
 
@@ -59,11 +59,43 @@ def join_ranks(values: Values, replicas: int = 1) -> None:
                 f"without {launcher}, which then starts the ranks of each replica itself"
             )
         return
-    use_threads(values["threads"])
+    use_cpus(values.get("cpus"), values["threads"])
 
     from sametoken.parallel.follow import join
 
     join(os.environ, values["tensor_parallel_size"])
+
+
+def use_cpus(cpus: str | None, threads: int | None, part: int = 0, parts: int = 1) -> None:
+    """Compute on these CPUs alone, from the first thread on, and with so many threads; None is on all.
+
+    Args:
+        cpus: a list as taskset writes it.
+        threads: see `use_threads`; None is one per CPU of the list.
+        part, parts: which of so many equal parts of the list this process has; threads are those of all parts.
+
+    Raises:
+        ConfigError: the list cannot be read, or has CPUs that this process may not use, or too few.
+    """
+    if cpus is not None:
+        from sametoken.parallel.host import own_cores, pin
+
+        try:
+            ends = [[int(end) for end in piece.split("-", 1)] for piece in cpus.split(",")]
+        except ValueError:
+            raise ConfigError(f"--cpus {cpus}: expected numbers and ranges, for example 0-15 or 0,2,4") from None
+        listed = sorted({cpu for end in ends for cpu in range(end[0], end[-1] + 1)})
+        usable = own_cores()[1]
+        if not listed or not {*listed} <= {*usable}:
+            allowed = ",".join(map(str, usable)) or "none: this system does not let a process choose"
+            raise ConfigError(f"--cpus {cpus}: expected some of those that this process may use, {allowed}")
+        if len(listed) < parts:
+            raise ConfigError(
+                f"--cpus {cpus}: {parts} replicas need at least as many CPUs; give more, or fewer replicas"
+            )
+        pin(listed[part * len(listed) // parts : (part + 1) * len(listed) // parts])
+        threads = threads or len(listed)
+    use_threads(threads)
 
 
 def use_threads(threads: int | None) -> None:

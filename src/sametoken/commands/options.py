@@ -91,6 +91,12 @@ class Option(NamedTuple):
 THREADS = Option(
     "threads", int, None, "number of threads that compute; without it: one per core.", group=title(EngineConfig)
 )
+CPUS = Option(
+    "cpus", str, None,
+    "CPUs to compute on, as taskset writes them, for example 0-15 or 0,2,4: as many threads, unless --threads is "
+    "given. Replicas divide the CPUs. Without it: all that the process may use.",
+    group=title(EngineConfig),
+)  # fmt: skip
 
 
 AS_JSON = Option("json", bool, False, "print one JSON object instead of text.")
@@ -157,6 +163,7 @@ def engine_options() -> tuple[Option, ...]:
         *settings_options(EngineConfig),
         *settings_options(KVCacheConfig, CACHE),
         THREADS,
+        CPUS,
     )
 
 

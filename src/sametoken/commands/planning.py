@@ -90,8 +90,8 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
             )
         stated.setdefault("served_model_name", (target,))
         target = target_place(target)
-    elif values["threads"] is not None:
-        passed["threads"] = values["threads"]
+    else:
+        passed |= {name: values[name] for name in ("threads", "cpus") if values[name] is not None}
     extra = shlex.split(values["engine_args"] or "")
     extra = [*(word for name, value in passed.items() for word in _spoken(name, value)), *extra]
     wanted = Wanted(target, draft, method, speculative, stated, keys, tuple(extra))

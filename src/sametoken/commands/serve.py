@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from sametoken.commands import planning
-from sametoken.commands.models import join_ranks, model_names, open_llm, use_threads
+from sametoken.commands.models import join_ranks, model_names, open_llm, use_cpus
 from sametoken.commands.options import (
     Chosen,
     Option,
@@ -157,7 +157,8 @@ def open_replica(model: str | None, resolution: Resolution, count: int, number: 
     import torch
 
     values = {**resolution.values}
-    use_threads(values["threads"])
+    use_cpus(values["cpus"], values["threads"], number, count)
+    values["cpus"] = None  # done
     values["threads"] = max(1, torch.get_num_threads() // count)
     if values["device"] == "cpu" or not torch.cuda.device_count():
         values[FRACTION] /= count  # of the memory of the machine, which they share

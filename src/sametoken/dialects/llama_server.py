@@ -83,7 +83,7 @@ NO_EFFECT: dict[str, str] = {
     "--max-num-tokens, which -ub sets, is the number of tokens of a step": "batch_size/-b:int",
     "--request-timeout cancels requests, --keep-alive closes connections that have none": "timeout/-to:int",
     "weights are read at the start and stay in memory": "mmap=true mlock=false",
-    "start the server with numactl": "numa",
+    "set --cpus, or start the server with numactl": "numa",
     "/v1/embeddings is always served": "embedding=true embeddings=true",
     METRICS: "metrics=true",
     NO_PART: "slots=false props=false warmup:bool cache_reuse=0",

@@ -22,6 +22,13 @@ def own_cores() -> list[Any]:
     return [socket.gethostname(), cores]
 
 
+def pin(cores: Sequence[int]) -> None:
+    """Lets every thread of this process, and those that it will start, compute on these cores alone."""
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(thread, cores)
+
+
 def shares_cores(own: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether two ranks, see `own_cores`, are on one host and may use the same core."""
     return bool(own[0] == other[0] and (not own[1] or not {*own[1]}.isdisjoint(other[1])))
