@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from sametoken.kernels.cpu.memory import new_memory
 from sametoken.runtime.chains import Chains, chains, is_chain
 from sametoken.runtime.kv_format import OWN, KVFormat
 from sametoken.runtime.transfer import upload
@@ -253,8 +254,9 @@ class KVCache:
         self.table, self.dtype, self.kv_format = table, dtype, kv_format
         self.on_commit: Callable[[Tensor, Tensor, Tensor], object] = lambda rows, starts, path: None
         # Zeros, not empty: a masked key still enters the sum as 0 * value, which garbage NaN would poison.
-        self.keys = torch.zeros(*shape, head_dim, dtype=kv_format.dtype(dtype), device=device)
-        self.values = self.keys if shared_values else torch.zeros_like(self.keys)
+        stored = (*shape, head_dim), kv_format.dtype(dtype), torch.device(device)
+        self.keys = new_memory(*stored).zero_()
+        self.values = self.keys if shared_values else new_memory(*stored).zero_()
         self.key_scales: Tensor | None = None
         self.value_scales: Tensor | None = None
         if kv_format.greatest is not None:

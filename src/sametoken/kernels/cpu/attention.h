@@ -47,7 +47,8 @@ class Attention {
       attend(task, room, at / LANES * LANES, end);
       for (int q = 0; q < room.queries; q++) keep(task, room, q, at / CHUNK);
     }
-    for (int q = 0; q < room.queries && task.chunk < 0; q++) write_result(token_of(task, q), head_of(task, q), room.joined + q * width_);
+    for (int q = 0; q < room.queries && task.chunk < 0; q++)
+      write_result(token_of(task, q), head_of(task, q), room.joined + q * width_);
   }
 
   // Joins the parts of a token and key head in the order of their chunks.
@@ -127,8 +128,10 @@ class Attention {
       store(room.total + q * LANES, zeros());
     }
     std::fill(room.parts, room.parts + room.queries * width_, 0.0f);
-    reader_.walk(task, cache_.keys, first, last, [&](int head, int node, int nodes, int64_t key, const Sixteen* keys, int count) {
-      score(task, room, some(head, node, nodes), key, room.scores + (key - first) * room.queries, keys, count);
+    auto scores = [&](int64_t key) { return room.scores + (key - first) * room.queries; };
+    Stretch keys{cache_.keys, first, last, cache_.values, first};
+    reader_.walk(task, keys, [&](int head, int node, int nodes, int64_t key, const Sixteen* rows, int count) {
+      score(task, room, some(head, node, nodes), key, scores(key), rows, count);
     });
     for (int q = 0; q < room.queries; q++) {
       float* most = room.most + q * LANES;
@@ -142,8 +145,9 @@ class Attention {
       state[0] = most[0], state[1] = lane_sum(load(room.total + q * LANES)) + rest;
       store(room.total + q * LANES, spread(1.0f / state[1]));
     }
-    reader_.walk(task, cache_.values, first, last, [&](int head, int node, int nodes, int64_t key, const Sixteen* values, int count) {
-      gather(room, some(head, node, nodes), room.scores + (key - first) * room.queries, values, count);
+    Stretch values{cache_.values, first, last, cache_.keys, (first / CHUNK + 1) * CHUNK};
+    reader_.walk(task, values, [&](int head, int node, int nodes, int64_t key, const Sixteen* rows, int count) {
+      gather(room, some(head, node, nodes), scores(key), rows, count);
     });
   }
 
@@ -191,7 +195,8 @@ class Attention {
   }
 
   // Scores of `count` blocks of keys from `key` on for some queries, stored at `scores`.
-  void score(const Attending& task, const Room& room, Some some, int64_t key, float* scores, const Sixteen* keys, int count) const {
+  void score(const Attending& task, const Room& room, Some some, int64_t key, float* scores, const Sixteen* keys,
+             int count) const {
     int stride = (words_ + LANES) * LANES;
     Floats scale[SIDE];
     for (int b = 0; b < count; b++) {
@@ -212,8 +217,7 @@ class Attention {
         constexpr int Q = tall(), K = side();
         Floats out[Q][K];
         if (cache_.form == KV_INT8) {
-          for (int i = 0; i < Q; i++)
-            for (int j = 0; j < K; j++) out[i][j] = room.split[q + i].times(room.turned + (b + j) * stride, words_ / 2);
+          Query::times(room.split + q, room.turned + b * stride, stride, words_ / 2, out);
         } else {
           products(reinterpret_cast<const bf16*>(room.asked) + q * heads_.size, room.turned + b * stride, stride, out);
         }
@@ -281,41 +285,57 @@ class Attention {
   // Adds weighted values to the sums of some queries, one key after the other. First divides each
   // weight by the sum of all, and multiplies it by the scale of a code.
   void gather(const Room& room, Some some, float* weights, const Sixteen* values, int count) const {
-    int size = heads_.size;
-    for (int b = 0; b < count; b++) {
-      for (int k = 0; k < LANES; k++) {
-        float* to = room.values + (b * LANES + k) * size;
-        const char* at = values[b].at[k];
-        for (int i = 0; i < size; i += LANES)
-          store(to + i, cache_.form == KV_BF16 ? load_bf16(reinterpret_cast<const bf16*>(at) + i) : load_code(cache_.form, at + i));
-      }
+    for (int b = 0; b < count; b++)
       for (int q = some.first; q < some.end; q++) {
         float* at = weights + (b * room.queries + q) * LANES;
         Floats share = mul(load(at), load(room.total + q * LANES));
         store(at, cache_.form == KV_BF16 ? share : mul(share, load(values[b].scale)));
       }
-    }
-    in_steps<TALL>(0, size / LANES, [&](int part, auto wide) {
-      in_steps<TALL>(some.first, some.end, [&](int q, auto tall) {
-        add_up<tall(), wide()>(weights + q * LANES, room.queries * LANES, room.values + part * LANES, count,
-                               room.parts + q * width_ + part * LANES);
+    if (cache_.form == KV_BF16) add_values<KV_BF16>(room, some, weights, values, count);
+    else if (cache_.form == KV_INT8) add_values<KV_INT8>(room, some, weights, values, count);
+    else add_values<KV_FP8>(room, some, weights, values, count);
+  }
+
+  template <KVForm FORM>
+  static Floats load_value(const char* at, int i) {
+    if constexpr (FORM == KV_BF16) return load_bf16(reinterpret_cast<const bf16*>(at) + i);
+    else return load_code(FORM, at + i);
+  }
+
+  // Values that several tiles of queries need are made float32 once; those that one tile needs, on the way.
+  template <KVForm FORM>
+  void add_values(const Room& room, Some some, const float* weights, const Sixteen* values, int count) const {
+    int size = heads_.size;
+    auto add_all = [&](auto value) {
+      in_steps<TALL>(0, size / LANES, [&](int part, auto wide) {
+        in_steps<TALL>(some.first, some.end, [&](int q, auto tall) {
+          add_up<tall(), wide()>(weights + q * LANES, room.queries * LANES, count, room.parts + q * width_ + part * LANES,
+                                 [&](int b, int k, int d) { return value(b, k, (part + d) * LANES); });
+        });
       });
-    });
+    };
+    if (some.end - some.first <= TALL)
+      return add_all([&](int b, int k, int i) { return load_value<FORM>(values[b].at[k], i); });
+    for (int b = 0; b < count; b++)
+      for (int k = 0; k < LANES; k++)
+        for (int i = 0; i < size; i += LANES)
+          store(room.values + (b * LANES + k) * size + i, load_value<FORM>(values[b].at[k], i));
+    add_all([&](int b, int k, int i) { return load(room.values + (b * LANES + k) * size + i); });
   }
 
   // Adds to D blocks of numbers of Q queries' sums.
-  template <int Q, int D>
-  void add_up(const float* weights, int stride, const float* values, int count, float* sums) const {
+  template <int Q, int D, class Value>
+  void add_up(const float* weights, int stride, int count, float* sums, Value value) const {
     Floats sum[Q][D];
     for (int q = 0; q < Q; q++)
       for (int d = 0; d < D; d++) sum[q][d] = load(sums + q * width_ + d * LANES);
     for (int b = 0; b < count; b++, weights += stride)
-      for (int k = 0; k < LANES; k++, values += heads_.size) {
-        Floats value[D];
-        for (int d = 0; d < D; d++) value[d] = load(values + d * LANES);
+      for (int k = 0; k < LANES; k++) {
+        Floats values[D];
+        for (int d = 0; d < D; d++) values[d] = value(b, k, d);
         for (int q = 0; q < Q; q++) {
           Floats weight = spread(weights[q * LANES + k]);
-          for (int d = 0; d < D; d++) sum[q][d] = fma(weight, value[d], sum[q][d]);
+          for (int d = 0; d < D; d++) sum[q][d] = fma(weight, values[d], sum[q][d]);
         }
       }
     for (int q = 0; q < Q; q++)

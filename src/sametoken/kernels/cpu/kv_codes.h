@@ -55,15 +55,29 @@ struct Query {
       for (int k = 0; k < 4; k++) numbers[i + k] = x[i + (k & 1) * 2 + k / 2];
   }
 
-  // Products with sixteen vectors of int8 codes whose words are turned: `turned`[word][vector].
-  Floats times(const uint32_t* turned, int words) const {
-    Ints upper = spread_int(-INT8_OFFSET * high_total), lower = spread_int(-INT8_OFFSET * low_total);
+  // Products of Q queries with K times sixteen vectors of int8 codes whose words are turned: `turned`[k][word][vector].
+  template <int Q, int K>
+  static void times(const Query* queries, const uint32_t* turned, int stride, int words, Floats (&out)[Q][K]) {
+    Ints upper[Q][K], lower[Q][K];
+    for (int q = 0; q < Q; q++)
+      for (int k = 0; k < K; k++) {
+        upper[q][k] = spread_int(-INT8_OFFSET * queries[q].high_total);
+        lower[q][k] = spread_int(-INT8_OFFSET * queries[q].low_total);
+      }
     for (int word = 0; word < words; word++) {
-      Quads codes = load_int8(turned + word * LANES);
-      upper = dot4(upper, codes, spread_quad(dword(high + 4 * word)));
-      lower = dot4(lower, codes, spread_quad(dword(low + 4 * word)));
+      Quads codes[K];
+      for (int k = 0; k < K; k++) codes[k] = load_int8(turned + k * stride + word * LANES);
+      for (int q = 0; q < Q; q++) {
+        Quads high = spread_quad(dword(queries[q].high + 4 * word)), low = spread_quad(dword(queries[q].low + 4 * word));
+        for (int k = 0; k < K; k++) {
+          upper[q][k] = dot4(upper[q][k], codes[k], high);
+          lower[q][k] = dot4(lower[q][k], codes[k], low);
+        }
+      }
     }
-    return mul(fma(as_floats(upper), spread(256.0f), as_floats(lower)), spread(step));
+    for (int q = 0; q < Q; q++)
+      for (int k = 0; k < K; k++)
+        out[q][k] = mul(fma(as_floats(upper[q][k]), spread(256.0f), as_floats(lower[q][k])), spread(queries[q].step));
   }
 
  private:

@@ -1,6 +1,6 @@
-"""Memory for weights that are read from end to end in every step, and for what is made of them while they are loaded.
+"""Memory for what is read from end to end in every step (weights, keys and values), and for what loading makes.
 
-Weights lie on huge pages where the system grants them: with ordinary pages a core looks up an address every 4 KiB of a
+It lies on huge pages where the system grants them: with ordinary pages a core looks up an address every 4 KiB of a
 stream, which costs part of the memory's speed. What lives for a moment lies in memory that was used before: the first
 write to a page costs more than writing it again, on virtual machines up to thirty times as much.
 """

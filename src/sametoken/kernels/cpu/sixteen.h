@@ -16,6 +16,15 @@ struct Sixteen {
   int64_t slot[LANES];
 };
 
+// Keys or values of the positions first .. last, where `first` is a multiple of 16, and what the same thread is likely to
+// read after them: those from `next` on.
+struct Stretch {
+  const Plane& plane;
+  int64_t first, last;
+  const Plane& next_plane;
+  int64_t next;
+};
+
 class Reader {
  public:
   static constexpr int SIDE = REGISTERS == 32 ? 2 : 1;  // blocks of 16 keys side by side
@@ -23,18 +32,17 @@ class Reader {
   Reader(const Cache& cache, const Heads& heads, const Places& places)
       : cache_(cache), heads_(heads), places_(places), bytes_(heads.size * kv_bytes(cache.form)) {}
 
-  // Hands those of positions first .. last to visit(key head of the task, first node, nodes, position, Sixteen[count],
-  // count); `first` is a multiple of 16. Up to the committed length all nodes of a block have the same; past it each tree
-  // node has its own.
+  // Hands a stretch to visit(key head of the task, first node, nodes, position, Sixteen[count], count). Up to the committed
+  // length all nodes of a block have the same; past it each tree node has its own.
   template <class Visit>
-  void walk(const Attending& task, const Plane& plane, int64_t first, int64_t last, Visit visit) const {
+  void walk(const Attending& task, const Stretch& all, Visit visit) const {
     const Block& block = task.block;
-    if (block.chain) return pass(task, plane, 0, block.nodes, first, last, last, visit);
-    int64_t shared = std::max(first, block.span->starts[block.row] / LANES * LANES);
-    pass(task, plane, 0, block.nodes, first, std::min(shared, last), shared, visit);
+    if (block.chain) return pass(task, all, 0, block.nodes, all.last, visit);
+    int64_t shared = std::max(all.first, block.span->starts[block.row] / LANES * LANES);
+    pass(task, {all.plane, all.first, std::min(shared, all.last), all.next_plane, all.next}, 0, block.nodes, shared, visit);
     for (int n = 0; n < block.nodes; n++) {
       int64_t end = places_.position[size_t(block.token + n)] + 1;
-      pass(task, plane, n, 1, shared, std::min(end, last), end, visit);
+      pass(task, {all.plane, shared, std::min(end, all.last), all.next_plane, all.next}, n, 1, end, visit);
     }
   }
 
@@ -60,19 +68,20 @@ class Reader {
 
   // The same of some nodes; positions from `end` on repeat a key that is there, nobody sees them.
   template <class Visit>
-  void pass(const Attending& task, const Plane& plane, int node, int nodes, int64_t first, int64_t last, int64_t end,
-            Visit visit) const {
+  void pass(const Attending& task, const Stretch& all, int node, int nodes, int64_t end, Visit visit) const {
     Sixteen rows[SIDE];
     const char* ahead[SIDE];
-    for (int64_t key = first; key < last; key += SIDE * LANES) {
+    for (int64_t key = all.first; key < all.last; key += SIDE * LANES) {
       int count = 0;
-      for (; count < SIDE && key + count * LANES < last; count++) {
+      for (; count < SIDE && key + count * LANES < all.last; count++) {
         locate(task.block, node, key + count * LANES, end, rows[count]);
-        ahead[count] = address(task, plane, key + (count + AHEAD) * LANES, end);
+        int64_t over = key + (count + AHEAD) * LANES - all.last;
+        ahead[count] = over < 0 ? address(task, all.plane, over + all.last)
+                                : address(task, all.next_plane, all.next + over / LANES * LANES);
       }
       for (int head = 0; head < task.heads; head++) {
         for (int b = 0; b < count; b++) {
-          aim(plane, task.head + head, rows[b]);
+          aim(all.plane, task.head + head, rows[b]);
           if (ahead[b] != nullptr) prefetch(ahead[b], head, task.heads);
         }
         visit(head, node, nodes, key, rows, count);
@@ -109,9 +118,10 @@ class Reader {
     for (int i = 0; i < LANES; i++) rows.scale[i] = scales[rows.slot[i]];
   }
 
-  // Where 16 keys or values from `key` on lie, of the first head of a task; null where they do not lie side by side.
-  const char* address(const Attending& task, const Plane& plane, int64_t key, int64_t end) const {
-    if (!together(task.block, key, end)) return nullptr;
+  // Where 16 committed keys or values from `key` on lie, of the first head of a task; null where not side by side.
+  const char* address(const Attending& task, const Plane& plane, int64_t key) const {
+    const Span& span = *task.block.span;
+    if (cache_.page_size % LANES != 0 || key + LANES > span.starts[task.block.row]) return nullptr;
     int64_t slot = slot_of(cache_, task.block.span->rows[task.block.row], key);
     return plane.vectors + (slot * heads_.key + task.head) * bytes_;
   }
