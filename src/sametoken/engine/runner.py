@@ -165,6 +165,5 @@ def merge(pending: Sequence[int], drafts: Sequence[tuple[Sequence[int], Draft]])
 
 def roots(pending: Sequence[int], nodes: int = 1) -> Draft:
     """Rows that have only a root, padded to `nodes` nodes, on the host."""
-    tokens = torch.full((len(pending), nodes), PADDING)
-    tokens[:, 0] = torch.tensor(pending, dtype=torch.int64)
-    return Draft(tokens, chain_parents(len(pending), nodes))
+    tokens = torch.tensor([[token, *[PADDING] * (nodes - 1)] for token in pending], dtype=torch.int64)
+    return Draft(tokens.view(len(pending), nodes), chain_parents(len(pending), nodes))

@@ -165,6 +165,7 @@ class Compiled:
         own_scales = [None if block.rope is not None else scales for block in parts.blocks]
         layers = (Layer * config.num_layers)(*map(layer_of, parts.blocks, experts, tables, own_scales))
         self._head, self._norm, self._parts = packed(parts.head), parts.norm, parts
+        self._paged: tuple[KVCache, Pages] | None = None  # of the last call
         self._raised: list[BaseException] = []  # in `sum` and `gather`, which the kernels call
         exchange = None if parts.ranks is None else parts.ranks.native
         calls: tuple[Any, ...] = ()
@@ -258,6 +259,12 @@ class Compiled:
         yield feed, draw_of(sampling, addressof(positions))
 
     def _pages(self, cache: KVCache) -> Pages:
+        if self._paged is None or self._paged[0] is not cache:
+            self._paged = cache, self._pages_of(cache)
+        return self._paged[1]
+
+    @staticmethod
+    def _pages_of(cache: KVCache) -> Pages:
         form, table = KV_FORMS.get(cache.kv_format, 0), cache.table.table
         scales = (None if each is None else each.mT for each in (cache.key_scales, cache.value_scales))
         found: Pages = struct_of(

@@ -21,7 +21,8 @@ def draw(logits: Tensor, draft: Draft, ancestor_mask: Tensor, position: Tensor, 
     kernels = library() if logits.device.type == "cpu" else None
     if kernels is None and (not fused(logits) or sampling.truncation is not None):
         return sample(logits, draft, ancestor_mask, position, sampling)
-    at = position.unsqueeze(1) + depth(ancestor_mask) + 1
+    # Greedy draws need no position: on a CPU the sum takes as long as they do.
+    at = position if kernels and sampling.greedy else position.unsqueeze(1) + depth(ancestor_mask) + 1
     plain = not sampling.edited and sampling.grammars is None
     scores = logits if plain else confined_scores(logits, draft, ancestor_mask, at, sampling)
     if kernels is None:

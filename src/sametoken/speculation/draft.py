@@ -5,6 +5,7 @@ Shapes: B rows, N nodes. A chain is `parents = arange(N) - 1`; plain decoding is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -28,20 +29,30 @@ class Draft(NamedTuple):
 
 def chain_parents(rows: int, nodes: int, device: torch.device | str = "cpu") -> Tensor:
     """[rows, nodes] parents of a chain: every node follows the one before it."""
-    return torch.arange(-1, nodes - 1, device=device).expand(rows, nodes)
+    return _made(_before, nodes, device).expand(rows, nodes)
+
+
+def _before(nodes: int, device: torch.device | str) -> Tensor:
+    return torch.arange(-1, nodes - 1, device=device)
 
 
 def _triangle(nodes: int, device: torch.device | str) -> Tensor:
     return torch.ones(nodes, nodes, dtype=torch.bool, device=device).tril()
 
 
-_kept_triangle = lru_cache(maxsize=64)(_triangle)
+def _made(make: Callable[..., Tensor], nodes: int, device: torch.device | str) -> Tensor:
+    """On the CPU kept for the next call, which a captured step must not."""
+    return _kept(make, nodes) if torch.device(device).type == "cpu" else make(nodes, device)
+
+
+@lru_cache(maxsize=128)
+def _kept(make: Callable[..., Tensor], nodes: int) -> Tensor:
+    return make(nodes, "cpu")
 
 
 def chain_mask(rows: int, nodes: int, device: torch.device | str = "cpu") -> Tensor:
-    """[rows, nodes, nodes] `ancestors` of chains; on the CPU kept for the next call, which a captured step must not."""
-    made = _kept_triangle if torch.device(device).type == "cpu" else _triangle
-    return made(nodes, device).expand(rows, -1, -1)
+    """[rows, nodes, nodes] `ancestors` of chains."""
+    return _made(_triangle, nodes, device).expand(rows, -1, -1)
 
 
 def ancestors(parents: Tensor) -> Tensor:
