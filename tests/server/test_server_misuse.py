@@ -19,6 +19,7 @@ from tokenizers.processors import TemplateProcessing
 from cli_checks import Pair
 from sametoken import LLM
 from sametoken.server.chat_schema import ChatRequest
+from sametoken.server.hints import PATHS
 from sametoken.server.schema import CompletionRequest, Speculative
 from server_checks import MODEL, Running, running
 
@@ -87,6 +88,41 @@ def test_bad_bodies_are_refused_in_words(http: httpx.Client, case: str) -> None:
     error = refusal(http.post("/v1/completions", content=content))
     assert words in error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "words"),
+    [
+        ("POST", "/api/chat", "Not Found; ask /v1/chat/completions, or GET /docs"),
+        ("POST", "/completion", "Not Found; ask /v1/completions, or GET /docs"),
+        ("GET", "/api/tags", "Not Found; ask /v1/models, or GET /docs"),
+        ("POST", "/v1/compleitons", "Not Found; ask /v1/completions, or GET /docs"),
+        ("POST", "/nothing/like/it", "Not Found; GET /docs lists the paths"),
+        ("GET", "/v1/completions", "Method Not Allowed; send POST; GET /docs lists"),
+    ],
+)
+def test_a_path_of_another_server_names_ours(http: httpx.Client, method: str, path: str, words: str) -> None:
+    status = 405 if "Allowed" in words else 404
+    assert words in refusal(http.request(method, path), status)["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("n_predict", "unknown field 'n_predict': the limit is max_tokens"),
+        ("options", "send each of its keys as a field of its own"),
+        ("num_speculative_tokens", "send speculative.max_draft_len"),
+        ("max_tokns", "did you mean 'max_tokens'?"),
+    ],
+)
+def test_a_field_of_another_server_names_ours(http: httpx.Client, field: str, words: str) -> None:
+    error = refusal(http.post("/v1/completions", json={"prompt": "a", field: 5}))
+    assert words in error["message"]
+    assert (error["param"], error["code"]) == (field, "unknown_parameter")
+
+
+def test_every_path_that_is_named_is_there(http: httpx.Client) -> None:
+    assert set(PATHS.values()) <= http.get("/openapi.json").json()["paths"].keys()
 
 
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [

@@ -37,9 +37,14 @@ def reasoning(stated: str) -> str:
     return REASONING[stated]
 
 
-def unless_automatic(stated: int) -> int | None:
-    """A number; None for 0 and -1, which leave it to the server."""
-    return None if stated in (0, -1) else stated
+def context(stated: int) -> int | None:
+    """Tokens of a sequence; None for 0, the model's own."""
+    return stated or None
+
+
+def rows(stated: int) -> int | None:
+    """Sequences that run together; None for -1, as many as the server chooses."""
+    return None if stated == -1 else stated
 
 
 def names(stated: str) -> list[str]:
@@ -55,9 +60,9 @@ REQUEST = "each request says it, or generation_config.json of the model; leave i
 # Names that are spelled as `keys` of `rules` reads them, and what they set.
 SET: dict[str, Sets] = {
     "ctx_size/-c:int": Sets(
-        "max_seq_len", unless_automatic, "each sequence may have so many; llama-server divides it among its slots"
+        "max_seq_len", context, "each sequence may have so many; llama-server divides it among its slots"
     ),
-    "parallel/-np:int": Sets("max_batch_size", unless_automatic),
+    "parallel/-np:int": Sets("max_batch_size", rows),
     "spec_type:str": Sets("method", spec_type, "for draft-simple, draft-eagle3, ngram-simple and none"),
     "alias/-a:str": Sets("served_model_name", names),
     "cors_origins:str": Sets("cors_origin", names),

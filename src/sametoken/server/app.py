@@ -21,6 +21,7 @@ from sametoken.server.about_api import AboutApi
 from sametoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from sametoken.server.embedding_api import EmbeddingApi, EmbeddingsRequest
 from sametoken.server.errors import AnthropicError, ApiError, failed, reply
+from sametoken.server.hints import of_path
 from sametoken.server.http import CORS, BearerKeys
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.openapi import BODY_REFUSALS, TEXT_REFUSALS, Operation, describe
@@ -110,8 +111,13 @@ def _word_errors(app: FastAPI, worker: Worker) -> None:
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        known = f"{request.method} {request.url.path[:100]}: {error.detail}; GET /docs lists the paths"
-        headers = {"Allow": _allowed(app, request.scope)} if error.status_code == 405 else error.headers
+        path, headers, advice = request.url.path[:100], error.headers, ""
+        if error.status_code == 405:
+            headers = {"Allow": _allowed(app, request.scope)}
+            advice = f"send {headers['Allow']}; "
+        elif error.status_code == 404:
+            advice = of_path(path, (route.path for route in app.routes if isinstance(route, Route)))
+        known = f"{request.method} {path}: {error.detail}; {advice}GET /docs lists the paths"
         return await api_error(request, ApiError(error.status_code, known, headers=headers))
 
     async def own_error(request: Request, error: Exception) -> Response:

@@ -21,8 +21,8 @@ from sametoken.errors import (
     RequestError,
     SametokenError,
     found_wrong,
-    unknown_name,
 )
+from sametoken.server.hints import of_field
 
 LOG = logging.getLogger("sametoken.server")
 CLIENT_GONE = 499  # nginx's number; nobody receives it
@@ -178,7 +178,7 @@ def invalid(error: ValidationError, known: Iterable[str], given: bytes) -> ApiEr
         case "json_invalid":
             return ApiError(400, f"the body is not valid JSON: {shorten(problem['msg'])}; send one JSON object")
         case "extra_forbidden" if len(problem["loc"]) == 1:
-            return ApiError(400, unknown_name("field", where, known), param=where, code="unknown_parameter")
+            return ApiError(400, of_field(where, known), param=where, code="unknown_parameter")
         case "extra_forbidden":
             return ApiError(400, f"unknown field {where!r}; leave it out", param=where, code="unknown_parameter")
         case "missing":

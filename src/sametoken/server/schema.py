@@ -110,9 +110,9 @@ class ResponseFormat(Body):
     def _own(self) -> Self:
         given = {name for name in _DETAILS if getattr(self, name) is not None}
         if given != {self.type}.intersection(_DETAILS):
-            raise ValueError(
-                f"type {self.type} needs the field of its name, if there is one, and no field of another type"
-            )
+            own = f"needs {self.type}" if self.type in _DETAILS else "has no details"
+            others = " and ".join(name for name in _DETAILS if name != self.type)
+            raise ValueError(f"type {self.type} {own}; leave {others} out")
         return self
 
     def asked(self) -> dict[str, Any] | None:

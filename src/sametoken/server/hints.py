@@ -1,0 +1,50 @@
+"""What to send instead of a path or a field that another server has, or that is mistyped."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from sametoken.errors import unknown_name
+
+# Paths of Ollama, llama.cpp, TGI and SGLang, and of clients that were given an address without /v1.
+PATHS = {
+    **dict.fromkeys(
+        ("/api/generate", "/completion", "/completions", "/generate", "/generate_stream"), "/v1/completions"
+    ),
+    **dict.fromkeys(("/api/chat", "/chat/completions", "/v1/chat"), "/v1/chat/completions"),
+    **dict.fromkeys(("/api/embed", "/api/embeddings", "/embedding", "/embeddings"), "/v1/embeddings"),
+    **dict.fromkeys(("/api/tags", "/models", "/v1"), "/v1/models"),
+    "/messages": "/v1/messages",
+    "/responses": "/v1/responses",
+    "/props": "/server_info",
+}
+# Fields of Ollama, llama.cpp, transformers, TGI and vLLM.
+FIELDS: Mapping[str, str] = {
+    **dict.fromkeys(("n_predict", "num_predict"), "the limit is max_tokens, in /v1/responses max_output_tokens"),
+    **dict.fromkeys(("options", "parameters"), "send each of its keys as a field of its own"),
+    **dict.fromkeys(
+        ("num_speculative_tokens", "num_assistant_tokens", "speculative.n_max"), "send speculative.max_draft_len"
+    ),
+    **dict.fromkeys(("num_ctx", "n_ctx"), "the context is the server's option --max-seq-len"),
+    "do_sample": "leave it out; temperature 0 is greedy, more is sampled",
+    "keep_alive": "leave it out; the model stays loaded",
+    "inputs": "send prompt to /v1/completions, or messages to /v1/chat/completions",
+}
+
+
+def of_path(path: str, known: Iterable[str]) -> str:
+    """What to ask instead of a path that there is not; "" where nothing is near.
+
+    Args:
+        known: the paths that there are.
+    """
+    near = PATHS.get(path.rstrip("/")) or next(iter(difflib.get_close_matches(path, list(known), n=1, cutoff=0.8)), "")
+    return f"ask {near}, or " if near else ""
+
+
+def of_field(name: str, known: Iterable[str]) -> str:
+    """Words for an unknown field of a body, with what to send instead."""
+    if name in FIELDS:
+        return f"unknown field {name!r}: {FIELDS[name]}"
+    return unknown_name("field", name, known)
