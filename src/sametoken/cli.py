@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,6 +67,8 @@ COMMAND_GROUPS = {
     },
 }
 COMMANDS = {name: purpose for group in COMMAND_GROUPS.values() for name, purpose in group.items()}
+# Commands of Ollama, llama.cpp, transformers and vLLM, and what is near here.
+ELSEWHERE = {"run": "chat", "complete": "generate", "start": "serve", "benchmark": "bench", "convert": "export"}
 EXAMPLES = {
     "see the gain with the pair of models that comes with the package": "sametoken demo",
     "complete a prompt": 'sametoken generate --prompt "Hello, I want to see a movie tonight."',
@@ -101,6 +104,9 @@ class CommandList(TyperGroup):
             elif below:
                 given = " ".join(args[: count + 1])
                 ctx.fail(f"No such command '{given}'; expected one of: {', '.join(below)}")
+        near = ELSEWHERE.get(args[0]) or next(iter(get_close_matches(args[0], COMMANDS, n=1)), None)
+        if near and not ctx.resilient_parsing:  # which completes words of a shell
+            ctx.fail(f"No such command '{args[0]}'; did you mean '{near}'?")
         return super().resolve_command(ctx, args)
 
     def _show_group(self, ctx: Any, first: str, commands: dict[str, str]) -> None:

@@ -137,6 +137,16 @@ def test_the_length_of_an_output_has_every_tools_name(command: str, name: str, s
     assert said.params[name] == 7
 
 
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [("run", "did you mean 'chat'?"), ("sevre", "did you mean 'serve'?"), ("qqq", "No such command 'qqq'.")],
+)
+def test_a_mistyped_command_names_the_nearest(run: Any, word: str, words: str) -> None:
+    said = run(word)
+    assert said.code == 2
+    assert words in said.err
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_debug_may_stand_before_the_command(run: Any, place: int) -> None:
     words = ["generate", "no/such/directory", "--prompt=a"]
