@@ -81,10 +81,10 @@ def use_cpus(cpus: str | None, threads: int | None, part: int = 0, parts: int = 
         from sametoken.parallel.host import own_cores, pin
 
         try:
-            ends = [[int(end) for end in piece.split("-", 1)] for piece in cpus.split(",")]
+            bounds = [[int(end) for end in piece.split("-", 1)] for piece in cpus.split(",")]
         except ValueError:
             raise ConfigError(f"--cpus {cpus}: expected numbers and ranges, for example 0-15 or 0,2,4") from None
-        listed = sorted({cpu for end in ends for cpu in range(end[0], end[-1] + 1)})
+        listed = sorted({cpu for bound in bounds for cpu in range(bound[0], bound[-1] + 1)})
         usable = own_cores()[1]
         if not listed or not {*listed} <= {*usable}:
             allowed = ",".join(map(str, usable)) or "none: this system does not let a process choose"

@@ -38,38 +38,38 @@ class FreePages:
     """Numbers of free pages as runs of neighbours in ascending order; a pool has few runs, however large it is."""
 
     def __init__(self, begin: int, end: int) -> None:
-        self._begins, self._ends = ([begin], [end]) if begin < end else ([], [])
+        self._begins, self._stops = ([begin], [end]) if begin < end else ([], [])
         self._all = self.count = end - begin
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(map(range, self._begins, self._ends))
+        return chain.from_iterable(map(range, self._begins, self._stops))
 
     def add(self, page: int) -> None:
         at = bisect_right(self._begins, page)
         self._begins.insert(at, page)
-        self._ends.insert(at, page + 1)
+        self._stops.insert(at, page + 1)
         self.count += 1
         for left in (at, at - 1):  # joins what it touches
-            if 0 <= left < len(self._ends) - 1 and self._ends[left] == self._begins[left + 1]:
-                del self._ends[left], self._begins[left + 1]
+            if 0 <= left < len(self._stops) - 1 and self._stops[left] == self._begins[left + 1]:
+                del self._stops[left], self._begins[left + 1]
 
     def take(self, count: int, after: int | None) -> list[int]:
-        """At most `count` pages: right after `after`, or in the middle of the longest run so that rows can grow."""
+        """`count` of them: right after `after`, or in the middle of the longest run so that rows can grow."""
         at = -1 if after is None else bisect_right(self._begins, after + 1) - 1
         begin = 0 if after is None else after + 1
-        if at < 0 or begin >= self._ends[at]:
-            sizes = [end - begin for begin, end in zip(self._begins, self._ends, strict=True)]
+        if at < 0 or begin >= self._stops[at]:
+            sizes = [end - begin for begin, end in zip(self._begins, self._stops, strict=True)]
             at = sizes.index(max(sizes))
             begin = self._begins[at] + (0 if sizes[at] == self._all else max(0, (sizes[at] - count) // 2))
         taken: list[int] = []
         while len(taken) < count:
             at %= len(self._begins)
-            first, end = self._begins[at], self._ends[at]
+            first, end = self._begins[at], self._stops[at]
             begin = max(begin, first) if not taken else first
             stop = min(end, begin + count - len(taken))
             taken += range(begin, stop)
             kept = [(a, b) for a, b in ((first, begin), (stop, end)) if a < b]
-            self._begins[at : at + 1], self._ends[at : at + 1] = [a for a, _ in kept], [b for _, b in kept]
+            self._begins[at : at + 1], self._stops[at : at + 1] = [a for a, _ in kept], [b for _, b in kept]
             at += len(kept)
         self.count -= count
         return taken
