@@ -290,5 +290,6 @@ def test_a_greedy_chain_is_step_by_step_argmax(kernels: Library, directory: Path
     greedy = Sampling.of([RowSampling(SamplingParams(temperature=0), 0, [], VOCAB)] * len(rows))
     certain = Committed(rows, [0, 0, 0], [text.tolist() for text in texts])
     assert torch.equal(
-        decoder.native.guess(certain, Text(decoder, form).cache, levels, greedy).tokens, torch.stack(expected)
+        decoder.native.guess(certain, Text(decoder, form).cache, [levels] * 3, greedy, None).tokens,
+        torch.stack(expected),
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from native_checks import kernels, threads
+from sametoken.control.worth import Time, Worth
 from sametoken.heads.eagle.compiled import NativeEagle
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.drafter import EagleDrafter
@@ -23,7 +26,7 @@ from sametoken.model.formats.names import FORMATS
 from sametoken.model.linear import Embedding, Linear
 from sametoken.model.rope_config import RopeConfig
 from sametoken.runtime.cache import KVCache, PageTable, Span, View
-from sametoken.speculation.draft import Draft, ancestors, chain_parents
+from sametoken.speculation.draft import PADDING, Draft, ancestors, chain_parents
 from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.rows import RowSampling, Sampling
 from sametoken.speculation.sampling import rank, sample
@@ -221,7 +224,7 @@ def test_a_chain_is_step_by_step_drawing(kernels: Library, config: EagleConfig, 
     texts = [tokens(length, seed=row) for row, length in zip(rows, lengths, strict=True)]
     features = [randn(length, head_width(config), seed=row) for row, length in zip(rows, lengths, strict=True)]
     certain = Committed(rows, [0, 0, 0], [text.tolist() for text in texts], torch.cat(features))
-    found, shares = model.guess(certain, cache_of(config.layers), levels, sampling)
+    found, shares, _ = model.guess(certain, cache_of(config.layers), [levels] * 3, sampling, None)
     cache, ids = cache_of(config.layers), head.draft_ids if config.own_head else torch.arange(VOCAB)
     output = torch.cat([
         model(text, model.fuse(part), cache, cache.view([span_of([row], [0], chain(len(text)))]))[-1:]
@@ -294,7 +297,7 @@ def first_draws(decoder: Decoder, sampling: Sampling, starts: list[int]) -> tupl
     assert native is not None
     caches = [cache_of(TARGET, rows=len(starts)) for _ in range(2)]
     certain = Committed(rows, starts, text.unsqueeze(1).tolist())
-    found = native.guess(certain, caches[0], 1, sampling).tokens
+    found = native.guess(certain, caches[0], [1] * len(rows), sampling, None).tokens
     view = caches[1].view([span_of(rows, starts, chain(1).expand(len(rows), -1))])
     scores = decoder.logits(decoder(text, caches[1], view).last)
     return found[:, 1], draw(scores, torch.tensor(starts) + 1, sampling)
@@ -330,3 +333,48 @@ def test_extreme_scores_draw_tokens(kernels: Library, temperatures: list[float])
     """Scores so far apart, or temperatures such, that no float32 holds a probability, never leave the vocabulary."""
     found, expected = first_draws(blunt(1e4), sampling_of(temperatures), [5, 6, 7])
     assert torch.equal(found, expected)
+
+
+def kept_by_hand(worth: Worth, shares: list[list[float]], limits: list[int]) -> tuple[list[int], list[int]]:
+    """The rule of stop.h: guesses that are made and those that are kept, per row."""
+    count = len(limits)
+    paths, made, kept, rows = [1.0] * count, [0] * count, [0] * count, [*range(count)]
+    while rows:
+        for row in rows:
+            table = worth.chances[worth.sampled[row]]
+            paths[row] *= float(np.interp(shares[row][made[row]] * len(table) - 0.5, range(len(table)), table))
+            made[row] += 1
+            kept[row] = made[row] if paths[row] * worth.weights[row] > worth.time.verify else kept[row]
+        each = worth.time.verify + worth.time.guess
+        values = {row: paths[row] * worth.typical[worth.sampled[row]] * worth.weights[row] - each for row in rows}
+        rows = [row for row in rows if made[row] < limits[row] and values[row] > 0]
+        rows = rows if sum(values[row] for row in rows) > worth.time.level else []
+    return made, kept
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("recycled", [False, True], ids=["decoder", "head"])
+def test_rows_end_where_a_guess_is_not_worth_its_time(kernels: Library, seed: int, recycled: bool) -> None:
+    """Whatever guesses are worth: rows end one by one, and lose the ends of their chains only."""
+    luck, rows, levels = random.Random(seed), [3, 0, 1, 2], 5
+    texts = [tokens(length, seed=row) for row, length in zip(rows, (40, 1, 66, 9), strict=True)]
+    limits, sampling = [luck.randint(1, levels) for _ in rows], sampling_of([0.0, 1.0, 0.7, 0.0])
+    features = torch.cat([randn(len(text), head_width(EAGLE_3), seed=i) for i, text in enumerate(texts)])
+    model = native_of(EAGLE_3) if recycled else decoder_of(torch.bfloat16, True).native
+    assert model is not None
+    read = Committed(rows, [0] * 4, [text.tolist() for text in texts], features if recycled else None)
+    layers = EAGLE_3.layers if recycled else TARGET
+    free = model.guess(read, cache_of(layers), [levels] * 4, sampling, None)
+    assert free.made is None
+    worth = Worth(
+        [sorted(luck.random() for _ in range(10)) for _ in range(2)], [luck.random(), luck.random()],
+        [luck.random() < 0.5 for _ in rows], [luck.uniform(0.2, 1) for _ in rows],
+        Time(*(luck.uniform(0, 0.1) for _ in range(3))),
+    )  # fmt: skip
+    found = model.guess(read, cache_of(layers), limits, sampling, worth)
+    made, kept = kept_by_hand(worth, free.shares.tolist(), limits)
+    assert found.made == made
+    for row in range(4):
+        assert torch.equal(found.tokens[row, : 1 + kept[row]], free.tokens[row, : 1 + kept[row]])
+        assert (found.tokens[row, 1 + kept[row] :] == PADDING).all()
+        assert torch.equal(found.shares[row, : made[row]], free.shares[row, : made[row]])

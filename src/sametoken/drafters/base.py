@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
+from sametoken.control.worth import Worth
 from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.speculation.draft import Draft
 from sametoken.speculation.sampling import Sampling
@@ -30,6 +31,8 @@ class Drafter(Protocol):
         nodes: most draft tokens of one proposal, which sizes the lookahead of the cache.
         shares: [B, L] of the last proposal, how clearly each guess of a chain won the drafter's own draw, see
             `model.compiled.Guesses`; None where the drafter does not say.
+        worth: of the proposal that comes next; whoever gives shares may make only the guesses that are worth it.
+        made: [B] guesses of the last proposal, verified or not, where rows ended one by one; else None.
     """
 
     taps: tuple[int, ...] = ()
@@ -37,6 +40,8 @@ class Drafter(Protocol):
     runs_model: bool = False
     nodes: int
     shares: Tensor | None = None
+    worth: Worth | None = None
+    made: Sequence[int] | None = None
 
     def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         """A sequence starts in `row`; the tokens `cached` lie in reused prefix pages and are not observed.

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from sametoken.control.worth import Worth
 from sametoken.drafters.tree import Chain, Grown, Tree
 from sametoken.model.compiled import Committed, Guesses, TreeBounds
 from sametoken.runtime.cache import KVCache, Span
@@ -37,8 +38,8 @@ class Guesser(Protocol):
     ids: Tensor | None
     vocabulary: int
 
-    def guess(self, read: Committed, levels: int, sampling: Sampling) -> Guesses | None:
-        """Reads and grows whole chains in one call of the compiled kernels; None where they cannot."""
+    def guess(self, read: Committed, limits: Sequence[int], sampling: Sampling, worth: Worth | None) -> Guesses | None:
+        """Reads and grows chains in one call of the compiled kernels, see `Compiled.guess`; None where they cannot."""
         ...
 
     def branch(self, read: Committed, bounds: TreeBounds, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -160,7 +160,7 @@ class GrowingDrafter(Drafter):
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
         self._read(rows)
-        self.shares = None
+        self.shares = self.made = None
         states = [self._rows[row] for row in rows]
         assert not self.taps or all(state.tokens for state in states), "a slot needs a feature that was not used yet"
         lag = self.guesser.lag
@@ -196,11 +196,11 @@ class GrowingDrafter(Drafter):
         return grown
 
     def _chains(self, read: Committed, limits: Sequence[int], sampling: Sampling) -> Grown | None:
-        drawn = self.guesser.guess(read, max(limits), sampling)
+        drawn = self.guesser.guess(read, limits, sampling, self.worth)
         if drawn is None:
             return None
-        self.shares = drawn.shares
-        return chain_of(drawn.tokens, self._cut(limits))
+        self.shares, self.made = drawn.shares, drawn.made
+        return chain_of(drawn.tokens, self._cut(limits) if drawn.made is None else None, drawn.made)
 
     def _trees(self, read: Committed, limits: Sequence[int], sampling: Sampling) -> Grown | None:
         bounds = TreeBounds(self.branches, limits, [self.nodes_of(limit) for limit in limits])

@@ -16,9 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sametoken.control.worth import Worth
 from sametoken.kernels.cpu.library import Library, library
 from sametoken.kernels.cpu.structures import (
     CSpan,
+    CWorth,
     Draw,
     Feed,
     Growth,
@@ -138,13 +140,15 @@ class Guesses(NamedTuple):
     """Continuations of B rows.
 
     Attributes:
-        tokens: [B, 1 + levels] int64, each row's last token and what follows.
+        tokens: [B, 1 + levels] int64, each row's last token and what follows, padded past its end.
         shares: [B, levels] float32 in 0 .. 1, how clearly each guess won its draw: its p / E over the sum of all
             tokens', E being the noise, 1 for greedy rows.
+        made: [B] guesses of each row, verified or not, where rows ended one by one; all but the last were read.
     """
 
     tokens: Tensor
     shares: Tensor
+    made: Sequence[int] | None = None
 
 
 class Compiled:
@@ -208,18 +212,24 @@ class Compiled:
         if self._raised:
             raise self._raised.pop()
 
-    def guess(self, committed: Committed, cache: KVCache, levels: int, sampling: Sampling) -> Guesses:
+    def guess(
+        self, committed: Committed, cache: KVCache, limits: Sequence[int], sampling: Sampling, worth: Worth | None
+    ) -> Guesses:
         """Reads what was committed and guesses on.
 
         Args:
-            levels: tokens of a continuation, each drawn as the target would draw; the last one is not read.
+            limits: tokens of each row's continuation, drawn as the target would draw; the last one is not read.
             sampling: of the same rows, not `edited`.
+            worth: ends rows where guesses are not worth their time; None for the most of `limits` in every row.
         """
+        levels, (priced, made) = max(limits), (None, None) if worth is None else _worth(worth, limits)
         with self._reading(committed, sampling) as (feed, draw):
             nbytes = self._nbytes, self._head.nbytes
-            found = self._kernels.guess(self._model, self._pages(cache), feed, self._output, draw, levels, nbytes)
+            found = self._kernels.guess(
+                self._model, self._pages(cache), feed, self._output, draw, priced, levels, nbytes
+            )
         self._raise()
-        return Guesses(*found)
+        return Guesses(*found, None if made is None else list(made))
 
     def grow(
         self, committed: Committed, cache: KVCache, bounds: TreeBounds, sampling: Sampling
@@ -300,6 +310,20 @@ class CompiledDecoder(Compiled):
         outputs = [found.get(layer) for layer in range(self._model.layers)]
         last = self._run(tokens, torch.empty(shape, dtype=torch.bfloat16), cache, view, outputs)
         return last, tuple(found[tap] for tap in taps)
+
+
+def _worth(worth: Worth, limits: Sequence[int]) -> tuple[CWorth, Any]:
+    """What the kernels read of it, and where they write how many guesses each row has."""
+    rows, table = len(limits), [*chain.from_iterable(worth.chances)]
+    sampled, most, made = (c_int32 * rows)(*worth.sampled), (c_int32 * rows)(*limits), (c_int32 * rows)()
+    chances, weights = (c_float * len(table))(*table), (c_float * rows)(*worth.weights)
+    found = struct_of(
+        CWorth, chances=addressof(chances), sampled=addressof(sampled), limits=addressof(most),
+        weights=addressof(weights), made=addressof(made), **worth.time._asdict(),
+        typical=(c_float * 2)(*worth.typical), bins=len(table) // 2,
+    )  # fmt: skip
+    found.kept = chances, sampled, most, weights
+    return found, made
 
 
 def _span(span: Span, ancestor_mask: Tensor) -> CSpan:

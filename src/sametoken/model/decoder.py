@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sametoken.control.worth import Worth
 from sametoken.model.attention import attend
 from sametoken.model.block import Attend, Block, Rotation
 from sametoken.model.compiled import Committed, CompiledDecoder, Guesses, Parts, TreeBounds
@@ -215,14 +216,16 @@ class Decoder(nn.Module):
         hidden: Hidden = self(padded, cache, cache.view([spans[0].with_child()]), taps)
         return Hidden(hidden.last[:1], tuple(tap[:1] for tap in hidden.taps))
 
-    def guess(self, read: Committed, cache: KVCache, levels: int, sampling: Sampling) -> Guesses | None:
+    def guess(
+        self, read: Committed, cache: KVCache, limits: Sequence[int], sampling: Sampling, worth: Worth | None = None
+    ) -> Guesses | None:
         """See `Compiled.guess`: one call in each rank; None where the compiled kernels cannot."""
         if self.native is None or sampling.edited:
             return None
         if self.ranks is None:
-            return self.native.guess(read, cache, levels, sampling)
-        self.ranks.begin_chains(cache.table, read.rows, read.starts, read.tokens, levels, sampling)
-        guesses = self.native.guess(read, cache, levels, sampling)
+            return self.native.guess(read, cache, limits, sampling, worth)
+        self.ranks.begin_chains(cache.table, read.rows, read.starts, read.tokens, max(limits), sampling)
+        guesses = self.native.guess(read, cache, limits, sampling, None)
         self.ranks.end(guesses.tokens)
         return guesses
 

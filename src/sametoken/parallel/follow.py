@@ -154,7 +154,7 @@ def _compute(message: Forward | ChainsOfGuesses | Scores, decoder: Decoder, cach
         decoder(torch.tensor(message.tokens, dtype=torch.int64), cache, cache.view(spans))
     elif isinstance(message, ChainsOfGuesses):
         read = Committed(message.rows, message.starts, message.tokens)
-        decoder.guess(read, cache, message.levels, sampling_of(message.draws))
+        decoder.guess(read, cache, [message.levels], sampling_of(message.draws))
     else:
         last = torch.frombuffer(bytearray(message.last), dtype=decoder.dtype)
         decoder.logits(last.view(-1, decoder.config.hidden_size))

@@ -6,8 +6,11 @@ row, R rows of a product, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
+from sametoken.control.worth import Worth
 from sametoken.drafters.rows import GrowingDrafter
 from sametoken.model.compiled import Committed, Guesses, TreeBounds
 from sametoken.model.decoder import Decoder
@@ -24,8 +27,8 @@ class DraftModelGuesser:
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self.decoder, self.cache, self.vocabulary = decoder, decoder.owns(cache), decoder.config.vocab_size
 
-    def guess(self, read: Committed, levels: int, sampling: Sampling) -> Guesses | None:
-        return self.decoder.guess(read, self.cache, levels, sampling)
+    def guess(self, read: Committed, limits: Sequence[int], sampling: Sampling, worth: Worth | None) -> Guesses | None:
+        return self.decoder.guess(read, self.cache, limits, sampling, worth)
 
     def branch(self, read: Committed, bounds: TreeBounds, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor] | None:
         return self.decoder.grow(read, self.cache, bounds, sampling)

@@ -7,8 +7,11 @@ outputs is never kept. Legend: B rows, N slots of a row, R rows of a product, H 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
+from sametoken.control.worth import Worth
 from sametoken.drafters.rows import GrowingDrafter
 from sametoken.heads.eagle.compiled import NativeEagle
 from sametoken.heads.eagle.module import EagleHead
@@ -30,10 +33,12 @@ class EagleGuesser:
         self.ids = head.draft_ids.to(cache.keys.device) if reduced else None
         self._native = NativeEagle.of(head, target)
 
-    def guess(self, read: Committed, levels: int, sampling: Sampling) -> Guesses | None:
+    def guess(self, read: Committed, limits: Sequence[int], sampling: Sampling, worth: Worth | None) -> Guesses | None:
         if self._native is None or sampling.edited or read.features is None:
             return None
-        return self._native.guess(read._replace(features=self._normed(read.features)), self.cache, levels, sampling)
+        return self._native.guess(
+            read._replace(features=self._normed(read.features)), self.cache, limits, sampling, worth
+        )
 
     def branch(self, read: Committed, bounds: TreeBounds, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor] | None:
         if self._native is None or sampling.edited or read.features is None:

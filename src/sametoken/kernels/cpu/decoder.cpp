@@ -1,12 +1,16 @@
 // The functions that Python calls: one linear, the fusion of a head's features, one forward, guesses, draws, and packing.
 //
 // Return values: 0, or -1 when memory ran out.
+#include <numeric>
+#include <optional>
+
 #include "draw.h"
 #include "exchange.h"
 #include "forward.h"
 #include "grow.h"
 #include "pack.h"
 #include "sample.h"
+#include "stop.h"
 
 #ifdef __GLIBCXX__
 // Containers call this when the size of an allocation overflows. libstdc++ has it since GCC 11: a copy of our own lets the
@@ -121,6 +125,7 @@ class Guesser {
     for (int b = 0; b < batch; b++) {
       tokens.push_back(feed.tokens[b * feed.span.nodes + feed.lengths[b] - 1]);
       starts.push_back(feed.span.starts[b] + feed.lengths[b]);
+      places_.push_back(feed.span.rows[b]);
     }
     tokens.resize(size_t(batch * width));
     read(model, pages, feed, states_.data(), taps_.data(), threads);
@@ -129,6 +134,27 @@ class Guesser {
   // Runs `tokens`, the last nodes of a span, from the states that they follow.
   void forward(const Span& span) {
     ::forward(model_, pages_, &span, 1, tokens.data(), span.batch * span.nodes, states_.data(), taps_.data(), threads_);
+  }
+
+  // Runs the last guess of each row of a chain after the ones before it.
+  void follow() {
+    forward({batch, 1, 1, places_.data(), starts.data(), nullptr});
+    for (int64_t& start : starts) start++;
+  }
+
+  // Leaves some of the rows `before` of the chains.
+  void keep(const std::vector<int>& before, const std::vector<int>& rows) {
+    size_t hidden = size_t(model_.hidden);
+    for (size_t i = 0, from = 0; i < rows.size(); i++, from++) {
+      while (before[from] != rows[i]) from++;
+      if (from == i) continue;
+      std::copy_n(&states_[from * hidden], hidden, &states_[i * hidden]);
+      tokens[i] = tokens[from];
+      starts[i] = starts[from];
+      places_[i] = places_[from];
+    }
+    batch = int(rows.size());
+    starts.resize(rows.size());
   }
 
   // Runs the frontiers of `branches` nodes, each after its parent, a node of the frontiers of `width` nodes before.
@@ -174,7 +200,7 @@ class Guesser {
     Pool::instance().run(head_threads_, 1, [&](Worker& worker) { worker.each(batch * width, each); });
   }
 
-  const int batch;
+  int batch;  // rows that go on
   std::vector<int64_t> tokens, starts;  // that run next, each row's last committed one at first; lengths in the cache
 
  private:
@@ -184,6 +210,7 @@ class Guesser {
   const Output& output_;
   int threads_, head_threads_;
   int64_t stride_;
+  std::vector<int64_t> places_;  // of the rows in the page table
   std::vector<bf16> states_;
   std::vector<bf16*> taps_;
   std::vector<float> logits_, own_;  // of all ranks, and of this one where there are more
@@ -205,7 +232,7 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 20; }
+int32_t sametoken_interface() { return 21; }
 
 // All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
 // taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.
@@ -277,24 +304,40 @@ void sametoken_gather(void* exchange, const float* own, const int64_t* begins, i
 }
 
 // Reads the committed tokens and guesses on: guesses [batch][1 + levels] are each row's last token and its continuation,
-// drawn one token at a time; the last one is not read. shares [batch][levels]: how clearly each of them won its draw.
-// Ranks call it together, and each draws the same tokens.
+// drawn one token at a time; the last one of a row is not read. shares [batch][levels]: how clearly each of them won its
+// draw. With `worth` rows end one by one, and padding stands where no guess is worth its time; without, all have `levels`.
+// Ranks call it together and without `worth`, and each draws the same tokens.
 int32_t sametoken_guess(const Model* model, const Pages* pages, const Feed* feed, const Output* output, const Draw* draw,
-                        int64_t* guesses, float* shares, int32_t levels, int32_t threads, int32_t head_threads) {
+                        const Worth* worth, int64_t* guesses, float* shares, int32_t levels, int32_t threads,
+                        int32_t head_threads) {
   return guarded([&] {
     Guesser guesser(*model, *pages, *feed, *output, 1, threads, head_threads);
-    for (int b = 0; b < guesser.batch; b++) guesses[b * (1 + levels)] = guesser.tokens[size_t(b)];
-    for (int level = 0; level < levels; level++) {
-      if (level > 0) {
-        guesser.forward({guesser.batch, 1, 1, feed->span.rows, guesser.starts.data(), nullptr});
-        for (int64_t& start : guesser.starts) start++;
-      }
-      guesser.score(1, [&](int b, const float* scores, const int32_t* ids, int64_t size) {
+    int batch = guesser.batch;
+    std::vector<int> rows(size_t(batch), 0);  // that go on
+    std::iota(rows.begin(), rows.end(), 0);
+    std::optional<Chains> chains;
+    if (worth != nullptr) {
+      chains.emplace(*worth, batch);
+      std::fill(guesses, guesses + batch * (1 + levels), int64_t(-1));
+      std::fill(shares, shares + batch * levels, 0.0f);
+    }
+    for (int b = 0; b < batch; b++) guesses[b * (1 + levels)] = guesser.tokens[size_t(b)];
+    for (int level = 0; level < levels && !rows.empty(); level++) {
+      if (level > 0) guesser.follow();
+      guesser.score(1, [&](int i, const float* scores, const int32_t* ids, int64_t size) {
+        int b = rows[size_t(i)];
         Drawn found = drawn(scores, ids, size, *draw, b, level);
-        guesser.tokens[size_t(b)] = guesses[b * (1 + levels) + 1 + level] = ids[found.index];
+        guesser.tokens[size_t(i)] = guesses[b * (1 + levels) + 1 + level] = ids[found.index];
         shares[b * levels + level] = found.share;
       });
+      if (!chains) continue;
+      for (int b : rows) chains->add(b, shares[b * levels + level]);
+      std::vector<int> before = rows;
+      chains->go_on(rows);
+      guesser.keep(before, rows);
     }
+    for (int b = 0; chains && b < batch; b++)
+      std::fill(guesses + b * (1 + levels) + 1 + chains->kept[size_t(b)], guesses + (b + 1) * (1 + levels), int64_t(-1));
   });
 }
 

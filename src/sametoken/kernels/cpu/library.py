@@ -24,6 +24,7 @@ from sametoken.kernels.cpu.structures import (
     CExchange,
     CodedRows,
     CSpan,
+    CWorth,
     Draw,
     Feed,
     Growth,
@@ -37,7 +38,7 @@ from sametoken.kernels.cpu.threads import threads_for
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 20  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 21  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 BLOCK_INT4, BLOCK_INT5, BLOCK_INT6, BLOCK_INT8 = range(8, 12)
 DRAW_WORK = 8  # a sampled draw takes as long as reading so many times its scores as weights
@@ -82,8 +83,8 @@ class Library:
 
         self._fuse.argtypes = [POINTER(Model), c_void_p, c_int32, c_void_p, c_int32]
         self._guess.argtypes = [
-            POINTER(Model), POINTER(Pages), POINTER(Feed), POINTER(Output), POINTER(Draw), c_void_p,
-            c_void_p, c_int32, c_int32, c_int32,
+            POINTER(Model), POINTER(Pages), POINTER(Feed), POINTER(Output), POINTER(Draw), POINTER(CWorth),
+            c_void_p, c_void_p, c_int32, c_int32, c_int32,
         ]  # fmt: skip
         self._grow.argtypes = [
             POINTER(Model), POINTER(Pages), POINTER(Feed), POINTER(Output), POINTER(Draw), POINTER(Growth),
@@ -246,7 +247,15 @@ class Library:
         )
 
     def guess(
-        self, model: Model, pages: Pages, feed: Feed, output: Output, draw: Draw, levels: int, nbytes: tuple[int, int]
+        self,
+        model: Model,
+        pages: Pages,
+        feed: Feed,
+        output: Output,
+        draw: Draw,
+        worth: CWorth | None,
+        levels: int,
+        nbytes: tuple[int, int],
     ) -> tuple[Tensor, Tensor]:
         """Each row's last committed token and its continuation, [B, 1 + levels] int64, and shares [B, levels] float32.
 
@@ -255,13 +264,14 @@ class Library:
         Args:
             feed: what rows read first.
             draw: how they draw.
-            levels: tokens of a continuation; the last one is not read.
+            worth: ends rows one by one and counts their guesses; padding stands where none is worth its time.
+            levels: tokens of a continuation; the last one of a row is not read.
             nbytes: of the blocks' weights and of the head's.
         """
         guesses = torch.empty(feed.span.batch, 1 + levels, dtype=torch.int64)
         shares, threads = torch.empty(feed.span.batch, levels), [threads_for(each) for each in nbytes]
         found = guesses.data_ptr(), shares.data_ptr()
-        _check(self._guess(model, pages, feed, output, draw, *found, levels, *threads))
+        _check(self._guess(model, pages, feed, output, draw, worth, *found, levels, *threads))
         return guesses, shares
 
     def grow(

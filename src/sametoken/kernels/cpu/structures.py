@@ -136,6 +136,15 @@ class Growth(Structure):
     ]  # fmt: skip
 
 
+class CWorth(Structure):
+    """See stop.h."""
+
+    _fields_ = [
+        ("chances", c_void_p), ("sampled", c_void_p), ("limits", c_void_p), ("weights", c_void_p), ("made", c_void_p),
+        ("verify", c_float), ("guess", c_float), ("level", c_float), ("typical", c_float * 2), ("bins", c_int32),
+    ]  # fmt: skip
+
+
 class Packing(Structure):
     """See pack.h."""
 
