@@ -10,15 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from sametoken.control.acceptance import HOPE, Acceptance, Gate
-from sametoken.control.account import CREDIT, SHARE, Account
 from sametoken.control.advice import FEW, UNUSED, WINDOW, Advice, Pauses
-from sametoken.control.allocation import DecodingRow, allocate, margin
+from sametoken.control.allocation import LEAST, MARGIN, allocate
+from sametoken.control.batch import POWER, DecodingRow
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
-from sametoken.control.policy import PROBE_MOST, Policy, RequestedDraft
+from sametoken.control.policy import SHARE, Policy, RequestedDraft
 from sametoken.model.expert_config import ExpertConfig
 
 LONGEST = 8
@@ -75,7 +76,6 @@ class World:
 
     def step(self) -> list[int]:
         requested = self.policy.choose(self.rows())
-        before = self.tokens
         nodes, drafting = 0, dict.fromkeys(self.methods, 0)
         for row, each in enumerate(requested):
             for method in each.methods:
@@ -83,7 +83,7 @@ class World:
                 offered = self.luck.random() < self.offers.get(method, 1.0)
                 made = each.limit if offered else 0
                 accepted = next((i for i in range(made) if self.luck.random() >= self.chances[method]), made)
-                self.policy.learn(row, method, each.limit, made, accepted)
+                self.policy.learn(method, [row], [each.limit], [made], [accepted])
                 self.tokens += accepted
                 nodes += slots(method, made)
                 if offered:
@@ -92,7 +92,7 @@ class World:
         size = max(self.least, self.batch + nodes)
         seconds = self.truth.step(size, self.batch, 100)
         assert self.policy.costs is not None
-        self.policy.costs.saw_step(size, self.batch, 100, seconds, 0.0)
+        self.policy.costs.saw_step(nodes, self.batch, 100, seconds)
         for method, rows in drafting.items():
             draft = self.truth.draft(method, rows, limit)
             if rows:
@@ -101,7 +101,6 @@ class World:
         self.seconds += seconds
         self.plain_seconds += self.truth.step(max(self.least, self.batch), self.batch, 100)
         self.tokens += self.batch
-        self.policy.saw_step(self.batch, 100, (self.tokens - before) / self.batch, seconds, nodes > 0)
         self.used += requested
         return [each.limit for each in requested]
 
@@ -123,31 +122,28 @@ class World:
 # --- the choice
 
 
-@given(data=st.data(), rows=st.integers(1, 4), lengths=st.integers(1, 3))
+def gains_of(chances: Sequence[Sequence[float]]) -> np.ndarray:
+    """Guesses expected to come true with paths of 1, 2, .. tokens, [R, L]."""
+    return np.cumsum(np.cumprod(np.array(chances), axis=1), axis=1)
+
+
+@given(data=st.data(), rows=st.integers(1, 4), longest=st.integers(1, 3))
 @settings(max_examples=150, deadline=None)
-def test_allocation_is_what_brute_force_finds(data: st.DataObject, rows: int, lengths: int) -> None:
-    chance = st.floats(0, 1)
-    chances = [data.draw(st.lists(chance, max_size=lengths)) for _ in range(rows)]
-    gains = [list(itertools.accumulate(itertools.accumulate(row, lambda a, b: a * b))) for row in chances]
-    seconds = data.draw(st.lists(st.floats(0.1, 10), min_size=(lengths + 1) * (rows + 1), max_size=99))
+def test_allocation_is_what_brute_force_finds(data: st.DataObject, rows: int, longest: int) -> None:
+    """Of all lengths of all rows, where a step costs what its number of guesses costs."""
+    row = st.lists(st.floats(0, 1), min_size=longest, max_size=longest)
+    gains = gains_of(data.draw(st.lists(row, min_size=rows, max_size=rows)))
+    seconds = np.array(sorted(data.draw(st.lists(st.floats(0.1, 10), min_size=rows * longest + 1, max_size=99))))
 
-    def price(length: int, count: int) -> float:
-        return seconds[length * (rows + 1) + count]
+    def wait(lengths: Sequence[int]) -> float:
+        waits = [1 / (1 + (gains[i, n - 1] if n else 0.0)) for i, n in enumerate(lengths)]
+        margin = 1.0 + MARGIN * (1.0 - 1.0 / rows) if any(lengths) else 1.0
+        return sum(wait**POWER for wait in waits) * (margin * seconds[sum(lengths)]) ** POWER
 
-    def rate(length: int, chosen: Sequence[int]) -> float:
-        """The inverse of what a token takes, summed over rows."""
-        waits = [1 / (1 + gains[i][min(length, len(gains[i])) - 1]) if i in chosen else 1.0 for i in range(rows)]
-        return 1 / (sum(waits) * price(length, len(chosen)))
-
-    plain = 1 / (rows * price(0, 0)) * margin(rows)
-    able = [i for i in range(rows) if gains[i]]
-    subsets = [s for n in range(1, rows + 1) for s in itertools.combinations(able, n)]
-    best = max((rate(length, s) for length in range(1, max(map(len, gains)) + 1) for s in subsets), default=0.0)
-    length, chosen = allocate(gains, price)
-    if best <= plain:
-        assert (length, chosen) == (0, frozenset())
-    else:
-        assert rate(length, sorted(chosen)) == pytest.approx(best)
+    best = min(map(wait, itertools.product(range(longest + 1), repeat=rows)))
+    choice = allocate(gains, lambda row, place: seconds[: len(row) + 1])
+    assert wait(choice.lengths.tolist()) <= best * (1 + POWER * LEAST * rows * longest * rows)
+    assert choice.seconds == seconds[sum(choice.lengths)]
 
 
 @given(
@@ -157,8 +153,10 @@ def test_allocation_is_what_brute_force_finds(data: st.DataObject, rows: int, le
 @settings(deadline=None)
 def test_better_guesses_are_never_drafted_shorter(chances: list[float], level: float, row: float) -> None:
     def length(chance: float) -> int:
-        gains = [sum(chance**k for k in range(1, n + 1)) for n in range(1, LONGEST + 1)]
-        return allocate([gains], lambda n, rows: 1 + (level + row) * n)[0]
+        choice = allocate(
+            gains_of([[chance] * LONGEST]), lambda rows, place: 1 + (level + row) * np.arange(len(rows) + 1)
+        )
+        return int(choice.lengths[0])
 
     assert length(chances[0]) <= length(chances[1])
 
@@ -189,7 +187,7 @@ def test_nobody_drafts_beyond_its_limits(
                 assert (each.reason == "end") == (row.limit == 0)
             if each.limit:
                 accepted = next((i for i in range(each.limit) if luck.random() >= chance), each.limit)
-                policy.learn(row.id, each.methods[0], each.limit, each.limit, accepted)
+                policy.learn(each.methods[0], [row.id], [each.limit], [each.limit], [accepted])
 
 
 # --- whole runs
@@ -240,14 +238,14 @@ def test_it_finds_back_when_guesses_come_true_again() -> None:
 
 def test_one_good_row_among_bad_ones_drafts_for_itself() -> None:
     policy = Policy(slots, runs_model, LONGEST)
-    policy.costs = Costs(measured({2: 1.0, 64: 1.0}, draft=0.05))
+    policy.costs = Costs(measured({2: 1.0, 64: 1.2}, draft=0.002))
     rows = [DecodingRow(i, ("model",), LONGEST, True, 100, 0, 500) for i in range(4)]
     for _ in range(400):
         for row, each in zip(rows, policy.choose(rows), strict=True):
             if each.limit:
-                policy.learn(row.id, "model", each.limit, each.limit, each.limit if row.id == 2 else 0)
-    limits = [each.limit for each in policy.choose(rows)]
-    assert limits[2] == LONGEST
+                policy.learn("model", [row.id], [each.limit], [each.limit], [each.limit if row.id == 2 else 0])
+    limits = [max(each) for each in zip(*([d.limit for d in policy.choose(rows)] for _ in range(2)), strict=True)]
+    assert limits[2] >= 3 > 1 > max(limits[:2] + limits[3:])
 
 
 def test_reading_a_long_backlog_must_pay() -> None:
@@ -257,7 +255,7 @@ def test_reading_a_long_backlog_must_pay() -> None:
     assert world.speed_up > 0.9
     eager = World({"model": 0.9}, backlog=0)
     eager.run(50)
-    assert eager.run(1)[0][0] >= 4
+    assert max(limits[0] for limits in eager.run(2)) >= 4  # one may be a recall
 
 
 def test_a_wrong_first_measurement_is_corrected() -> None:
@@ -315,24 +313,22 @@ class Shared:
         return self.clock - begin
 
     def _forward(self, rows: Sequence[DecodingRow], limits: Sequence[int], left: dict[int, int], told: bool) -> None:
-        emitted, longest = 0, max(limits)
+        longest = max(limits)
         for row, limit in zip(rows, limits, strict=True):
             chance = self.bad if row.id % 2 else self.good
             accepted = next((i for i in range(limit) if self.luck.random() >= chance), limit)
             if limit:
-                self.policy.learn(row.id, "model", limit, limit, accepted)
+                self.policy.learn("model", [row.id], [limit], [limit], [accepted])
             left[row.id] -= accepted + 1
-            emitted += accepted + 1
         size = len(rows) + sum(limits)
-        seconds = self.truth(size) * self.slow(self.clock, size)
-        draft = 0.01 * self.truth(1) * (1 + longest) if longest else 0.0
+        seconds = float(self.truth(np.array(size))) * self.slow(self.clock, size)
+        draft = 0.01 * self.step * (1 + longest) if longest else 0.0
         self.clock += seconds + draft
         if told:
             self.limits.append((self.clock, longest))
-            self.costs.saw_step(size, len(rows), 100, seconds, 0.0)
+            self.costs.saw_step(sum(limits), len(rows), 100, seconds)
             if longest:
                 self.costs.saw_draft("model", sum(map(bool, limits)), longest, draft)
-            self.policy.saw_step(len(rows), 100, emitted / len(rows), seconds + draft, longest > 0)
 
     def ratios(self, rounds: int) -> list[float]:
         """Speed over plain decoding, by round; the first one learns."""
@@ -354,8 +350,8 @@ def test_a_batch_of_good_and_bad_rows_is_not_slower_than_plain(batch: int, bad: 
 def test_wrong_costs_of_long_forwards_do_not_make_it_slower_than_plain(batch: int, factor: float) -> None:
     belief = {count: seconds * (factor if count > batch else 1.0) for count, seconds in LARGE.items()}
     shared = Shared(batch, belief=belief)
-    assert statistics.median(shared.ratios(6)) >= 0.97
-    assert sum(shared.ratios(2)) >= 2 * 0.97
+    assert min(shared.ratios(2)) >= 0.75  # while it learns
+    assert statistics.median(shared.ratios(8)) >= 0.96
 
 
 @pytest.mark.parametrize("step", [0.0007, 0.04], ids=["small model", "1 B"])
@@ -372,34 +368,6 @@ def test_a_start_on_a_busy_machine_leaves_the_drafts_out_for_seconds_only(step: 
         shared.run()
     late = [limit for when, limit in shared.limits if when > 2 * busy]
     assert sum(limit >= 2 for limit in late) > 0.8 * len(late)
-
-
-def test_what_drafts_may_lose_is_bounded_whatever_is_believed() -> None:
-    """Drafts that cost three plain steps and bring nothing are told by the clock to stop, and come back ever again."""
-    account, lost, drafted = Account(1), 0.0, 0
-    for _ in range(5000):
-        if account.paused or account.pending:
-            account.saw_plain(1.0)
-        else:
-            account.saw_draft(1.0, 3.0, 3.0)
-            lost, drafted = lost + 2.0, drafted + 1
-    assert CREDIT <= lost <= CREDIT + 2.5 * SHARE * 5000  # a trial may end with a debt that is forgiven
-    assert drafted > 8
-    assert account.ratio == pytest.approx(1 / 3)
-
-
-def test_drafts_that_gain_go_on_through_stolen_slices_and_a_slower_machine() -> None:
-    account, paused = Account(4), 0
-    for i in range(2000):
-        pace = 1.0 if i < 1000 else 3.0
-        late = 20.0 if i % 50 == 0 else 1.0
-        if account.paused or account.pending:
-            account.saw_plain(pace)
-        else:
-            account.saw_draft(2.0, 1.3 * pace * late, 1.3)
-        paused += account.paused
-    assert paused == 0
-    assert account.ratio > 1.3
 
 
 # --- several drafters
@@ -469,39 +437,51 @@ def test_the_gate_closes_for_good_after_a_window_of_poor_requests() -> None:
 @given(points=st.dictionaries(st.integers(1, 99), st.floats(0.1, 9), min_size=1, max_size=6), at=st.floats(1, 200))
 def test_a_curve_never_falls_and_lies_between_its_points(points: dict[int, float], at: float) -> None:
     curve = Curve(points)
-    assert curve(at) <= curve(at + 1) * (1 + 1e-9)
+
+    def seconds(count: float) -> float:
+        return float(curve(np.array(count)))
+
+    assert seconds(at) <= seconds(at + 1) * (1 + 1e-9)
     knots = sorted(points)
     for below, above in itertools.pairwise(knots):
-        assert curve(below) <= curve((below + above) / 2) * (1 + 1e-9)
-        assert curve((below + above) / 2) <= curve(above) * (1 + 1e-9)
-    assert curve(knots[0]) == pytest.approx(points[knots[0]])
-
-
-@given(errors=st.lists(st.tuples(st.floats(1, 99), st.floats(-1, 1)), max_size=30))
-def test_a_bent_curve_never_falls(errors: list[tuple[float, float]]) -> None:
-    curve = Curve({2: 1.0, 8: 1.1, 32: 3.0})
-    for at, error in errors:
-        curve.bend(at, error)
-    values = [curve(at) for at in range(1, 100)]
-    assert all(above >= below * (1 - 1e-9) for below, above in itertools.pairwise(values))
-    assert values[0] > 0
+        assert seconds(below) <= seconds((below + above) / 2) * (1 + 1e-9)
+        assert seconds((below + above) / 2) <= seconds(above) * (1 + 1e-9)
+    assert seconds(knots[0]) == pytest.approx(points[knots[0]])
+    counts = np.array(knots)
+    assert curve.whole(counts) == pytest.approx(curve(counts))
 
 
 def test_costs_follow_what_is_seen() -> None:
     costs = Costs(measured({2: 1.0, 32: 2.0}))
     for _ in range(300):
-        costs.saw_step(2, 1, 10, 3.0, 0.5)
-        costs.saw_step(2, 1, 10, 3.0, 0.5)  # everything three times slower ...
-        costs.saw_step(32, 1, 10, 24.0, 0.5)  # ... and many rows twelve times
-    assert costs.step(32, 1, 10) / costs.step(2, 1, 10) == pytest.approx(24.5 / 3.5, rel=0.1)
+        costs.saw_step(1, 1, 10, 3.0)
+        costs.saw_step(1, 1, 10, 3.0)  # everything three times slower, and many tokens twelve times
+        costs.saw_step(31, 1, 10, 24.0)
+    assert costs.step(32, 1, 10) / costs.step(2, 1, 10) == pytest.approx(24.0 / 3.0, rel=0.1)
 
 
-def test_a_wrong_first_measurement_is_mended_without_a_draft() -> None:
-    """Else an engine that thinks plain steps twice as cheap as they are would not draft for a long time."""
+def test_a_wrong_first_measurement_is_mended_by_the_steps_that_are_made() -> None:
     costs = Costs(measured({2: 0.5, 8: 1.3}))
     for _ in range(12):
-        costs.saw_step(2, 1, 10, 1.0, 0.0)
+        costs.saw_step(1, 1, 10, 1.0)
+    assert costs.step(2, 1, 10) == pytest.approx(1.0, rel=0.05)
+    for _ in range(4):
+        costs.saw_step(7, 1, 10, 1.3)
     assert costs.step(8, 1, 10) / costs.step(2, 1, 10) == pytest.approx(1.3, rel=0.15)
+
+
+@given(
+    seen=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 64), st.floats(0.01, 10)), max_size=30),
+    nodes=st.integers(0, 600), rows=st.integers(1, 64),
+)  # fmt: skip
+@settings(max_examples=50, deadline=None)
+def test_corrected_costs_are_positive_and_finite(seen: list[tuple[int, int, float]], nodes: int, rows: int) -> None:
+    costs = Costs(measured())
+    for count, size, seconds in seen:
+        costs.saw_step(count, size, 10, seconds)
+        costs.saw_draft("host", size, 1 + count, seconds)
+    assert 0 < costs.step(rows + nodes, rows, 10) < math.inf
+    assert 0 < costs.draft("host", rows, 1 + nodes) < math.inf
 
 
 EXPERTS = ExpertConfig(count=128, chosen=8, width=64, normalised=True, layers=(True,))
@@ -536,9 +516,9 @@ def test_no_draft_is_made_where_its_experts_cost_more_than_it_gains(chance: floa
 def test_one_stolen_slice_moves_little() -> None:
     costs = Costs(measured())
     for _ in range(50):
-        costs.saw_step(2, 1, 10, 1.0, 0.01)
+        costs.saw_step(1, 1, 10, 1.0)
     before = costs.step(8, 2, 10) / costs.step(2, 2, 10)
-    costs.saw_step(2, 1, 10, 1000.0, 500.0)
+    costs.saw_step(1, 1, 10, 1000.0)
     costs.saw_draft("model", 1, 4, 1000.0)
     assert costs.step(8, 2, 10) / costs.step(2, 2, 10) == pytest.approx(before, rel=0.05)
     assert costs.draft("model", 1, 4) < 0.06 * 5 * math.exp(STRIDE)
@@ -559,37 +539,53 @@ def test_a_drafter_on_the_host_has_its_time_learned() -> None:
 @given(chance=st.floats(0.05, 0.95), seed=st.integers(0, 9))
 @settings(max_examples=20, deadline=None)
 def test_acceptance_approaches_the_truth(chance: float, seed: int) -> None:
-    luck, seen = random.Random(seed), Acceptance()
+    luck, seen = random.Random(seed), Acceptance(4)
     for _ in range(2000):
-        seen.learn(next((i for i in range(4) if luck.random() >= chance), 4), 4)
-    assert seen.chance(0) == pytest.approx(chance, abs=0.15)
-    gains = seen.gains(6)
-    assert gains == sorted(gains)
-    assert gains[0] == seen.chance(0)
+        seen.learn([7], [4], [4], [next((i for i in range(4) if luck.random() >= chance), 4)])
+    assert seen.engine[1] == pytest.approx(chance, abs=0.15)
+    assert seen.chances([7, 8])[1] == pytest.approx(seen.engine)
+
+
+def test_acceptance_counts_as_one_by_one() -> None:
+    """Several drafts at once are what they are one after the other, but for the order in which the engine's fade."""
+    luck, together, alone = random.Random(3), Acceptance(6), Acceptance(6)
+    for _ in range(50):
+        asked = [luck.randint(1, 6) for _ in range(12)]
+        longest = [luck.randint(0, most) for most in asked]
+        accepted = [luck.randint(0, most) for most in longest]
+        together.learn(range(12), asked, longest, accepted)
+        for i in range(12):
+            alone.learn([i], asked[i : i + 1], longest[i : i + 1], accepted[i : i + 1])
+    assert together.engine == pytest.approx(alone.engine, abs=0.01)
+    assert together.chances(range(12)) == pytest.approx(alone.chances(range(12)), abs=0.01)
+    for i in range(12):
+        together.forget(i)
+        assert i not in together
+    assert together.chances([3, 5])[1] == pytest.approx(together.engine)
 
 
 def test_what_is_unknown_is_told_by_what_is_nearest() -> None:
-    engine = Acceptance()
-    assert engine.chance(0) == engine.chance(5) == HOPE
+    seen = Acceptance(6)
+    assert seen.engine == pytest.approx(HOPE)
     for _ in range(100):
-        engine.learn(0, 2)
-    assert engine.chance(0) < 0.05
-    fresh = Acceptance(engine)
-    assert fresh.chance(0) == pytest.approx(engine.chance(0))
+        seen.learn([1], [2], [2], [0])
+    assert seen.engine[1] < 0.05
+    assert seen.chances([2])[0] == pytest.approx(seen.engine)
     for _ in range(10):
-        fresh.learn(2, 2)
-    assert fresh.chance(0) > 0.5 > engine.chance(0)
-    assert fresh.chance(1) > 0.5
+        seen.learn([2], [2], [2], [2])
+    engine, fresh = seen.engine, seen.chances([2])[0]
+    assert fresh[1] > 0.5 > engine[1]
+    assert fresh[2] > 0.5
 
 
 def test_a_place_given_up_is_thought_well_of_again() -> None:
-    seen = Acceptance()
+    seen = Acceptance(2)
     for _ in range(50):
-        seen.learn(1, 2)  # the second guess never comes true
-    low = seen.chance(1)
+        seen.learn([1], [2], [2], [1])  # the second guess never comes true
+    low = seen.engine[2]
     for _ in range(1000):
-        seen.learn(1, 1)  # and is not made any more
-    assert low < 0.05 < 0.5 < seen.chance(1)
+        seen.learn([1], [1], [1], [1])  # and is not made any more
+    assert low < 0.05 < 0.5 < seen.engine[2]
 
 
 # --- warnings
@@ -627,9 +623,8 @@ def test_changes_between_drafting_and_not_are_noticed_and_told_ever_more_rarely(
     assert window("") == (0, "")
     assert window("gain") == (1, "gain")
     assert window("gain") == (0, "gain")
-    assert window("slower") == (0, "slower")  # the reason is another, drafts are still not made
     assert window("recall") == (1, "")
-    told = [window(reason)[0] for reason in ("slower", "") * 15]
+    told = [window(reason)[0] for reason in ("gain", "") * 15]
     assert [i + 3 for i, count in enumerate(told) if count] == [4, 8, 16, 32]
 
 
@@ -641,7 +636,7 @@ def test_a_rest_is_what_choosing_again_would_say() -> None:
     rested = 0
     while policy.rests([0, 1, 2, 3], 0):
         rested += 1
-    assert 0 < rested < PROBE_MOST
+    assert 0 < rested < 1000
     assert policy.rests([0, 1, 2], 0) is None
     assert policy.rests([0, 1, 2, 3], 5) is None
 

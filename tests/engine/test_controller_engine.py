@@ -21,8 +21,9 @@ from sametoken import LLM, ConfigError, SamplingParams
 from sametoken.commands.options import settings_of
 from sametoken.config import SpeculativeConfig
 from sametoken.control.advice import FEW, UNUSED
-from sametoken.control.allocation import DecodingRow
+from sametoken.control.batch import DecodingRow
 from sametoken.control.policy import RequestedDraft
+from sametoken.control.worth import Time, Worth
 from sametoken.drafters.padded import chain
 from sametoken.kernels.cpu.library import library
 from sametoken.speculation.params import RequestSpeculation
@@ -60,7 +61,15 @@ def capricious(llm: LLM, seed: int = 0) -> list[list[RequestedDraft]]:
         chosen.append(requested)
         return requested
 
+    def worth(method: str, requests: Sequence[int], sampled: Sequence[bool]) -> Worth | None:
+        if luck.random() < 0.2:
+            return None
+        chances = [sorted(luck.random() for _ in range(10)) for _ in range(2)]
+        weights, time = [luck.random() for _ in requests], Time(*(0.3 * luck.random() ** 2 for _ in range(3)))
+        return Worth(chances, [luck.random(), luck.random()], sampled, weights, time)
+
     llm.engine.drafting.policy.choose = choose  # type: ignore[method-assign]
+    llm.engine.drafting.policy.worth = worth  # type: ignore[method-assign]
     return chosen
 
 
@@ -285,7 +294,8 @@ def test_an_unused_draft_is_named(pair: tuple[str, str], caplog: pytest.LogCaptu
 def test_forgotten_requests_leave_nothing_behind(pair: tuple[str, str]) -> None:
     llm = make_llm(*pair, method="auto", adaptive=True)
     llm.generate(prompts(5), sampling(0.0))
-    assert not llm.engine.drafting.policy._requests
+    policy = llm.engine.drafting.policy
+    assert not any(request in seen for seen in policy._acceptance.values() for request in range(100))
     check_idle(llm.engine)
 
 

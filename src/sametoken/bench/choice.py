@@ -10,7 +10,6 @@ from sametoken.bench.variant import Choice, Variant
 WORTH_SAYING = 0.01  # share of the steps or forwards from which on something is named
 REASONS = {  # of `SpeculationStats.plain`
     "gain": "no gain was expected",
-    "slower": "drafts had been measured to be slower than plain steps",
     "silent": "the drafter had no guess",
     "room": "the step had no room for guesses",
     "end": "one token was left to generate",

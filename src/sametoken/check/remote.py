@@ -17,7 +17,6 @@ RARE_LATER = 0.1  # share of drafts that get so far, below which a position is n
 FREE_ROWS = 64  # tokens of a forward up to which most machines read weights longer than they compute
 MUCH_DRAFTING = 0.4  # share of the time
 LONG_PROMPT, SHORT_LENGTH = 4096, 1.5  # tokens of a prompt, and tokens per forward that are few behind such a prompt
-PAUSES = {"gain": "is not expected to gain time", "slower": "was measured slower"}
 
 
 @dataclass(frozen=True)
@@ -125,13 +124,12 @@ def _verdict(found: ServerFindings, whole: Counters, adaptive: bool) -> tuple[st
         return "off", "the server does not speculate: it has no draft"
     if not whole.generated and not length:
         return "unknown", "the server has generated nothing yet; run this again while it serves its usual requests"
-    paused = max(PAUSES, key=lambda reason: found.plain.get(reason, 0.0))
-    if not drafted or found.plain.get(paused, 0.0) > 0.5:
-        share = found.plain.get(paused, 0.0)
+    share = found.plain.get("gain", 0.0)
+    if not drafted or share > 0.5:
         if share:
             return (
                 "does not pay",
-                f"{share:.0%} of forwards had no draft because drafting {PAUSES[paused]} at this load",
+                f"{share:.0%} of forwards had no draft because drafting is not expected to gain time at this load",
             )
         return "does not pay", "no forward had a draft: requests chose another method, or nothing was found to guess"
     if length < NEAR_ONE:

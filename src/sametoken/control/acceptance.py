@@ -1,85 +1,119 @@
-"""How likely a guess is to come true, by its place on the path: counts that fade, at first blended with an average.
+"""How likely a guess is to come true, by its place on the path: counts that fade, of each request and of all.
 
-Pure arithmetic on counts. A request starts with what the whole engine has seen of its drafter, and the engine with a
-guess that is hopeful enough to be tried.
+Pure arithmetic on counts. A request starts with what the engine has seen of its drafter, and the engine with a guess
+that is hopeful enough to be tried. Legend: N requests, L longest path.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from itertools import accumulate
-from operator import mul
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 HOPE = 0.6  # chance of a guess before anything was seen: high enough to draft, low enough to be dropped soon
-OFFER = 0.5  # chance that it has a guess at all, before it was asked: a drafter beside it may be needed from the start
-ENGINE_MEMORY, REQUEST_MEMORY = 200.0, 48.0  # drafts after which a count has faded to 1/e
-ENGINE_STRENGTH, REQUEST_STRENGTH = 2.0, 6.0  # tries that the wider average is worth
+MEMORY = 100.0  # drafts after which a count has faded to 1/e
+ENGINE_STRENGTH, REQUEST_STRENGTH = 2.0, 12.0  # tries that what is expected before any is worth
 
 
 class Acceptance:
-    """Chances by position, each given that all guesses before it came true.
+    """The guesses of one drafter. Chances are by position, each given that all guesses before it came true.
 
     Args:
-        wider: the average that stands in while little was seen; None for the engine's own, which starts with `HOPE`.
+        longest: L.
     """
 
-    def __init__(self, wider: Acceptance | None = None) -> None:
-        self._wider = wider
-        self._fade = 1.0 - 1.0 / (ENGINE_MEMORY if wider is None else REQUEST_MEMORY)
-        self._strength = ENGINE_STRENGTH if wider is None else REQUEST_STRENGTH
-        self._offers = [0.0, 0.0]  # asked, offered
-        self._tries: list[float] = []
-        self._hits: list[float] = []
-
-    def chance(self, position: int) -> float:
-        """That the guess at `position` (from 0) comes true if those before it did."""
-        return self.chances(position + 1)[-1]
-
-    def chances(self, longest: int) -> list[float]:
-        """The same of positions 0 to `longest` - 1."""
-        wider = None if self._wider is None else self._wider.chances(longest)
-        found, expected, strength = [], HOPE, self._strength
-        for position in range(longest):
-            if wider is not None:
-                expected = wider[position]
-            seen = position < len(self._tries)
-            count, good = (self._tries[position], self._hits[position]) if seen else (0.0, 0.0)
-            # What was never tried is thought to go on like the place before it.
-            expected = (good + strength * expected) / (count + strength)
-            found.append(expected)
-        return found
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        # By slot, of which 0 is the engine's, see `_counted`. Place 0 is whether there was a draft at all.
+        self._counts = np.zeros((8, 4, longest + 1))
+        self._slots: dict[int, int] = {}
+        self._free = [*range(7, 0, -1)]
+        self._engine: Floats | None = None
 
     @property
-    def offer(self) -> float:
-        """That the drafter has a guess at all when asked."""
-        expected = OFFER if self._wider is None else self._wider.offer
-        return (self._offers[1] + self._strength * expected) / (self._offers[0] + self._strength)
+    def kept(self) -> Floats:
+        """[1 + L] how often a guess that may be made is there to be verified; place 0 is that there is a draft."""
+        _, _, asked, made = self._counts[0]
+        found: Floats = (made + ENGINE_STRENGTH) / (asked + ENGINE_STRENGTH)
+        return found
 
-    def gains(self, longest: int) -> list[float]:
-        """Guesses expected to come true on a path of 1, 2, .. `longest` tokens, given that there is a draft."""
-        return list(accumulate(accumulate(self.chances(longest), mul)))
+    def __contains__(self, request: int) -> bool:
+        return request in self._slots
 
-    def asked(self, offered: bool) -> None:
-        """The drafter was asked and did or did not have a guess."""
-        self._offers = [self._offers[0] * self._fade + 1.0, self._offers[1] * self._fade + offered]
+    def _slot(self, request: int) -> int:
+        if request not in self._slots:
+            if not self._free:
+                size = len(self._counts)
+                self._counts = np.concatenate([self._counts, 0.0 * self._counts])
+                self._free = [*range(2 * size - 1, size - 1, -1)]
+            self._slots[request] = self._free.pop()
+        return self._slots[request]
 
-    def learn(self, accepted: int, longest: int) -> None:
-        """A draft was verified.
+    def forget(self, request: int) -> None:
+        """The request ended."""
+        if request in self._slots:
+            slot = self._slots.pop(request)
+            self._counts[slot] = 0.0
+            self._free.append(slot)
+
+    @property
+    def engine(self) -> Floats:
+        """[1 + L] that the drafter has a guess at all when asked, and the chance of each guess, over all requests."""
+        if self._engine is None:
+            found, expected = [], HOPE
+            for place, (tries, hits) in enumerate(zip(*self._counts[0, :2].tolist(), strict=True)):
+                # What was never tried is thought to go on like the place before it.
+                expected = (hits + ENGINE_STRENGTH * expected) / (tries + ENGINE_STRENGTH)
+                found.append(expected)
+                expected = HOPE if place == 0 else expected
+            self._engine = np.array(found)
+        return self._engine
+
+    def chances(self, requests: Sequence[int]) -> Floats:
+        """[N, 1 + L] the same of each request."""
+        slots = [self._slots.get(request, 0) for request in requests]
+        tries, hits = self._counts[slots, 0], self._counts[slots, 1]
+        expected = np.tile(self.engine, (len(slots), 1))
+        # Far places are reached by good guesses only; a row whose first ones fail is no better at its later ones.
+        level, known = hits[:, 1:].sum(1, keepdims=True), tries[:, 1:].sum(1, keepdims=True)
+        expected[:, 1:] = (level + REQUEST_STRENGTH * expected[:, 1:]) / (known + REQUEST_STRENGTH)
+        found: Floats = (hits + REQUEST_STRENGTH * expected) / (tries + REQUEST_STRENGTH)
+        if 0 in slots:
+            found[[slot == 0 for slot in slots]] = self.engine
+        return found
+
+    def learn(
+        self, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        """Drafts were verified, one of each of N different requests.
 
         All places fade, tried or not, so that a place once given up is thought well of again, and tried, in time.
 
         Args:
+            asked: tokens on a path that were asked for; a guess that was not made did not come true.
+            longest: tokens on the longest path of each draft, 0 if the drafter had none.
             accepted: guesses that came true.
-            longest: guesses that were asked for on a path; one that was not made did not come true.
         """
-        self._tries = [count * self._fade for count in self._tries]
-        self._hits = [count * self._fade for count in self._hits]
-        for position in range(min(accepted + 1, longest)):
-            if position == len(self._tries):
-                self._tries.append(0.0)
-                self._hits.append(0.0)
-            self._tries[position] += 1.0
-            self._hits[position] += position < accepted
+        slots = [self._slot(request) for request in requests]
+        counted = np.stack([_counted(self._longest, *each) for each in zip(asked, longest, accepted, strict=True)])
+        fade = 1.0 - 1.0 / MEMORY
+        self._counts[slots] = fade * self._counts[slots] + counted
+        self._counts[0] = fade ** len(slots) * self._counts[0] + counted.sum(0)
+        self._engine = None
+
+
+@lru_cache(maxsize=4096)
+def _counted(longest: int, asked: int, made: int, accepted: int) -> Floats:
+    """[4, 1 + longest] what one draft counts: guesses that were tried, that came true, that were asked for and made."""
+    places = np.arange(longest + 1)
+    tried = (places <= min(accepted + 1, asked)) if made else places == 0
+    right = (places <= accepted) & tried & (made > 0)
+    return np.array([tried, right, places <= asked, (places <= made) & (made > 0)], dtype=float)
 
 
 class Gate:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 FEW, MANY = 24, 200  # first guesses after which none, or hardly any, being right is no accident
 NEAR_ZERO = 0.02
 WINDOW = 256  # forwards after which it is asked whether drafts are made
-PAUSES = ("gain", "slower")  # reasons of `RequestedDraft` for which the controller leaves drafts out
+PAUSES = ("gain",)  # reasons of `RequestedDraft` for which the controller leaves drafts out
 MOSTLY = 0.8  # share of them without a draft from which on they are not: probes go on
 UNUSED = 32  # requests that ended without using a draft that was loaded
 
@@ -60,7 +60,7 @@ class Pauses:
     """Notices that drafting stops and resumes; only the 1st, 2nd, 4th, 8th .. change is worth a line.
 
     Attributes:
-        reason: why hardly anything was drafted lately ("gain" or "slower", see `RequestedDraft`), "" while
+        reason: why hardly anything was drafted lately ("gain", see `RequestedDraft`), "" while
             drafts are made.
     """
 

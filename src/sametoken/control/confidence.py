@@ -62,6 +62,18 @@ class Confidence:
         self._tries, self._hits = [_zeros(), _zeros()], [_zeros(), _zeros()]
         self._drafts = 0
 
+    @property
+    def tables(self) -> Sequence[Sequence[float]]:
+        """[2][BINS] chances at the middles of the bins: of greedy rows, of sampled ones."""
+        return self._tables
+
+    @property
+    def typical(self) -> list[float]:
+        """[2] the chance of a guess that was not made yet, if those before it come true."""
+        return [
+            (sum(hits) + PRIOR / 2) / (sum(tries) + PRIOR) for tries, hits in zip(self._tries, self._hits, strict=True)
+        ]
+
     def chance(self, share: float, sampled: bool) -> float:
         """That a guess comes true if those before it did; linear between the middles of the bins."""
         table, at = self._tables[sampled], min(max(share * BINS - 0.5, 0.0), BINS - 1.0)

@@ -1,20 +1,25 @@
 """What a step costs in seconds: measured once, then corrected by every step seen. No clock: times come in as numbers.
 
-Decisions depend on ratios only. What changes while the work stays the same is the pace of the machine (another process,
-heat) and goes into one factor; what changes with the work bends the curves. All of it in bounded strides.
+Decisions depend on ratios only. A step is corrected as a whole, by its rows and by the tokens or levels of its drafts,
+so that whatever a first measurement leaves out is learned where it matters.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sametoken.control.acceptance import Floats
+
 STRIDE = 0.4  # most that one observation may be too slow, as a logarithm: a stolen time slice is no news
-FOLLOW, BEND = 0.2, 0.2  # shares of an error that go to the pace, and to a curve that has been seen often
-SURE = 8.0  # corrections after which a knot is believed
+FOLLOW = 0.1  # share of an error that a cell learns once it is known, and that goes to the pace of the machine
+KNOWN = 8.0  # observations after which a cell is known
 HOST_SECONDS = 30e-6  # a guess on the host, until one was seen
+CELLS = 14  # of rows and of draft tokens, each for twice as many as the one before
 
 
 class Measured(NamedTuple):
@@ -42,60 +47,78 @@ class Curve:
     Kernels are flat up to some row count and then rise, which no straight line says.
 
     Args:
-        points: seconds by count.
+        points: seconds by count; 0 belongs to no point.
         work: what grows in proportion with seconds between two points, the count itself unless given.
     """
 
     def __init__(self, points: Mapping[int, float], work: Callable[[float], float] = float) -> None:
-        self._counts, self._work = sorted(points), work
-        self._seconds: list[float] = []
-        self._seen = [0.0] * len(self._counts)  # what a knot has learned since
-        for count in self._counts:
-            below = self._seconds[-1] if self._seconds else 1e-9
-            self._seconds.append(max(below, points[count]))
+        self._work, counts = work, sorted(points)
+        self._counts = np.array([work(count) for count in counts])
+        self._seconds = np.maximum.accumulate([max(1e-9, points[count]) for count in counts])
+        rise = self._counts[-1] - self._counts[-2] if len(counts) > 1 else self._counts[-1]
+        before = self._seconds[-2] if len(counts) > 1 else 0.0
+        self._slope = (self._seconds[-1] - before) / rise
+        self._table = np.zeros(0)
 
-    def __call__(self, count: float) -> float:
-        """Seconds for `count`; flat before the first knot, the last slope after the last."""
-        counts, seconds = self._counts, self._seconds
-        if count <= counts[0] or len(counts) == 1:
-            return seconds[0] * max(1.0, count / counts[0]) if len(counts) == 1 else seconds[0]
-        i = min(bisect_left(counts, count), len(counts) - 1)
-        share = self._share(count, counts[i - 1], counts[i])
-        return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
+    def __call__(self, counts: Floats) -> Floats:
+        """Seconds for each of `counts`; flat before the first knot, the last slope after the last."""
+        beyond = np.maximum(0.0, counts - self._counts[-1])
+        found: Floats = np.interp(counts, self._counts, self._seconds) + self._slope * beyond
+        return found
 
-    def _share(self, count: float, below: int, above: int) -> float:
-        """Where `count` lies between two counts: 0 at the lower one, 1 at the upper one."""
-        begin, end = self._work(below), self._work(above)
-        return (self._work(count) - begin) / (end - begin)
+    def whole(self, counts: NDArray[np.int64]) -> Floats:
+        """The same for whole numbers, by their work."""
+        most = int(counts[-1] if len(counts) else 0)
+        if most >= len(self._table):
+            self._table = self(np.array([self._work(count) for count in range(2 * most + 2)]))
+        found: Floats = self._table[counts]
+        return found
 
-    def known(self, count: float) -> bool:
-        """Whether the knots beside `count` have been corrected often enough to be believed."""
-        return all(self._seen[knot] >= SURE for knot, part in self._parts(count).items() if part)
 
-    def _parts(self, count: float) -> dict[int, float]:
-        """The knots beside `count`, by place, and the seconds that each contributes there."""
-        counts, seconds = self._counts, self._seconds
-        above = min(bisect_left(counts, count), len(counts) - 1)
-        below = max(0, above - 1)
-        place = min(1.0, max(0.0, self._share(count, counts[below], counts[above]))) if above > below else 1.0
-        return {below: (1.0 - place) * seconds[below], above: place * seconds[above]}
+class Correction:
+    """Logarithms of seconds seen over seconds expected, in cells of rows and of a second count, both by powers of 2.
 
-    def bend(self, count: float, error: float) -> None:
-        """Corrects the knots beside `count` for a logarithmic error; the curve goes on rising.
+    A cell that was never seen follows those around it, the nearest most.
+    """
 
-        A knot's share is its part in the sum, less where it has been seen often: what plain steps
-        cost is well known when a draft is first timed.
+    def __init__(self) -> None:
+        self._value, self._seen = np.zeros((2, CELLS, CELLS))
+        self._places = np.arange(CELLS, dtype=float)
+        self._near = 0.5 ** np.abs(self._places[:, None] - self._places)
+        self._rows: dict[int, Floats] = {}
+
+    def __call__(self, rows: int, counts: Floats) -> Floats:
+        """The correction for each of `counts` beside so many rows."""
+        cell = _cell(rows)
+        if cell not in self._rows:
+            weight = self._near[cell] @ self._seen @ self._near + 1e-3
+            around = self._near[cell] @ (self._seen * self._value) @ self._near / weight
+            known = np.minimum(1.0, self._seen[cell])
+            self._rows[cell] = known * self._value[cell] + (1.0 - known) * around
+        found: Floats = np.interp(np.log2(1.0 + counts), self._places, self._rows[cell])
+        return found
+
+    def learn(self, rows: int, count: float, error: float) -> bool:
+        """Corrects the cells around for an error; whether they were known before.
+
+        Nothing makes work faster than it is: by how much it is far too fast is corrected at once.
         """
-        seconds, parts = self._seconds, self._parts(count)
-        blame = {knot: part / (1.0 + min(SURE, self._seen[knot])) for knot, part in parts.items()}
-        for knot, part in blame.items():
-            weight = part / sum(blame.values())
-            self._seen[knot] += weight
-            seconds[knot] *= math.exp(error * weight * max(BEND, 1.0 / (2.0 + self._seen[knot])))
-        for i in range(min(parts) - 1, -1, -1):
-            seconds[i] = min(seconds[i], seconds[i + 1])
-        for i in range(min(parts) + 1, len(seconds)):
-            seconds[i] = max(seconds[i], seconds[i - 1])
+        cell, at = _cell(rows), min(math.log2(1.0 + count), CELLS - 1.001)
+        parts = ((int(at), 1.0 - at % 1.0), (int(at) + 1, at % 1.0))
+        known = all(self._seen[cell, place] >= KNOWN for place, part in parts if part > 0.1)
+        at_once = min(0.0, error + STRIDE)
+        for place, part in parts:
+            seen = self._seen[cell, place]
+            if not seen:  # begins where its neighbours let expect it
+                self._value[cell, place] = self(rows, np.array([2.0**place - 1.0]))[0]
+            self._seen[cell, place] = min(KNOWN, seen + part)
+            self._value[cell, place] += at_once + (error - at_once) * part * max(FOLLOW, 1.0 / (1.0 + seen))
+        self._rows.clear()
+        return known
+
+
+def _cell(rows: float) -> int:
+    return min(round(math.log2(max(rows, 1))), CELLS - 1)
 
 
 class Costs:
@@ -112,62 +135,55 @@ class Costs:
         self._first = {method: Curve(points) for method, points in measured.first.items()}
         self._level = {method: Curve(points) for method, points in measured.level.items()}
         self._feed = dict(measured.feed)
-        self._host: dict[str, float] = {}
-        self._other = 0.0  # per decoding row: planning, text, bookkeeping
+        self._steps, self._drafts = Correction(), dict[str, Correction]()
         self._pace = 0.0  # logarithm of how much slower everything is than when it was measured
-        self._last = (0, 0)  # tokens and rows of the last forward
 
-    def step(self, tokens: float, rows: int, context: float) -> float:
-        """A step without its draft: `tokens` in the forward, `rows` decoding after `context` tokens on average."""
-        return self._forward(tokens, rows, context) + self._other * rows
+    def steps(self, nodes: NDArray[np.int64], rows: int, beside: int, context: float) -> Floats:
+        """Steps without their drafts: forwards of `rows` decoding rows after `context` tokens on average, of `beside`
+        other tokens, and of each of these counts of draft tokens in rising order.
+        """
+        added = (self._row + self._key * context) * rows
+        seconds = self._step.whole(rows + beside + nodes) + added
+        return seconds * np.exp(self._steps(rows, nodes.astype(float)) + self._pace)
 
-    def _forward(self, tokens: float, rows: int, context: float) -> float:
-        return self._step(tokens) + (self._row + self._key * context) * rows
-
-    def draft(self, method: str, rows: float, levels: int) -> float:
-        """Guessing paths of `levels` tokens for `rows` rows."""
-        if rows <= 0 or levels <= 0:
-            return 0.0
-        first, level = self.levels(method, rows)
-        return first + levels * level
-
-    def levels(self, method: str, rows: float) -> tuple[float, float]:
-        """Of guessing for more than 0 rows: what it costs once, and for each level."""
+    def drafts(self, method: str, active: Floats) -> Floats:
+        """Guessing with so many rows at each level, [.., levels]; less than one is a chance that there is one."""
+        rows, likely = active[..., 0], np.minimum(active, 1.0)
         if method not in self._first:
-            return self._host.get(method, HOST_SECONDS) * rows, 0.0
-        return self._first[method](rows), self._level[method](rows)
+            self._first[method] = Curve({1: HOST_SECONDS, 2: 2 * HOST_SECONDS})
+            self._level[method] = Curve({1: 0.0})
+        first, level, correction = self._first[method], self._level[method], self._correction(method)
+        seconds = first(rows) * likely[..., 0] + (level(active) * likely).sum(-1)
+        most = int(rows.max(initial=1.0))
+        found: Floats = seconds * np.exp(correction(most, (active > 0).sum(-1).astype(float)) + self._pace)
+        return found
+
+    def _correction(self, method: str) -> Correction:
+        if method not in self._drafts:
+            self._drafts[method] = Correction()
+        return self._drafts[method]
+
+    def step(self, tokens: int, rows: int, context: float) -> float:
+        """A step without its draft: `tokens` in the forward, `rows` decoding after `context` tokens on average."""
+        return float(self.steps(np.array([tokens - rows]), rows, 0, context)[0])
+
+    def draft(self, method: str, rows: int, levels: int) -> float:
+        """Guessing paths of `levels` tokens for `rows` rows."""
+        return float(self.drafts(method, np.full(levels, float(rows)))) if rows and levels else 0.0
 
     def feed(self, method: str, tokens: int) -> float:
         """Reading `tokens` tokens before the first guess."""
         return self._feed.get(method, 0.0) * tokens
 
-    def saw_step(self, tokens: int, rows: int, context: float, seconds: float, other: float) -> None:
-        """A forward of `tokens` took `seconds`, and the host `other` seconds beside it."""
-        expected = self._forward(tokens, rows, context)
-        error = _bounded(math.log(max(seconds, 1e-9) / expected) - self._pace)
-        # The same work again that takes longer is the machine's pace; but a first measurement may have been wrong.
-        if (tokens, rows) == self._last and self._step.known(tokens):
-            self._pace += FOLLOW * error
-        else:
-            self._step.bend(tokens, error)
-        self._last = tokens, rows
-        normal = other * math.exp(-self._pace) / rows
-        most = math.exp(STRIDE) * self._other if self._other else normal
-        self._other += FOLLOW * (min(normal, most) - self._other)
-
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
         """Guessing took `seconds`."""
-        if method not in self._first:
-            seen = seconds * math.exp(-self._pace) / rows
-            known = self._host.get(method, HOST_SECONDS)
-            follow = FOLLOW if seen > known else 0.5
-            self._host[method] = known + follow * (min(seen, math.exp(STRIDE) * known) - known)
-            return
-        error = _bounded(math.log(max(seconds, 1e-9) / self.draft(method, rows, levels)) - self._pace)
-        self._first[method].bend(rows, error)
-        self._level[method].bend(rows, error)
+        error = math.log(max(seconds, 1e-9) / self.draft(method, rows, levels))
+        self._correction(method).learn(rows, levels, min(STRIDE, error))
 
-
-def _bounded(error: float) -> float:
-    """An error that a stolen time slice may have made too large; nothing makes work faster than it is."""
-    return min(STRIDE, error)
+    def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
+        """A step of `rows` rows and so many draft tokens, without prompts, took `seconds` beside its drafts."""
+        # Nothing makes work faster than it is, but a stolen time slice may make it slower.
+        error = min(STRIDE, math.log(max(seconds, 1e-9) / self.step(rows + nodes, rows, context)))
+        # The same work again that takes longer is the machine's pace; but a first measurement may have been wrong.
+        if self._steps.learn(rows, nodes, error):
+            self._pace += FOLLOW * error

@@ -6,31 +6,30 @@ one `RequestedDraft` per row.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from sametoken.control.acceptance import Acceptance, Gate
-from sametoken.control.account import SHARE, Account
-from sametoken.control.allocation import DecodingRow, StepBatch, allocate, seconds_per_token
+from sametoken.control.allocation import allocate
+from sametoken.control.batch import DecodingRow, StepBatch, Ways
 from sametoken.control.confidence import Confidence, Reliability
 from sametoken.control.cost import Costs
+from sametoken.control.worth import UNPRICED, Time, Worth
 
-PROBE_FIRST, PROBE_MOST = 8, 4096  # plain forwards between probes: at least, and at most
-EXPLORE = 16  # drafted forwards after which drafters that are not in use are asked too
-REST = 8  # forwards that a choice is kept for, whatever happened
-STAY = 1.04  # how many times better than a choice already made another must promise to be
-REVIEW = 32  # forwards after which a choice is made anew whatever happened
-HORIZON = 64  # tokens over which reading a backlog must pay for itself
+SHARE = 0.02  # of the time, most that steps may lose which are made to learn something
+FIRST = 8  # steps before the first of them in a batch of a new size; then twice as many, until `SHARE` says when
+REST = 8  # steps that a choice is kept for while the batch stays the same
 
 
 class RequestedDraft(NamedTuple):
     """A draft of at most `limit` tokens on a path by the first of `methods` that has one; why not, if there is none.
 
-    Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small as
-    predicted, "slower" than plain steps as measured, "recall" of what a step without drafts costs.
+    Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small,
+    "recall" of what a step without drafts costs.
     """
 
     limit: int
@@ -38,35 +37,39 @@ class RequestedDraft(NamedTuple):
     reason: str = ""
 
 
-NO_GAIN, SLOWER, RECALL = (
-    RequestedDraft(0, (), "gain"),
-    RequestedDraft(0, (), "slower"),
-    RequestedDraft(0, (), "recall"),
-)
-
-
-class ExpectedGain(NamedTuple):
-    """What drafting one row is expected to bring.
-
-    Attributes:
-        gains: guesses that come true on a path of 1, 2, .. tokens.
-        methods: the drafters to be asked, in order.
-        models: how often a model runs for it; less than 1 when a guess on the host may come first.
-    """
-
-    gains: Sequence[float] = ()
-    methods: tuple[str, ...] = ()
-    models: float = 0.0
+NO_GAIN, RECALL = RequestedDraft(0, (), "gain"), RequestedDraft(0, (), "recall")
 
 
 @dataclass
-class _Choice:
-    """The last review: who drafts how, for which batch, and how old it is."""
+class _Plan:
+    """The last choice: for which batch, what each row was asked, and what was expected of it.
+
+    Attributes:
+        age: steps that it was kept for.
+        cost: seconds expected, in plain steps; 0 where not known.
+        rests: whether all rows might draft and nobody does.
+        trial: a step that would tell something new.
+        due: steps after which it may be made, such that no more than `SHARE` of the time is lost by it.
+        weights, times: see `Worth`: by request, and by method; empty where nobody knows.
+    """
 
     key: object = None
-    length: int = 0
-    methods: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    requested: list[RequestedDraft] = field(default_factory=list)
     age: int = 0
+    cost: float = 0.0
+    rests: bool = False
+    trial: list[RequestedDraft] = field(default_factory=list)
+    due: int = 0
+    weights: dict[int, float] = field(default_factory=dict)
+    times: dict[str, Time] = field(default_factory=dict)
+
+
+@dataclass
+class _Trials:
+    """Steps of batches of one size that are made to learn something: how many there were, and steps since."""
+
+    count: int = 0
+    since: int = 0
 
 
 class Policy:
@@ -79,7 +82,7 @@ class Policy:
         schedule: batch size -> longest path, for batches up to that size; none above the largest. None is no bound
             but `max_draft_len`, which bounds these lengths too.
         gate: ends speculation for good.
-        ragged: whether a forward computes each row's own nodes, see `StepBatch`.
+        ragged: see `StepBatch`.
     """
 
     def __init__(
@@ -93,19 +96,17 @@ class Policy:
     ) -> None:
         self.costs: Costs | None = None  # until it is measured, whoever may draft does
         self.gate = gate or Gate()
-        self.needed = 0.0  # chance at which one guess a row would have paid when it was last probed
+        self.needed = 0.0  # chance at which one guess a row would have paid when it was last tried
         self.longest, self._slots, self._runs_model, self._ragged = max_draft_len, slots, runs_model, ragged
         self._schedule = None
         if schedule is not None:
             self._schedule = sorted((size, min(length, max_draft_len)) for size, length in schedule.items())
-        self._engine: dict[str, Acceptance] = {}
-        self._requests: dict[tuple[int, str], Acceptance] = {}
+        self._acceptance: dict[str, Acceptance] = {}
         self._confidence: dict[str, Confidence] = {}
-        self._choice = _Choice()
-        self._learned = False
-        self._since, self._interval, self._probes, self._drafted = 0, PROBE_FIRST, 0, 0
-        self._accounts: dict[int, Account] = {}  # by the binary digits of the number of rows
-        self._expected = 0.0  # plain steps that the next one should take; 0 where nothing can be learned from it
+        self.stoppable: dict[str, bool] = {}  # whether worth could end the last draft of a method
+        self._plan = _Plan()
+        self._trials: dict[int, _Trials] = {}  # by the binary digits of the number of rows
+        self.expected_cost = 0.0  # plain steps that the step chosen last should take; 0 where that is not known
 
     def bound(self, rows: int) -> int:
         """Longest path in a batch of so many decoding rows."""
@@ -115,38 +116,24 @@ class Policy:
 
     def expects(self, method: str) -> bool:
         """Whether new rows will probably draft with this method, so that reading along is not in vain."""
-        return not self.gate.closed and (
-            self._choice.key is None or any(method in methods for methods in self._choice.methods.values())
-        )
-
-    @property
-    def expected_cost(self) -> float:
-        """How many plain steps the step that was chosen last should take; 0 where that is not known."""
-        return self._expected
+        used = (method in each.methods for each in self._plan.requested)
+        return not self.gate.closed and (self._plan.key is None or any(used))
 
     def chance(self, method: str) -> float:
         """That the first guess of a method comes true, over all requests."""
-        return self._acceptance(None, method).chance(0)
+        return float(self._of(method).engine[1])
 
-    def _acceptance(self, request: int | None, method: str) -> Acceptance:
-        if method not in self._engine:
-            self._engine[method] = Acceptance()
-        wider = self._engine[method]
-        if request is None:
-            return wider
-        if (request, method) not in self._requests:
-            self._requests[request, method] = Acceptance(wider)
-        return self._requests[request, method]
+    def _of(self, method: str) -> Acceptance:
+        if method not in self._acceptance:
+            self._acceptance[method] = Acceptance(self.longest)
+        return self._acceptance[method]
 
-    def learn(self, request: int, method: str, asked: int, longest: int, accepted: int) -> None:
-        """A draft of `method` for which `asked` tokens were allowed had `longest` on a path, `accepted` came true."""
-        host = not self._runs_model(method)
-        for acceptance in (self._acceptance(None, method), self._acceptance(request, method)):
-            if host:
-                acceptance.asked(longest > 0)
-            if longest:
-                acceptance.learn(accepted, asked)
-        self._learned = True
+    def learn(
+        self, method: str, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int],
+        accepted: Sequence[int],
+    ) -> None:  # fmt: skip
+        """Drafts of `method` were verified, see `Acceptance.learn`."""
+        self._of(method).learn(requests, asked, longest, accepted)
 
     def learn_shares(
         self, method: str, shares: Sequence[float], sampled: bool, accepted: int, seen: Reliability
@@ -154,99 +141,60 @@ class Policy:
         """A chain of `method`, which says how clearly each guess won its draw, was verified; see `Confidence.learn`."""
         self._confidence.setdefault(method, Confidence()).learn(shares, sampled, accepted, seen)
 
+    def worth(self, method: str, requests: Sequence[int], sampled: Sequence[bool]) -> Worth | None:
+        """What guesses of `method` for these requests are worth in the step chosen last; None where nobody knows.
+
+        Guesses for requests whose drafts were not chosen by gain, such as trials, are made whatever they are worth.
+        """
+        confidence, plan = self._confidence.get(method), self._plan
+        if confidence is None or method not in plan.times or not self.expected_cost:
+            return None
+        weights = [plan.weights.get(each, UNPRICED) for each in requests]
+        return Worth(confidence.tables, confidence.typical, sampled, weights, plan.times[method])
+
     def forget(self, request: int, methods: Sequence[str]) -> None:
         """The request ended."""
         for method in methods:
-            self._requests.pop((request, method), None)
+            self._of(method).forget(request)
 
     def rests(self, ids: Sequence[int], beside: int) -> RequestedDraft | None:
         """The draft of all these requests if they go on without drafts and nothing is new: counts the step if so.
 
         A step of a small model is short; looking at every row again would be felt.
         """
-        kept, bound = self._choice, 0 if self.gate.closed else self.bound(len(ids))
-        if beside or kept.key != (bound, 0, False, len(ids), tuple(ids)):
+        plan, trials, bound = self._plan, self._trials_of(len(ids)), 0 if self.gate.closed else self.bound(len(ids))
+        if not plan.rests or plan.key != (bound, beside > 0, tuple(ids)) or trials.since + 1 >= plan.due:
             return None
-        paused = self.account(len(ids)).paused
-        due = self._learned or kept.age + 1 >= REVIEW or self._since + 1 >= self._interval
-        if not paused and (due or kept.methods):
-            return None
-        kept.age += 1
-        self._since += not paused
-        return SLOWER if paused else NO_GAIN
+        trials.since += 1
+        self.expected_cost = 1.0
+        return NO_GAIN
 
-    def account(self, rows: int) -> Account:
-        """What drafts gained or lost in batches of about so many rows."""
-        return self._accounts.setdefault(rows.bit_length(), Account(rows))
-
-    def saw_step(self, rows: int, context: float, tokens: float, seconds: float, drafted: bool) -> None:
-        """The step that was chosen last read no prompts, took `seconds` and emitted `tokens` per row."""
-        if self.costs is None or not self._expected:
-            return
-        cost = seconds / self.costs.step(rows, rows, context)
-        if drafted:
-            self.account(rows).saw_draft(tokens, cost, self._expected)
-        else:
-            self.account(rows).saw_plain(cost)
+    def _trials_of(self, rows: int) -> _Trials:
+        return self._trials.setdefault(rows.bit_length(), _Trials())
 
     def choose(self, rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
         """One requested draft per row of the next step, which also reads `beside` prompt tokens."""
-        self._expected = 0.0
+        self.expected_cost = 0.0
         bound = 0 if self.gate.closed else self.bound(len(rows))
         free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and bound]
         if not free or self.costs is None:
             return [self._most(row, bound) for row in rows]
-        requested = [NO_GAIN] * len(rows)
-        fixed = self._others(rows, free, bound, requested) if len(free) < len(rows) else 0
-        batch = StepBatch(rows, beside, fixed, self._slots, self.costs, self._ragged)
-        self._review(batch, free, bound)
-        account, off = self.account(len(rows)), free
-        if not fixed and (account.paused or account.pending):
-            plain = SLOWER if account.paused else RECALL
-            requested, off = [plain if draft is NO_GAIN else draft for draft in requested], []
-        elif self._choice.methods:
-            self._drafted += 1
-            self._follow(rows, free, bound, requested)
-            off = [i for i in free if requested[i] is NO_GAIN]
-        for i, method in self._probe(batch, off):
-            requested[i] = RequestedDraft(1, (method,))
-        self._expected = 0.0 if fixed else self._plain_steps(batch, requested)
-        return requested
+        plan, trials, key = self._plan, self._trials_of(len(rows)), (bound, beside > 0, tuple(row.id for row in rows))
+        plan.age += 1
+        if plan.key != key or plan.age >= REST or len(free) < len(rows):
+            plan = self._plan = self._choose(rows, free, bound, beside, trials.count)
+            plan.key = key
+        trials.since += 1
+        if trials.since >= plan.due:
+            plan.age, trials.since, trials.count = REST, 0, trials.count + 1
+            return [_within(draft, row.limit) for draft, row in zip(plan.trial, rows, strict=True)]
+        self.expected_cost = plan.cost
+        return [_within(self._open(draft, bound), row.limit) for draft, row in zip(plan.requested, rows, strict=True)]
 
-    def _plain_steps(self, batch: StepBatch, requested: Sequence[RequestedDraft]) -> float:
-        """How many plain steps the step with these drafts should take."""
-        methods = Counter(draft.methods[-1] for draft in requested if draft.limit)
-        count = sum(methods.values())
-        shares = {method: number / count for method, number in methods.items()}
-        return batch.price(shares, max(draft.limit for draft in requested), count) / batch.price({}, 0, 0)
-
-    def _others(
-        self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, requested: list[RequestedDraft]
-    ) -> int:
-        """Rows whose length is not chosen here; returns their draft tokens at most."""
-        for i in set(range(len(rows))) - set(free):
-            requested[i] = self._most(rows[i], bound)
-        return sum(
-            max((self._slots(method, draft.limit) for method in draft.methods), default=0) for draft in requested
-        )
-
-    def _follow(
-        self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, requested: list[RequestedDraft]
-    ) -> None:
-        """Rows that the last choice lets draft do so; now and then they ask drafters that are not in use as well."""
-        chosen, length = self._choice.methods, min(self._choice.length, bound)
-        explore = self._drafted % EXPLORE == EXPLORE - 1
-        for i in free:
-            row = rows[i]
-            methods = chosen.get(row.id)
-            if methods and explore and len(row.methods) > 1:
-                methods = self._all(row.methods, methods)
-            if methods:
-                requested[i] = RequestedDraft(min(length, row.limit), methods)
-
-    def _all(self, methods: Sequence[str], used: Sequence[str]) -> tuple[str, ...]:
-        """All methods, those on the host first and among them those that are not in use."""
-        return tuple(sorted(methods, key=lambda method: (self._runs_model(method), method in used)))
+    def _open(self, draft: RequestedDraft, bound: int) -> RequestedDraft:
+        """A planned draft, with the longest path where what guesses are worth will end it."""
+        stops = draft.limit and self._plan.times and all(self.stoppable.get(method, False) for method in draft.methods)
+        return draft._replace(limit=bound) if stops else draft
 
     def _most(self, row: DecodingRow, bound: int) -> RequestedDraft:
         """As much as the row may draft, in the order of its methods."""
@@ -257,89 +205,64 @@ class Policy:
             return RequestedDraft(0, (), "threshold")
         return RequestedDraft(0, (), "batch" if row.limit else "end")
 
-    def _review(self, batch: StepBatch, free: Sequence[int], bound: int) -> None:
-        """Makes the choice anew where something may have changed it; with many rows, not at every news."""
-        kept = self._choice
-        kept.age += 1
-        key = (bound, batch.fixed, batch.beside > 0, len(batch.rows), tuple(batch.rows[i].id for i in free))
-        news = self._learned and kept.age >= max(REST, len(batch.rows))
-        if kept.key == key and kept.age < REVIEW and not news:
-            return
-        model = {self._runs_model(method) for i in free for method in batch.rows[i].methods}
-        found = [self._best(batch, free, bound, with_model) for with_model in model]
-        self._choice = min(found, key=lambda each: each[0])[1]
-        self._choice.key, self._learned = key, False
+    def _choose(self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, beside: int, trials: int) -> _Plan:
+        """The best drafts of the free rows beside those of the others."""
+        assert self.costs is not None
+        requested = [self._most(row, bound) for row in rows]
+        for i in free:
+            requested[i] = NO_GAIN
+        fixed = sum(max((self._slots(m, draft.limit) for m in draft.methods), default=0) for draft in requested)
+        asked = sorted({method for i in free for method in rows[i].methods})
+        slots = [max(self._slots(method, length) for method in asked) for length in range(bound + 1)]
+        batch = StepBatch(rows, free, beside + fixed, slots, self.costs, self._ragged)
+        found = []
+        for with_model in {self._runs_model(method) for method in asked}:
+            usable = {method: self._of(method) for method in asked if with_model or not self._runs_model(method)}
+            ways = batch.ways(usable, self._runs_model)
+            found.append((allocate(ways.gains, partial(batch.prices, ways)), ways))
+        choice, ways = min(found, key=lambda each: each[0].wait)
+        for i in np.flatnonzero(choice.lengths).tolist():
+            requested[i] = RequestedDraft(int(choice.lengths[i]), ways.methods[i])
+        rests = len(free) == len(rows) and not choice.lengths.any()
+        plan = _Plan(requested=requested, cost=0.0 if fixed else choice.seconds / batch.plain, rests=rests)
+        if choice.lengths.any() and not fixed:
+            plan.weights, plan.times = batch.worth(ways, choice)
+        self._try(plan, batch, ways, choice.wait, trials)
+        return plan
 
-    def _best(self, batch: StepBatch, free: Sequence[int], bound: int, model: bool) -> tuple[float, _Choice]:
-        """The best choice with or without a model, and what a token takes with it, summed over rows."""
-        rows = batch.rows
-        token = batch.price({}, 0, 0) / len(rows)
-        expected = {i: self._expected_gain(rows[i], bound, model, batch.costs, token) for i in free}
-        models = [gain.models for gain in expected.values() if gain.methods]
-        share = sum(models) / max(1, len(models))
-        methods = {m: share if self._runs_model(m) else 1.0 for gain in expected.values() for m in gain.methods}
-        gains = [expected[i].gains if i in expected else () for i in range(len(rows))]
+    def _try(self, plan: _Plan, batch: StepBatch, ways: Ways, least: float, count: int) -> None:
+        """Plans a step to learn from, in turns: plain, with longer and shorter paths, and with other drafters.
 
-        def price(length: int, count: int) -> float:
-            return batch.price(methods, length, count)
-
-        def seconds(length: int, chosen: Collection[int]) -> float:
-            come_true = [gains[i][min(length, len(gains[i])) - 1] if length and i in chosen else 0.0 for i in places]
-            return seconds_per_token(come_true, price(length, len(chosen)))
-
-        places = range(len(rows))
-        length, chosen = allocate(gains, price)
-        least, kept = seconds(length, chosen), self._choice
-        drafting = [i for i in free if rows[i].id in kept.methods and expected[i].methods == kept.methods[rows[i].id]]
-        # Estimates waver, and a row that is off for a while has a backlog to read: not for a gain within the noise.
-        same = bool(length and kept.length and len(drafting) == len(kept.methods))
-        if same and STAY * least > seconds(min(kept.length, bound), drafting):
-            length, chosen = min(kept.length, bound), frozenset(drafting)
-        return least, _Choice(length=length, methods={rows[i].id: expected[i].methods for i in chosen})
-
-    def _expected_gain(self, row: DecodingRow, bound: int, model: bool, costs: Costs, token: float) -> ExpectedGain:
-        """The best way for one row to draft; `token` is the seconds that a token takes without."""
-        longest = min(row.limit, bound)
-        hosts = [method for method in row.methods if not self._runs_model(method)]
-        host = max(hosts, key=lambda m: self._gains(row, m, longest)[-1], default=None)
-        mind = next((m for m in row.methods if model and self._runs_model(m)), None)
-        if mind is None:
-            return ExpectedGain() if host is None else ExpectedGain(self._gains(row, host, longest), (host,))
-        debt = costs.feed(mind, row.backlog) / token / max(1, min(HORIZON, row.room))
-        thought = [max(0.0, gain - debt) for gain in self._gains(row, mind, longest)]
-        if host is None:
-            return ExpectedGain(thought, (mind,), 1.0)
-        acceptance = self._acceptance(row.id, host)
-        copied, offer = acceptance.gains(longest), acceptance.offer
-        if copied[-1] < thought[-1]:
-            return ExpectedGain(thought, (mind,), 1.0)
-        mixed = [offer * a + (1.0 - offer) * b for a, b in zip(copied, thought, strict=True)]
-        return ExpectedGain(mixed, (host, mind), 1.0 - offer)
-
-    def _gains(self, row: DecodingRow, method: str, longest: int) -> list[float]:
-        """Guesses expected to come true, whether or not the method has any."""
-        acceptance = self._acceptance(row.id, method)
-        offer = 1.0 if self._runs_model(method) else acceptance.offer
-        return [offer * gain for gain in acceptance.gains(longest)]
-
-    def _probe(self, batch: StepBatch, off: Sequence[int]) -> list[tuple[int, str]]:
-        """Rows that try one guess although it is not expected to pay, now and then, and with which drafter.
-
-        Probes take `SHARE` of the time. Rows with little to read go first.
+        Args:
+            least: the wait for a token that the plan promises.
         """
-        self._since += bool(off)
-        if not off or self._since < self._interval:
-            return []
-        rows = batch.rows
-        order = sorted(off, key=lambda i: rows[i].backlog)
-        asked = [(i, rows[i].methods[self._probes % len(rows[i].methods)]) for i in order]
-        plain = batch.price({}, 0, 0)
-        extra = batch.price({method: 1.0 for _, method in asked}, 1, len(asked)) - plain
-        self.needed = extra / plain * len(rows) / len(asked)
-        debts = list(accumulate(batch.costs.feed(method, rows[i].backlog) for i, method in asked))
-        count = max(1, sum(debt <= extra for debt in debts))
-        self._interval = max(PROBE_FIRST, min(PROBE_MOST, int((extra + debts[count - 1]) / (SHARE * plain))))
-        if self._since < self._interval:
-            return []
-        self._since, self._interval, self._probes = 0, PROBE_FIRST, self._probes + 1
-        return asked[:count]
+        rows, planned = batch.rows, plan.requested
+        on, off = ([i for i in batch.free if bool(planned[i].limit) == drafts] for drafts in (True, False))
+        recall = dict.fromkeys(on, RECALL)
+        longer = {i: planned[i]._replace(limit=min(2 * planned[i].limit, rows[i].limit, batch.longest)) for i in on}
+        shorter = {i: planned[i]._replace(limit=(planned[i].limit + 1) // 2) for i in on}
+        others = {i: planned[i]._replace(methods=tuple(sorted(rows[i].methods, key=self._runs_model))) for i in on}
+        shares, debts = {method: share.copy() for method, share in ways.shares.items()}, 0.0
+        kept = dict(ways.kept)
+        for i in sorted(off, key=lambda i: rows[i].backlog):
+            method = rows[i].methods[count % len(rows[i].methods)]
+            debt = batch.debt(method, i)
+            if not others or debts + debt <= batch.plain:
+                others[i], debts = RequestedDraft(1, (method,)), debts + debt
+                shares.setdefault(method, np.zeros(len(rows)))[i] = 1.0
+                kept.setdefault(method, np.ones(1 + batch.longest))
+        new = [each for each in (recall, longer, shorter, others) if any(each[i] != planned[i] for i in each)]
+        chosen = new[count % len(new)]
+        plan.trial = [chosen.get(i, draft) for i, draft in enumerate(planned)]
+        wait, seconds = batch.outcome(ways._replace(shares=shares, kept=kept), [draft.limit for draft in plan.trial])
+        if on:
+            plan.due = min(FIRST << min(count, 16), max(FIRST, int((wait / least - 1.0) / SHARE)))
+        else:  # whatever a guess is believed to cost, which may be wrong, it is tried before long
+            lost, debt = (each / (SHARE * batch.plain) for each in (seconds - batch.plain, debts))
+            plan.due = max(FIRST, int(min(lost, 8 * FIRST) + debt))
+            self.needed = (seconds / batch.plain - 1.0) * len(rows) / len(others)
+
+
+def _within(draft: RequestedDraft, limit: int) -> RequestedDraft:
+    """A draft with paths of at most `limit` tokens."""
+    return draft._replace(limit=limit) if draft.limit > limit else draft

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sametoken.control.advice import Advice, Pauses
-from sametoken.control.allocation import DecodingRow
+from sametoken.control.batch import DecodingRow
 from sametoken.control.policy import Policy, RequestedDraft
 from sametoken.drafters.base import Drafter
 from sametoken.engine.meter import Clock, Meter
@@ -139,7 +139,8 @@ class Drafting:
                 if made:
                     kept = draft if len(made) == len(places) else Draft(draft.tokens[made], draft.parents[made])
                     found.append(([places[n] for n in made], kept))
-            return Proposal(merge([request.tokens[-1] for request in decoding], found), makers)
+            left_out = [place for place in self._shares if makers[place] is None]
+            return Proposal(merge([request.tokens[-1] for request in decoding], found), makers, left_out)
 
     def _ask(self, method: str, items: Sequence[Decode]) -> Draft:
         """One drafter's draft for some rows, timed."""
@@ -147,18 +148,23 @@ class Drafting:
         rows, limits = [item.row for item in items], [item.limit for item in items]
         drafter.catch_up(rows)
         together = self._seats.sampling(requests)
+        sampled = [request.params.temperature > 0 for request in requests]
+        drafter.worth = self.policy.worth(method, [request.id for request in requests], sampled)
         with (clock := Clock()):
             draft = drafter.propose(rows, [request.tokens[-1] for request in requests], limits, together)
         assert draft.tokens.shape[1] <= 1 + max(map(drafter.slots, limits)), f"{method} drafts more than it said"
+        if drafter.worth is not None:
+            self.policy.stoppable[method] = drafter.made is not None
         if self.policy.costs is not None:
-            self.policy.costs.saw_draft(method, len(rows), max(limits), clock.seconds)
+            levels = max(limits if drafter.made is None else drafter.made)
+            self.policy.costs.saw_draft(method, len(rows), levels, clock.seconds)
         return draft
 
     def observe(self, done: Done) -> None:
         """Tells the policy which guesses came true, and the drafters which tokens were committed."""
         count = len(done.plan.decode)
         decoded, read = done.rows[:count], done.rows[count:]
-        self._learn(done.plan.decode, decoded, done.proposal.makers)
+        self._learn(done.plan.decode, decoded, done.proposal)
         if done.plan.captured:  # whoever runs it has informed its drafters
             return
         with self._clock:
@@ -181,23 +187,28 @@ class Drafting:
             features = self._own(drafter, found[0] if len(found) == 1 else torch.cat(found))
         drafter.observe([_row(row.request) for row in rows], [row.committed for row in rows], features)
 
-    def _learn(self, decode: Sequence[Decode], rows: Sequence[RowResult], makers: Sequence[str | None]) -> None:
+    def _learn(self, decode: Sequence[Decode], rows: Sequence[RowResult], proposal: Proposal) -> None:
         """Tells the policy the longest path and the accepted tokens of every decoding row."""
-        for place, (item, row, maker) in enumerate(zip(decode, rows, makers, strict=True)):
-            request = row.request
+        seen: dict[str, list[tuple[int, int, int, int]]] = {}
+        for place, (item, row, maker) in enumerate(zip(decode, rows, proposal.makers, strict=True)):
+            request, left_out = row.request, place in proposal.left_out
             if request.methods:
-                request.stats.count_draft(maker, item.reason or "silent")
+                request.stats.count_draft(maker, item.reason or ("gain" if left_out else "silent"))
             if not item.limit:
                 continue
             for method in item.methods:
                 if maker is None or method == maker or not self.runs_model(method):
-                    seen = (row.longest, row.accepted) if method == maker else (0, 0)
-                    self.policy.learn(request.id, method, item.limit, *seen)
+                    found = (row.longest, row.accepted) if method == maker else (0, 0)
+                    if left_out and self.runs_model(method):  # what is not worth a try did not come true
+                        found = (1, 0)
+                    seen.setdefault(method, []).append((request.id, item.limit, *found))
             if maker is not None and self.runs_model(maker):
                 self._say(*self._advice.saw_draft(maker, row.accepted > 0))
                 if place in self._shares:
                     shares, reliability = self._shares[place][: row.longest], request.stats.seen_of(maker)
                     self.policy.learn_shares(maker, shares, request.params.temperature > 0, row.accepted, reliability)
+        for method, drafts in seen.items():
+            self.policy.learn(method, *zip(*drafts, strict=True))
         adaptive = [(item, row.request) for item, row in zip(decode, rows, strict=True) if row.request.adaptive]
         if adaptive:
             method, reason = adaptive[0][1].methods[0], adaptive[0][0].reason
@@ -214,12 +225,10 @@ class Drafting:
         if not self.pauses.reason:
             LOG.info("drafting resumed")
             return
-        why = {
-            "gain": f"about {self.policy.chance(method):.0%} of {method}'s first guesses come true, and "
-            f"with {rows} rows a draft pays from about {self.policy.needed:.0%}",
-            "slower": f"with {rows} rows drafts decoded at {self.policy.account(rows).ratio:.2f} of the "
-            "speed of plain steps",
-        }[self.pauses.reason]
+        why = (
+            f"about {self.policy.chance(method):.0%} of {method}'s first guesses come true, and "
+            f"with {rows} rows a draft pays from about {self.policy.needed:.0%}"
+        )
         LOG.warning(
             f"drafting stopped: {why}. It is tried again now and then; a better or cheaper draft, or "
             "smaller batches, would help, and method 'none' saves its memory"

@@ -22,8 +22,7 @@ class EngineLoad(NamedTuple):
         pages_used, pages: of the cache's pool; pages kept for their prefix alone are not used.
         preemptions: requests that lost their row so far because pages ran out.
         draft_len: longest path that the last decoding step allowed a draft, 0 for none.
-        paused: why hardly anything was drafted lately though it was allowed, "gain" or "slower"
-            (see `control.policy`); "" while drafts are made.
+        paused: "gain" while hardly anything is drafted because it is not expected to pay, else "".
         draft_s, verify_s, other_s: seconds of all steps so far on drafts, on the target and on the rest.
     """
 
@@ -100,7 +99,6 @@ class Meter:
         progress = sum(row.accepted + 1 for row in done.rows[:rows]) / rows
         self._pace.saw(sum(len(piece.tokens) for piece in plan.prefill), seconds, progress)
         costs = self._policy.costs
-        if costs is not None and not plan.prefill:
+        if costs is not None and done.tokens and not plan.prefill:
             context = sum(item.start for item in plan.decode) / rows
-            costs.saw_step(done.tokens, rows, context, timings.verify_s, timings.other_s)
-            self._policy.saw_step(rows, context, progress, seconds, any(done.proposal.makers))
+            costs.saw_step(done.tokens - rows, rows, context, seconds - timings.draft_s)

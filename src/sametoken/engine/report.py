@@ -13,10 +13,15 @@ from sametoken.speculation.draft import Draft
 
 
 class Proposal(NamedTuple):
-    """The draft of the decoding rows of a step, and the method that made each row's part; None where nobody had one."""
+    """The draft of the decoding rows of a step, and the method that made each row's part; None where nobody had one.
+
+    Attributes:
+        left_out: places of rows for which a model made guesses, of which none was worth its verification.
+    """
 
     draft: Draft
     makers: list[str | None]
+    left_out: Sequence[int] = ()
 
 
 class RowResult(NamedTuple):
