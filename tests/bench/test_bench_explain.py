@@ -205,10 +205,7 @@ def test_what_the_controller_chose_and_why() -> None:
         "(1.67x); no draft in 10% of the steps.",
     ):
         assert words in text
-    assert (
-        "10% of the forwards of a request had no draft: no gain was expected (8%), the time of a plain "
-        in text
-    )
+    assert "10% of the forwards of a request had no draft: no gain was expected (8%), the time of a plain " in text
     assert "step was measured again (2%)." in text
     assert "one token was left" not in text  # less than a fiftieth
     assert "Recommended: the controller (--adaptive, the default) with --max-draft-len 4, measured at" in text
