@@ -7,7 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from engine_checks import BYTE, BYTE_VOCAB, WORDS, byte_tokenizer
 from sametoken.checkpoint.tokenizer import Tokenizer
@@ -52,6 +52,7 @@ BLOCKS = st.lists(st.integers(1, 5), max_size=4)
 
 
 @QUICK
+@example(ids=[BYTE + 0x80, BYTE], prompt=[BYTE + 0xC2], sizes=[1], stops=[])  # completes the prompt's last character
 @given(ids=IDS, prompt=IDS, sizes=BLOCKS, stops=st.lists(st.sampled_from(["a", "ab", "cat", " c", "é"]), max_size=2))
 def test_any_ids_cut_anyhow_give_one_text(
     ids: list[int], prompt: list[int], sizes: list[int], stops: list[str]

@@ -49,6 +49,7 @@ class Detokenizer:
             self._ids = _context(prompt_ids, tokenizer.special_ids, longest)
             if not self._decode(self._ids).startswith(INCOMPLETE):
                 break
+        self._within = self._decode(self._ids).endswith(INCOMPLETE)  # whether the output may begin within a character
         self._start = 0  # the window's first token
         self._read = len(self._ids)  # tokens whose text is out
         self._tried = self._read  # tokens that were tried one by one and end within a character
@@ -101,7 +102,8 @@ class Detokenizer:
     def _take(self, text: str, end: int) -> None:
         if text:  # tokens without text stay in the window: alone before a word they would cost it its space
             self.text += text
-            self._start, self._read = self._read, end
+            self._start = self._start if self._within else self._read  # a window never begins within a character
+            self._read, self._within = end, False
 
     def find_stop(self) -> str | None:
         """The stop string that the text now contains, the earliest one, or None; cuts the text there."""
