@@ -137,6 +137,7 @@ class Costs:
         self._feed = dict(measured.feed)
         self._steps, self._drafts = Correction(), dict[str, Correction]()
         self._pace = 0.0  # logarithm of how much slower everything is than when it was measured
+        self._drafting = 0.0  # seconds of the step that runs, spent on drafts
 
     def steps(self, nodes: NDArray[np.int64], rows: int, beside: int, context: float) -> Floats:
         """Steps without their drafts: forwards of `rows` decoding rows after `context` tokens on average, of `beside`
@@ -175,10 +176,16 @@ class Costs:
         """Reading `tokens` tokens before the first guess."""
         return self._feed.get(method, 0.0) * tokens
 
-    def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
-        """Guessing took `seconds`."""
+    def saw_draft(self, method: str, rows: int, levels: int, seconds: float, reading: float = 0.0) -> None:
+        """In the step that runs, guessing took `seconds`, and before it reading what the drafter had not read yet."""
+        self._drafting += seconds + reading
         error = math.log(max(seconds, 1e-9) / self.draft(method, rows, levels))
         self._correction(method).learn(rows, levels, min(STRIDE, error))
+
+    def drafted(self) -> float:
+        """Seconds of drafts since this was last asked, at the end of a step."""
+        seconds, self._drafting = self._drafting, 0.0
+        return seconds
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
         """A step of `rows` rows and so many draft tokens, without prompts, took `seconds` beside its drafts."""

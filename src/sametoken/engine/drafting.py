@@ -146,7 +146,8 @@ class Drafting:
         """One drafter's draft for some rows, timed."""
         drafter, requests = self.drafters[method], self._seats.of(items)
         rows, limits = [item.row for item in items], [item.limit for item in items]
-        drafter.catch_up(rows)
+        with (reading := Clock()):
+            drafter.catch_up(rows)
         together = self._seats.sampling(requests)
         sampled = [request.params.temperature > 0 for request in requests]
         drafter.worth = self.policy.worth(method, [request.id for request in requests], sampled)
@@ -157,7 +158,7 @@ class Drafting:
             self.policy.stoppable[method] = drafter.made is not None
         if self.policy.costs is not None:
             levels = max(limits if drafter.made is None else drafter.made)
-            self.policy.costs.saw_draft(method, len(rows), levels, clock.seconds)
+            self.policy.costs.saw_draft(method, len(rows), levels, clock.seconds, reading.seconds)
         return draft
 
     def observe(self, done: Done) -> None:

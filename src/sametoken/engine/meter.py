@@ -89,16 +89,17 @@ class Meter:
         for request in done.requests:
             request.stats.charge(*timings)
         if done.plan.decode and not done.plan.captured:
-            self._teach(done, timings, seconds)
+            self._teach(done, seconds)
         features = sum(len(row.committed) for row in done.rows if row.features is not None)
         return StepReport(done.plan, emissions, done.proposal.makers, features, timings)
 
-    def _teach(self, done: Done, timings: Timings, seconds: float) -> None:
+    def _teach(self, done: Done, seconds: float) -> None:
         """Tells the controller what a step that decoded took, and how many tokens each row was granted."""
         plan, rows = done.plan, len(done.plan.decode)
         progress = sum(row.accepted + 1 for row in done.rows[:rows]) / rows
         self._pace.saw(sum(len(piece.tokens) for piece in plan.prefill), seconds, progress)
         costs = self._policy.costs
+        own = seconds - (costs.drafted() if costs is not None else 0.0)
         if costs is not None and done.tokens and not plan.prefill:
             context = sum(item.start for item in plan.decode) / rows
-            costs.saw_step(done.tokens - rows, rows, context, seconds - timings.draft_s)
+            costs.saw_step(done.tokens - rows, rows, context, own)
