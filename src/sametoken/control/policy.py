@@ -22,6 +22,7 @@ from sametoken.control.worth import UNPRICED, Time, Worth
 
 SHARE = 0.02  # of the time, most that steps may lose which are made to learn something
 FIRST = 8  # steps before the first of them in a batch of a new size; then twice as many, until `SHARE` says when
+DEAR = 0.03  # seconds of a plain step from which on chains end by worth: below, a guess costs less than is known
 REST = 8  # steps that a choice is kept for while the batch stays the same
 
 
@@ -225,7 +226,7 @@ class Policy:
             requested[i] = RequestedDraft(int(choice.lengths[i]), ways.methods[i])
         rests = len(free) == len(rows) and not choice.lengths.any()
         plan = _Plan(requested=requested, cost=0.0 if fixed else choice.seconds / batch.plain, rests=rests)
-        if choice.lengths.any() and not fixed:
+        if choice.lengths.any() and not fixed and batch.plain >= DEAR:
             plan.weights, plan.times = batch.worth(ways, choice)
         self._try(plan, batch, ways, choice.wait, trials)
         return plan
