@@ -16,7 +16,7 @@ from sametoken.control.acceptance import Floats
 from sametoken.control.batch import POWER, ChosenLengths, Whole
 
 MARGIN = 0.03  # by how much drafts of many rows must promise to be faster: rows that seem alike differ
-LEAST = 1e-3  # of a plain step that a guess must save its row to stand in the list
+LEAST = 0.02  # of the time of its row's tokens that a guess must save to stand in the list
 
 
 def allocate(gains: Floats, price: Callable[[Whole, Whole], Floats]) -> ChosenLengths:
@@ -31,7 +31,7 @@ def allocate(gains: Floats, price: Callable[[Whole, Whole], Floats]) -> ChosenLe
     waits = 1.0 / (1.0 + np.concatenate([np.zeros((rows, 1)), gains], axis=1))
     saved = np.minimum.accumulate(-np.diff(waits**POWER, axis=1), axis=1).ravel()
     order = np.argsort(-saved, kind="stable")
-    order = order[(-np.diff(waits, axis=1) > LEAST).ravel()[order]]
+    order = order[(1.0 - waits[:, 1:] / waits[:, :-1] > LEAST).ravel()[order]]
     row, place = np.divmod(order, longest)
     seconds = price(row, place)
     left = rows - np.concatenate([[0.0], np.cumsum(saved[order])])
