@@ -8,15 +8,17 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from unittest import mock
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from sametoken.control import allocation
 from sametoken.control.acceptance import HOPE, Acceptance, Gate
 from sametoken.control.advice import FEW, UNUSED, WINDOW, Advice, Pauses
-from sametoken.control.allocation import LEAST, MARGIN, allocate
+from sametoken.control.allocation import MARGIN, allocate
 from sametoken.control.batch import POWER, DecodingRow
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
 from sametoken.control.policy import SHARE, Policy, RequestedDraft
@@ -141,8 +143,9 @@ def test_allocation_is_what_brute_force_finds(data: st.DataObject, rows: int, lo
         return sum(wait**POWER for wait in waits) * (margin * seconds[sum(lengths)]) ** POWER
 
     best = min(map(wait, itertools.product(range(longest + 1), repeat=rows)))
-    choice = allocate(gains, lambda row, place: seconds[: len(row) + 1])
-    assert wait(choice.lengths.tolist()) <= best * (1 + POWER * LEAST * rows * longest * rows)
+    with mock.patch.object(allocation, "LEAST", 0.0):  # or guesses that save little are left out
+        choice = allocate(gains, lambda row, place: seconds[: len(row) + 1])
+    assert wait(choice.lengths.tolist()) <= best * (1 + 1e-9)
     assert choice.seconds == seconds[sum(choice.lengths)]
 
 
@@ -560,7 +563,7 @@ def test_acceptance_counts_as_one_by_one() -> None:
     assert together.chances(range(12)) == pytest.approx(alone.chances(range(12)), abs=0.01)
     for i in range(12):
         together.forget(i)
-        assert i not in together
+        assert len(together) == 11 - i
     assert together.chances([3, 5])[1] == pytest.approx(together.engine)
 
 

@@ -42,8 +42,9 @@ class Acceptance:
         found: Floats = (made + ENGINE_STRENGTH) / (asked + ENGINE_STRENGTH)
         return found
 
-    def __contains__(self, request: int) -> bool:
-        return request in self._slots
+    def __len__(self) -> int:
+        """Requests that are counted."""
+        return len(self._slots)
 
     def _slot(self, request: int) -> int:
         if request not in self._slots:

@@ -28,6 +28,7 @@ class Worth(NamedTuple):
         typical: [2] the same of a guess that was not made yet.
         sampled: [R] which of the two holds.
         weights: [R] of a token.
+        time: of what a guess takes.
     """
 
     chances: Sequence[Sequence[float]]
