@@ -15,7 +15,7 @@ from sametoken import LLM, LosslessnessError, SamplingParams, embedded
 from sametoken.check import race
 from sametoken.commands import demo
 from sametoken.commands.verify import print_proof
-from sametoken.control.advice import UNUSED
+from sametoken.engine.advice import UNUSED
 from sametoken.engine.host import HostRunner
 from sametoken.engine.plan import Plan
 from sametoken.engine.runner import Verified

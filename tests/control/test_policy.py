@@ -17,7 +17,6 @@ from hypothesis import given, settings
 
 from sametoken.control import allocation
 from sametoken.control.acceptance import HOPE, Acceptance, Gate
-from sametoken.control.advice import FEW, UNUSED, WINDOW, Advice, Pauses
 from sametoken.control.allocation import MARGIN, allocate
 from sametoken.control.batch import POWER, DecodingRow
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
@@ -589,46 +588,6 @@ def test_a_place_given_up_is_thought_well_of_again() -> None:
     for _ in range(1000):
         seen.learn([1], [1], [1], [1])  # and is not made any more
     assert low < 0.05 < 0.5 < seen.engine[2]
-
-
-# --- warnings
-
-
-def test_a_hopeless_draft_is_named_once() -> None:
-    advice = Advice()
-    said = [text for _ in range(10 * FEW) for text in advice.saw_draft("draft_target", False)]
-    assert len(said) == 1
-    assert f"draft_target: 0 of its first {FEW} guesses" in said[0]
-    lucky = Advice()
-    assert not [text for i in range(1000) for text in lucky.saw_draft("draft_target", i % 5 == 0)]
-    rare = Advice()
-    assert len([text for i in range(1000) for text in rare.saw_draft("draft_target", i == 3)]) == 1
-
-
-def test_an_unused_draft_is_named_once() -> None:
-    advice = Advice()
-    said = [text for _ in range(2 * UNUSED) for text in advice.saw_end(("ngram",), ["draft_target"])]
-    assert len(said) == 1
-    assert "draft_target" in said[0]
-    used = Advice()
-    used.saw_end(("draft_target",), ["draft_target"])
-    assert not [text for _ in range(UNUSED) for text in used.saw_end((), ["draft_target"])]
-    assert not [text for _ in range(2 * UNUSED) for text in Advice().saw_end(("ngram",), [])]
-
-
-def test_changes_between_drafting_and_not_are_noticed_and_told_ever_more_rarely() -> None:
-    pauses = Pauses()
-
-    def window(reason: str) -> tuple[int, str]:
-        """Forwards without a draft for this reason but for a probe in ten; what was told, and the state."""
-        return sum(pauses.saw_forward(reason if i % 10 else "") for i in range(WINDOW)), pauses.reason
-
-    assert window("") == (0, "")
-    assert window("gain") == (1, "gain")
-    assert window("gain") == (0, "gain")
-    assert window("recall") == (1, "")
-    told = [window(reason)[0] for reason in ("gain", "") * 15]
-    assert [i + 3 for i, count in enumerate(told) if count] == [4, 8, 16, 32]
 
 
 def test_a_rest_is_what_choosing_again_would_say() -> None:

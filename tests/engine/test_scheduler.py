@@ -9,10 +9,10 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sametoken.control.pace import Pace
 from sametoken.control.policy import RequestedDraft
 from sametoken.engine.blocks import BlockManager
 from sametoken.engine.detokenize import Detokenizer
+from sametoken.engine.pace import Pace
 from sametoken.engine.plan import Plan
 from sametoken.engine.report import Done, Proposal, RowResult
 from sametoken.engine.request import Request

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 
 from sametoken.control.acceptance import Gate
-from sametoken.control.pace import Pace
 from sametoken.control.policy import Policy
 from sametoken.drafters.device import proposers
 from sametoken.engine.blocks import BlockManager
@@ -18,6 +17,7 @@ from sametoken.engine.engine import Engine
 from sametoken.engine.host import HostRunner
 from sametoken.engine.load import Loaded
 from sametoken.engine.meter import Meter
+from sametoken.engine.pace import Pace
 from sametoken.engine.pages import Cached, cached_by, lookahead_of, pool_bytes, pool_pages, row_pages
 from sametoken.engine.rows import Rows
 from sametoken.errors import ConfigError, MemoryPlanError

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sametoken.control.advice import Advice, Pauses
 from sametoken.control.batch import DecodingRow
 from sametoken.control.policy import Policy, RequestedDraft
 from sametoken.drafters.base import Drafter
+from sametoken.engine.advice import Advice, Pauses
 from sametoken.engine.meter import Clock, Meter
 from sametoken.engine.plan import Decode, Plan
 from sametoken.engine.report import Done, Proposal, RowResult
@@ -38,7 +38,7 @@ class Drafting:
 
     Attributes:
         taps: the target layers that any of the drafters reads, in order of layer.
-        pauses: whether drafts are made, and why not.
+        pauses: whether drafts are made.
     """
 
     def __init__(self, drafters: dict[str, Drafter], policy: Policy, rows: Rows, meter: Meter) -> None:
@@ -212,18 +212,14 @@ class Drafting:
             self.policy.learn(method, *zip(*drafts, strict=True))
         adaptive = [(item, row.request) for item, row in zip(decode, rows, strict=True) if row.request.adaptive]
         if adaptive:
-            method, reason = adaptive[0][1].methods[0], adaptive[0][0].reason
-            self._tell_pauses("" if any(item.limit for item, _ in adaptive) else reason, method, len(decode))
+            left_out = adaptive[0][0].reason == "gain" and not any(item.limit for item, _ in adaptive)
+            self._tell_pauses(left_out, adaptive[0][1].methods[0], len(decode))
 
-    def _tell_pauses(self, reason: str, method: str, rows: int) -> None:
-        """Logs that drafting stops or resumes, after a forward that might have drafted.
-
-        Args:
-            reason: why it did not, "" if it did.
-        """
-        if not self.pauses.saw_forward(reason):
+    def _tell_pauses(self, left_out: bool, method: str, rows: int) -> None:
+        """Logs that drafting stops or resumes, after a forward that might have drafted."""
+        if not self.pauses.saw_forward(left_out):
             return
-        if not self.pauses.reason:
+        if not self.pauses.paused:
             LOG.info("drafting resumed")
             return
         why = (

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from sametoken.control.cost import Costs
-from sametoken.control.pace import Pace
 from sametoken.drafters.base import Drafter
 from sametoken.engine.blocks import BlockManager
 from sametoken.engine.calibration import Calibration
@@ -18,6 +17,7 @@ from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.drafting import Drafting
 from sametoken.engine.host import HostRunner, StepRunner
 from sametoken.engine.meter import EngineLoad
+from sametoken.engine.pace import Pace
 from sametoken.engine.plan import Plan
 from sametoken.engine.report import Done, StepReport
 from sametoken.engine.request import Emission, Request
@@ -87,7 +87,7 @@ class Engine:
         pages = scheduler.blocks.pages - 1  # without the sink
         used = pages - scheduler.blocks.available
         counts = (len(scheduler.running), len(scheduler.waiting), used, pages, meter.preemptions)
-        return EngineLoad(*counts, meter.draft_len, self.drafting.pauses.reason, *meter.totals)
+        return EngineLoad(*counts, meter.draft_len, self.drafting.pauses.paused, *meter.totals)
 
     def add(self, request: Request) -> None:
         """Takes a request; it runs when there is room."""

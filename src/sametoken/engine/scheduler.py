@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from sametoken.control.pace import Pace
 from sametoken.control.policy import RequestedDraft
 from sametoken.engine.blocks import BlockManager, PrefixMatch
+from sametoken.engine.pace import Pace
 from sametoken.engine.plan import Admission, Decode, Plan, PromptPiece
 from sametoken.engine.report import Done
 from sametoken.engine.request import Emission, Request

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from sametoken.control.advice import PAUSES
 from sametoken.control.confidence import BINS
 from sametoken.engine.stats import SpeculationStats
 from sametoken.server.tally import Snapshot, Tally
@@ -141,7 +140,7 @@ METRICS: tuple[MetricSpec, ...] = (
         ("reason",), read=lambda now: now.totals.speculation.plain),
     gauge("spec_decode_paused", OURS,
         "1 while almost none of the last forwards had a draft although one was allowed, by reason.", ("reason",),
-        read=lambda now: {reason: float(now.load.paused == reason) for reason in PAUSES}),
+        read=lambda now: {"gain": float(now.load.paused)}),
     counter("spec_decode_guesses_by_chance", OURS,
         "Guesses whose earlier guesses were all accepted, by drafter and expected chance, the upper bound of a bin of "
         "0.1.",

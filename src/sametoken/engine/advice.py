@@ -5,13 +5,11 @@ Counts only; whoever owns the engine says it aloud.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 
 FEW, MANY = 24, 200  # first guesses after which none, or hardly any, being right is no accident
 NEAR_ZERO = 0.02
 WINDOW = 256  # forwards after which it is asked whether drafts are made
-PAUSES = ("gain",)  # reasons of `RequestedDraft` for which the controller leaves drafts out
 MOSTLY = 0.8  # share of them without a draft from which on they are not: probes go on
 UNUSED = 32  # requests that ended without using a draft that was loaded
 
@@ -60,24 +58,20 @@ class Pauses:
     """Notices that drafting stops and resumes; only the 1st, 2nd, 4th, 8th .. change is worth a line.
 
     Attributes:
-        reason: why hardly anything was drafted lately ("gain", see `RequestedDraft`), "" while
-            drafts are made.
+        paused: whether hardly anything was drafted lately because it was not expected to pay.
     """
 
     def __init__(self) -> None:
-        self.reason = ""
-        self._plain: Counter[str] = Counter()
-        self._forwards = self._changes = 0
+        self.paused = False
+        self._forwards = self._left_out = self._changes = 0
 
-    def saw_forward(self, reason: str) -> bool:
-        """A forward that might have drafted did (no reason) or did not; whether to say what changed."""
+    def saw_forward(self, left_out: bool) -> bool:
+        """After a forward that might have drafted, where drafts were left out or not; whether to say what changed."""
         self._forwards += 1
-        self._plain[reason] += reason in PAUSES
+        self._left_out += left_out
         if self._forwards < WINDOW:
             return False
-        stopped = self._plain.total() > MOSTLY * WINDOW
-        changed = stopped != bool(self.reason)
-        self.reason = max(self._plain, key=self._plain.__getitem__) if stopped else ""
-        self._forwards, self._changes = 0, self._changes + changed
-        self._plain.clear()
+        stopped = self._left_out > MOSTLY * WINDOW
+        changed, self.paused = stopped != self.paused, stopped
+        self._forwards, self._left_out, self._changes = 0, 0, self._changes + changed
         return changed and not self._changes & (self._changes - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sametoken.control.pace import LEAST, Pace
+from sametoken.engine.pace import LEAST, Pace
 
 
 def run(pace: Pace, steps: int, alone: float, token: float, progress: float = 1.0, waiting: bool = True) -> list[tuple]:
