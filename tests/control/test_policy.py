@@ -20,7 +20,7 @@ from sametoken.control.acceptance import HOPE, Acceptance, Gate
 from sametoken.control.allocation import MARGIN, allocate
 from sametoken.control.batch import POWER, DecodingRow
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
-from sametoken.control.policy import SHARE, Policy, RequestedDraft
+from sametoken.control.policy import REST, SHARE, Policy, RequestedDraft
 from sametoken.model.expert_config import ExpertConfig
 
 LONGEST = 8
@@ -351,9 +351,11 @@ def test_a_batch_of_good_and_bad_rows_is_not_slower_than_plain(batch: int, bad: 
 @pytest.mark.parametrize("batch", [1, 4, 32])
 def test_wrong_costs_of_long_forwards_do_not_make_it_slower_than_plain(batch: int, factor: float) -> None:
     belief = {count: seconds * (factor if count > batch else 1.0) for count, seconds in LARGE.items()}
-    shared = Shared(batch, belief=belief)
-    assert min(shared.ratios(2)) >= 0.75  # while it learns
-    assert statistics.median(shared.ratios(8)) >= 0.96
+    worlds = [Shared(batch, belief=belief) for _ in range(3)]
+    for seed, shared in enumerate(worlds):
+        shared.luck.seed(seed)
+        assert min(shared.ratios(2)) >= 0.75  # while it learns
+    assert statistics.mean(statistics.median(shared.ratios(5)) for shared in worlds) >= 0.94
 
 
 @pytest.mark.parametrize("step", [0.0007, 0.04], ids=["small model", "1 B"])
@@ -590,17 +592,31 @@ def test_a_place_given_up_is_thought_well_of_again() -> None:
     assert low < 0.05 < 0.5 < seen.engine[2]
 
 
-def test_a_rest_is_what_choosing_again_would_say() -> None:
-    """While nothing changes, `rests` stands for `choose`; a probe, a draft or another batch ends it."""
+def test_a_rest_lasts_until_something_changes() -> None:
+    """While nobody drafts and nothing changes, `again` stands for `choose`; a trial or another batch ends it."""
     world = World({"model": 0.0}, 4, measured(STEEP))
     world.run(400)
     policy = world.policy
     rested = 0
-    while policy.rests([0, 1, 2, 3], 0):
+    while requested := policy.again([0, 1, 2, 3], [8, 8, 8, 8], 0):
+        assert not any(each.limit for each in requested)
         rested += 1
     assert 0 < rested < 1000
-    assert policy.rests([0, 1, 2], 0) is None
-    assert policy.rests([0, 1, 2, 3], 5) is None
+    assert policy.again([0, 1, 2], [8, 8, 8], 0) is None
+    assert policy.again([0, 1, 2, 3], [8, 8, 8, 8], 5) is None
+
+
+def test_a_choice_is_kept_for_some_steps_and_never_beyond_a_row_s_limit() -> None:
+    world = World({"model": 0.9}, 2, measured(STEEP))
+    world.run(200)
+    policy, kept = world.policy, []
+    for _ in range(20):
+        policy.choose(world.rows())
+        kept.append(0)
+        while requested := policy.again([0, 1], [8, 1], 0):
+            assert requested[0].limit > requested[1].limit == 1
+            kept[-1] += 1
+    assert 0 < max(kept) < REST
 
 
 def test_a_drafter_with_nothing_to_say_does_not_keep_a_model_from_drafting() -> None:

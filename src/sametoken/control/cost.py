@@ -68,11 +68,17 @@ class Curve:
 
     def whole(self, counts: NDArray[np.int64]) -> Floats:
         """The same for whole numbers, by their work."""
-        most = int(counts[-1] if len(counts) else 0)
+        found: Floats = self._up_to(int(counts[-1] if len(counts) else 0))[counts]
+        return found
+
+    def at(self, count: int) -> float:
+        """The same for one whole number."""
+        return self._up_to(count).item(count)
+
+    def _up_to(self, most: int) -> Floats:
         if most >= len(self._table):
             self._table = self(np.array([self._work(count) for count in range(2 * most + 2)]))
-        found: Floats = self._table[counts]
-        return found
+        return self._table
 
 
 class Correction:
@@ -98,19 +104,28 @@ class Correction:
         found: Floats = np.interp(np.log2(1.0 + counts), self._places, self._rows[cell])
         return found
 
-    def learn(self, rows: int, count: float, error: float) -> bool:
+    def at(self, rows: int, count: int) -> float:
+        """The correction for one count."""
+        cell, at = _cell(rows), min(math.log2(1.0 + count), CELLS - 1.0)
+        low, part = int(at), at % 1.0
+        high = low + (part > 0.0)
+        if self._seen.item(cell, low) < 1.0 or self._seen.item(cell, high) < 1.0:
+            return self(rows, np.array([count])).item()
+        return (1.0 - part) * self._value.item(cell, low) + part * self._value.item(cell, high)
+
+    def learn(self, rows: int, count: int, error: float) -> bool:
         """Corrects the cells around for an error; whether they were known before.
 
         Nothing makes work faster than it is: by how much it is far too fast is corrected at once.
         """
         cell, at = _cell(rows), min(math.log2(1.0 + count), CELLS - 1.001)
         parts = ((int(at), 1.0 - at % 1.0), (int(at) + 1, at % 1.0))
-        known = all(self._seen[cell, place] >= KNOWN for place, part in parts if part > 0.1)
+        known = all(self._seen.item(cell, place) >= KNOWN for place, part in parts if part > 0.1)
         at_once = min(0.0, error + STRIDE)
         for place, part in parts:
-            seen = self._seen[cell, place]
+            seen = self._seen.item(cell, place)
             if not seen:  # begins where its neighbours let expect it
-                self._value[cell, place] = self(rows, np.array([2.0**place - 1.0]))[0]
+                self._value[cell, place] = self(rows, np.array([2.0**place - 1.0])).item()
             self._seen[cell, place] = min(KNOWN, seen + part)
             self._value[cell, place] += at_once + (error - at_once) * part * max(FOLLOW, 1.0 / (1.0 + seen))
         self._rows.clear()
@@ -137,7 +152,6 @@ class Costs:
         self._feed = dict(measured.feed)
         self._steps, self._drafts = Correction(), dict[str, Correction]()
         self._pace = 0.0  # logarithm of how much slower everything is than when it was measured
-        self._drafting = 0.0  # seconds of the step that runs, spent on drafts
 
     def steps(self, nodes: NDArray[np.int64], rows: int, beside: int, context: float) -> Floats:
         """Steps without their drafts: forwards of `rows` decoding rows after `context` tokens on average, of `beside`
@@ -150,42 +164,40 @@ class Costs:
     def drafts(self, method: str, active: Floats) -> Floats:
         """Guessing with so many rows at each level, [.., levels]; less than one is a chance that there is one."""
         rows, likely = active[..., 0], np.minimum(active, 1.0)
-        if method not in self._first:
-            self._first[method] = Curve({1: HOST_SECONDS, 2: 2 * HOST_SECONDS})
-            self._level[method] = Curve({1: 0.0})
-        first, level, correction = self._first[method], self._level[method], self._correction(method)
+        first, level, correction = self._of(method)
         seconds = first(rows) * likely[..., 0] + (level(active) * likely).sum(-1)
         most = int(rows.max(initial=1.0))
         found: Floats = seconds * np.exp(correction(most, (active > 0).sum(-1).astype(float)) + self._pace)
         return found
 
-    def _correction(self, method: str) -> Correction:
+    def _of(self, method: str) -> tuple[Curve, Curve, Correction]:
+        """What the first guess costs and what each level does, by rows, and their correction."""
         if method not in self._drafts:
             self._drafts[method] = Correction()
-        return self._drafts[method]
+            self._first.setdefault(method, Curve({1: HOST_SECONDS, 2: 2 * HOST_SECONDS}))
+            self._level.setdefault(method, Curve({1: 0.0}))
+        return self._first[method], self._level[method], self._drafts[method]
 
     def step(self, tokens: int, rows: int, context: float) -> float:
         """A step without its draft: `tokens` in the forward, `rows` decoding after `context` tokens on average."""
-        return float(self.steps(np.array([tokens - rows]), rows, 0, context)[0])
+        seconds = self._step.at(tokens) + (self._row + self._key * context) * rows
+        return seconds * math.exp(self._steps.at(rows, tokens - rows) + self._pace)
 
     def draft(self, method: str, rows: int, levels: int) -> float:
         """Guessing paths of `levels` tokens for `rows` rows."""
-        return float(self.drafts(method, np.full(levels, float(rows)))) if rows and levels else 0.0
+        if not rows or not levels:
+            return 0.0
+        first, level, correction = self._of(method)
+        return (first.at(rows) + levels * level.at(rows)) * math.exp(correction.at(rows, levels) + self._pace)
 
     def feed(self, method: str, tokens: int) -> float:
         """Reading `tokens` tokens before the first guess."""
         return self._feed.get(method, 0.0) * tokens
 
-    def saw_draft(self, method: str, rows: int, levels: int, seconds: float, reading: float = 0.0) -> None:
-        """In the step that runs, guessing took `seconds`, and before it reading what the drafter had not read yet."""
-        self._drafting += seconds + reading
+    def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
+        """Guessing paths of `levels` tokens for `rows` rows took `seconds`."""
         error = math.log(max(seconds, 1e-9) / self.draft(method, rows, levels))
-        self._correction(method).learn(rows, levels, min(STRIDE, error))
-
-    def drafted(self) -> float:
-        """Seconds of drafts since this was last asked, at the end of a step."""
-        seconds, self._drafting = self._drafting, 0.0
-        return seconds
+        self._drafts[method].learn(rows, levels, min(STRIDE, error))
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
         """A step of `rows` rows and so many draft tokens, without prompts, took `seconds` beside its drafts."""

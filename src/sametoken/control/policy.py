@@ -49,8 +49,6 @@ class _Plan:
         age: steps that it was kept for.
         cost: seconds expected, in plain steps; 0 where not known.
         rests: whether all rows might draft and nobody does.
-        trial: a step that would tell something new.
-        due: steps after which it may be made, such that no more than `SHARE` of the time is lost by it.
         weights, times: see `Worth`: by request, and by method; empty where nobody knows.
     """
 
@@ -59,18 +57,22 @@ class _Plan:
     age: int = 0
     cost: float = 0.0
     rests: bool = False
-    trial: list[RequestedDraft] = field(default_factory=list)
-    due: int = 0
     weights: dict[int, float] = field(default_factory=dict)
     times: dict[str, Time] = field(default_factory=dict)
 
 
 @dataclass
 class _Trials:
-    """Steps of batches of one size that are made to learn something: how many there were, and steps since."""
+    """Steps of batches of one size that are made to learn something.
+
+    Attributes:
+        count: how many there were. `since`: steps after the last one.
+        due: steps after which the next one may be worth its time.
+    """
 
     count: int = 0
     since: int = 0
+    due: int = FIRST
 
 
 class Policy:
@@ -105,6 +107,7 @@ class Policy:
         self._acceptance: dict[str, Acceptance] = {}
         self._confidence: dict[str, Confidence] = {}
         self.stoppable: dict[str, bool] = {}  # whether worth could end the last draft of a method
+        self._news: list[Callable[[], object]] = []  # what is to be learned before the next choice
         self._plan = _Plan()
         self._trials: dict[int, _Trials] = {}  # by the binary digits of the number of rows
         self.expected_cost = 0.0  # plain steps that the step chosen last should take; 0 where that is not known
@@ -122,6 +125,7 @@ class Policy:
 
     def chance(self, method: str) -> float:
         """That the first guess of a method comes true, over all requests."""
+        self._learn()
         return float(self._of(method).engine[1])
 
     def _of(self, method: str) -> Acceptance:
@@ -129,18 +133,37 @@ class Policy:
             self._acceptance[method] = Acceptance(self.longest)
         return self._acceptance[method]
 
+    # What was seen is learned together, right before the next choice: code and tables are in the processor's caches
+    # then, and not after a forward. A step of a small model is short.
+
     def learn(
         self, method: str, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int],
         accepted: Sequence[int],
     ) -> None:  # fmt: skip
         """Drafts of `method` were verified, see `Acceptance.learn`."""
-        self._of(method).learn(requests, asked, longest, accepted)
+        self._news.append(partial(self._of(method).learn, requests, asked, longest, accepted))
 
     def learn_shares(
         self, method: str, shares: Sequence[float], sampled: bool, accepted: int, seen: Reliability
     ) -> None:
         """A chain of `method`, which says how clearly each guess won its draw, was verified; see `Confidence.learn`."""
-        self._confidence.setdefault(method, Confidence()).learn(shares, sampled, accepted, seen)
+        confidence = self._confidence.setdefault(method, Confidence())
+        self._news.append(partial(confidence.learn, shares, sampled, accepted, seen))
+
+    def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
+        """See `Costs.saw_draft`."""
+        if self.costs is not None:
+            self._news.append(partial(self.costs.saw_draft, method, rows, levels, seconds))
+
+    def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
+        """See `Costs.saw_step`."""
+        if self.costs is not None:
+            self._news.append(partial(self.costs.saw_step, nodes, rows, context, seconds))
+
+    def _learn(self) -> None:
+        news, self._news = self._news, []
+        for learn in news:
+            learn()
 
     def worth(self, method: str, requests: Sequence[int], sampled: Sequence[bool]) -> Worth | None:
         """What guesses of `method` for these requests are worth in the step chosen last; None where nobody knows.
@@ -155,23 +178,28 @@ class Policy:
 
     def forget(self, request: int, methods: Sequence[str]) -> None:
         """The request ended."""
+        self._learn()
         for method in methods:
             self._of(method).forget(request)
 
-    def rests(self, ids: Sequence[int], beside: int) -> RequestedDraft | None:
-        """The draft of all these requests if they go on without drafts and nothing is new: counts the step if so.
-
-        A step of a small model is short; looking at every row again would be felt.
-        """
-        plan, trials, bound = self._plan, self._trials_of(len(ids)), 0 if self.gate.closed else self.bound(len(ids))
-        if not plan.rests or plan.key != (bound, beside > 0, tuple(ids)) or trials.since + 1 >= plan.due:
-            return None
-        trials.since += 1
-        self.expected_cost = 1.0
-        return NO_GAIN
-
     def _trials_of(self, rows: int) -> _Trials:
         return self._trials.setdefault(rows.bit_length(), _Trials())
+
+    def again(self, ids: Sequence[int], limits: Sequence[int], beside: int) -> list[RequestedDraft] | None:
+        """What `choose` would say for these requests, if that is what it said before; None where it has to be asked.
+
+        Args:
+            limits: longest path that is of use to each.
+        """
+        plan, trials, bound = self._plan, self._trials_of(len(ids)), 0 if self.gate.closed else self.bound(len(ids))
+        if plan.key != (bound, beside > 0, tuple(ids)) or trials.since + 1 >= trials.due:
+            return None
+        if plan.age + 1 >= REST and not plan.rests:
+            return None
+        plan.age += 1
+        trials.since += 1
+        self.expected_cost = plan.cost
+        return [_within(self._open(draft, bound), limit) for draft, limit in zip(plan.requested, limits, strict=True)]
 
     def choose(self, rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
         """One requested draft per row of the next step, which also reads `beside` prompt tokens."""
@@ -180,17 +208,25 @@ class Policy:
         free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and bound]
         if not free or self.costs is None:
             return [self._most(row, bound) for row in rows]
-        plan, trials, key = self._plan, self._trials_of(len(rows)), (bound, beside > 0, tuple(row.id for row in rows))
-        plan.age += 1
-        if plan.key != key or plan.age >= REST or len(free) < len(rows):
-            plan = self._plan = self._choose(rows, free, bound, beside, trials.count)
-            plan.key = key
+        ids, limits = [row.id for row in rows], [row.limit for row in rows]
+        again = self.again(ids, limits, beside)
+        if again is not None:
+            return again
+        self._learn()
+        trials = self._trials_of(len(rows))
+        self._plan, trial_of = self._choose(rows, free, bound, beside)
         trials.since += 1
-        if trials.since >= plan.due:
-            plan.age, trials.since, trials.count = REST, 0, trials.count + 1
-            return [_within(draft, row.limit) for draft, row in zip(plan.trial, rows, strict=True)]
+        if trials.since >= trials.due:
+            trial, due = trial_of(trials.count)
+            if trials.since >= due:
+                trials.since, trials.due, trials.count = 0, FIRST, trials.count + 1
+                return [_within(draft, limit) for draft, limit in zip(trial, limits, strict=True)]
+            trials.due = min(due, 2 * trials.since)
+        plan = self._plan
+        if len(free) == len(rows):
+            plan.key = (bound, beside > 0, tuple(ids))
         self.expected_cost = plan.cost
-        return [_within(self._open(draft, bound), row.limit) for draft, row in zip(plan.requested, rows, strict=True)]
+        return [_within(self._open(draft, bound), limit) for draft, limit in zip(plan.requested, limits, strict=True)]
 
     def _open(self, draft: RequestedDraft, bound: int) -> RequestedDraft:
         """A planned draft, with the longest path where what guesses are worth will end it."""
@@ -206,8 +242,10 @@ class Policy:
             return RequestedDraft(0, (), "threshold")
         return RequestedDraft(0, (), "batch" if row.limit else "end")
 
-    def _choose(self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, beside: int, trials: int) -> _Plan:
-        """The best drafts of the free rows beside those of the others."""
+    def _choose(
+        self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, beside: int
+    ) -> tuple[_Plan, Callable[[int], tuple[list[RequestedDraft], int]]]:
+        """The best drafts of the free rows beside those of the others, and what tells a trial, see `_try`."""
         assert self.costs is not None
         requested = [self._most(row, bound) for row in rows]
         for i in free:
@@ -228,16 +266,21 @@ class Policy:
         plan = _Plan(requested=requested, cost=0.0 if fixed else choice.seconds / batch.plain, rests=rests)
         if choice.lengths.any() and not fixed and batch.plain >= DEAR:
             plan.weights, plan.times = batch.worth(ways, choice)
-        self._try(plan, batch, ways, choice.wait, trials)
-        return plan
+        return plan, partial(self._try, requested, batch, ways, choice.wait)
 
-    def _try(self, plan: _Plan, batch: StepBatch, ways: Ways, least: float, count: int) -> None:
-        """Plans a step to learn from, in turns: plain, with longer and shorter paths, and with other drafters.
+    def _try(
+        self, planned: Sequence[RequestedDraft], batch: StepBatch, ways: Ways, least: float, count: int
+    ) -> tuple[list[RequestedDraft], int]:
+        """A step to learn from, in turns: plain, with longer and shorter paths, and with other drafters.
 
         Args:
             least: the wait for a token that the plan promises.
+            count: trials made so far.
+
+        Returns:
+            Its drafts, and after how many steps it may be made: no more than `SHARE` of the time is lost by it.
         """
-        rows, planned = batch.rows, plan.requested
+        rows = batch.rows
         on, off = ([i for i in batch.free if bool(planned[i].limit) == drafts] for drafts in (True, False))
         recall = dict.fromkeys(on, RECALL)
         longer = {i: planned[i]._replace(limit=min(2 * planned[i].limit, rows[i].limit, batch.longest)) for i in on}
@@ -254,14 +297,14 @@ class Policy:
                 kept.setdefault(method, np.ones(1 + batch.longest))
         new = [each for each in (recall, longer, shorter, others) if any(each[i] != planned[i] for i in each)]
         chosen = new[count % len(new)]
-        plan.trial = [chosen.get(i, draft) for i, draft in enumerate(planned)]
-        wait, seconds = batch.outcome(ways._replace(shares=shares, kept=kept), [draft.limit for draft in plan.trial])
+        trial = [chosen.get(i, draft) for i, draft in enumerate(planned)]
+        wait, seconds = batch.outcome(ways._replace(shares=shares, kept=kept), [draft.limit for draft in trial])
         if on:
-            plan.due = min(FIRST << min(count, 16), max(FIRST, int((wait / least - 1.0) / SHARE)))
-        else:  # whatever a guess is believed to cost, which may be wrong, it is tried before long
-            lost, debt = (each / (SHARE * batch.plain) for each in (seconds - batch.plain, debts))
-            plan.due = max(FIRST, int(min(lost, 8 * FIRST) + debt))
-            self.needed = (seconds / batch.plain - 1.0) * len(rows) / len(others)
+            return trial, min(FIRST << min(count, 16), max(FIRST, int((wait / least - 1.0) / SHARE)))
+        # Whatever a guess is believed to cost, which may be wrong, it is tried before long.
+        self.needed = (seconds / batch.plain - 1.0) * len(rows) / len(others)
+        lost, debt = (each / (SHARE * batch.plain) for each in (seconds - batch.plain, debts))
+        return trial, max(FIRST, int(min(lost, 8 * FIRST) + debt))
 
 
 def _within(draft: RequestedDraft, limit: int) -> RequestedDraft:

@@ -42,7 +42,8 @@ class Drafting:
     """
 
     def __init__(self, drafters: dict[str, Drafter], policy: Policy, rows: Rows, meter: Meter) -> None:
-        self.drafters, self.policy, self._seats, self._clock = drafters, policy, rows, meter.drafting
+        self.drafters, self.policy, self._seats = drafters, policy, rows
+        self._meter, self._clock = meter, meter.drafting
         self.taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
         self._advice, self.pauses = Advice(), Pauses()
         self._shares: dict[int, list[float]] = {}  # of this step's guesses, by the place of a decoding row
@@ -61,10 +62,9 @@ class Drafting:
         """How the decoding requests of the next step want to be drafted; it also reads `beside` prompt tokens."""
         if not pending:
             return []
-        rest = self.policy.rests([request.id for request in pending], beside)
-        if rest is not None:
-            return [rest] * len(pending)
-        return self.policy.choose([self._row(request) for request in pending], beside)
+        ids, limits = [request.id for request in pending], [request.draft_limit for request in pending]
+        again = self.policy.again(ids, limits, beside)
+        return self.policy.choose([self._row(request) for request in pending], beside) if again is None else again
 
     def _row(self, request: Request) -> DecodingRow:
         row, context, room = request.row, len(request.tokens) - 1, request.room
@@ -156,9 +156,8 @@ class Drafting:
         assert draft.tokens.shape[1] <= 1 + max(map(drafter.slots, limits)), f"{method} drafts more than it said"
         if drafter.worth is not None:
             self.policy.stoppable[method] = drafter.made is not None
-        if self.policy.costs is not None:
-            levels = max(limits if drafter.made is None else drafter.made)
-            self.policy.costs.saw_draft(method, len(rows), levels, clock.seconds, reading.seconds)
+        self._meter.asked_s += clock.seconds + reading.seconds
+        self.policy.saw_draft(method, len(rows), max(limits if drafter.made is None else drafter.made), clock.seconds)
         return draft
 
     def observe(self, done: Done) -> None:

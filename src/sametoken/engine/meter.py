@@ -62,19 +62,20 @@ class Meter:
 
     Attributes:
         drafting, verifying: clocks of the step that runs.
+        asked_s: seconds of this step in which drafters read and guessed; `drafting` has what is done around that too.
         preemptions, draft_len: see `EngineLoad`. `totals`: seconds of all steps.
     """
 
     def __init__(self, pace: Pace, policy: Policy) -> None:
         self._pace, self._policy = pace, policy
-        self.drafting, self.verifying = Clock(), Clock()
+        self.drafting, self.verifying, self.asked_s = Clock(), Clock(), 0.0
         self.preemptions = self.draft_len = 0
         self.totals = Timings(0.0, 0.0, 0.0)
         self._begin = 0.0
 
     def begin(self) -> None:
         """A step begins."""
-        self.drafting.seconds = self.verifying.seconds = 0.0
+        self.drafting.seconds = self.verifying.seconds = self.asked_s = 0.0
         self._begin = time.perf_counter()
 
     def report(self, done: Done, emissions: list[Emission]) -> StepReport:
@@ -98,8 +99,6 @@ class Meter:
         plan, rows = done.plan, len(done.plan.decode)
         progress = sum(row.accepted + 1 for row in done.rows[:rows]) / rows
         self._pace.saw(sum(len(piece.tokens) for piece in plan.prefill), seconds, progress)
-        costs = self._policy.costs
-        own = seconds - (costs.drafted() if costs is not None else 0.0)
-        if costs is not None and done.tokens and not plan.prefill:
+        if done.tokens and not plan.prefill:
             context = sum(item.start for item in plan.decode) / rows
-            costs.saw_step(done.tokens - rows, rows, context, own)
+            self._policy.saw_step(done.tokens - rows, rows, context, seconds - self.asked_s)
