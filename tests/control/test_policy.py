@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 from sametoken.control import allocation
-from sametoken.control.acceptance import HOPE, Acceptance, Gate
+from sametoken.control.acceptance import HOPE, Acceptance, Gate, Overlap, united
 from sametoken.control.allocation import MARGIN, allocate
 from sametoken.control.batch import POWER, DecodingRow
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
@@ -46,6 +46,8 @@ class World:
     """Rows whose guesses come true by chance, and a clock that only knows the true costs.
 
     `chances` per method: that a guess comes true if those before did; `offers`: that the method has a guess at all.
+    `relation` of methods: "alone" (luck of its own), "together" (right at the same places) or "apart" (the model is
+    right where the others are not, as far as chances allow).
     """
 
     chances: dict[str, float]
@@ -59,6 +61,7 @@ class World:
     belief: Measured | None = None  # what the policy was told of the costs, if not the truth
     work: Callable[[float], float] = float  # what it was told of how they grow
     least: int = 2  # tokens of a forward
+    relation: str = "alone"
 
     def __post_init__(self) -> None:
         self.luck = random.Random(0)
@@ -79,16 +82,24 @@ class World:
         requested = self.policy.choose(self.rows())
         nodes, drafting = 0, dict.fromkeys(self.methods, 0)
         for row, each in enumerate(requested):
-            for method in each.methods:
-                drafting[method] += 1
-                offered = self.luck.random() < self.offers.get(method, 1.0)
-                made = each.limit if offered else 0
-                accepted = next((i for i in range(made) if self.luck.random() >= self.chances[method]), made)
-                self.policy.learn(method, [row], [each.limit], [made], [accepted])
-                self.tokens += accepted
-                nodes += slots(method, made)
-                if offered:
+            united: dict[str, int] = {}  # accepted guesses by method
+            common = [self.luck.random() for _ in range(LONGEST)]
+            offered = False
+            for method in sorted(each.methods, key=runs_model):
+                if runs_model(method) and offered and not each.joined:
                     break
+                drafting[method] += 1
+                made = each.limit if self.luck.random() < self.offers.get(method, 1.0) else 0
+                draws = common if self.relation != "alone" else [self.luck.random() for _ in common]
+                if self.relation == "apart" and runs_model(method):
+                    draws = [1.0 - draw for draw in draws]
+                accepted = next((i for i in range(made) if draws[i] >= self.chances[method]), made)
+                self.policy.learn(method, [row], [each.limit], [made], [accepted])
+                united[method], offered = accepted, offered or made > 0
+                nodes += slots(method, made)
+            if len(united) > 1 and (each.joined or not any(map(runs_model, united))):
+                self.policy.learn_overlap(list(united), list(united.values()))
+            self.tokens += max(united.values(), default=0)
         limit = max(each.limit for each in requested)
         size = max(self.least, self.batch + nodes)
         seconds = self.truth.step(size, self.batch, 100)
@@ -396,6 +407,92 @@ def test_a_model_that_does_not_pay_gives_way_to_the_copy() -> None:
     world.__post_init__()
     world.run(400)
     assert [each.methods for each in world.used[-40:]].count(("host",)) >= 34
+
+
+@pytest.mark.parametrize("relation", ["alone", "apart"])
+def test_halves_that_are_right_at_different_places_are_joined(relation: str) -> None:
+    """Where nodes and the model are cheap, the union of two is faster than asking one after the other."""
+
+    def world(methods: tuple[str, ...]) -> World:
+        return World({"model": 0.5, "host": 0.5}, 1, measured(draft=0.02), methods=methods, relation=relation)
+
+    joined = world(("model", "host"))
+    joined.run(300)
+    assert [each.joined for each in joined.used[-40:]].count(True) >= 34
+    worlds = [joined, *map(world, (("model",), ("host",)))]
+    for each in worlds[1:]:
+        each.run(300)
+    for each in worlds:
+        each.tokens = each.seconds = 0.0
+        each.run(500)
+    assert joined.speed_up > 1.1 * max(each.speed_up for each in worlds[1:])
+
+
+def test_drafters_that_are_right_at_the_same_places_are_not_joined() -> None:
+    world = World({"model": 0.7, "host": 0.7}, 1, measured(draft=0.02), methods=("model", "host"), relation="together")
+    world.run(300)
+    world.used.clear()
+    world.run(200)
+    assert sum(each.joined for each in world.used) <= 20
+    alone = World({"host": 0.7}, 1, methods=("host",))
+    for each in (world, alone):
+        each.tokens = each.seconds = 0.0
+        each.run(500)
+    assert world.speed_up > 0.97 * alone.speed_up
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_dear_model_does_not_join_a_copy_that_is_nearly_always_right(batch: int) -> None:
+    world = World(
+        {"model": 0.8, "host": 0.95}, batch, measured(draft=0.3), offers={"host": 0.95}, methods=("model", "host")
+    )
+    world.run(300)
+    world.used.clear()
+    world.run(200)
+    assert sum(each.joined for each in world.used) <= 0.1 * len(world.used)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_nodes_that_are_dear_are_not_joined(batch: int) -> None:
+    world = World({"model": 0.7, "host": 0.3}, batch, measured(STEEP, draft=0.01), methods=("model", "host"))
+    world.run(300)
+    world.used.clear()
+    world.run(200)
+    assert sum(each.joined for each in world.used) <= 0.1 * len(world.used)
+
+
+def test_two_copies_are_united_where_that_pays() -> None:
+    chances, methods = {"host": 0.6, "other": 0.6}, ("host", "other")
+    for relation, expected in (("alone", True), ("together", False)):
+        world = World(chances, 1, methods=methods, relation=relation)
+        world.run(300)
+        both = sum(set(each.methods) == set(methods) for each in world.used[-80:])
+        assert both >= 60 if expected else both <= 20
+
+
+@given(data=st.data(), drafters=st.integers(1, 4), spread=st.floats(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_a_union_holds_what_its_best_part_holds_and_at_most_all(
+    data: st.DataObject, drafters: int, spread: float
+) -> None:
+    row = st.lists(st.floats(0, 1), min_size=LONGEST, max_size=LONGEST)
+    parts = np.cumprod(np.array(data.draw(st.lists(row, min_size=drafters, max_size=drafters))), axis=1)
+    found = united(parts, spread)
+    assert (found >= parts.max(axis=0) - 1e-9).all()
+    assert (found <= np.minimum(1.0, parts.sum(axis=0)) + 1e-9).all()
+    assert united(parts, 1.0) == pytest.approx(1.0 - np.prod(1.0 - parts, axis=0), abs=1e-9)
+
+
+def test_an_overlap_is_learned() -> None:
+    """0 for drafters that are right together, 1 for independent ones, 2 for two halves that complete each other."""
+    luck = random.Random(0)
+    for wanted, second in ((0.0, lambda x: x), (1.0, lambda x: luck.random()), (2.0, lambda x: 1.0 - x)):
+        overlap = Overlap(2, 1)
+        assert overlap.spread == 1.0
+        for _ in range(400):
+            draw = luck.random()
+            overlap.learn([int(draw < 0.5), int(second(draw) < 0.5)])
+        assert overlap.spread == pytest.approx(wanted, abs=0.35)
 
 
 def test_a_copy_that_is_never_there_costs_nothing() -> None:

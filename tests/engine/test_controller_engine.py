@@ -48,7 +48,7 @@ def sampling(temperature: float, seed: int = 0, tokens: int = 24, **speculative:
 
 
 def capricious(llm: LLM, seed: int = 0) -> list[list[RequestedDraft]]:
-    """Lets chance choose method and length of every row in every step, and long pauses; returns what it chose."""
+    """Lets chance choose methods, joined or not, and length of every row in every step; returns what it chose."""
     luck, chosen = random.Random(seed), []
 
     def choose(rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
@@ -57,7 +57,7 @@ def capricious(llm: LLM, seed: int = 0) -> list[list[RequestedDraft]]:
             pause = (len(chosen) // 7) % 3 == 0 or luck.random() < 0.3
             limit = 0 if pause else luck.randint(0, row.limit)
             methods = tuple(luck.sample(row.methods, luck.randint(1, len(row.methods)))) if limit else ()
-            requested.append(RequestedDraft(limit, methods, "" if limit else "gain"))
+            requested.append(RequestedDraft(limit, methods, "" if limit else "gain", joined=luck.random() < 0.5))
         chosen.append(requested)
         return requested
 

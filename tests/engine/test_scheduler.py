@@ -56,7 +56,7 @@ class Drafts:
     def choose(self, pending: Sequence[Request], beside: int) -> list[RequestedDraft]:
         return [RequestedDraft(r.draft_limit, r.methods, "" if r.draft_limit else "end") for r in pending]
 
-    def slots(self, methods: Sequence[str], limit: int) -> int:
+    def slots(self, methods: Sequence[str], limit: int, joined: bool = False) -> int:
         return min(NODES, self.per_token * limit) if methods else 0
 
     def draft_cached(self, request: Request, *, catch_up: bool = False) -> int:
@@ -73,7 +73,7 @@ def scheduler(pages: int = PAGES, *, budget: int = BUDGET, rows: int = ROWS, per
 def execute(planner: Scheduler, plan: Plan, rows: dict[int, Request], accept: int = 0, token: int = 1) -> list[Request]:
     """What an engine would do with a plan: compute, emit, advance, return who ended."""
     results = []
-    for row, limit, _, _, start in plan.decode:
+    for row, limit, _, _, start, _ in plan.decode:
         accepted, pending = min(accept, limit), rows[row].tokens[-1]
         emission = rows[row].emit([token] * (accepted + 1), accepted, list(range(1, limit + 1)), [])
         committed = [pending, *[token] * min(accepted, len(emission.token_ids))]
@@ -176,7 +176,7 @@ class Serving(RuleBasedStateMachine):
         assert not plan.decode or computed <= MIXED
         pending = {row for row, each in self.rows.items() if each.remaining == 1}
         assert pending <= set(used), "a running stream emits in every step"
-        for row, limit, methods, reason, start in plan.decode:
+        for row, limit, methods, reason, start, _ in plan.decode:
             assert start == self.rows[row].committed
             assert bool(limit) == bool(methods) == (not reason)
             assert self.rows[row].remaining == 1

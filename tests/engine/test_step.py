@@ -128,7 +128,7 @@ def test_a_report_divides_the_time_and_names_the_makers(models: Pair, kind: str)
     for report in reports:
         assert len(report.makers) == len(report.plan.decode)
         for item, maker in zip(report.plan.decode, report.makers, strict=True):
-            assert maker == ("draft_target" if item.limit else None)
+            assert maker == (("draft_target",) if item.limit else ())
     made = sum(bool(maker) for report in reports for maker in report.makers)
     assert made == sum(sum(request.stats.drafted_by.values()) for request in requests) > 0
 

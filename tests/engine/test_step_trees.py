@@ -47,6 +47,7 @@ def test_what_was_accepted_is_what_came_out(llm: LLM, temperature: float) -> Non
     assert sum(len(step.token_ids) for step in found.steps) == found.speculation.drafted
     assert found.steps[0] == StepTree()  # the forward that read the prompt
     assert sum(sum(step.accepted) for step in found.steps) == found.speculation.accepted > 0
+    assert all(step.drafters == ((step.drafter,),) * len(step.token_ids) for step in found.steps)
     for step, place in emitted(found):
         last = -1
         for at in (at for at, accepted in enumerate(step.accepted) if accepted):
@@ -84,6 +85,6 @@ def test_nothing_is_kept_by_default_and_no_token_depends_on_it(llm: LLM) -> None
     assert "steps" not in usual.to_json()
     assert usual.token_ids == asked.token_ids
     assert asked.to_json()["steps"][0] == {
-        "drafter": None, "token_ids": [], "parents": [], "probabilities": [], "accepted": [],
+        "drafter": None, "token_ids": [], "parents": [], "probabilities": [], "accepted": [], "drafters": [],
     }  # fmt: skip
     assert {step["drafter"] for step in asked.to_json()["steps"][1:]} <= {"draft_target", None}

@@ -269,9 +269,10 @@ def test_steps_are_reported_to_who_asks_for_them(served: Running) -> None:
     parts = [json.loads(line.removeprefix("data: "))["choices"][0]["speculative"] for line in lines]
     assert [step for part in parts for step in part["steps"]] == whole["steps"]
     assert len(whole["steps"]) == whole["stats"]["target_forwards"]
-    keys = {"drafter", "token_ids", "tokens", "parents", "probabilities", "accepted"}
+    keys = {"drafter", "token_ids", "tokens", "parents", "probabilities", "accepted", "drafters"}
     assert all(step.keys() == keys for step in whole["steps"])
     guesses = [step for step in whole["steps"] if step["drafter"] == "draft_target"]
+    assert all(step["drafters"] == [["draft_target"]] * len(step["tokens"]) for step in guesses)
     assert sum(len(step["tokens"]) for step in guesses) == whole["stats"]["drafted"] > 0
     assert all(0 <= probability <= 1 for step in guesses for probability in step["probabilities"])
     asked["speculative"] = {"adaptive": False, "report": True}

@@ -117,6 +117,48 @@ def _counted(longest: int, asked: int, made: int, accepted: int) -> Floats:
     return np.array([tried, right, places <= asked, (places <= made) & (made > 0)], dtype=float)
 
 
+class Overlap:
+    """Whether several drafters come true at the same places.
+
+    Args:
+        drafters: how many.
+        longest: L.
+    """
+
+    def __init__(self, drafters: int, longest: int) -> None:
+        self._drafts = 0.0
+        self._held = np.zeros((drafters + 1, 1 + longest))  # drafts that held the target's path; in the end all united
+        self._spread: float | None = None
+
+    def learn(self, accepted: Sequence[int]) -> None:
+        """Guesses of all of them about one place were verified; `accepted` of each came true."""
+        fade = 1.0 - 1.0 / MEMORY
+        self._drafts, self._spread = fade * self._drafts + 1.0, None
+        self._held *= fade
+        for held, count in zip(self._held, [*accepted, max(accepted)], strict=True):
+            held[1 : count + 1] += 1.0
+
+    @property
+    def spread(self) -> float:
+        """What a union holds beyond the best drafter, over what it would if they were right independently: 0 where
+        all are right at the same places, more than 1 where one is right where others are wrong.
+        """
+        if self._spread is None:
+            chances = self._held / max(1.0, self._drafts)
+            best, independent = chances[:-1].max(axis=0), 1.0 - np.prod(1.0 - chances[:-1], axis=0)
+            more, expected = (float(self._drafts * (each - best).sum()) for each in (chances[-1], independent))
+            self._spread = (more + ENGINE_STRENGTH) / (expected + ENGINE_STRENGTH)
+        return self._spread
+
+
+def united(chances: Floats, spread: float) -> Floats:
+    """[.., 1 + L] the chances that a union holds a path, from those of each drafter, [drafters, .., 1 + L]."""
+    best = chances.max(axis=0)
+    learned = best + spread * (1.0 - np.prod(1.0 - chances, axis=0) - best)
+    found: Floats = np.minimum(learned, np.minimum(1.0, chances.sum(axis=0)))
+    return found
+
+
 class Gate:
     """Ends speculation for good when finished requests accepted too little (TensorRT-LLM's `acceptance_window`).
 

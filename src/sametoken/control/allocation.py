@@ -13,10 +13,9 @@ from collections.abc import Callable
 import numpy as np
 
 from sametoken.control.acceptance import Floats
-from sametoken.control.batch import POWER, ChosenLengths, Whole
+from sametoken.control.batch import LEAST, POWER, ChosenLengths, Whole
 
 MARGIN = 0.03  # by how much drafts of many rows must promise to be faster: rows that seem alike differ
-LEAST = 0.02  # of the time of its row's tokens that a guess must save to stand in the list
 
 
 def allocate(gains: Floats, price: Callable[[Whole, Whole], Floats]) -> ChosenLengths:

@@ -6,17 +6,20 @@ Arithmetic on counts and seconds. Legend: R rows, L longest path, K guesses of a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sametoken.control.acceptance import Acceptance, Floats
+from sametoken.control.acceptance import Acceptance, Floats, united
 from sametoken.control.cost import Costs
 from sametoken.control.worth import Time
 
 Whole = NDArray[np.int64]
 POWER = 2.0  # of the mean over rows of the time of a token: 1 is their average, more heeds the slowest rows more
+
+LEAST = 0.02  # of the time of its row's tokens that a guess must save to be made, and a further drafter to be asked
 
 
 class DecodingRow(NamedTuple):
@@ -45,13 +48,15 @@ class Ways(NamedTuple):
     """How each row drafts if it does.
 
     Attributes:
-        methods: [R] what it asks, in order.
+        methods, joined: [R] whom it asks, see `RequestedDraft`. `parts`: [R] of how many of them nodes are verified.
         gains: [R, L] guesses expected to come true with paths of 1, 2, .. tokens; beyond a row's longest no more.
         shares: by method, how often each row asks it, [R].
         kept: by method, how often a guess that may be made at each place is verified, [1 + L], the first always.
     """
 
     methods: Sequence[tuple[str, ...]]
+    joined: Sequence[bool]
+    parts: Whole
     gains: Floats
     shares: Mapping[str, Floats]
     kept: Mapping[str, Floats]
@@ -111,7 +116,7 @@ class StepBatch:
             active[1:] = np.cumsum((place[:, None] == levels) * made[:, None], axis=0)
             drafts += self._costs.drafts(method, active)
         if not self._ragged:
-            nodes[1:] = self._nodes[np.maximum.accumulate(place) + 1] * len(self.rows)
+            nodes[1:] = np.maximum.accumulate(ways.parts[row] * self._nodes[place + 1]) * len(self.rows)
         seconds: Floats = drafts + self._steps(np.rint(nodes).astype(np.int64))
         return seconds
 
@@ -152,40 +157,92 @@ class StepBatch:
         """Seconds to read what a row's draft model has yet to read."""
         return self._costs.feed(method, self.rows[i].backlog)
 
-    def ways(self, methods: Mapping[str, Acceptance], runs_model: Callable[[str], bool]) -> Ways:
-        """The best way of each row to draft: with one of these methods, or with one on the host and else a model."""
-        count, models = len(self.rows), [method for method in methods if runs_model(method)]
-        gains, offers = np.zeros((2, len(methods), count, self.longest))
-        offers = offers[:, :, :1]
-        names = list(methods)
+    def ways(
+        self, methods: Mapping[str, Acceptance], runs_model: Callable[[str], bool],
+        spread: Callable[[Sequence[str]], float],
+    ) -> Ways:  # fmt: skip
+        """The best way of each row to draft: any of these methods on the host, and a model beside or instead of them.
+
+        Args:
+            spread: of methods whose guesses are united, see `Overlap`.
+        """
+        names, count = list(methods), len(self.rows)
+        holds = np.zeros((len(names), count, 1 + self.longest))  # chances: a draft is there, it holds 1, 2, .. tokens
         for n, (method, acceptance) in enumerate(methods.items()):
             having = [i for i in self.free if method in self.rows[i].methods]
-            chances = acceptance.chances([self.rows[i].id for i in having])
-            gains[n, having] = np.cumsum(np.cumprod(chances[:, 1 : self.longest + 1], axis=1), axis=1)
-            offers[n, having] = self._left(method, having) if method in models else chances[:, :1]
-        hosts = [n for n, name in enumerate(names) if name not in models]
-        ways = [(h, m) for h in hosts for m in range(len(names)) if m not in hosts] + [(n,) for n in range(len(names))]
-        each = np.stack([
-            offers[way[0]] * gains[way[0]]
-            + (1.0 - offers[way[0]]) * (offers[way[1]] * gains[way[1]] if len(way) > 1 else 0.0)
-            - (offers[way, :] == 0.0).any(0)
-            for way in ways
-        ])  # fmt: skip
-        best = np.argmax(each[:, :, -1], axis=0)
-        shares = {method: np.zeros(count) for method in methods}
-        for n, way in enumerate(ways):
-            shares[names[way[0]]] += best == n
-            if len(way) > 1:
-                shares[names[way[1]]] += (best == n) * (1.0 - offers[way[0], :, 0])
-        found = np.concatenate([np.zeros((count, 1)), each[best, np.arange(count)]], axis=1)
+            chances = acceptance.chances([self.rows[i].id for i in having])[:, : self.longest + 1]
+            if runs_model(method):
+                chances[:, :1] = self._left(method, having)
+            holds[n, having] = np.cumprod(chances, axis=1)
+        ways, found = _ways([n for n in range(len(names)) if not runs_model(names[n])], len(names)), []
+        asks = np.zeros((len(ways), len(names), count))  # how often each row asks each method
+        for way, ask in zip(ways, asks, strict=True):
+            ask[[*way.hosts, *way.model]] = 1.0
+            first = [*way.hosts, *(way.model if way.joined or not way.hosts else ())]
+            held = holds[first[0]] if len(first) == 1 else united(holds[first], spread([names[n] for n in first]))
+            if len(first) < len(way.hosts) + len(way.model):
+                ask[way.model] = 1.0 - held[:, 0]
+                held = held + (1.0 - held[:, :1]) * holds[way.model[0]]
+            found.append(held[:, 1:])
         last = np.minimum(np.arange(1, self.longest + 1), self._limits[:, None])
-        asked = [tuple(names[m] for m in ways[n]) for n in best]
-        found = np.maximum(0.0, found)
+        gains = np.maximum(0.0, np.take_along_axis(np.cumsum(found, axis=2), last[None] - 1, axis=2))
+        gains[:, self._limits == 0] = 0.0
         kept = {method: np.append(1.0, acceptance.kept[1:]) for method, acceptance in methods.items()}
-        return Ways(asked, np.take_along_axis(found, last, axis=1), shares, kept)
+        best = np.zeros(count, dtype=np.int64)
+        if len(ways) > 1:
+            lacks = np.einsum("wnr,nr->wr", asks > 0.0, holds[:, :, 0] == 0.0) > 0.0
+            margin = 1.0 + LEAST * (asks > 0.0).any(axis=2).sum(axis=1, keepdims=True)
+            best = np.argmin(self._waits(gains, asks, kept) * np.where(lacks, np.inf, margin), axis=0)
+        chosen, row = [ways[n] for n in best.tolist()], np.arange(count)
+        return Ways(
+            [tuple(names[n] for n in [*way.hosts, *way.model]) for way in chosen],
+            [way.joined for way in chosen],
+            np.array([way.parts for way in chosen]),
+            gains[best, row],
+            {method: asks[best, n, row] for n, method in enumerate(names)},
+            kept,
+        )
+
+    def _waits(self, gains: Floats, asks: Floats, kept: Mapping[str, Floats]) -> Floats:
+        """[ways, R] the least wait for a token if all rows were like this one, over the lengths of its paths."""
+        count = len(self.rows)
+        more = np.diff(self._nodes)
+        nodes = np.array([np.cumsum(each[1 : self.longest + 1] * more) for each in kept.values()])
+        levels = count * np.tri(self.longest)
+        drafts = np.array([self._costs.drafts(method, levels) for method in kept])
+        all_nodes = np.rint(count * np.einsum("wnr,nl->wrl", asks, nodes)).astype(np.int64)
+        steps = self._steps(np.arange(int(all_nodes.max()) + 1))[all_nodes]
+        waits: Floats = ((steps + np.einsum("wnr,nl->wrl", asks, drafts)) / (1.0 + gains)).min(axis=2)
+        return waits
 
     def _left(self, method: str, places: Sequence[int]) -> Floats:
         """[.., 1] the share of their gains that is left to rows after reading what their model has yet to read."""
         token = self.plain / len(self.rows)
         debts = [self.debt(method, i) / token / max(1, self.rows[i].room) for i in places]
         return 1.0 / (1.0 + np.array(debts, ndmin=2).T)
+
+
+class _Way(NamedTuple):
+    """Places of the methods that a row asks; `model` is one or none of them."""
+
+    hosts: list[int]
+    model: list[int]
+    joined: bool
+
+    @property
+    def parts(self) -> int:
+        """Methods of which the nodes are verified in one step, at most."""
+        return len(self.hosts) + len(self.model) if self.joined else max(len(self.hosts), len(self.model))
+
+
+def _ways(hosts: Sequence[int], count: int) -> list[_Way]:
+    """All ways to ask some of `count` methods."""
+    models = [[], *([n] for n in range(count) if n not in hosts)]
+    groups = [list(group) for size in range(len(hosts) + 1) for group in combinations(hosts, size)]
+    return [
+        _Way(group, model, joined)
+        for group in groups
+        for model in models
+        for joined in ((False, True) if group and model else (False,))
+        if group or model
+    ]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sametoken.control.acceptance import Acceptance, Gate
+from sametoken.control.acceptance import Acceptance, Gate, Overlap
 from sametoken.control.allocation import allocate
 from sametoken.control.batch import DecodingRow, StepBatch, Ways
 from sametoken.control.confidence import Confidence, Reliability
@@ -27,7 +27,10 @@ REST = 8  # steps that a choice is kept for while the batch stays the same
 
 
 class RequestedDraft(NamedTuple):
-    """A draft of at most `limit` tokens on a path by the first of `methods` that has one; why not, if there is none.
+    """A draft of at most `limit` tokens on a path; why not, if there is none.
+
+    Those of `methods` that guess on the host are all asked, and their guesses united. A model is asked if they have
+    none, or, where the draft is `joined`, always.
 
     Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small,
     "recall" of what a step without drafts costs.
@@ -36,6 +39,7 @@ class RequestedDraft(NamedTuple):
     limit: int
     methods: tuple[str, ...]
     reason: str = ""
+    joined: bool = False
 
 
 NO_GAIN, RECALL = RequestedDraft(0, (), "gain"), RequestedDraft(0, (), "recall")
@@ -105,6 +109,7 @@ class Policy:
         if schedule is not None:
             self._schedule = sorted((size, min(length, max_draft_len)) for size, length in schedule.items())
         self._acceptance: dict[str, Acceptance] = {}
+        self._overlaps: dict[frozenset[str], Overlap] = {}
         self._confidence: dict[str, Confidence] = {}
         self.stoppable: dict[str, bool] = {}  # whether worth could end the last draft of a method
         self._news: list[Callable[[], object]] = []  # what is to be learned before the next choice
@@ -142,6 +147,24 @@ class Policy:
     ) -> None:  # fmt: skip
         """Drafts of `method` were verified, see `Acceptance.learn`."""
         self._news.append(partial(self._of(method).learn, requests, asked, longest, accepted))
+
+    def learn_overlap(self, methods: Sequence[str], accepted: Sequence[int]) -> None:
+        """Guesses of several methods about one place were verified, of which so many of each came true."""
+        each = sorted(zip(methods, accepted, strict=True))
+        self._news.append(partial(self._overlap(methods).learn, [count for _, count in each]))
+
+    def _overlap(self, methods: Sequence[str]) -> Overlap:
+        key = frozenset(methods)
+        if key not in self._overlaps:
+            self._overlaps[key] = Overlap(len(key), self.longest)
+        return self._overlaps[key]
+
+    def nodes(self, methods: Sequence[str], limit: int, joined: bool) -> int:
+        """Most nodes of a draft, see `RequestedDraft`."""
+        each = [(self._runs_model(method), self._slots(method, limit)) for method in methods]
+        host = sum(slots for model, slots in each if not model)
+        models = [slots for model, slots in each if model]
+        return host + sum(models) if joined else max([host, *models])
 
     def learn_shares(
         self, method: str, shares: Sequence[float], sampled: bool, accepted: int, seen: Reliability
@@ -250,23 +273,27 @@ class Policy:
         requested = [self._most(row, bound) for row in rows]
         for i in free:
             requested[i] = NO_GAIN
-        fixed = sum(max((self._slots(m, draft.limit) for m in draft.methods), default=0) for draft in requested)
+        fixed = sum(self.nodes(draft.methods, draft.limit, draft.joined) for draft in requested)
         asked = sorted({method for i in free for method in rows[i].methods})
         slots = [max(self._slots(method, length) for method in asked) for length in range(bound + 1)]
         batch = StepBatch(rows, free, beside + fixed, slots, self.costs, self._ragged)
         found = []
         for with_model in {self._runs_model(method) for method in asked}:
             usable = {method: self._of(method) for method in asked if with_model or not self._runs_model(method)}
-            ways = batch.ways(usable, self._runs_model)
+            ways = batch.ways(usable, self._runs_model, lambda methods: self._overlap(methods).spread)
             found.append((allocate(ways.gains, partial(batch.prices, ways)), ways))
         choice, ways = min(found, key=lambda each: each[0].wait)
         for i in np.flatnonzero(choice.lengths).tolist():
-            requested[i] = RequestedDraft(int(choice.lengths[i]), ways.methods[i])
+            requested[i] = RequestedDraft(int(choice.lengths[i]), ways.methods[i], joined=ways.joined[i])
         rests = len(free) == len(rows) and not choice.lengths.any()
         plan = _Plan(requested=requested, cost=0.0 if fixed else choice.seconds / batch.plain, rests=rests)
         if choice.lengths.any() and not fixed and batch.plain >= DEAR:
             plan.weights, plan.times = batch.worth(ways, choice)
         return plan, partial(self._try, requested, batch, ways, choice.wait)
+
+    def _mixed(self, methods: Sequence[str]) -> bool:
+        """Whether some of them run a model and some do not."""
+        return len({self._runs_model(method) for method in methods}) == 2
 
     def _try(
         self, planned: Sequence[RequestedDraft], batch: StepBatch, ways: Ways, least: float, count: int
@@ -285,7 +312,7 @@ class Policy:
         recall = dict.fromkeys(on, RECALL)
         longer = {i: planned[i]._replace(limit=min(2 * planned[i].limit, rows[i].limit, batch.longest)) for i in on}
         shorter = {i: planned[i]._replace(limit=(planned[i].limit + 1) // 2) for i in on}
-        others = {i: planned[i]._replace(methods=tuple(sorted(rows[i].methods, key=self._runs_model))) for i in on}
+        others = {i: planned[i]._replace(methods=rows[i].methods, joined=self._mixed(rows[i].methods)) for i in on}
         shares, debts = {method: share.copy() for method, share in ways.shares.items()}, 0.0
         kept = dict(ways.kept)
         for i in sorted(off, key=lambda i: rows[i].backlog):
@@ -297,6 +324,10 @@ class Policy:
                 kept.setdefault(method, np.ones(1 + batch.longest))
         new = [each for each in (recall, longer, shorter, others) if any(each[i] != planned[i] for i in each)]
         chosen = new[count % len(new)]
+        for place in on if chosen is others else ():
+            for method in rows[place].methods:
+                shares.setdefault(method, np.zeros(len(rows)))[place] = 1.0
+                kept.setdefault(method, np.ones(1 + batch.longest))
         trial = [chosen.get(i, draft) for i, draft in enumerate(planned)]
         wait, seconds = batch.outcome(ways._replace(shares=shares, kept=kept), [draft.limit for draft in trial])
         if on:

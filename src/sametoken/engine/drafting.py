@@ -15,14 +15,16 @@ from torch import Tensor
 from sametoken.control.batch import DecodingRow
 from sametoken.control.policy import Policy, RequestedDraft
 from sametoken.drafters.base import Drafter
+from sametoken.drafters.padded import Guess, padded
 from sametoken.engine.advice import Advice, Pauses
 from sametoken.engine.meter import Clock, Meter
 from sametoken.engine.plan import Decode, Plan
-from sametoken.engine.report import Done, Proposal, RowResult
+from sametoken.engine.report import Done, Makers, Proposal, RowResult
 from sametoken.engine.request import Request
 from sametoken.engine.rows import Rows
 from sametoken.engine.runner import merge, roots
 from sametoken.speculation.draft import PADDING, Draft
+from sametoken.speculation.union import Union, union
 
 LOG = logging.getLogger("sametoken")
 
@@ -74,9 +76,13 @@ class Drafting:
         limit = request.draft_limit
         return DecodingRow(request.id, request.methods, limit, request.adaptive, context, backlog, room)
 
-    def slots(self, methods: Sequence[str], limit: int) -> int:
-        """Cache slots past the pending token for a draft by any of these methods."""
-        return max((self.drafters[method].slots(limit) for method in methods), default=0) if limit else 0
+    def slots(self, methods: Sequence[str], limit: int, joined: bool = False) -> int:
+        """Cache slots past the pending token for a draft by these methods.
+
+        Never more than rows have at the end of their context, where paths have fewer tokens than may still be emitted.
+        """
+        wanted = self.policy.nodes(methods, limit, joined)
+        return wanted if len(methods) < 2 else min(wanted, limit + max(each.nodes for each in self.drafters.values()))
 
     def draft_cached(self, request: Request, *, catch_up: bool = False) -> int:
         """See `scheduler.Drafts`."""
@@ -116,17 +122,22 @@ class Drafting:
         self._say(*self._advice.saw_end(request.methods, [m for m in self.drafters if self.runs_model(m)]))
 
     def propose(self, plan: Plan) -> Proposal:
-        """Asks each row's drafters, those on the host first, until one has a guess; a captured step makes its own."""
+        """Asks each row's drafters and unites their guesses; a captured step makes its own.
+
+        Those on the host are asked first, all of them; a model is asked if they have no guess, or if it is to join.
+        """
         self._shares.clear()
         if plan.captured:
-            return Proposal(roots([]), [item.methods[0] if item.limit else None for item in plan.decode])
+            return Proposal(roots([]), [item.methods[:1] if item.limit else () for item in plan.decode])
         with self._clock:
             decoding = self._seats.of(plan.decode)
             found: list[tuple[list[int], Draft]] = []
-            makers: list[str | None] = [None] * len(decoding)
+            makers: list[Makers] = [()] * len(decoding)
             for method in sorted(self.drafters, key=self.runs_model):
                 asked = [(i, item) for i, item in enumerate(plan.decode) if item.limit and method in item.methods]
-                places = [i for i, _ in asked if makers[i] is None]
+                if self.runs_model(method):
+                    asked = [(i, item) for i, item in asked if item.joined or not makers[i]]
+                places = [i for i, _ in asked]
                 if not places:
                     continue
                 draft = self._ask(method, [plan.decode[i] for i in places])
@@ -135,12 +146,36 @@ class Drafting:
                 shares = self.drafters[method].shares
                 self._shares.update({} if shares is None else zip(places, shares.tolist(), strict=True))
                 for n in made:
-                    makers[places[n]] = method
+                    makers[places[n]] += (method,)
                 if made:
                     kept = draft if len(made) == len(places) else Draft(draft.tokens[made], draft.parents[made])
                     found.append(([places[n] for n in made], kept))
-            left_out = [place for place in self._shares if makers[place] is None]
-            return Proposal(merge([request.tokens[-1] for request in decoding], found), makers, left_out)
+            found, unions = self._united(plan.decode, found, makers)
+            return Proposal(merge([request.tokens[-1] for request in decoding], found), makers, unions)
+
+    def _united(
+        self, decode: Sequence[Decode], found: list[tuple[list[int], Draft]], makers: Sequence[Makers]
+    ) -> tuple[list[tuple[list[int], Draft]], dict[int, Union]]:
+        """Drafts that share no row, from those of several drafters, and the unions of rows that had several."""
+        trees: dict[int, list[tuple[list[int], list[int]]]] = {i: [] for i, made in enumerate(makers) if len(made) > 1}
+        if not trees:
+            return found, {}
+        apart = []
+        for places, draft in found:
+            rows = list(zip(places, draft.tokens.tolist(), draft.parents.tolist(), strict=True))
+            for place, tokens, parents in rows:
+                if place in trees:
+                    trees[place].append((tokens, parents))
+            alone = [n for n, place in enumerate(places) if place not in trees]
+            if alone:
+                apart.append(([places[n] for n in alone], Draft(draft.tokens[alone], draft.parents[alone])))
+        unions = {}
+        for place, parts in trees.items():
+            item = decode[place]
+            unions[place] = union(parts, self.slots(item.methods, item.limit, item.joined))
+        guesses = [Guess(each.tokens[1:], each.parents[1:]) for each in unions.values()]
+        apart.append((list(unions), padded([each.tokens[0] for each in unions.values()], guesses)))
+        return apart, unions
 
     def _ask(self, method: str, items: Sequence[Decode]) -> Draft:
         """One drafter's draft for some rows, timed."""
@@ -188,31 +223,41 @@ class Drafting:
         drafter.observe([_row(row.request) for row in rows], [row.committed for row in rows], features)
 
     def _learn(self, decode: Sequence[Decode], rows: Sequence[RowResult], proposal: Proposal) -> None:
-        """Tells the policy the longest path and the accepted tokens of every decoding row."""
+        """Tells the policy the longest path and the accepted tokens of every drafter of every decoding row."""
         seen: dict[str, list[tuple[int, int, int, int]]] = {}
-        for place, (item, row, maker) in enumerate(zip(decode, rows, proposal.makers, strict=True)):
-            request, left_out = row.request, place in proposal.left_out
+        for place, (item, row) in enumerate(zip(decode, rows, strict=True)):
+            request, makers = row.request, proposal.makers[place]
+            found = dict.fromkeys(makers, (row.longest, row.accepted))
+            if place in proposal.unions:
+                found = proposal.unions[place].parts(makers, row.path)
+            best = max(makers, key=lambda maker: found[maker][1], default=None)
+            asked = [m for m in item.methods if item.joined or not makers or m in makers or not self.runs_model(m)]
+            for method in asked:
+                # What is not worth a try did not come true.
+                left_out = place in self._shares and self.runs_model(method)
+                longest, accepted = found.setdefault(method, (1, 0) if left_out else (0, 0))
+                seen.setdefault(method, []).append((request.id, item.limit, longest, accepted))
             if request.methods:
-                request.stats.count_draft(maker, item.reason or ("gain" if left_out else "silent"))
-            if not item.limit:
-                continue
-            for method in item.methods:
-                if maker is None or method == maker or not self.runs_model(method):
-                    found = (row.longest, row.accepted) if method == maker else (0, 0)
-                    if left_out and self.runs_model(method):  # what is not worth a try did not come true
-                        found = (1, 0)
-                    seen.setdefault(method, []).append((request.id, item.limit, *found))
-            if maker is not None and self.runs_model(maker):
-                self._say(*self._advice.saw_draft(maker, row.accepted > 0))
-                if place in self._shares:
-                    shares, reliability = self._shares[place][: row.longest], request.stats.seen_of(maker)
-                    self.policy.learn_shares(maker, shares, request.params.temperature > 0, row.accepted, reliability)
+                request.stats.count_draft(best, item.reason or ("gain" if place in self._shares else "silent"))
+            united = [method for method in asked if item.joined or not self.runs_model(method)]
+            if len(united) > 1:
+                self.policy.learn_overlap(united, [found[method][1] for method in united])
+            for maker in makers:
+                if self.runs_model(maker):
+                    self._learn_model(maker, place, request, *found[maker])
         for method, drafts in seen.items():
             self.policy.learn(method, *zip(*drafts, strict=True))
         adaptive = [(item, row.request) for item, row in zip(decode, rows, strict=True) if row.request.adaptive]
         if adaptive:
             left_out = adaptive[0][0].reason == "gain" and not any(item.limit for item, _ in adaptive)
             self._tell_pauses(left_out, adaptive[0][1].methods[0], len(decode))
+
+    def _learn_model(self, method: str, place: int, request: Request, longest: int, accepted: int) -> None:
+        """A model's guesses for a row were verified: what operators should hear, and what its shares told."""
+        self._say(*self._advice.saw_draft(method, accepted > 0))
+        if place in self._shares:
+            shares, reliability = self._shares[place][:longest], request.stats.seen_of(method)
+            self.policy.learn_shares(method, shares, request.params.temperature > 0, accepted, reliability)
 
     def _tell_pauses(self, left_out: bool, method: str, rows: int) -> None:
         """Logs that drafting stops or resumes, after a forward that might have drafted."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sametoken.engine.meter import Meter
 from sametoken.engine.plan import Decode, Plan, PromptPiece
-from sametoken.engine.report import Done, Proposal, RowResult
+from sametoken.engine.report import Done, Makers, Proposal, RowResult
 from sametoken.engine.request import Emission, Request, TokenLogprob
 from sametoken.engine.rows import Rows
 from sametoken.engine.runner import Runner, Verified
@@ -27,11 +27,16 @@ from sametoken.speculation.sampling import token_logprobs
 
 
 class RowTree(NamedTuple):
-    """One row's tree, root and padding included, and who made it; no tokens where the row is not decoding yet."""
+    """One row's tree, root and padding included; no tokens where the row is not decoding yet.
 
-    maker: str | None
-    tokens: Sequence[int]
-    parents: Sequence[int]
+    Attributes:
+        makers: who has a guess in it. `said`: [nodes] see `Union`; None where all is said by all makers.
+    """
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    makers: Makers = ()
+    said: Sequence[int] | None = None
 
 
 class StepRunner(Protocol):
@@ -67,7 +72,8 @@ class HostRunner(Runner):
         tokens, parents = proposal.draft.tokens.tolist(), proposal.draft.parents.tolist()
         results = []
         for place, item in enumerate(plan.decode):
-            tree = RowTree(proposal.makers[place], tokens[place], parents[place])
+            union = proposal.unions.get(place)
+            tree = RowTree(tokens[place], parents[place], proposal.makers[place], None if union is None else union.said)
             results.append(self._decoded(decoding[place], item, found, place, tree))
         drawn = len(decoding)
         for place, (piece, request) in enumerate(zip(plan.prefill, reading, strict=True)):
@@ -76,7 +82,7 @@ class HostRunner(Runner):
             features = None if found.features is None else found.features[len(decoding) + place]
             emission = Emission.end(request) if request.error is not None else None
             if piece.last:
-                emission = self._emit(request, found, drawn, RowTree(None, (), ()), ())
+                emission = self._emit(request, found, drawn, RowTree(), ())
                 drawn += 1
             results.append(RowResult(request, piece.start, piece.tokens, features, 0, 0, emission, prompt=True))
         return Done(plan, proposal, results, decoding + reading, found.tokens)
@@ -89,8 +95,9 @@ class HostRunner(Runner):
         taken = len(emission.token_ids)
         committed = [tokens[node] for node in found.paths[place][: taken + 1]] if taken else []
         features = None if found.features is None else found.features[place][: len(committed)]
-        longest, accepted = (max(depths, default=0), len(found.paths[place]) - 1) if taken else (0, 0)
-        return RowResult(request, item.start, committed, features, longest, accepted, emission, prompt=False)
+        path = found.paths[place] if taken else [0]
+        longest, accepted = (max(depths, default=0) if taken else 0), len(path) - 1
+        return RowResult(request, item.start, committed, features, longest, accepted, emission, prompt=False, path=path)
 
     def _emit(self, request: Request, found: Verified, place: int, tree: RowTree, depths: Sequence[int]) -> Emission:
         """Gives a request its accepted tokens and the target's own draw, or the error that stands in their way."""

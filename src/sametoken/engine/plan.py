@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 
 class Decode(NamedTuple):
-    """One pending token of `row`, with at most `limit` draft tokens on a path, by the first of `methods` that has any.
+    """One pending token of `row`, with at most `limit` draft tokens on a path.
 
     Attributes:
+        methods, joined: who is asked for them, see `control.policy.RequestedDraft`.
         reason: why the limit is 0, see `control.policy`; "room": too few pages or tokens were left in the step.
         start: tokens of the row before the pending one, all in the target's cache.
     """
@@ -21,6 +22,7 @@ class Decode(NamedTuple):
     methods: tuple[str, ...] = ()
     reason: str = ""
     start: int = 0
+    joined: bool = False
 
 
 class PromptPiece(NamedTuple):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -10,18 +11,23 @@ from torch import Tensor
 from sametoken.engine.plan import Plan
 from sametoken.engine.request import Emission, Request
 from sametoken.speculation.draft import Draft
+from sametoken.speculation.union import Union
+
+Makers = tuple[str, ...]
+NO_UNIONS: Mapping[int, Union] = MappingProxyType({})
 
 
 class Proposal(NamedTuple):
-    """The draft of the decoding rows of a step, and the method that made each row's part; None where nobody had one.
+    """The draft of the decoding rows of a step.
 
     Attributes:
-        left_out: places of rows for which a model made guesses, of which none was worth its verification.
+        makers: the methods that had a guess for each row.
+        unions: of rows with several makers, by place: which of them said what.
     """
 
     draft: Draft
-    makers: list[str | None]
-    left_out: Sequence[int] = ()
+    makers: list[Makers]
+    unions: Mapping[int, Union] = NO_UNIONS
 
 
 class RowResult(NamedTuple):
@@ -35,6 +41,7 @@ class RowResult(NamedTuple):
         longest: longest path of the row's draft; `accepted`: draft tokens that the target drew as well.
         emission: what the request got; None for a piece of a prompt that is not the last.
         prompt: whether it is a piece of a prompt.
+        path: the accepted nodes of the row's draft, the root first, where the host verified it.
     """
 
     request: Request
@@ -45,6 +52,7 @@ class RowResult(NamedTuple):
     accepted: int
     emission: Emission | None
     prompt: bool
+    path: Sequence[int] = (0,)
 
 
 class Done(NamedTuple):
@@ -77,14 +85,14 @@ class StepReport(NamedTuple):
     Attributes:
         plan: of the step whose results these are.
         emissions: what each request got that emitted tokens or ended, also those that were aborted since the last step.
-        makers: the method that drafted each row of `plan.decode`, None for a plain one.
+        makers: the methods that drafted each row of `plan.decode`.
         features: tokens whose hidden states the drafters were given.
         timings: of this call.
     """
 
     plan: Plan
     emissions: list[Emission]
-    makers: list[str | None]
+    makers: list[Makers]
     features: int
     timings: Timings
 

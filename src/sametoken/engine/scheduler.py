@@ -25,7 +25,7 @@ class Drafts(Protocol):
         """One requested draft for each request that decodes in a step that also reads `beside` prompt tokens."""
         ...
 
-    def slots(self, methods: Sequence[str], limit: int) -> int:
+    def slots(self, methods: Sequence[str], limit: int, joined: bool = False) -> int:
         """Cache slots past the pending token that a draft takes, which are also its tokens at most."""
         ...
 
@@ -146,7 +146,7 @@ class Scheduler:
             if request.row is None or not self._make_room(request, preempted, grown):
                 continue
             decode.append(self._decode(request, requested, budget - reserved, grown))
-            budget -= self._drafts.slots(decode[-1].methods, decode[-1].limit)
+            budget -= self._drafts.slots(decode[-1].methods, decode[-1].limit, decode[-1].joined)
         # A row that was preempted for a later one's sake must not decode.
         rows = {request.row for request in self.running}
         decode = [item for item in decode if item.row in rows]
@@ -207,9 +207,9 @@ class Scheduler:
         row, limit = request.row, requested.limit and min(requested.limit, request.draft_limit)
         assert row is not None
         while limit:
-            slots = self._drafts.slots(requested.methods, limit)
+            slots = self._drafts.slots(requested.methods, limit, requested.joined)
             if slots <= budget and self._grow(row, len(request.tokens) + slots, grown):
-                return Decode(row, limit, requested.methods, start=request.committed)
+                return Decode(row, limit, requested.methods, start=request.committed, joined=requested.joined)
             limit -= 1
         return Decode(row, 0, (), requested.reason or "room", request.committed)
 

@@ -22,7 +22,7 @@ class SpeculationStats:
         emitted_lengths: `emitted_lengths[e]` forwards emitted e tokens: accepted and one more, unless the text ended.
         drafted_lengths: `drafted_lengths[d]` forwards had a draft whose longest path was d tokens; 0 is plain.
         tried: `tried[i]` forwards came to a guess at position i of a path: all before it had been accepted.
-        drafted_by: forwards with a draft, by the drafter that made it.
+        drafted_by: forwards with a draft, by the drafter that made it, the first that said the accepted path.
         plain: forwards without one although the request may be drafted, by reason: "gain" (it would not have paid),
             "silent" (the drafter had no guess), "room" (no pages or tokens left in the step), "end" (one token to go),
             "recall" (to know what that costs), "batch" (above the schedule) or "threshold" (too little was accepted).

@@ -17,11 +17,12 @@ class StepTree(NamedTuple):
     """What was guessed for one forward; a forward without guesses has empty lists. Legend: G guesses.
 
     Attributes:
-        drafter: who guessed, None where nobody did.
+        drafter: who guessed, None where nobody did; of several drafters, one that said the accepted path.
         token_ids: [G] the guesses.
         parents: [G] which guess each one follows, -1 for the last token before the forward.
         probabilities: [G] that the target gives to each guess after what it follows, before temperature and penalties.
         accepted: [G] whether the guess became output.
+        drafters: [G] who said each guess.
     """
 
     drafter: str | None = None
@@ -29,31 +30,44 @@ class StepTree(NamedTuple):
     parents: tuple[int, ...] = ()
     probabilities: tuple[float, ...] = ()
     accepted: tuple[bool, ...] = ()
+    drafters: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def of(
-        cls, drafter: str | None, tokens: Sequence[int], parents: Sequence[int], path: Sequence[int], logits: Tensor
+        cls,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        makers: Sequence[str],
+        said: Sequence[int] | None,
+        path: Sequence[int],
+        logits: Tensor,
     ) -> StepTree:
         """From one row of a draft.
 
         Args:
             tokens, parents: [N] of its nodes, the root first, padding included.
+            makers: whose guesses they are. `said`: [N] see `Union`; None where all is said by all makers.
             path: the accepted nodes, the root first.
             logits: [>= N, V] the target's, after each node; those after padding may be missing.
         """
         nodes = [node for node in range(1, len(tokens)) if tokens[node] != PADDING]
         if not nodes:
-            return cls(drafter)
+            return cls()
+
+        def sayers(node: int) -> tuple[str, ...]:
+            return tuple(maker for bit, maker in enumerate(makers) if said is None or said[node] >> bit & 1)
+
         place = {node: at for at, node in enumerate(nodes)} | {0: -1}
         guesses, before = [tokens[node] for node in nodes], [parents[node] for node in nodes]
         found = token_logprobs(logits[before], torch.tensor(guesses, device=logits.device), 0)
         accepted = set(path)
         return cls(
-            drafter,
+            sayers(path[-1])[0],
             tuple(guesses),
             tuple(place[parent] for parent in before),
             tuple(found.chosen.exp().tolist()),
             tuple(node in accepted for node in nodes),
+            tuple(map(sayers, nodes)),
         )
 
     def cut(self, kept: int) -> StepTree:
@@ -63,4 +77,5 @@ class StepTree(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of `sametoken generate --json`."""
-        return {name: list(value) if name != "drafter" else value for name, value in self._asdict().items()}
+        parts = {name: list(value) for name, value in self._asdict().items() if name != "drafter"}
+        return {"drafter": self.drafter, **parts, "drafters": list(map(list, self.drafters))}

@@ -60,8 +60,9 @@ class TokenReport(TypedDict):
 
 
 class StepEntry(TypedDict):
-    """The guesses of one forward: who made them, and for each guess its token, which guess it follows (-1: the last
-    token before the forward), the target's probability of it there, and whether it became output."""
+    """The guesses of one forward: who made them (of several drafters one that said the accepted path), and for each
+    guess its token, which guess it follows (-1: the last token before the forward), the target's probability of it
+    there, whether it became output, and who said it."""
 
     drafter: str | None
     token_ids: list[int]
@@ -69,6 +70,7 @@ class StepEntry(TypedDict):
     parents: list[int]
     probabilities: list[float]
     accepted: list[bool]
+    drafters: list[list[str]]
 
 
 class SpeculationReport(TokenReport):
@@ -155,6 +157,7 @@ def _step(tokenizer: Spells, step: StepTree) -> StepEntry:
         "parents": list(step.parents),
         "probabilities": list(step.probabilities),
         "accepted": list(step.accepted),
+        "drafters": list(map(list, step.drafters)),
     }
 
 

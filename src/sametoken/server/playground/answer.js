@@ -8,7 +8,7 @@ export class Answer {
     this.text = "";
     this.ids = [];
     this.tokens = []; // {text, drafted, place, forward, probability, rejected: [{text, probability}], end}
-    this.trees = []; // by forward: {drafter, guesses: [text, the guess that it follows, probability, accepted]}
+    this.trees = []; // by forward: {drafter, guesses: [text, the guess that it follows, probability, accepted, who said it]}
     this.arrivals = []; // [seconds since the start, tokens until then], for one forward or more
     this.forwards = 0; // those that ended with the target's own token, as all do but one that an end cut short
     this.tried = []; // by place in the draft, how many guesses the target came to
@@ -100,15 +100,15 @@ export class Answer {
     return steps;
   }
 
-  /** The guesses of a forward as a tree of {text, kind, chance, children}, below the token before the forward. */
+  /** The guesses of a forward as a tree of {text, kind, chance, said, children}, below the token before the forward. */
   tree(number) {
     const tokens = this.tokens.filter((token) => token.forward === number);
     const { drafter, guesses } = this.trees[number] ?? known(tokens);
     const drafted = tokens.filter((token) => token.drafted);
     const before = this.tokens[this.tokens.indexOf(tokens[0]) - 1];
     const root = { text: before ? quoted(before) : "the prompt", kind: "root", children: [] };
-    const nodes = guesses.map(([text, , chance, taken]) => (
-      { text: JSON.stringify(text), kind: taken ? "taken" : "rejected", chance, children: [] }
+    const nodes = guesses.map(([text, , chance, taken, said]) => (
+      { text: JSON.stringify(text), kind: taken ? "taken" : "rejected", chance, said, children: [] }
     ));
     const path = nodes.filter((node) => node.kind === "taken");
     path.forEach((node, i) => (node.text = quoted(drafted[i])));
@@ -146,9 +146,12 @@ export function difference(one, other) {
 }
 
 /** A step of a report in a form that takes little room in a store. */
-function compact({ drafter, tokens, parents, probabilities, accepted }) {
+function compact({ tokens, parents, probabilities, accepted, drafters }) {
   const short = (probability) => Math.round(1e4 * probability) / 1e4;
-  return { drafter, guesses: tokens.map((text, i) => [text, parents[i], short(probabilities[i]), accepted[i]]) };
+  const names = [...new Set(drafters.flat())];
+  const said = (i) => (names.length > 1 ? [drafters[i].join(", ")] : []); // one drafter said them all
+  const guess = (text, i) => [text, parents[i], short(probabilities[i]), accepted[i], ...said(i)];
+  return { drafter: names.join(" and "), guesses: tokens.map(guess) };
 }
 
 /** What tokens alone tell of their forward, for an answer that was stored without its trees. */

@@ -4,7 +4,8 @@ import { element, percent } from "./view.js";
 
 const SAID = { taken: "accepted guess: ", own: "the target's own token: ", rejected: "rejected guess: ", root: "after: " };
 const NOTE = "From left to right, place by place. Green: guesses that the target drew too. Dotted: guesses that it did not draw. " +
-  "Bold: the target's own token, which ends the forward. The numbers are the target's probabilities.";
+  "Bold: the target's own token, which ends the forward. The numbers are the target's probabilities. " +
+  "Where several drafters guessed, each guess names who said it.";
 
 /** A panel about the forward that brought token `index`. */
 export function stepPanel(answer, index) {
@@ -26,12 +27,15 @@ function counted(number) {
   return number === 1 ? "1 token" : `${number} tokens`;
 }
 
-function branch({ text, kind, chance, children }) {
+function branch({ text, kind, chance, said, children }) {
   const item = element("li", kind === "rejected" ? "" : "path");
   const box = element("span", `node ${kind}`);
   box.append(element("span", "quiet", SAID[kind]), text);
   if (chance !== undefined) {
     box.append(element("small", "", percent(chance)));
+  }
+  if (said) {
+    box.append(element("small", "said", said));
   }
   item.append(box);
   if (children.length) {

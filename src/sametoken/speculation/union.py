@@ -1,0 +1,58 @@
+"""Several trees of guesses about one row become one: equal tokens after equal paths are one node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sametoken.speculation.draft import PADDING
+
+
+class Union(NamedTuple):
+    """One row's tree of N nodes, made of the trees of P drafters.
+
+    Attributes:
+        tokens, parents: [N] the root first, parents before their children, no padding.
+        said: [N] who said each node: bit p stands for drafter p. The root is everybody's.
+        longest: [P] tokens on the longest path of each drafter's part.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    said: list[int]
+    longest: list[int]
+
+    def parts(self, drafters: Sequence[str], path: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """By drafter: its longest path, and how many guesses it said of the path (nodes, the root first)."""
+        return {
+            drafter: (self.longest[part], sum(self.said[node] >> part & 1 for node in path) - 1)
+            for part, drafter in enumerate(drafters)
+        }
+
+
+def union(trees: Sequence[tuple[Sequence[int], Sequence[int]]], most: int) -> Union:
+    """The trees of one row by path.
+
+    Args:
+        trees: tokens and parents of each drafter's tree, as a row of a `Draft`, with the same root; padding is skipped.
+        most: guesses that there is room for; later ones are left out.
+    """
+    tokens, parents, depths = [trees[0][0][0]], [-1], [0]
+    said, longest = [(1 << len(trees)) - 1], [0] * len(trees)
+    known: dict[tuple[int, int], int] = {}  # node by its parent and its token
+    for part, (guesses, above) in enumerate(trees):
+        places = [0]  # of this tree's nodes in the union, -1 for none
+        for token, parent in zip(guesses[1:], above[1:], strict=True):
+            before = places[parent]
+            node = known.get((before, token), -1)
+            if node < 0 <= before and token != PADDING and len(tokens) <= most:
+                node = known[before, token] = len(tokens)
+                tokens.append(token)
+                parents.append(before)
+                depths.append(depths[before] + 1)
+                said.append(0)
+            places.append(node)
+            if node > 0:
+                said[node] |= 1 << part
+                longest[part] = max(longest[part], depths[node])
+    return Union(tokens, parents, said, longest)
