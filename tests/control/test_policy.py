@@ -153,7 +153,7 @@ def test_allocation_is_what_brute_force_finds(data: st.DataObject, rows: int, lo
         return sum(wait**POWER for wait in waits) * (margin * seconds[sum(lengths)]) ** POWER
 
     best = min(map(wait, itertools.product(range(longest + 1), repeat=rows)))
-    with mock.patch.object(allocation, "LEAST", 0.0):  # or guesses that save little are left out
+    with mock.patch.object(allocation, "SAVING", 0.0):  # or guesses that save little are left out
         choice = allocate(gains, lambda row, place: seconds[: len(row) + 1])
     assert wait(choice.lengths.tolist()) <= best * (1 + 1e-9)
     assert choice.seconds == seconds[sum(choice.lengths)]

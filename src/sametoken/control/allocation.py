@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sametoken.control.acceptance import Floats
-from sametoken.control.batch import LEAST, POWER, ChosenLengths, Whole
+from sametoken.control.batch import POWER, SAVING, ChosenLengths, Whole
 
 MARGIN = 0.03  # by how much drafts of many rows must promise to be faster: rows that seem alike differ
 
@@ -30,7 +30,7 @@ def allocate(gains: Floats, price: Callable[[Whole, Whole], Floats]) -> ChosenLe
     waits = 1.0 / (1.0 + np.concatenate([np.zeros((rows, 1)), gains], axis=1))
     saved = np.minimum.accumulate(-np.diff(waits**POWER, axis=1), axis=1).ravel()
     order = np.argsort(-saved, kind="stable")
-    order = order[(1.0 - waits[:, 1:] / waits[:, :-1] > LEAST).ravel()[order]]
+    order = order[(1.0 - waits[:, 1:] / waits[:, :-1] > SAVING).ravel()[order]]
     row, place = np.divmod(order, longest)
     seconds = price(row, place)
     left = rows - np.concatenate([[0.0], np.cumsum(saved[order])])

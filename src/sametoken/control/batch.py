@@ -19,7 +19,7 @@ from sametoken.control.worth import Time
 Whole = NDArray[np.int64]
 POWER = 2.0  # of the mean over rows of the time of a token: 1 is their average, more heeds the slowest rows more
 
-LEAST = 0.02  # of the time of its row's tokens that a guess must save to be made, and a further drafter to be asked
+SAVING = 0.02  # of the time of its row's tokens that a guess must save to be made, and a further drafter to be asked
 
 
 class DecodingRow(NamedTuple):
@@ -191,7 +191,7 @@ class StepBatch:
         best = np.zeros(count, dtype=np.int64)
         if len(ways) > 1:
             lacks = np.einsum("wnr,nr->wr", asks > 0.0, holds[:, :, 0] == 0.0) > 0.0
-            margin = 1.0 + LEAST * (asks > 0.0).any(axis=2).sum(axis=1, keepdims=True)
+            margin = 1.0 + SAVING * (asks > 0.0).any(axis=2).sum(axis=1, keepdims=True)
             best = np.argmin(self._waits(gains, asks, kept) * np.where(lacks, np.inf, margin), axis=0)
         chosen, row = [ways[n] for n in best.tolist()], np.arange(count)
         return Ways(
