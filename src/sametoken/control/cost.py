@@ -124,6 +124,8 @@ class Correction:
         at_once = min(0.0, error + STRIDE)
         for place, part in parts:
             seen = self._seen.item(cell, place)
+            if not seen and not part:
+                continue
             if not seen:  # begins where its neighbours let expect it
                 self._value[cell, place] = self(rows, np.array([2.0**place - 1.0])).item()
             self._seen[cell, place] = min(KNOWN, seen + part)

@@ -20,7 +20,7 @@ from sametoken.control.confidence import Confidence, Reliability
 from sametoken.control.cost import Costs
 from sametoken.control.worth import UNPRICED, Time, Worth
 
-SHARE = 0.02  # of the time, most that steps may lose which are made to learn something
+SHARE = 0.01  # of the time, most that steps may lose which are made to learn something
 FIRST = 8  # steps before the first of them in a batch of a new size; then twice as many, until `SHARE` says when
 DEAR = 0.03  # seconds of a plain step from which on chains end by worth: below, a guess costs less than is known
 REST = 8  # steps that a choice is kept for while the batch stays the same
@@ -315,13 +315,13 @@ class Policy:
         others = {i: planned[i]._replace(methods=rows[i].methods, joined=self._mixed(rows[i].methods)) for i in on}
         shares, debts = {method: share.copy() for method, share in ways.shares.items()}, 0.0
         kept = dict(ways.kept)
-        for i in sorted(off, key=lambda i: rows[i].backlog):
-            method = rows[i].methods[count % len(rows[i].methods)]
-            debt = batch.debt(method, i)
-            if not others or debts + debt <= batch.plain:
-                others[i], debts = RequestedDraft(1, (method,)), debts + debt
-                shares.setdefault(method, np.zeros(len(rows)))[i] = 1.0
-                kept.setdefault(method, np.ones(1 + batch.longest))
+        some = -(-len(off) // 8)  # a few rows in turn: each may have much to read first
+        for place in range(count * some, (count + 1) * some):
+            i = off[place % len(off)]
+            method = rows[i].methods[place // len(off) % len(rows[i].methods)]
+            others[i], debts = RequestedDraft(1, (method,)), debts + batch.debt(method, i)
+            shares.setdefault(method, np.zeros(len(rows)))[i] = 1.0
+            kept.setdefault(method, np.ones(1 + batch.longest))
         new = [each for each in (recall, longer, shorter, others) if any(each[i] != planned[i] for i in each)]
         chosen = new[count % len(new)]
         for place in on if chosen is others else ():
