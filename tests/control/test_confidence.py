@@ -15,7 +15,8 @@ def learned(chance_of: dict[float, float], drafts: int, sampled: bool = False) -
     for _ in range(drafts):
         shares = [luck.choice([*chance_of]) for _ in range(3)]
         accepted = next((i for i, share in enumerate(shares) if luck.random() >= chance_of[share]), 3)
-        confidence.learn(shares, sampled, accepted, seen)
+        drawn = [*[0] * accepted, 1][:3]
+        confidence.learn([[share] for share in shares], sampled, drawn, [1] * 3, seen)
     return confidence, seen
 
 
@@ -41,7 +42,7 @@ def test_a_table_rises_whatever_was_seen() -> None:
 def test_only_guesses_that_were_reached_count() -> None:
     confidence, seen = Confidence(), Reliability()
     for _ in range(SETTLE):
-        confidence.learn([0.95, 0.35, 0.75], False, 1, seen)
+        confidence.learn([[0.95], [0.35], [0.75]], False, [0, 1], [1] * 3, seen)
     assert sum(seen.tried) == 2 * SETTLE
     assert seen.tried[9] == seen.accepted[9] == seen.tried[3] == SETTLE
     assert seen.accepted[3] == seen.tried[7] == 0
@@ -66,3 +67,24 @@ def test_reliability_of_several_requests_is_their_sum() -> None:
     both.add(other)
     assert sum(both.tried) == sum(one.tried) + sum(other.tried)
     assert both.accepted == [a + b for a, b in zip(one.accepted, other.accepted, strict=True)]
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_siblings_have_chances_of_their_own(sampled: bool) -> None:
+    """The second of a draw by its share, verified or not; what was expected is kept of those that were."""
+    confidence, seen, luck = Confidence(), Reliability(), random.Random(5)
+    assert [confidence.chance(0.25, sampled, rank) for rank in range(3)] == pytest.approx([0.25] * 3)
+    tried = right = 0
+    for _ in range(4000):
+        second, chance = luck.choice([(0.05, 0.02), (0.25, 0.15), (0.45, 0.4)])
+        drawn, verified = 1 if luck.random() < chance else 0 if luck.random() < 0.7 else 2, luck.randint(1, 2)
+        confidence.learn([[0.5, second]], sampled, [drawn], [verified], seen)
+        tried, right = tried + verified, right + (drawn < verified)
+    found = [confidence.chance(share, sampled, 1) for share in (0.05, 0.25, 0.45)]
+    assert found == pytest.approx([0.02, 0.15, 0.4], abs=0.04)
+    chances = [confidence.chance(share / 100, sampled, 1) for share in range(51)]
+    assert chances == sorted(chances)
+    assert confidence.chance(0.25, not sampled, 1) == pytest.approx(0.25)
+    assert (sum(seen.tried), sum(seen.accepted)) == (tried, right)
+    assert sum(seen.expected) == pytest.approx(sum(seen.accepted), rel=0.1)
+    assert confidence.typical[1][sampled] == pytest.approx(0.19, abs=0.03)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from sametoken.control import allocation
 from sametoken.control.acceptance import HOPE, Acceptance, Gate, Overlap, united
 from sametoken.control.allocation import MARGIN, allocate
-from sametoken.control.batch import POWER, DecodingRow
+from sametoken.control.batch import POWER, DecodingRow, StepBatch
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
 from sametoken.control.policy import REST, SHARE, Policy, RequestedDraft
 from sametoken.model.expert_config import ExpertConfig
@@ -677,6 +677,28 @@ def test_what_is_unknown_is_told_by_what_is_nearest() -> None:
     engine, fresh = seen.engine, seen.chances([2])[0]
     assert fresh[1] > 0.5 > engine[1]
     assert fresh[2] > 0.5
+
+
+def test_siblings_make_up_for_wrong_guesses_and_cost_their_time() -> None:
+    """Half of the guesses of chains come true; half of the others have a sibling that does, at two for every guess."""
+    luck, chains, beside = random.Random(1), Acceptance(4), Acceptance(4)
+    for _ in range(2000):
+        right = next((i for i in range(4) if luck.random() >= 0.5), 4)
+        chains.learn([1], [4], [4], [right])
+        beside.learn([1], [4], [4], [right], [8], [right < 4 and luck.random() < 0.5])
+    assert beside.engine == pytest.approx(chains.engine)  # the chain's own guesses are what they are
+    assert beside.saved == pytest.approx(0.5, abs=0.15)
+    assert beside.siblings == pytest.approx(2.0, rel=0.1)
+    row = DecodingRow(1, ("model",), 4, True, 50, 0, 99)
+    batch = StepBatch([row], [0], 0, range(5), Costs(measured(STEEP)), True)
+    ways = [batch.ways({"model": each}, lambda method: True, lambda methods: 1.0) for each in (chains, beside)]
+    gains = [each.gains[0] for each in ways]
+    assert gains[1] - gains[0] == pytest.approx(beside.saved * (1 - np.cumprod(chains.chances([1])[0][1:])), abs=0.1)
+    assert (gains[1] < 1 + gains[0]).all()  # no draft gains more than one token by siblings
+    place = np.arange(4)
+    few, many = (batch.prices(each, 0 * place, place) for each in ways)
+    assert few[0] == many[0]
+    assert (many[1:] > few[1:]).all()
 
 
 def test_a_place_given_up_is_thought_well_of_again() -> None:

@@ -57,16 +57,17 @@ def capricious(llm: LLM, seed: int = 0) -> list[list[RequestedDraft]]:
             pause = (len(chosen) // 7) % 3 == 0 or luck.random() < 0.3
             limit = 0 if pause else luck.randint(0, row.limit)
             methods = tuple(luck.sample(row.methods, luck.randint(1, len(row.methods)))) if limit else ()
-            requested.append(RequestedDraft(limit, methods, "" if limit else "gain", joined=luck.random() < 0.5))
+            siblings = luck.choice((0, limit, luck.randint(0, limit)))
+            requested.append(RequestedDraft(limit, methods, "" if limit else "gain", luck.random() < 0.5, siblings))
         chosen.append(requested)
         return requested
 
     def worth(method: str, requests: Sequence[int], sampled: Sequence[bool]) -> Worth | None:
         if luck.random() < 0.2:
             return None
-        chances = [sorted(luck.random() for _ in range(10)) for _ in range(2)]
+        chances = [[sorted(luck.random() for _ in range(10)) for _ in range(2)] for _ in range(luck.randint(1, 4))]
         weights, time = [luck.random() for _ in requests], Time(*(0.3 * luck.random() ** 2 for _ in range(3)))
-        return Worth(chances, [luck.random(), luck.random()], sampled, weights, time)
+        return Worth(chances, [[luck.random(), luck.random()] for _ in chances], sampled, weights, time)
 
     llm.engine.drafting.policy.choose = choose  # type: ignore[method-assign]
     llm.engine.drafting.policy.worth = worth  # type: ignore[method-assign]

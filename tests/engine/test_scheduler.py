@@ -50,11 +50,15 @@ def request(prompt: Sequence[int], max_tokens: int, *, drafts: int = 0, complete
 class Drafts:
     """Everybody drafts as much as it may; a tree takes `per_token` slots a level, `LAG` tokens are not read yet."""
 
-    def __init__(self, per_token: int = 1) -> None:
-        self.per_token = per_token
+    def __init__(self, per_token: int = 1, siblings: int = 0) -> None:
+        self.per_token, self.siblings = per_token, siblings
 
     def choose(self, pending: Sequence[Request], beside: int) -> list[RequestedDraft]:
-        return [RequestedDraft(r.draft_limit, r.methods, "" if r.draft_limit else "end") for r in pending]
+        reasons = ["" if r.draft_limit else "end" for r in pending]
+        return [
+            RequestedDraft(r.draft_limit, r.methods, reason, siblings=self.siblings)
+            for r, reason in zip(pending, reasons, strict=True)
+        ]
 
     def slots(self, methods: Sequence[str], limit: int, joined: bool = False) -> int:
         return min(NODES, self.per_token * limit) if methods else 0
@@ -63,17 +67,19 @@ class Drafts:
         return max(0, request.committed - LAG)
 
 
-def scheduler(pages: int = PAGES, *, budget: int = BUDGET, rows: int = ROWS, per_token: int = 1) -> Scheduler:
+def scheduler(
+    pages: int = PAGES, *, budget: int = BUDGET, rows: int = ROWS, per_token: int = 1, siblings: int = 0
+) -> Scheduler:
     return Scheduler(
         BlockManager(pages, PAGE), max_batch_size=rows, max_num_tokens=budget, pace=Pace(1.0, MIXED),
-        drafts=Drafts(per_token),
+        drafts=Drafts(per_token, siblings),
     )  # fmt: skip
 
 
 def execute(planner: Scheduler, plan: Plan, rows: dict[int, Request], accept: int = 0, token: int = 1) -> list[Request]:
     """What an engine would do with a plan: compute, emit, advance, return who ended."""
     results = []
-    for row, limit, _, _, start, _ in plan.decode:
+    for row, limit, _, _, start, *_ in plan.decode:
         accepted, pending = min(accept, limit), rows[row].tokens[-1]
         emission = rows[row].emit([token] * (accepted + 1), accepted, list(range(1, limit + 1)), [])
         committed = [pending, *[token] * min(accepted, len(emission.token_ids))]
@@ -90,7 +96,7 @@ class Serving(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = scheduler(per_token=2)
+        self.scheduler = scheduler(per_token=2, siblings=4)
         self.alive: dict[int, Request] = {}
         self.rows: dict[int, Request] = {}
         self.pages: dict[int, list[int]] = {}
@@ -171,17 +177,19 @@ class Serving(RuleBasedStateMachine):
         assert len(used) == len(set(used))
         computed = sum(len(chunk.tokens) for chunk in plan.prefill)
         drafts = Drafts(2)
-        nodes = sum(drafts.slots(item.methods, item.limit) for item in plan.decode)
+        nodes = sum(drafts.slots(item.methods, item.limit) + item.siblings for item in plan.decode)
         assert len(plan.decode) + nodes + computed <= BUDGET
         assert not plan.decode or computed <= MIXED
         pending = {row for row, each in self.rows.items() if each.remaining == 1}
         assert pending <= set(used), "a running stream emits in every step"
-        for row, limit, methods, reason, start, _ in plan.decode:
+        for row, limit, methods, reason, start, _, siblings in plan.decode:
             assert start == self.rows[row].committed
             assert bool(limit) == bool(methods) == (not reason)
             assert self.rows[row].remaining == 1
             assert limit <= self.rows[row].draft_limit
-            needed = len(self.rows[row].tokens) + drafts.slots(methods, limit)
+            assert 0 <= siblings <= (4 if limit else 0)
+            needed = len(self.rows[row].tokens) + drafts.slots(methods, limit) + siblings
+            assert needed <= CONTEXT + NODES
             assert len(self.pages[row]) * PAGE >= needed
         for row, start, tokens, last in plan.prefill:
             end = start + len(tokens)
@@ -347,3 +355,13 @@ def test_a_long_prompt_holds_up_neither_short_ones_nor_is_held_up_by_them() -> N
     long, *short = steps_to_first(sched, [first, *others])
     assert max(short) <= 5  # fifteen tokens, eight in every other step
     assert long <= 8  # 36 tokens, eight a step at half the time or what the others leave
+
+
+def test_siblings_get_what_all_other_drafts_leave() -> None:
+    planner = scheduler(60, siblings=4)
+    streams = [request([1 + row], 30, drafts=3) for row in range(3)]
+    for stream in streams:
+        planner.add(stream)
+    execute(planner, planner.plan(), dict(enumerate(streams)))
+    plan = planner.plan()
+    assert [(item.limit, item.siblings) for item in plan.decode] == [(3, 4), (3, 0), (3, 0)]  # of 16 tokens

@@ -87,7 +87,7 @@ class Told:
         llm.engine.drafting.policy.learn_overlap = self._overlap  # type: ignore[method-assign]
 
     def _learn(self, method: str, requests: Sequence[int], *drafts: Sequence[int]) -> None:
-        self.drafts.setdefault(method, []).extend(zip(*drafts, strict=True))
+        self.drafts.setdefault(method, []).extend(zip(*drafts[:3], strict=True))
 
     def _overlap(self, methods: Sequence[str], accepted: Sequence[int]) -> None:
         self.overlaps.append(dict(zip(methods, accepted, strict=True)))

@@ -19,7 +19,7 @@ from sametoken.heads.eagle.drafter import EagleDrafter
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.modules import pack
 from sametoken.kernels.cpu.library import Library
-from sametoken.model.compiled import Committed
+from sametoken.model.compiled import Committed, Guesses
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder, attend_in
 from sametoken.model.formats.names import FORMATS
@@ -205,9 +205,12 @@ def chain(length: int) -> Tensor:
     return chain_parents(1, length, torch.device("cpu"))
 
 
+def sampling_row(temperatures: list[float], row: int, options: dict[str, Any]) -> RowSampling:
+    return RowSampling(SamplingParams(temperature=temperatures[row], **options), 1234567 + row, [], VOCAB)
+
+
 def sampling_of(temperatures: list[float], **options: Any) -> Sampling:
-    rows = [SamplingParams(temperature=each, **options) for each in temperatures]
-    return Sampling.of([RowSampling(each, 1234567 + row, [], VOCAB) for row, each in enumerate(rows)])
+    return Sampling.of([sampling_row(temperatures, row, options) for row in range(len(temperatures))])
 
 
 def draw(scores: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
@@ -224,7 +227,7 @@ def test_a_chain_is_step_by_step_drawing(kernels: Library, config: EagleConfig, 
     texts = [tokens(length, seed=row) for row, length in zip(rows, lengths, strict=True)]
     features = [randn(length, head_width(config), seed=row) for row, length in zip(rows, lengths, strict=True)]
     certain = Committed(rows, [0, 0, 0], [text.tolist() for text in texts], torch.cat(features))
-    found, shares, _ = model.guess(certain, cache_of(config.layers), [levels] * 3, sampling, None)
+    found, shares, *_ = model.guess(certain, cache_of(config.layers), [levels] * 3, sampling, None)
     cache, ids = cache_of(config.layers), head.draft_ids if config.own_head else torch.arange(VOCAB)
     output = torch.cat([
         model(text, model.fuse(part), cache, cache.view([span_of([row], [0], chain(len(text)))]))[-1:]
@@ -241,7 +244,7 @@ def test_a_chain_is_step_by_step_drawing(kernels: Library, config: EagleConfig, 
         output = model(expected[-1], head.recycle(output), cache, view)
     assert torch.equal(found, torch.stack(expected, dim=1))
     assert len(found.unique()) > 6
-    torch.testing.assert_close(shares, torch.stack(clear, dim=1), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(shares.squeeze(2), torch.stack(clear, dim=1), rtol=1e-3, atol=1e-6)
 
 
 @one_thread
@@ -335,28 +338,44 @@ def test_extreme_scores_draw_tokens(kernels: Library, temperatures: list[float])
     assert torch.equal(found, expected)
 
 
-def kept_by_hand(worth: Worth, shares: list[list[float]], limits: list[int]) -> tuple[list[int], list[int]]:
-    """The rule of stop.h: guesses that are made and those that are kept, per row."""
-    count = len(limits)
-    paths, made, kept, rows = [1.0] * count, [0] * count, [0] * count, [*range(count)]
+def drafts_by_hand(worth: Worth, found: Guesses, limits: list[int]) -> tuple[list[int], list[list[tuple[int, int]]]]:
+    """The rule of stop.h: levels that are made, and the draft of each row: tokens and their parents, root left out."""
+    assert found.chosen is not None
+    count, shares, candidates = len(limits), found.shares.tolist(), found.chosen.candidates
+    paths, made, rows = list(worth.weights), [0] * count, [*range(count)]
+    values: list[list[list[float]]] = [[] for _ in rows]
     while rows:
         for row in rows:
-            table = worth.chances[worth.sampled[row]]
-            paths[row] *= float(np.interp(shares[row][made[row]] * len(table) - 0.5, range(len(table)), table))
-            made[row] += 1
-            kept[row] = made[row] if paths[row] * worth.weights[row] > worth.time.verify else kept[row]
-        each = worth.time.verify + worth.time.guess
-        values = {row: paths[row] * worth.typical[worth.sampled[row]] * worth.weights[row] - each for row in rows}
-        rows = [row for row in rows if made[row] < limits[row] and values[row] > 0]
-        rows = rows if sum(values[row] for row in rows) > worth.time.level else []
-    return made, kept
+            least, level = 1.0, list[float]()
+            for k, share in enumerate(shares[row][made[row]]):
+                table = worth.chances[k][worth.sampled[row]]
+                chance = np.interp(share * (1 + k) * len(table) - 0.5, range(len(table)), table)
+                least = min(least, float(chance) if share > 0 else 0.0)
+                level.append(paths[row] * least)
+            values[row].append(level)
+            paths[row], made[row] = level[0], made[row] + 1
+        gains = {}
+        for row in rows:
+            ranks = len(worth.typical) if worth.siblings[row] else 1
+            each = (paths[row] * worth.typical[k][worth.sampled[row]] - worth.time.verify for k in range(ranks))
+            gains[row] = sum(max(0.0, value) for value in each) - worth.time.guess
+        rows = [row for row in rows if made[row] < limits[row] and gains[row] > 0]
+        rows = rows if sum(gains[row] for row in rows) > worth.time.level else []
+    drafts = []
+    for row in range(count):
+        right = [each for each in values[row] if each[0] > worth.time.verify]
+        others = [(-value, i, k) for i, each in enumerate(right) for k, value in enumerate(each) if k]
+        taken = [each for each in sorted(others) if -each[0] > worth.time.verify][: worth.siblings[row]]
+        beside = [(candidates[row][i][k], i) for i, k in sorted(each[1:] for each in taken)]
+        drafts.append([(candidates[row][i][0], i) for i in range(len(right))] + beside)
+    return made, drafts
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("recycled", [False, True], ids=["decoder", "head"])
-def test_rows_end_where_a_guess_is_not_worth_its_time(kernels: Library, seed: int, recycled: bool) -> None:
-    """Whatever guesses are worth: rows end one by one, and lose the ends of their chains only."""
-    luck, rows, levels = random.Random(seed), [3, 0, 1, 2], 5
+def test_drafts_are_what_is_worth_its_time(kernels: Library, seed: int, recycled: bool) -> None:
+    """Whatever guesses are worth: rows end one by one, siblings stand beside the chain, and each draft is a tree."""
+    luck, rows, levels, ranks = random.Random(seed), [3, 0, 1, 2], 5, 1 + seed % 4
     texts = [tokens(length, seed=row) for row, length in zip(rows, (40, 1, 66, 9), strict=True)]
     limits, sampling = [luck.randint(1, levels) for _ in rows], sampling_of([0.0, 1.0, 0.7, 0.0])
     features = torch.cat([randn(len(text), head_width(EAGLE_3), seed=i) for i, text in enumerate(texts)])
@@ -365,16 +384,66 @@ def test_rows_end_where_a_guess_is_not_worth_its_time(kernels: Library, seed: in
     read = Committed(rows, [0] * 4, [text.tolist() for text in texts], features if recycled else None)
     layers = EAGLE_3.layers if recycled else TARGET
     free = model.guess(read, cache_of(layers), [levels] * 4, sampling, None)
-    assert free.made is None
+    assert free.chosen is None
     worth = Worth(
-        [sorted(luck.random() for _ in range(10)) for _ in range(2)], [luck.random(), luck.random()],
+        [[sorted(luck.random() for _ in range(10)) for _ in range(2)] for _ in range(ranks)],
+        [[luck.random() / (1 + k) for _ in range(2)] for k in range(ranks)],
         [luck.random() < 0.5 for _ in rows], [luck.uniform(0.2, 1) for _ in rows],
-        Time(*(luck.uniform(0, 0.1) for _ in range(3))),
+        Time(*(luck.uniform(0, 0.1) for _ in range(3))), [luck.randint(0, 4) for _ in rows],
     )  # fmt: skip
     found = model.guess(read, cache_of(layers), limits, sampling, worth)
-    made, kept = kept_by_hand(worth, free.shares.tolist(), limits)
-    assert found.made == made
-    for row in range(4):
-        assert torch.equal(found.tokens[row, : 1 + kept[row]], free.tokens[row, : 1 + kept[row]])
-        assert (found.tokens[row, 1 + kept[row] :] == PADDING).all()
-        assert torch.equal(found.shares[row, : made[row]], free.shares[row, : made[row]])
+    made, drafts = drafts_by_hand(worth, found, limits)
+    assert found.chosen is not None
+    assert found.tree is not None
+    parents, written = found.tree
+    assert found.chosen.made == made
+    assert found.tokens.shape[1] == 1 + max(map(sum, zip(limits, worth.siblings, strict=True)))
+    for row, draft in enumerate(drafts):
+        nodes, length = 1 + len(draft), sum(count > 0 for count in found.chosen.kept[row])
+        assert [*zip(found.tokens[row, 1:nodes].tolist(), parents[row, 1:nodes].tolist(), strict=True)] == draft
+        assert torch.equal(found.tokens[row, : 1 + length], free.tokens[row, : 1 + length])
+        assert (found.tokens[row, nodes:] == PADDING).all()
+        assert sum(found.chosen.kept[row]) == len(draft)
+        assert torch.equal(found.shares[row, : made[row], 0], free.shares[row, : made[row], 0])
+        ran = [n - 1 if 0 < n <= length and n < made[row] else -1 for n in range(len(written[row]))]
+        assert written[row].tolist() == ran
+
+
+CERTAIN = Worth([[[1.0] * 10] * 2] * 4, [[1.0] * 2] * 4, [True] * 3, [1.0] * 3, Time(0.0, 0.0, 0.0), [15] * 3)
+
+
+@one_thread
+@pytest.mark.parametrize(
+    ("temperatures", "options"),
+    [
+        ([0.0, 0.0, 0.0], {}),
+        ([0.7, 1.0, 1.5], {}),
+        ([0.0, 1.0, 0.3], {"top_k": 40, "top_p": 0.8, "min_p": 0.01}),
+        ([0.0, 1.0, 2.0], {"top_k": 3}),
+        ([1.0, 1.0, 0.5], {"top_p": 0.05}),  # a nucleus of one token
+    ],
+)
+def test_siblings_are_the_next_best_of_the_draw(
+    kernels: Library, temperatures: list[float], options: dict[str, Any]
+) -> None:
+    decoder, sampling, rows, levels = (
+        decoder_of(torch.bfloat16, True),
+        sampling_of(temperatures, **options),
+        [2, 0, 1],
+        4,
+    )
+    assert decoder.native is not None
+    texts = [tokens(length, seed=row) for row, length in zip(rows, (20, 1, 33), strict=True)]
+    read = Committed(rows, [0] * 3, [text.tolist() for text in texts])
+    worth = CERTAIN._replace(sampled=[temperature > 0 for temperature in temperatures])
+    found = decoder.native.guess(read, cache_of(TARGET), [levels] * 3, sampling, worth)
+    assert found.chosen is not None
+    for at, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        cache, path = cache_of(TARGET), torch.cat([text, found.tokens[at, 1:levels]])
+        view = cache.view([span_of([row], [0], chain(len(path)))])
+        scores = decoder.logits(decoder(path, cache, view).last[len(text) - 1 :])
+        every = Sampling.of([sampling_row(temperatures, at, options)] * levels)
+        ranked, shares = rank(scores, len(text) + torch.arange(levels), every, 4)
+        assert found.chosen.candidates[at] == ranked.tolist()
+        if "top_p" not in options:  # a draw's share leaves the end of the nucleus open
+            torch.testing.assert_close(found.shares[at], shares.exp(), rtol=2e-3, atol=1e-5)

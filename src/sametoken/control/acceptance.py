@@ -34,6 +34,18 @@ class Acceptance:
         self._slots: dict[int, int] = {}
         self._free = [*range(7, 0, -1)]
         self._engine: Floats | None = None
+        # Of drafts whose chain was wrong: how many, and those with a sibling that was right. Guesses, and siblings.
+        self._beside = np.zeros(4)
+
+    @property
+    def saved(self) -> float:
+        """The chance that a sibling is right where the guess of the chain is wrong."""
+        return float(self._beside[1] / (self._beside[0] + ENGINE_STRENGTH))
+
+    @property
+    def siblings(self) -> float:
+        """Siblings that are verified per guess of a chain."""
+        return float(self._beside[3] / (self._beside[2] + ENGINE_STRENGTH))
 
     @property
     def kept(self) -> Floats:
@@ -89,8 +101,9 @@ class Acceptance:
         return found
 
     def learn(
-        self, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int], accepted: Sequence[int]
-    ) -> None:
+        self, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int], accepted: Sequence[int],
+        siblings: Sequence[int] = (0,), saved: Sequence[bool] = (False,),
+    ) -> None:  # fmt: skip
         """Drafts were verified, one of each of N different requests.
 
         All places fade, tried or not, so that a place once given up is thought well of again, and tried, in time.
@@ -98,13 +111,17 @@ class Acceptance:
         Args:
             asked: tokens on a path that were asked for; a guess that was not made did not come true.
             longest: tokens on the longest path of each draft, 0 if the drafter had none.
-            accepted: guesses that came true.
+            accepted: guesses that came true, siblings aside.
+            siblings: of each draft; `saved`: whether one of them was right after those.
         """
         slots = [self._slot(request) for request in requests]
         counted = np.stack([_counted(self._longest, *each) for each in zip(asked, longest, accepted, strict=True)])
         fade = 1.0 - 1.0 / MEMORY
         self._counts[slots] = fade * self._counts[slots] + counted
         self._counts[0] = fade ** len(slots) * self._counts[0] + counted.sum(0)
+        wrong = sum(right < made for made, right in zip(longest, accepted, strict=True))
+        self._beside *= fade ** len(slots)
+        self._beside += wrong, sum(saved), sum(longest), sum(siblings)
         self._engine = None
 
 

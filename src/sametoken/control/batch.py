@@ -52,6 +52,7 @@ class Ways(NamedTuple):
         gains: [R, L] guesses expected to come true with paths of 1, 2, .. tokens; beyond a row's longest no more.
         shares: by method, how often each row asks it, [R].
         kept: by method, how often a guess that may be made at each place is verified, [1 + L], the first always.
+        siblings: by method, how many more are verified beside each of them.
     """
 
     methods: Sequence[tuple[str, ...]]
@@ -60,6 +61,7 @@ class Ways(NamedTuple):
     gains: Floats
     shares: Mapping[str, Floats]
     kept: Mapping[str, Floats]
+    siblings: Mapping[str, float]
 
 
 class ChosenLengths(NamedTuple):
@@ -110,7 +112,8 @@ class StepBatch:
         levels = np.arange(place.max(initial=0) + 1)
         for method, share in ways.shares.items():
             asked = share[row]
-            nodes[1:] += np.cumsum(asked * ways.kept[method][1 + place] * np.diff(self._nodes)[place])
+            each = (1.0 + ways.siblings.get(method, 0.0)) * ways.kept[method][1 + place]
+            nodes[1:] += np.cumsum(asked * each * np.diff(self._nodes)[place])
             active = np.zeros((len(row) + 1, len(levels)))
             made = asked * ways.kept[method][place]  # what follows a guess that was not worth it is not made
             active[1:] = np.cumsum((place[:, None] == levels) * made[:, None], axis=0)
@@ -173,7 +176,9 @@ class StepBatch:
             chances = acceptance.chances([self.rows[i].id for i in having])[:, : self.longest + 1]
             if runs_model(method):
                 chances[:, :1] = self._left(method, having)
-            holds[n, having] = np.cumprod(chances, axis=1)
+            paths = np.cumprod(chances, axis=1)
+            paths[:, 1:] -= acceptance.saved * np.diff(paths, axis=1)  # a sibling makes up for the first wrong guess
+            holds[n, having] = paths
         ways, found = _ways([n for n in range(len(names)) if not runs_model(names[n])], len(names)), []
         asks = np.zeros((len(ways), len(names), count))  # how often each row asks each method
         for way, ask in zip(ways, asks, strict=True):
@@ -188,11 +193,12 @@ class StepBatch:
         gains = np.maximum(0.0, np.take_along_axis(np.cumsum(found, axis=2), last[None] - 1, axis=2))
         gains[:, self._limits == 0] = 0.0
         kept = {method: np.append(1.0, acceptance.kept[1:]) for method, acceptance in methods.items()}
+        siblings = {method: acceptance.siblings for method, acceptance in methods.items()}
         best = np.zeros(count, dtype=np.int64)
         if len(ways) > 1:
             lacks = np.einsum("wnr,nr->wr", asks > 0.0, holds[:, :, 0] == 0.0) > 0.0
             margin = 1.0 + SAVING * (asks > 0.0).any(axis=2).sum(axis=1, keepdims=True)
-            best = np.argmin(self._waits(gains, asks, kept) * np.where(lacks, np.inf, margin), axis=0)
+            best = np.argmin(self._waits(gains, asks, kept, siblings) * np.where(lacks, np.inf, margin), axis=0)
         chosen, row = [ways[n] for n in best.tolist()], np.arange(count)
         return Ways(
             [tuple(names[n] for n in [*way.hosts, *way.model]) for way in chosen],
@@ -201,13 +207,14 @@ class StepBatch:
             gains[best, row],
             {method: asks[best, n, row] for n, method in enumerate(names)},
             kept,
+            siblings,
         )
 
-    def _waits(self, gains: Floats, asks: Floats, kept: Mapping[str, Floats]) -> Floats:
+    def _waits(self, gains: Floats, asks: Floats, kept: Mapping[str, Floats], siblings: Mapping[str, float]) -> Floats:
         """[ways, R] the least wait for a token if all rows were like this one, over the lengths of its paths."""
         count = len(self.rows)
         more = np.diff(self._nodes)
-        nodes = np.array([np.cumsum(each[1 : self.longest + 1] * more) for each in kept.values()])
+        nodes = np.array([(1.0 + siblings[m]) * np.cumsum(kept[m][1 : self.longest + 1] * more) for m in kept])
         levels = count * np.tri(self.longest)
         drafts = np.array([self._costs.drafts(method, levels) for method in kept])
         all_nodes = np.rint(count * np.einsum("wnr,nl->wrl", asks, nodes)).astype(np.int64)

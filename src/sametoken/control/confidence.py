@@ -1,8 +1,8 @@
 """Turns a drafter's own scores into chances that its guesses are accepted, and counts how often they were.
 
-A share says how clearly a guess won the drafter's own draw. Per drafter one table for greedy rows and one for sampled
-ones turns shares into chances; in neither has a higher share a lower chance. Both are learned from verified guesses.
-Pure.
+A share says how clearly a guess won the drafter's own draw. Per drafter tables for greedy rows and for sampled ones
+turn shares into chances; in none has a higher share a lower chance. They are learned from what the target drew at the
+places that verified guesses reached, which tells of each candidate there whether it was right. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 BINS = 10  # of shares and of chances, all equally wide
 PRIOR = 4.0  # verified guesses for which the share itself counts in each bin of a table
-SETTLE = 8  # drafts after which a table is made anew
+RANKS = 4  # candidates of a draw that are looked at: the next ones come true less than 3 % of the time
+SETTLE = 8  # drafts after which tables are made anew, at least
 
 
 def bin_of(value: float) -> int:
@@ -54,57 +55,71 @@ class Reliability:
 
 
 class Confidence:
-    """The calibration of one drafter. In each table the place is the bin of the share."""
+    """The calibration of one drafter: tables by the rank of a candidate and the kind of row; places are bins of shares.
+
+    The best candidate of a draw is the guess of the chain, the others may stand beside it. Of rank k, 0 for the best,
+    shares are at most 1 / (1 + k), which the bins part.
+    """
 
     def __init__(self) -> None:
-        middles = [(place + 0.5) / BINS for place in range(BINS)]
-        self._tables = [middles, middles]
-        self._tries, self._hits = [_zeros(), _zeros()], [_zeros(), _zeros()]
-        self._drafts = 0
+        self._tries, self._hits = ([[_zeros(), _zeros()] for _ in range(RANKS)] for _ in range(2))
+        self._tables = [[_rising(_zeros(), _zeros(), rank)] * 2 for rank in range(RANKS)]
+        self._drafts = self._due = 0
 
     @property
-    def tables(self) -> Sequence[Sequence[float]]:
-        """[2][BINS] chances at the middles of the bins: of greedy rows, of sampled ones."""
+    def tables(self) -> Sequence[Sequence[Sequence[float]]]:
+        """[RANKS][2][BINS] chances at the middles of the bins: of greedy rows, of sampled ones."""
         return self._tables
 
     @property
-    def typical(self) -> list[float]:
-        """[2] the chance of a guess that was not made yet, if those before it come true."""
+    def typical(self) -> list[list[float]]:
+        """[RANKS][2] the chance of a candidate that was not drawn yet, if the guesses before it come true."""
         return [
-            (sum(hits) + PRIOR / 2) / (sum(tries) + PRIOR) for tries, hits in zip(self._tries, self._hits, strict=True)
+            [(sum(hits) + PRIOR / 2 / (1 + rank)) / (sum(tries) + PRIOR) for tries, hits in zip(*each, strict=True)]
+            for rank, each in enumerate(zip(self._tries, self._hits, strict=True))
         ]
 
-    def chance(self, share: float, sampled: bool) -> float:
-        """That a guess comes true if those before it did; linear between the middles of the bins."""
-        table, at = self._tables[sampled], min(max(share * BINS - 0.5, 0.0), BINS - 1.0)
+    def chance(self, share: float, sampled: bool, rank: int = 0) -> float:
+        """That a candidate comes true if the guesses before it did; linear between the middles of the bins."""
+        table, at = self._tables[rank][sampled], min(max(share * (1 + rank) * BINS - 0.5, 0.0), BINS - 1.0)
         below = min(int(at), BINS - 2)
         return table[below] + (at - below) * (table[below + 1] - table[below])
 
-    def learn(self, shares: Sequence[float], sampled: bool, accepted: int, seen: Reliability) -> None:
-        """A chain of guesses with these shares was verified.
+    def learn(
+        self, shares: Sequence[Sequence[float]], sampled: bool, drawn: Sequence[int], kept: Sequence[int],
+        seen: Reliability,
+    ) -> None:  # fmt: skip
+        """A chain of guesses was verified.
 
         Args:
-            accepted: guesses that came true.
+            shares: of the candidates of each place, best first.
+            drawn: of each place that was reached, the rank of the candidate that came true; one that none has for none.
+            kept: candidates of each place that were verified.
             seen: gets what was expected of each guess that was reached, and what became of it.
         """
-        tries, hits = self._tries[sampled], self._hits[sampled]
-        for place, share in enumerate(shares[: accepted + 1]):
-            right, at = place < accepted, bin_of(share)
-            seen.see(self.chance(share, sampled), right)
-            tries[at] += 1
-            hits[at] += right
+        for candidates, right, verified in zip(shares, drawn, kept, strict=False):
+            least = 1.0
+            for rank, share in enumerate(candidates):
+                least = min(least, self.chance(share, sampled, rank))
+                if rank < verified:
+                    seen.see(least, rank == right)
+                at = bin_of(share * (1 + rank))
+                self._tries[rank][sampled][at] += 1
+                self._hits[rank][sampled][at] += rank == right
         self._drafts += 1
-        if self._drafts % SETTLE == 0:
-            for which in (False, True):
-                self._tables[which] = self._rising(which)
+        if self._drafts >= self._due + SETTLE:  # ever rarer, as a draft tells ever less
+            self._due = max(self._drafts, self._drafts * 9 // 8 - SETTLE)
+            kinds = zip(self._tries, self._hits, strict=True)
+            self._tables = [[*map(_rising, *each, (rank, rank))] for rank, each in enumerate(kinds)]
 
-    def _rising(self, sampled: bool) -> list[float]:
-        """The rates of the bins, neighbours pooled until none falls (least squares under that condition)."""
-        pools: list[tuple[float, float, int]] = []  # tries, hits, bins
-        for place, (tries, hits) in enumerate(zip(self._tries[sampled], self._hits[sampled], strict=True)):
-            pool = tries + PRIOR, hits + PRIOR * (place + 0.5) / BINS, 1
-            while pools and pools[-1][1] * pool[0] > pool[1] * pools[-1][0]:
-                before = pools.pop()
-                pool = before[0] + pool[0], before[1] + pool[1], before[2] + pool[2]
-            pools.append(pool)
-        return [hits / tries for tries, hits, bins in pools for _ in range(bins)]
+
+def _rising(tries: Sequence[float], hits: Sequence[float], rank: int) -> list[float]:
+    """The rates of the bins, neighbours pooled until none falls (least squares under that condition)."""
+    pools: list[tuple[float, float, int]] = []  # tries, hits, bins
+    for place, (tried, right) in enumerate(zip(tries, hits, strict=True)):
+        pool = tried + PRIOR, right + PRIOR * (place + 0.5) / BINS / (1 + rank), 1
+        while pools and pools[-1][1] * pool[0] > pool[1] * pools[-1][0]:
+            before = pools.pop()
+            pool = before[0] + pool[0], before[1] + pool[1], before[2] + pool[2]
+        pools.append(pool)
+    return [right / tried for tried, right, bins in pools for _ in range(bins)]

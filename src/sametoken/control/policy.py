@@ -23,6 +23,7 @@ from sametoken.control.worth import UNPRICED, Time, Worth
 SHARE = 0.01  # of the time, most that steps may lose which are made to learn something
 FIRST = 8  # steps before the first of them in a batch of a new size; then twice as many, until `SHARE` says when
 DEAR = 0.03  # seconds of a plain step from which on chains end by worth: below, a guess costs less than is known
+BESIDE = 2  # most siblings per guess of the longest chain
 REST = 8  # steps that a choice is kept for while the batch stays the same
 
 
@@ -32,6 +33,8 @@ class RequestedDraft(NamedTuple):
     Those of `methods` that guess on the host are all asked, and their guesses united. A model is asked if they have
     none, or, where the draft is `joined`, always.
 
+    Beside the tokens of a chain as many as `siblings` more may stand.
+
     Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small,
     "recall" of what a step without drafts costs.
     """
@@ -40,6 +43,7 @@ class RequestedDraft(NamedTuple):
     methods: tuple[str, ...]
     reason: str = ""
     joined: bool = False
+    siblings: int = 0
 
 
 NO_GAIN, RECALL = RequestedDraft(0, (), "gain"), RequestedDraft(0, (), "recall")
@@ -143,10 +147,10 @@ class Policy:
 
     def learn(
         self, method: str, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int],
-        accepted: Sequence[int],
+        accepted: Sequence[int], siblings: Sequence[int] = (0,), saved: Sequence[bool] = (False,),
     ) -> None:  # fmt: skip
         """Drafts of `method` were verified, see `Acceptance.learn`."""
-        self._news.append(partial(self._of(method).learn, requests, asked, longest, accepted))
+        self._news.append(partial(self._of(method).learn, requests, asked, longest, accepted, siblings, saved))
 
     def learn_overlap(self, methods: Sequence[str], accepted: Sequence[int]) -> None:
         """Guesses of several methods about one place were verified, of which so many of each came true."""
@@ -167,11 +171,12 @@ class Policy:
         return host + sum(models) if joined else max([host, *models])
 
     def learn_shares(
-        self, method: str, shares: Sequence[float], sampled: bool, accepted: int, seen: Reliability
-    ) -> None:
+        self, method: str, shares: Sequence[Sequence[float]], sampled: bool, drawn: Sequence[int],
+        kept: Sequence[int], seen: Reliability,
+    ) -> None:  # fmt: skip
         """A chain of `method`, which says how clearly each guess won its draw, was verified; see `Confidence.learn`."""
         confidence = self._confidence.setdefault(method, Confidence())
-        self._news.append(partial(confidence.learn, shares, sampled, accepted, seen))
+        self._news.append(partial(confidence.learn, shares, sampled, drawn, kept, seen))
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
         """See `Costs.saw_draft`."""
@@ -252,9 +257,9 @@ class Policy:
         return [_within(self._open(draft, bound), limit) for draft, limit in zip(plan.requested, limits, strict=True)]
 
     def _open(self, draft: RequestedDraft, bound: int) -> RequestedDraft:
-        """A planned draft, with the longest path where what guesses are worth will end it."""
+        """A planned draft, with the longest path and siblings where what guesses are worth will end it."""
         stops = draft.limit and self._plan.times and all(self.stoppable.get(method, False) for method in draft.methods)
-        return draft._replace(limit=bound) if stops else draft
+        return draft._replace(limit=bound, siblings=BESIDE * bound) if stops else draft
 
     def _most(self, row: DecodingRow, bound: int) -> RequestedDraft:
         """As much as the row may draft, in the order of its methods."""

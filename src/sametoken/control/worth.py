@@ -1,7 +1,9 @@
 """What guesses of one step are worth, and what their time is worth in the same unit: where each row's chain ends.
 
 A guess is worth the chance that its whole path comes true times the weight of its row. That never grows along a chain,
-so the guesses that are worth their verification are the first ones of each row. The rule is in kernels/cpu/stop.h.
+so the guesses that are worth their verification are the first ones of each row. Beside each of them stand the next
+candidates of the same draw, its siblings, where they are worth theirs; no guess follows them. The rule is in
+kernels/cpu/stop.h.
 """
 
 from __future__ import annotations
@@ -21,18 +23,35 @@ class Time(NamedTuple):
 
 
 class Worth(NamedTuple):
-    """Legend: R rows.
+    """Legend: R rows, K candidates of a draw.
 
     Attributes:
-        chances: [2][bins] that a guess comes true, by its share: of greedy rows and of sampled ones.
-        typical: [2] the same of a guess that was not made yet.
+        chances: [K][2][bins] that a candidate comes true, by its share: of greedy rows and of sampled ones. The bins of
+            candidate k part 0 .. 1 / (1 + k), since those before it have shares that are no smaller.
+        typical: [K][2] the same of candidates that were not drawn yet.
         sampled: [R] which of the two holds.
         weights: [R] of a token.
         time: of what a guess takes.
+        siblings: [R] most guesses beside those of the chain; () for none.
     """
 
-    chances: Sequence[Sequence[float]]
-    typical: Sequence[float]
+    chances: Sequence[Sequence[Sequence[float]]]
+    typical: Sequence[Sequence[float]]
     sampled: Sequence[bool]
     weights: Sequence[float]
     time: Time
+    siblings: Sequence[int] = ()
+
+
+class Chosen(NamedTuple):
+    """What was drawn and what of it joined the drafts of R rows. Legend: L levels, K candidates of a draw.
+
+    Attributes:
+        made: [R] levels that were drawn.
+        kept: [R][L] candidates of each level that joined, the guess of the chain and its siblings.
+        candidates: [R][L][K] their tokens, best first, negative for none.
+    """
+
+    made: Sequence[int]
+    kept: Sequence[Sequence[int]]
+    candidates: Sequence[Sequence[Sequence[int]]]

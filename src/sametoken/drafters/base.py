@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from sametoken.control.worth import Worth
+from sametoken.control.worth import Chosen, Worth
 from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.speculation.draft import Draft
 from sametoken.speculation.sampling import Sampling
@@ -29,10 +29,10 @@ class Drafter(Protocol):
         namespace: names its keys and values in the shared cache pages, "" if it keeps nothing there.
         runs_model: guessing takes forwards of a model, which cost time.
         nodes: most draft tokens of one proposal, which sizes the lookahead of the cache.
-        shares: [B, L] of the last proposal, how clearly each guess of a chain won the drafter's own draw, see
-            `model.compiled.Guesses`; None where the drafter does not say.
+        shares: [B, L, K] of the last proposal, how clearly the candidates of each place of a chain won the drafter's
+            own draw, see `model.compiled.Guesses`; None where the drafter does not say.
         worth: of the proposal that comes next; whoever gives shares may make only the guesses that are worth it.
-        made: [B] guesses of the last proposal, verified or not, where rows ended one by one; else None.
+        chosen: what worth made of the last proposal, None where it did not end its rows.
     """
 
     taps: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class Drafter(Protocol):
     nodes: int
     shares: Tensor | None = None
     worth: Worth | None = None
-    made: Sequence[int] | None = None
+    chosen: Chosen | None = None
 
     def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         """A sequence starts in `row`; the tokens `cached` lie in reused prefix pages and are not observed.
@@ -75,7 +75,7 @@ class Drafter(Protocol):
             sampling: the rows' sampling, whose noise a drafter ranks its scores under.
 
         Returns:
-            [B, N] with 1 <= N <= 1 + slots(max(limits)); rows with fewer nodes are padded.
+            [B, N] with 1 <= N <= 1 + slots(max(limits)), siblings of `worth` aside; rows with fewer nodes are padded.
         """
         ...
 

@@ -160,7 +160,7 @@ class GrowingDrafter(Drafter):
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
         self._read(rows)
-        self.shares = self.made = None
+        self.shares = self.chosen = None
         states = [self._rows[row] for row in rows]
         assert not self.taps or all(state.tokens for state in states), "a slot needs a feature that was not used yet"
         lag = self.guesser.lag
@@ -199,8 +199,11 @@ class GrowingDrafter(Drafter):
         drawn = self.guesser.guess(read, limits, sampling, self.worth)
         if drawn is None:
             return None
-        self.shares, self.made = drawn.shares, drawn.made
-        return chain_of(drawn.tokens, self._cut(limits) if drawn.made is None else None, drawn.made)
+        self.shares, self.chosen = drawn.shares, drawn.chosen
+        if drawn.tree is None:
+            return chain_of(drawn.tokens, self._cut(limits))
+        parents, written = drawn.tree
+        return Grown(Draft(drawn.tokens, parents), written)
 
     def _trees(self, read: Committed, limits: Sequence[int], sampling: Sampling) -> Grown | None:
         bounds = TreeBounds(self.branches, limits, [self.nodes_of(limit) for limit in limits])

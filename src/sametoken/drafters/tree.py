@@ -6,7 +6,6 @@ Legend: B rows, K branches, C candidates, F nodes of a frontier, N nodes of a dr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -68,21 +67,14 @@ class Chain:
         return chain_of(torch.cat(self._tokens, dim=1), self.limits)
 
 
-def chain_of(tokens: Tensor, limits: Tensor | None, made: Sequence[int] | None = None) -> Grown:
-    """A chain of the tokens [B, N], root first, padded past each row's limit; all but the last node ran.
-
-    Args:
-        made: [B] guesses of each row, of which all but the last ran, where rows ended one by one.
-    """
+def chain_of(tokens: Tensor, limits: Tensor | None) -> Grown:
+    """A chain of the tokens [B, N], root first, padded past each row's limit; all but the last node ran."""
     rows, nodes = tokens.shape
     if limits is not None:
         place = torch.arange(nodes, device=tokens.device)
         tokens = tokens.masked_fill(place > limits.unsqueeze(1), PADDING)
     written = (_kept_written if tokens.device.type == "cpu" else _written)(nodes, tokens.device)
-    written = written.expand(rows, -1)
-    if made is not None:
-        written = written.masked_fill(written >= torch.tensor(made).unsqueeze(1) - 1, -1)
-    return Grown(Draft(tokens, chain_parents(rows, nodes, tokens.device)), written)
+    return Grown(Draft(tokens, chain_parents(rows, nodes, tokens.device)), written.expand(rows, -1))
 
 
 def _written(nodes: int, device: torch.device) -> Tensor:

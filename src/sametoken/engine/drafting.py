@@ -18,6 +18,7 @@ from sametoken.drafters.base import Drafter
 from sametoken.drafters.padded import Guess, padded
 from sametoken.engine.advice import Advice, Pauses
 from sametoken.engine.meter import Clock, Meter
+from sametoken.engine.outcome import Outcome, Said, said_by
 from sametoken.engine.plan import Decode, Plan
 from sametoken.engine.report import Done, Makers, Proposal, RowResult
 from sametoken.engine.request import Request
@@ -48,7 +49,7 @@ class Drafting:
         self._meter, self._clock = meter, meter.drafting
         self.taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
         self._advice, self.pauses = Advice(), Pauses()
-        self._shares: dict[int, list[float]] = {}  # of this step's guesses, by the place of a decoding row
+        self._said: dict[int, Said] = {}  # of this step's chains, by the place of a decoding row
 
     def runs_model(self, method: str) -> bool:
         """Whether guessing takes forwards of a model; the others guess on the host for next to nothing."""
@@ -126,7 +127,7 @@ class Drafting:
 
         Those on the host are asked first, all of them; a model is asked if they have no guess, or if it is to join.
         """
-        self._shares.clear()
+        self._said.clear()
         if plan.captured:
             return Proposal(roots([]), [item.methods[:1] if item.limit else () for item in plan.decode])
         with self._clock:
@@ -143,8 +144,7 @@ class Drafting:
                 draft = self._ask(method, [plan.decode[i] for i in places])
                 empty = (draft.tokens[:, 1:] == PADDING).all(1).tolist()
                 made = [n for n, nothing in enumerate(empty) if not nothing]
-                shares = self.drafters[method].shares
-                self._shares.update({} if shares is None else zip(places, shares.tolist(), strict=True))
+                self._said.update(zip(places, said_by(self.drafters[method]), strict=False))
                 for n in made:
                     makers[places[n]] += (method,)
                 if made:
@@ -172,7 +172,7 @@ class Drafting:
         unions = {}
         for place, parts in trees.items():
             item = decode[place]
-            unions[place] = union(parts, self.slots(item.methods, item.limit, item.joined))
+            unions[place] = union(parts, self.slots(item.methods, item.limit, item.joined) + item.siblings)
         guesses = [Guess(each.tokens[1:], each.parents[1:]) for each in unions.values()]
         apart.append((list(unions), padded([each.tokens[0] for each in unions.values()], guesses)))
         return apart, unions
@@ -185,14 +185,17 @@ class Drafting:
             drafter.catch_up(rows)
         together = self._seats.sampling(requests)
         sampled = [request.params.temperature > 0 for request in requests]
-        drafter.worth = self.policy.worth(method, [request.id for request in requests], sampled)
+        worth = self.policy.worth(method, [request.id for request in requests], sampled)
+        drafter.worth = None if worth is None else worth._replace(siblings=[item.siblings for item in items])
         with (clock := Clock()):
             draft = drafter.propose(rows, [request.tokens[-1] for request in requests], limits, together)
-        assert draft.tokens.shape[1] <= 1 + max(map(drafter.slots, limits)), f"{method} drafts more than it said"
+        most = max(drafter.slots(item.limit) + item.siblings for item in items)
+        assert draft.tokens.shape[1] <= 1 + most, f"{method} drafts more than it said"
         if drafter.worth is not None:
-            self.policy.stoppable[method] = drafter.made is not None
+            self.policy.stoppable[method] = drafter.chosen is not None
         self._meter.asked_s += clock.seconds + reading.seconds
-        self.policy.saw_draft(method, len(rows), max(limits if drafter.made is None else drafter.made), clock.seconds)
+        levels = max(limits if drafter.chosen is None else drafter.chosen.made)
+        self.policy.saw_draft(method, len(rows), levels, clock.seconds)
         return draft
 
     def observe(self, done: Done) -> None:
@@ -224,7 +227,7 @@ class Drafting:
 
     def _learn(self, decode: Sequence[Decode], rows: Sequence[RowResult], proposal: Proposal) -> None:
         """Tells the policy the longest path and the accepted tokens of every drafter of every decoding row."""
-        seen: dict[str, list[tuple[int, int, int, int]]] = {}
+        seen: dict[str, list[tuple[int, ...]]] = {}
         for place, (item, row) in enumerate(zip(decode, rows, strict=True)):
             request, makers = row.request, proposal.makers[place]
             found = dict.fromkeys(makers, (row.longest, row.accepted))
@@ -234,17 +237,18 @@ class Drafting:
             asked = [m for m in item.methods if item.joined or not makers or m in makers or not self.runs_model(m)]
             for method in asked:
                 # What is not worth a try did not come true.
-                left_out = place in self._shares and self.runs_model(method)
+                left_out = place in self._said and self.runs_model(method)
                 longest, accepted = found.setdefault(method, (1, 0) if left_out else (0, 0))
-                seen.setdefault(method, []).append((request.id, item.limit, longest, accepted))
+                outcome = Outcome(accepted)
+                if method in makers and self.runs_model(method):
+                    outcome = self._learn_model(method, place, row, longest, accepted)
+                counts = outcome.accepted, outcome.siblings, outcome.saved
+                seen.setdefault(method, []).append((request.id, item.limit, longest, *counts))
             if request.methods:
-                request.stats.count_draft(best, item.reason or ("gain" if place in self._shares else "silent"))
+                request.stats.count_draft(best, item.reason or ("gain" if place in self._said else "silent"))
             united = [method for method in asked if item.joined or not self.runs_model(method)]
             if len(united) > 1:
                 self.policy.learn_overlap(united, [found[method][1] for method in united])
-            for maker in makers:
-                if self.runs_model(maker):
-                    self._learn_model(maker, place, request, *found[maker])
         for method, drafts in seen.items():
             self.policy.learn(method, *zip(*drafts, strict=True))
         adaptive = [(item, row.request) for item, row in zip(decode, rows, strict=True) if row.request.adaptive]
@@ -252,12 +256,16 @@ class Drafting:
             left_out = adaptive[0][0].reason == "gain" and not any(item.limit for item, _ in adaptive)
             self._tell_pauses(left_out, adaptive[0][1].methods[0], len(decode))
 
-    def _learn_model(self, method: str, place: int, request: Request, longest: int, accepted: int) -> None:
+    def _learn_model(self, method: str, place: int, row: RowResult, longest: int, accepted: int) -> Outcome:
         """A model's guesses for a row were verified: what operators should hear, and what its shares told."""
         self._say(*self._advice.saw_draft(method, accepted > 0))
-        if place in self._shares:
-            shares, reliability = self._shares[place][:longest], request.stats.seen_of(method)
-            self.policy.learn_shares(method, shares, request.params.temperature > 0, accepted, reliability)
+        if place not in self._said:
+            return Outcome(accepted)
+        said, emitted = self._said[place], () if row.emission is None else row.emission.token_ids
+        outcome, sampled = Outcome.of(said, longest, accepted, emitted), row.request.params.temperature > 0
+        seen = row.request.stats.seen_of(method)
+        self.policy.learn_shares(method, said.shares, sampled, outcome.drawn, outcome.kept, seen)
+        return outcome
 
     def _tell_pauses(self, left_out: bool, method: str, rows: int) -> None:
         """Logs that drafting stops or resumes, after a forward that might have drafted."""

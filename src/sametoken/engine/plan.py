@@ -15,6 +15,7 @@ class Decode(NamedTuple):
         methods, joined: who is asked for them, see `control.policy.RequestedDraft`.
         reason: why the limit is 0, see `control.policy`; "room": too few pages or tokens were left in the step.
         start: tokens of the row before the pending one, all in the target's cache.
+        siblings: most draft tokens that may stand beside a chain, where what guesses are worth ends it.
     """
 
     row: int
@@ -23,6 +24,7 @@ class Decode(NamedTuple):
     reason: str = ""
     start: int = 0
     joined: bool = False
+    siblings: int = 0
 
 
 class PromptPiece(NamedTuple):

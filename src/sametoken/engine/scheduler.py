@@ -148,8 +148,11 @@ class Scheduler:
             decode.append(self._decode(request, requested, budget - reserved, grown))
             budget -= self._drafts.slots(decode[-1].methods, decode[-1].limit, decode[-1].joined)
         # A row that was preempted for a later one's sake must not decode.
-        rows = {request.row for request in self.running}
+        rows = {request.row: request for request in self.running}
         decode = [item for item in decode if item.row in rows]
+        for place, item in enumerate(decode):
+            decode[place] = self._with_siblings(item, rows[item.row], budget - reserved, grown)
+            budget -= decode[place].siblings
         admitted: list[Admission] = []
         prefill: list[PromptPiece] = []
         budget = min(budget, mixed) if decode else budget
@@ -209,9 +212,16 @@ class Scheduler:
         while limit:
             slots = self._drafts.slots(requested.methods, limit, requested.joined)
             if slots <= budget and self._grow(row, len(request.tokens) + slots, grown):
-                return Decode(row, limit, requested.methods, start=request.committed, joined=requested.joined)
+                start, siblings = request.committed, requested.siblings
+                return Decode(row, limit, requested.methods, "", start, requested.joined, siblings)
             limit -= 1
         return Decode(row, 0, (), requested.reason or "room", request.committed)
+
+    def _with_siblings(self, item: Decode, request: Request, budget: int, grown: dict[int, list[int]]) -> Decode:
+        """The same with as many siblings as the other rows' drafts and the end of the context leave room for."""
+        siblings = min(item.siblings, budget, request.room - 1 - item.limit)
+        slots = len(request.tokens) + self._drafts.slots(item.methods, item.limit, item.joined) + siblings
+        return item._replace(siblings=siblings if siblings > 0 and self._grow(item.row, slots, grown) else 0)
 
     def _chunk(self, request: Request, budget: int, prefill: list[PromptPiece], grown: dict[int, list[int]]) -> int:
         """Plans the next piece of a prompt; returns the tokens it takes."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.control.worth import Worth
+from sametoken.control.worth import Chosen, Worth
 from sametoken.kernels.cpu.library import Library, library
 from sametoken.kernels.cpu.structures import (
     CSpan,
@@ -140,15 +140,18 @@ class Guesses(NamedTuple):
     """Continuations of B rows.
 
     Attributes:
-        tokens: [B, 1 + levels] int64, each row's last token and what follows, padded past its end.
-        shares: [B, levels] float32 in 0 .. 1, how clearly each guess won its draw: its p / E over the sum of all
-            tokens', E being the noise, 1 for greedy rows.
-        made: [B] guesses of each row, verified or not, where rows ended one by one; all but the last were read.
+        tokens: [B, N] int64, each row's last token and what follows, padded past its end.
+        shares: [B, levels, K] float32 in 0 .. 1, how clearly each candidate of a draw won it: its p / E over the sum of
+            all tokens', E being the noise, 1 for greedy rows. Without worth the guess itself is the only candidate.
+        chosen: what was made and kept, where rows ended one by one.
+        tree: then parents, as of a `Draft`, and where a node's keys and values lie past the row's length, -1 for
+            nowhere; [B, N] each.
     """
 
     tokens: Tensor
     shares: Tensor
-    made: Sequence[int] | None = None
+    chosen: Chosen | None = None
+    tree: tuple[Tensor, Tensor] | None = None
 
 
 class Compiled:
@@ -220,16 +223,17 @@ class Compiled:
         Args:
             limits: tokens of each row's continuation, drawn as the target would draw; the last one is not read.
             sampling: of the same rows, not `edited`.
-            worth: ends rows where guesses are not worth their time; None for the most of `limits` in every row.
+            worth: ends rows where guesses are not worth their time, and puts siblings beside those that are; None for
+                the most of `limits` in every row.
         """
-        levels, (priced, made) = max(limits), (None, None) if worth is None else _worth(worth, limits)
+        levels, market = max(limits), None if worth is None else _Market(worth, limits)
         with self._reading(committed, sampling) as (feed, draw):
-            nbytes = self._nbytes, self._head.nbytes
+            nbytes, priced = (self._nbytes, self._head.nbytes), None if market is None else market.struct
             found = self._kernels.guess(
                 self._model, self._pages(cache), feed, self._output, draw, priced, levels, nbytes
             )
         self._raise()
-        return Guesses(*found, None if made is None else list(made))
+        return Guesses(*found) if market is None else Guesses(*found, market.chosen, market.tree)
 
     def grow(
         self, committed: Committed, cache: KVCache, bounds: TreeBounds, sampling: Sampling
@@ -312,18 +316,38 @@ class CompiledDecoder(Compiled):
         return last, tuple(found[tap] for tap in taps)
 
 
-def _worth(worth: Worth, limits: Sequence[int]) -> tuple[CWorth, Any]:
-    """What the kernels read of it, and where they write how many guesses each row has."""
-    rows, table = len(limits), [*chain.from_iterable(worth.chances)]
-    sampled, most, made = (c_int32 * rows)(*worth.sampled), (c_int32 * rows)(*limits), (c_int32 * rows)()
-    chances, weights = (c_float * len(table))(*table), (c_float * rows)(*worth.weights)
-    found = struct_of(
-        CWorth, chances=addressof(chances), sampled=addressof(sampled), limits=addressof(most),
-        weights=addressof(weights), made=addressof(made), **worth.time._asdict(),
-        typical=(c_float * 2)(*worth.typical), bins=len(table) // 2,
-    )  # fmt: skip
-    found.kept = chances, sampled, most, weights
-    return found, made
+class _Market:
+    """What the kernels read of a worth, and what they write of the drafts that follow."""
+
+    def __init__(self, worth: Worth, limits: Sequence[int]) -> None:
+        rows, ranks, levels = len(limits), len(worth.chances), max(limits)
+        siblings = worth.siblings or [0] * rows
+        most = max(map(sum, zip(limits, siblings, strict=True)))
+        chances = [*chain.from_iterable(chain.from_iterable(worth.chances))]
+        self._chances, self._weights = (c_float * len(chances))(*chances), (c_float * rows)(*worth.weights)
+        self._typical = (c_float * (2 * ranks))(*chain.from_iterable(worth.typical))
+        self._rows = [(c_int32 * rows)(*each) for each in (worth.sampled, limits, siblings)]
+        self._made, self._kept = torch.empty(rows, dtype=torch.int32), torch.empty(rows, levels, dtype=torch.int32)
+        self._candidates = torch.empty(rows, levels, ranks, dtype=torch.int64)
+        self._tree = torch.empty(2, rows, 1 + most, dtype=torch.int64)
+        parents, written = self._tree
+        sampled, longest, beside = map(addressof, self._rows)
+        self.struct: CWorth = struct_of(
+            CWorth, chances=addressof(self._chances), typical=addressof(self._typical), sampled=sampled,
+            limits=longest, siblings=beside, weights=addressof(self._weights), **worth.time._asdict(),
+            bins=len(chances) // (2 * ranks), ranks=ranks, most=most, candidates=self._candidates, parents=parents,
+            written=written, made=self._made, kept=self._kept,
+        )  # fmt: skip
+
+    @property
+    def chosen(self) -> Chosen:
+        return Chosen(self._made.tolist(), self._kept.tolist(), self._candidates.tolist())
+
+    @property
+    def tree(self) -> tuple[Tensor, Tensor]:
+        """Parents and places [B, 1 + most] each, see `Guesses`."""
+        parents, written = self._tree
+        return parents, written
 
 
 def _span(span: Span, ancestor_mask: Tensor) -> CSpan:

@@ -232,7 +232,7 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 21; }
+int32_t sametoken_interface() { return 22; }
 
 // All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
 // taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.
@@ -305,39 +305,45 @@ void sametoken_gather(void* exchange, const float* own, const int64_t* begins, i
 
 // Reads the committed tokens and guesses on: guesses [batch][1 + levels] are each row's last token and its continuation,
 // drawn one token at a time; the last one of a row is not read. shares [batch][levels]: how clearly each of them won its
-// draw. With `worth` rows end one by one, and padding stands where no guess is worth its time; without, all have `levels`.
-// Ranks call it together and without `worth`, and each draws the same tokens.
+// draw. With `worth` rows end one by one, shares are [batch][levels][ranks] of the candidates of each draw, and guesses
+// [batch][1 + most] are drafts, see stop.h. Ranks of a parallel group call it together and without `worth`, and each
+// draws the same tokens.
 int32_t sametoken_guess(const Model* model, const Pages* pages, const Feed* feed, const Output* output, const Draw* draw,
                         const Worth* worth, int64_t* guesses, float* shares, int32_t levels, int32_t threads,
                         int32_t head_threads) {
   return guarded([&] {
     Guesser guesser(*model, *pages, *feed, *output, 1, threads, head_threads);
-    int batch = guesser.batch;
+    int batch = guesser.batch, ranks = worth != nullptr ? worth->ranks : 1;
+    int64_t width = 1 + (worth != nullptr ? worth->most : levels);
     std::vector<int> rows(size_t(batch), 0);  // that go on
     std::iota(rows.begin(), rows.end(), 0);
+    std::vector<Drawn> found(size_t(batch * ranks));
     std::optional<Chains> chains;
     if (worth != nullptr) {
-      chains.emplace(*worth, batch);
-      std::fill(guesses, guesses + batch * (1 + levels), int64_t(-1));
-      std::fill(shares, shares + batch * levels, 0.0f);
+      chains.emplace(*worth, shares, batch, levels);
+      std::fill(shares, shares + batch * levels * ranks, 0.0f);
     }
-    for (int b = 0; b < batch; b++) guesses[b * (1 + levels)] = guesser.tokens[size_t(b)];
+    for (int b = 0; b < batch; b++) guesses[b * width] = guesser.tokens[size_t(b)];
     for (int level = 0; level < levels && !rows.empty(); level++) {
       if (level > 0) guesser.follow();
-      guesser.score(1, [&](int i, const float* scores, const int32_t* ids, int64_t size) {
+      guesser.score(1, [&](int i, float* scores, const int32_t* ids, int64_t size) {
         int b = rows[size_t(i)];
-        Drawn found = drawn(scores, ids, size, *draw, b, level);
-        guesser.tokens[size_t(i)] = guesses[b * (1 + levels) + 1 + level] = ids[found.index];
-        shares[b * levels + level] = found.share;
+        Drawn* each = &found[size_t(b * ranks)];
+        drawn(scores, ids, size, *draw, b, level, ranks, each);
+        guesser.tokens[size_t(i)] = ids[each->index];
+        for (int64_t at = int64_t(b * levels + level) * ranks, rank = 0; rank < ranks; rank++) {
+          shares[at + rank] = each[rank].share;
+          if (worth == nullptr) guesses[b * width + 1 + level] = ids[each->index];
+          else if (each[rank].index >= 0) worth->candidates[at + rank] = ids[each[rank].index];
+        }
       });
       if (!chains) continue;
-      for (int b : rows) chains->add(b, shares[b * levels + level]);
+      for (int b : rows) chains->add(b);
       std::vector<int> before = rows;
       chains->go_on(rows);
       guesser.keep(before, rows);
     }
-    for (int b = 0; chains && b < batch; b++)
-      std::fill(guesses + b * (1 + levels) + 1 + chains->kept[size_t(b)], guesses + (b + 1) * (1 + levels), int64_t(-1));
+    for (int b = 0; chains && b < batch; b++) chains->draft(b, guesses + b * width);
   });
 }
 

@@ -27,13 +27,18 @@ inline T column(const T* values, int row, T neutral) {
 
 // Index of the greatest of `size` numbers, the first of equals.
 inline int64_t greatest(const float* x, int64_t size) {
-  int64_t whole = size / LANES * LANES;
-  Floats most = spread(-INFINITY);
-  for (int64_t i = 0; i < whole; i += LANES) most = greater(most, load(x + i));
-  float peak = lane_max(most);
-  for (int64_t i = whole; i < size; i++) peak = x[i] > peak ? x[i] : peak;
-  int64_t at = 0;
-  while (at < size - 1 && x[at] != peak) at++;
+  constexpr int64_t BLOCK = 16 * LANES;  // numbers among which it is looked for one by one
+  int64_t whole = size / LANES * LANES, at = 0, end = 0;
+  float peak = -INFINITY;
+  for (int64_t begin = 0; begin < size; begin += BLOCK) {
+    int64_t past = std::min(begin + BLOCK, size), full = std::min(past, whole);
+    Floats most = spread(-INFINITY);
+    for (int64_t i = begin; i < full; i += LANES) most = greater(most, load(x + i));
+    float found = lane_max(most);
+    for (int64_t i = full; i < past; i++) found = x[i] > found ? x[i] : found;
+    if (found > peak || begin == 0) peak = found, at = begin, end = past;
+  }
+  while (at < end - 1 && x[at] != peak) at++;
   return at;
 }
 
@@ -116,22 +121,33 @@ inline float greatest_share(const float* scores, int64_t size, float peak) {
 
 // A draw, and how clearly it won: the share of its p / E in the sum over all tokens, with E = 1 for greedy rows.
 struct Drawn {
-  int64_t index;
+  int64_t index;  // -1 where there is none
   float share;
 };
 
-// The draw that comes `later` than the first one of row `row`. Scores and `ids`, the numbers of their tokens, are
-// readable up to whole vectors.
-inline Drawn drawn(const float* scores, const int32_t* ids, int64_t size, const Draw& draw, int row, int64_t later) {
+// The `count` tokens that come first in the draw that comes `later` than the first one of row `row`, the draw itself
+// first. Scores, of which those found are lost, and `ids`, the numbers of their tokens, are readable up to whole vectors.
+inline void drawn(float* scores, const int32_t* ids, int64_t size, const Draw& draw, int row, int64_t later, int count,
+                  Drawn* found) {
   int64_t best = greatest(scores, size), stride = (size + LANES - 1) / LANES * LANES;
-  if (draw.seeds == nullptr || column(draw.loudness, row, 1.0f) == 0)
-    return {best, greatest_share(scores, size, scores[best])};
+  float top = scores[best];
+  if (draw.seeds == nullptr || column(draw.loudness, row, 1.0f) == 0) {
+    float share = greatest_share(scores, size, top);
+    found[0] = {best, share};
+    for (int n = 1; n < count; n++) {
+      scores[best] = -INFINITY;
+      best = greatest(scores, size);
+      float other = share * std::exp(scores[best] - top);
+      found[n] = other > 0 ? Drawn{best, other} : Drawn{-1, 0};
+    }
+    return;
+  }
   thread_local Scratch scratch;
   float* race = reinterpret_cast<float*>(scratch.reserve(size_t(stride) * 8));
   float* weights = race + stride;
   float temperature = column(draw.temperature, row, 1.0f);
-  Floats least = spread(least_kept(scores, size, scores[best], temperature, draw, row, race));
-  Floats peak = spread(scores[best]), sharpness = spread(1.0f / temperature);
+  Floats least = spread(least_kept(scores, size, top, temperature, draw, row, race));
+  Floats peak = spread(top), sharpness = spread(1.0f / temperature);
   Noise noise(draw.seeds[row], draw.positions[row] + later);
   for (int64_t i = 0; i < size; i += LANES) {  // argmax(p / E) as the greatest of -E / p, p up to a factor
     Floats score = load(scores + i), weight = exponential(mul(sub(score, peak), sharpness));
@@ -140,19 +156,30 @@ inline Drawn drawn(const float* scores, const int32_t* ids, int64_t size, const 
     store(weights + i, where_less(score, least, zeros(), weight));
   }
   std::fill(weights + size, weights + stride, 0.0f);
-  best = greatest(race, size);
+  std::fill(race + size, race + stride, -INFINITY);
   float nucleus = float(column(draw.top_p, row, 1.0));
   // Never 0, which a tiny nucleus rounds to: no token would reach it, and the search would not end.
   float wanted = std::max(nucleus * mass_above(weights, size, 0), 1e-30f);
-  while (nucleus < 1 && mass_above(weights, size, weights[best]) >= wanted) {  // outside the nucleus; its best token never is
-    race[best] = -INFINITY;
-    best = greatest(race, size);
-  }
+  auto next = [&] {  // the greatest of the race that is in the nucleus, whose best token always is
+    int64_t at = greatest(race, size);
+    while (nucleus < 1 && race[at] > -INFINITY && mass_above(weights, size, weights[at]) >= wanted) {
+      race[at] = -INFINITY;
+      at = greatest(race, size);
+    }
+    return at;
+  };
+  best = next();
   // The race holds -E / p, so p / E is -1 / race, and 0 where a token may not be drawn.
-  std::fill(race + size, race + stride, -INFINITY);
-  Floats sum = zeros(), won = spread(race[best]);
-  for (int64_t i = 0; i < size; i += LANES) sum = add(sum, divide(won, load(race + i)));
-  return {best, 1 / lane_sum(sum)};
+  float won = race[best];
+  Floats sum = zeros(), winner = spread(won);
+  for (int64_t i = 0; i < size; i += LANES) sum = add(sum, divide(winner, load(race + i)));
+  float share = 1 / lane_sum(sum);
+  found[0] = {best, share};
+  for (int n = 1; n < count; n++) {
+    race[best] = -INFINITY;
+    best = next();
+    found[n] = race[best] > -INFINITY ? Drawn{best, share * (won / race[best])} : Drawn{-1, 0};
+  }
 }
 
 }  // namespace sametoken

@@ -38,7 +38,7 @@ from sametoken.kernels.cpu.threads import threads_for
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 21  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 22  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 BLOCK_INT4, BLOCK_INT5, BLOCK_INT6, BLOCK_INT8 = range(8, 12)
 DRAW_WORK = 8  # a sampled draw takes as long as reading so many times its scores as weights
@@ -257,19 +257,23 @@ class Library:
         levels: int,
         nbytes: tuple[int, int],
     ) -> tuple[Tensor, Tensor]:
-        """Each row's last committed token and its continuation, [B, 1 + levels] int64, and shares [B, levels] float32.
+        """Each row's last committed token and its continuation, and shares [B, levels, K] float32 of candidates.
 
         A share says how clearly a guess won its draw: its p / E over the sum of all tokens', E = 1 for greedy rows.
 
         Args:
             feed: what rows read first.
             draw: how they draw.
-            worth: ends rows one by one and counts their guesses; padding stands where none is worth its time.
+            worth: ends rows one by one, and says how many candidates a draw has, K, else 1.
             levels: tokens of a continuation; the last one of a row is not read.
             nbytes: of the blocks' weights and of the head's.
+
+        Returns:
+            [B, 1 + levels] int64, or the tokens [B, 1 + most] of the drafts that are worth their time; and the shares.
         """
-        guesses = torch.empty(feed.span.batch, 1 + levels, dtype=torch.int64)
-        shares, threads = torch.empty(feed.span.batch, levels), [threads_for(each) for each in nbytes]
+        width, ranks = (levels, 1) if worth is None else (worth.most, worth.ranks)
+        guesses = torch.empty(feed.span.batch, 1 + width, dtype=torch.int64)
+        shares, threads = torch.empty(feed.span.batch, levels, ranks), [threads_for(each) for each in nbytes]
         found = guesses.data_ptr(), shares.data_ptr()
         _check(self._guess(model, pages, feed, output, draw, worth, *found, levels, *threads))
         return guesses, shares

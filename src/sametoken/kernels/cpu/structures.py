@@ -140,8 +140,10 @@ class CWorth(Structure):
     """See stop.h."""
 
     _fields_ = [
-        ("chances", c_void_p), ("sampled", c_void_p), ("limits", c_void_p), ("weights", c_void_p), ("made", c_void_p),
-        ("verify", c_float), ("guess", c_float), ("level", c_float), ("typical", c_float * 2), ("bins", c_int32),
+        ("chances", c_void_p), ("typical", c_void_p), ("sampled", c_void_p), ("limits", c_void_p),
+        ("siblings", c_void_p), ("weights", c_void_p), ("verify", c_float), ("guess", c_float), ("level", c_float),
+        ("bins", c_int32), ("ranks", c_int32), ("most", c_int32), ("candidates", c_void_p), ("parents", c_void_p),
+        ("written", c_void_p), ("made", c_void_p), ("kept", c_void_p),
     ]  # fmt: skip
 
 
