@@ -340,8 +340,8 @@ def test_extreme_scores_draw_tokens(kernels: Library, temperatures: list[float])
 
 def drafts_by_hand(worth: Worth, found: Guesses, limits: list[int]) -> tuple[list[int], list[list[tuple[int, int]]]]:
     """The rule of stop.h: levels that are made, and the draft of each row: tokens and their parents, root left out."""
-    assert found.chosen is not None
-    count, shares, candidates = len(limits), found.shares.tolist(), found.chosen.candidates
+    assert found.ended is not None
+    count, shares, candidates = len(limits), found.shares.tolist(), found.ended.candidates
     paths, made, rows = list(worth.weights), [0] * count, [*range(count)]
     values: list[list[list[float]]] = [[] for _ in rows]
     while rows:
@@ -384,7 +384,7 @@ def test_drafts_are_what_is_worth_its_time(kernels: Library, seed: int, recycled
     read = Committed(rows, [0] * 4, [text.tolist() for text in texts], features if recycled else None)
     layers = EAGLE_3.layers if recycled else TARGET
     free = model.guess(read, cache_of(layers), [levels] * 4, sampling, None)
-    assert free.chosen is None
+    assert free.ended is None
     worth = Worth(
         [[sorted(luck.random() for _ in range(10)) for _ in range(2)] for _ in range(ranks)],
         [[luck.random() / (1 + k) for _ in range(2)] for k in range(ranks)],
@@ -393,17 +393,17 @@ def test_drafts_are_what_is_worth_its_time(kernels: Library, seed: int, recycled
     )  # fmt: skip
     found = model.guess(read, cache_of(layers), limits, sampling, worth)
     made, drafts = drafts_by_hand(worth, found, limits)
-    assert found.chosen is not None
+    assert found.ended is not None
     assert found.tree is not None
     parents, written = found.tree
-    assert found.chosen.made == made
+    assert found.ended.made == made
     assert found.tokens.shape[1] == 1 + max(map(sum, zip(limits, worth.siblings, strict=True)))
     for row, draft in enumerate(drafts):
-        nodes, length = 1 + len(draft), sum(count > 0 for count in found.chosen.kept[row])
+        nodes, length = 1 + len(draft), sum(count > 0 for count in found.ended.kept[row])
         assert [*zip(found.tokens[row, 1:nodes].tolist(), parents[row, 1:nodes].tolist(), strict=True)] == draft
         assert torch.equal(found.tokens[row, : 1 + length], free.tokens[row, : 1 + length])
         assert (found.tokens[row, nodes:] == PADDING).all()
-        assert sum(found.chosen.kept[row]) == len(draft)
+        assert sum(found.ended.kept[row]) == len(draft)
         assert torch.equal(found.shares[row, : made[row], 0], free.shares[row, : made[row], 0])
         ran = [n - 1 if 0 < n <= length and n < made[row] else -1 for n in range(len(written[row]))]
         assert written[row].tolist() == ran
@@ -437,13 +437,13 @@ def test_siblings_are_the_next_best_of_the_draw(
     read = Committed(rows, [0] * 3, [text.tolist() for text in texts])
     worth = CERTAIN._replace(sampled=[temperature > 0 for temperature in temperatures])
     found = decoder.native.guess(read, cache_of(TARGET), [levels] * 3, sampling, worth)
-    assert found.chosen is not None
+    assert found.ended is not None
     for at, (row, text) in enumerate(zip(rows, texts, strict=True)):
         cache, path = cache_of(TARGET), torch.cat([text, found.tokens[at, 1:levels]])
         view = cache.view([span_of([row], [0], chain(len(path)))])
         scores = decoder.logits(decoder(path, cache, view).last[len(text) - 1 :])
         every = Sampling.of([sampling_row(temperatures, at, options)] * levels)
         ranked, shares = rank(scores, len(text) + torch.arange(levels), every, 4)
-        assert found.chosen.candidates[at] == ranked.tolist()
+        assert found.ended.candidates[at] == ranked.tolist()
         if "top_p" not in options:  # a draw's share leaves the end of the nucleus open
             torch.testing.assert_close(found.shares[at], shares.exp(), rtol=2e-3, atol=1e-5)

@@ -43,7 +43,7 @@ class Worth(NamedTuple):
     siblings: Sequence[int] = ()
 
 
-class Chosen(NamedTuple):
+class EndedChains(NamedTuple):
     """What was drawn and what of it joined the drafts of R rows. Legend: L levels, K candidates of a draw.
 
     Attributes:

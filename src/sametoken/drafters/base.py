@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from sametoken.control.worth import Chosen, Worth
+from sametoken.control.worth import EndedChains, Worth
 from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.speculation.draft import Draft
 from sametoken.speculation.sampling import Sampling
@@ -32,7 +32,7 @@ class Drafter(Protocol):
         shares: [B, L, K] of the last proposal, how clearly the candidates of each place of a chain won the drafter's
             own draw, see `model.compiled.Guesses`; None where the drafter does not say.
         worth: of the proposal that comes next; whoever gives shares may make only the guesses that are worth it.
-        chosen: what worth made of the last proposal, None where it did not end its rows.
+        ended: what worth made of the last proposal, None where it did not end its rows.
     """
 
     taps: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class Drafter(Protocol):
     nodes: int
     shares: Tensor | None = None
     worth: Worth | None = None
-    chosen: Chosen | None = None
+    ended: EndedChains | None = None
 
     def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
         """A sequence starts in `row`; the tokens `cached` lie in reused prefix pages and are not observed.

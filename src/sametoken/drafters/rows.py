@@ -160,7 +160,7 @@ class GrowingDrafter(Drafter):
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
         self._read(rows)
-        self.shares = self.chosen = None
+        self.shares = self.ended = None
         states = [self._rows[row] for row in rows]
         assert not self.taps or all(state.tokens for state in states), "a slot needs a feature that was not used yet"
         lag = self.guesser.lag
@@ -199,7 +199,7 @@ class GrowingDrafter(Drafter):
         drawn = self.guesser.guess(read, limits, sampling, self.worth)
         if drawn is None:
             return None
-        self.shares, self.chosen = drawn.shares, drawn.chosen
+        self.shares, self.ended = drawn.shares, drawn.ended
         if drawn.tree is None:
             return chain_of(drawn.tokens, self._cut(limits))
         parents, written = drawn.tree

@@ -17,8 +17,8 @@ from sametoken.control.policy import Policy, RequestedDraft
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.padded import Guess, padded
 from sametoken.engine.advice import Advice, Pauses
+from sametoken.engine.chains import ChainOutcome, Said, said_by
 from sametoken.engine.meter import Clock, Meter
-from sametoken.engine.outcome import Outcome, Said, said_by
 from sametoken.engine.plan import Decode, Plan
 from sametoken.engine.report import Done, Makers, Proposal, RowResult
 from sametoken.engine.request import Request
@@ -192,9 +192,9 @@ class Drafting:
         most = max(drafter.slots(item.limit) + item.siblings for item in items)
         assert draft.tokens.shape[1] <= 1 + most, f"{method} drafts more than it said"
         if drafter.worth is not None:
-            self.policy.stoppable[method] = drafter.chosen is not None
+            self.policy.stoppable[method] = drafter.ended is not None
         self._meter.asked_s += clock.seconds + reading.seconds
-        levels = max(limits if drafter.chosen is None else drafter.chosen.made)
+        levels = max(limits if drafter.ended is None else drafter.ended.made)
         self.policy.saw_draft(method, len(rows), levels, clock.seconds)
         return draft
 
@@ -239,7 +239,7 @@ class Drafting:
                 # What is not worth a try did not come true.
                 left_out = place in self._said and self.runs_model(method)
                 longest, accepted = found.setdefault(method, (1, 0) if left_out else (0, 0))
-                outcome = Outcome(accepted)
+                outcome = ChainOutcome(accepted)
                 if method in makers and self.runs_model(method):
                     outcome = self._learn_model(method, place, row, longest, accepted)
                 counts = outcome.accepted, outcome.siblings, outcome.saved
@@ -256,13 +256,13 @@ class Drafting:
             left_out = adaptive[0][0].reason == "gain" and not any(item.limit for item, _ in adaptive)
             self._tell_pauses(left_out, adaptive[0][1].methods[0], len(decode))
 
-    def _learn_model(self, method: str, place: int, row: RowResult, longest: int, accepted: int) -> Outcome:
+    def _learn_model(self, method: str, place: int, row: RowResult, longest: int, accepted: int) -> ChainOutcome:
         """A model's guesses for a row were verified: what operators should hear, and what its shares told."""
         self._say(*self._advice.saw_draft(method, accepted > 0))
         if place not in self._said:
-            return Outcome(accepted)
+            return ChainOutcome(accepted)
         said, emitted = self._said[place], () if row.emission is None else row.emission.token_ids
-        outcome, sampled = Outcome.of(said, longest, accepted, emitted), row.request.params.temperature > 0
+        outcome, sampled = ChainOutcome.of(said, longest, accepted, emitted), row.request.params.temperature > 0
         seen = row.request.stats.seen_of(method)
         self.policy.learn_shares(method, said.shares, sampled, outcome.drawn, outcome.kept, seen)
         return outcome

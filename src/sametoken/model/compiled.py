@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.control.worth import Chosen, Worth
+from sametoken.control.worth import EndedChains, Worth
 from sametoken.kernels.cpu.library import Library, library
 from sametoken.kernels.cpu.structures import (
     CSpan,
@@ -143,14 +143,14 @@ class Guesses(NamedTuple):
         tokens: [B, N] int64, each row's last token and what follows, padded past its end.
         shares: [B, levels, K] float32 in 0 .. 1, how clearly each candidate of a draw won it: its p / E over the sum of
             all tokens', E being the noise, 1 for greedy rows. Without worth the guess itself is the only candidate.
-        chosen: what was made and kept, where rows ended one by one.
+        ended: what was made and kept, where rows ended one by one.
         tree: then parents, as of a `Draft`, and where a node's keys and values lie past the row's length, -1 for
             nowhere; [B, N] each.
     """
 
     tokens: Tensor
     shares: Tensor
-    chosen: Chosen | None = None
+    ended: EndedChains | None = None
     tree: tuple[Tensor, Tensor] | None = None
 
 
@@ -233,7 +233,7 @@ class Compiled:
                 self._model, self._pages(cache), feed, self._output, draw, priced, levels, nbytes
             )
         self._raise()
-        return Guesses(*found) if market is None else Guesses(*found, market.chosen, market.tree)
+        return Guesses(*found) if market is None else Guesses(*found, market.ended, market.tree)
 
     def grow(
         self, committed: Committed, cache: KVCache, bounds: TreeBounds, sampling: Sampling
@@ -340,8 +340,8 @@ class _Market:
         )  # fmt: skip
 
     @property
-    def chosen(self) -> Chosen:
-        return Chosen(self._made.tolist(), self._kept.tolist(), self._candidates.tolist())
+    def ended(self) -> EndedChains:
+        return EndedChains(self._made.tolist(), self._kept.tolist(), self._candidates.tolist())
 
     @property
     def tree(self) -> tuple[Tensor, Tensor]:

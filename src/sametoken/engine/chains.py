@@ -24,15 +24,15 @@ class Said(NamedTuple):
 
 def said_by(drafter: Drafter) -> Iterator[Said]:
     """Of each row of a drafter's last proposal, none where it does not say."""
-    shares, chosen = drafter.shares, drafter.chosen
+    shares, ended = drafter.shares, drafter.ended
     if shares is None:
         return iter(())
-    if chosen is None:
+    if ended is None:
         return map(Said, shares.tolist())
-    return map(Said, shares.tolist(), chosen.candidates, chosen.kept)
+    return map(Said, shares.tolist(), ended.candidates, ended.kept)
 
 
-class Outcome(NamedTuple):
+class ChainOutcome(NamedTuple):
     """What became of a row's chain of guesses.
 
     Attributes:
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
     saved: bool = False
 
     @classmethod
-    def of(cls, said: Said, longest: int, accepted: int, emitted: Sequence[int]) -> Outcome:
+    def of(cls, said: Said, longest: int, accepted: int, emitted: Sequence[int]) -> ChainOutcome:
         """Of a draft with a longest path of so many guesses, of which `accepted` are among the tokens `emitted`."""
         if said.tokens is None:
             return cls(accepted, [*[0] * accepted, 1][:longest], [1] * longest)
