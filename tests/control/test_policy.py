@@ -425,7 +425,7 @@ def test_halves_that_are_right_at_different_places_are_joined(relation: str) -> 
     for each in worlds:
         each.tokens = each.seconds = 0.0
         each.run(500)
-    assert joined.speed_up > 1.1 * max(each.speed_up for each in worlds[1:])
+    assert joined.speed_up > 1.05 * max(each.speed_up for each in worlds[1:])
 
 
 def test_drafters_that_are_right_at_the_same_places_are_not_joined() -> None:
@@ -691,7 +691,7 @@ def test_siblings_make_up_for_wrong_guesses_and_cost_their_time() -> None:
     assert beside.siblings == pytest.approx(2.0, rel=0.1)
     row = DecodingRow(1, ("model",), 4, True, 50, 0, 99)
     batch = StepBatch([row], [0], 0, range(5), Costs(measured(STEEP)), True)
-    ways = [batch.ways({"model": each}, lambda method: True, lambda methods: 1.0) for each in (chains, beside)]
+    ways = [batch.ways({"model": each}, lambda method: True, lambda methods: 1.0)[0] for each in (chains, beside)]
     gains = [each.gains[0] for each in ways]
     assert gains[1] - gains[0] == pytest.approx(beside.saved * (1 - np.cumprod(chains.chances([1])[0][1:])), abs=0.1)
     assert (gains[1] < 1 + gains[0]).all()  # no draft gains more than one token by siblings

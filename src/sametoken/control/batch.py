@@ -163,8 +163,8 @@ class StepBatch:
     def ways(
         self, methods: Mapping[str, Acceptance], runs_model: Callable[[str], bool],
         spread: Callable[[Sequence[str]], float],
-    ) -> Ways:  # fmt: skip
-        """The best way of each row to draft: any of these methods on the host, and a model beside or instead of them.
+    ) -> list[Ways]:  # fmt: skip
+        """The best way of each row to draft, and where that asks a model, the best without any.
 
         Args:
             spread: of methods whose guesses are united, see `Overlap`.
@@ -179,36 +179,39 @@ class StepBatch:
             paths = np.cumprod(chances, axis=1)
             paths[:, 1:] -= acceptance.saved * np.diff(paths, axis=1)  # a sibling makes up for the first wrong guess
             holds[n, having] = paths
-        ways, found = _ways([n for n in range(len(names)) if not runs_model(names[n])], len(names)), []
+        ways, held_by = _ways([n for n in range(len(names)) if not runs_model(names[n])], len(names)), []
         asks = np.zeros((len(ways), len(names), count))  # how often each row asks each method
         for way, ask in zip(ways, asks, strict=True):
-            ask[[*way.hosts, *way.model]] = 1.0
+            ask[way.asked] = 1.0
             first = [*way.hosts, *(way.model if way.joined or not way.hosts else ())]
             held = holds[first[0]] if len(first) == 1 else united(holds[first], spread([names[n] for n in first]))
-            if len(first) < len(way.hosts) + len(way.model):
+            if len(first) < len(way.asked):
                 ask[way.model] = 1.0 - held[:, 0]
                 held = held + (1.0 - held[:, :1]) * holds[way.model[0]]
-            found.append(held[:, 1:])
+            held_by.append(held[:, 1:])
         last = np.minimum(np.arange(1, self.longest + 1), self._limits[:, None])
-        gains = np.maximum(0.0, np.take_along_axis(np.cumsum(found, axis=2), last[None] - 1, axis=2))
+        gains = np.maximum(0.0, np.take_along_axis(np.cumsum(held_by, axis=2), last[None] - 1, axis=2))
         gains[:, self._limits == 0] = 0.0
         kept = {method: np.append(1.0, acceptance.kept[1:]) for method, acceptance in methods.items()}
         siblings = {method: acceptance.siblings for method, acceptance in methods.items()}
-        best = np.zeros(count, dtype=np.int64)
-        if len(ways) > 1:
-            lacks = np.einsum("wnr,nr->wr", asks > 0.0, holds[:, :, 0] == 0.0) > 0.0
-            margin = 1.0 + SAVING * (asks > 0.0).any(axis=2).sum(axis=1, keepdims=True)
-            best = np.argmin(self._waits(gains, asks, kept, siblings) * np.where(lacks, np.inf, margin), axis=0)
-        chosen, row = [ways[n] for n in best.tolist()], np.arange(count)
-        return Ways(
-            [tuple(names[n] for n in [*way.hosts, *way.model]) for way in chosen],
-            [way.joined for way in chosen],
-            np.array([way.parts for way in chosen]),
-            gains[best, row],
-            {method: asks[best, n, row] for n, method in enumerate(names)},
-            kept,
-            siblings,
-        )
+
+        def best(waits: Floats) -> Ways:
+            at, row = np.argmin(waits, axis=0), np.arange(count)
+            chosen = [ways[n] for n in at.tolist()]
+            methods = [tuple(names[n] for n in way.asked) for way in chosen]
+            shares = {names[n]: asks[at, n, row] for n in sorted({n for i in set(at.tolist()) for n in ways[i].asked})}
+            joined, parts = [way.joined for way in chosen], np.array([way.parts for way in chosen])
+            return Ways(methods, joined, parts, gains[at, row], shares, kept, siblings)
+
+        if len(ways) == 1:
+            return [best(np.zeros((1, count)))]
+        lacks = np.einsum("wnr,nr->wr", asks > 0.0, holds[:, :, 0] == 0.0) > 0.0
+        margin = np.array([[1.0 + SAVING * len(way.asked)] for way in ways])
+        waits = self._waits(gains, asks, kept, siblings) * np.where(lacks, np.inf, margin)
+        found = [best(waits)]
+        if any(runs_model(method) for method in found[0].shares) and not all(map(runs_model, names)):
+            found.append(best(np.where([[bool(way.model)] for way in ways], np.inf, waits)))
+        return found
 
     def _waits(self, gains: Floats, asks: Floats, kept: Mapping[str, Floats], siblings: Mapping[str, float]) -> Floats:
         """[ways, R] the least wait for a token if all rows were like this one, over the lengths of its paths."""
@@ -237,9 +240,14 @@ class _Way(NamedTuple):
     joined: bool
 
     @property
+    def asked(self) -> list[int]:
+        """All of them."""
+        return [*self.hosts, *self.model]
+
+    @property
     def parts(self) -> int:
         """Methods of which the nodes are verified in one step, at most."""
-        return len(self.hosts) + len(self.model) if self.joined else max(len(self.hosts), len(self.model))
+        return len(self.asked) if self.joined else max(len(self.hosts), len(self.model))
 
 
 def _ways(hosts: Sequence[int], count: int) -> list[_Way]:

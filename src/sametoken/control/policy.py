@@ -282,12 +282,10 @@ class Policy:
         asked = sorted({method for i in free for method in rows[i].methods})
         slots = [max(self._slots(method, length) for method in asked) for length in range(bound + 1)]
         batch = StepBatch(rows, free, beside + fixed, slots, self.costs, self._ragged)
-        found = []
-        for with_model in {self._runs_model(method) for method in asked}:
-            usable = {method: self._of(method) for method in asked if with_model or not self._runs_model(method)}
-            ways = batch.ways(usable, self._runs_model, lambda methods: self._overlap(methods).spread)
-            found.append((allocate(ways.gains, partial(batch.prices, ways)), ways))
-        choice, ways = min(found, key=lambda each: each[0].wait)
+        usable = {method: self._of(method) for method in asked}
+        found = batch.ways(usable, self._runs_model, lambda methods: self._overlap(methods).spread)
+        choices = [(allocate(ways.gains, partial(batch.prices, ways)), ways) for ways in found]
+        choice, ways = min(choices, key=lambda each: each[0].wait)
         for i in np.flatnonzero(choice.lengths).tolist():
             requested[i] = RequestedDraft(int(choice.lengths[i]), ways.methods[i], joined=ways.joined[i])
         rests = len(free) == len(rows) and not choice.lengths.any()
