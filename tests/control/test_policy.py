@@ -748,3 +748,14 @@ def test_a_drafter_with_nothing_to_say_does_not_keep_a_model_from_drafting() -> 
 def test_a_drafter_that_was_never_asked_is_tried_without_a_model() -> None:
     world = World({"host": 0.7}, methods=("host",))
     assert all(limits[0] > 0 for limits in world.run(6))
+
+
+def test_a_row_that_may_emit_one_token_more_ends() -> None:
+    """A choice that is kept says why a row has no draft, as a new one would."""
+    policy = Policy(slots, runs_model, LONGEST)
+    policy.costs = Costs(measured())
+    row = DecodingRow(1, ("model",), 4, True, 50, 0, 5)
+    assert policy.choose([row])[0].limit
+    kept = policy.again([1], [0], 0)
+    assert kept is not None
+    assert (kept[0].limit, kept[0].reason) == (0, "end")

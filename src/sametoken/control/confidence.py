@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 BINS = 10  # of shares and of chances, all equally wide
 PRIOR = 4.0  # verified guesses for which the share itself counts in each bin of a table
-RANKS = 4  # candidates of a draw that are looked at: the next ones come true less than 3 % of the time
+RANKS = 6  # candidates of a draw that are looked at: the next one comes true less than 2 % of the time
 SETTLE = 8  # drafts after which tables are made anew, at least
 
 
@@ -99,13 +99,13 @@ class Confidence:
         """
         for candidates, right, verified in zip(shares, drawn, kept, strict=False):
             least = 1.0
-            for rank, share in enumerate(candidates):
+            for rank, share in enumerate(candidates[:verified]):
                 least = min(least, self.chance(share, sampled, rank))
-                if rank < verified:
-                    seen.see(least, rank == right)
-                at = bin_of(share * (1 + rank))
-                self._tries[rank][sampled][at] += 1
-                self._hits[rank][sampled][at] += rank == right
+                seen.see(least, rank == right)
+            for rank, share in enumerate(candidates):
+                self._tries[rank][sampled][bin_of(share * (1 + rank))] += 1
+            if right < len(candidates):
+                self._hits[right][sampled][bin_of(candidates[right] * (1 + right))] += 1
         self._drafts += 1
         if self._drafts >= self._due + SETTLE:  # ever rarer, as a draft tells ever less
             self._due = max(self._drafts, self._drafts * 9 // 8 - SETTLE)

@@ -23,7 +23,7 @@ from sametoken.control.worth import UNPRICED, Time, Worth
 SHARE = 0.01  # of the time, most that steps may lose which are made to learn something
 FIRST = 8  # steps before the first of them in a batch of a new size; then twice as many, until `SHARE` says when
 DEAR = 0.03  # seconds of a plain step from which on chains end by worth: below, a guess costs less than is known
-BESIDE = 2  # most siblings per guess of the longest chain
+BESIDE = 3  # most siblings per guess of the longest chain
 REST = 8  # steps that a choice is kept for while the batch stays the same
 
 
@@ -343,4 +343,4 @@ class Policy:
 
 def _within(draft: RequestedDraft, limit: int) -> RequestedDraft:
     """A draft with paths of at most `limit` tokens."""
-    return draft._replace(limit=limit) if draft.limit > limit else draft
+    return draft._replace(limit=limit, reason="" if limit else "end") if draft.limit > limit else draft
