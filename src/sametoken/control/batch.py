@@ -106,6 +106,12 @@ class StepBatch:
     def _steps(self, nodes: Whole) -> Floats:
         return self._costs.steps(nodes, len(self.rows), self._beside, self._context)
 
+    def _expected(self, nodes: Floats) -> Floats:
+        """The same for expected counts of draft tokens."""
+        counts = np.arange(int(nodes.max(initial=0.0)) + 2)
+        found: Floats = np.interp(nodes, counts, self._steps(counts))
+        return found
+
     def prices(self, ways: Ways, row: Whole, place: Whole) -> Floats:
         """Seconds of the steps that may make the first 0, 1, .. K guesses of a list: of these rows, at these places."""
         nodes, drafts = np.zeros((2, len(row) + 1))
@@ -120,7 +126,7 @@ class StepBatch:
             drafts += self._costs.drafts(method, active)
         if not self._ragged:
             nodes[1:] = np.maximum.accumulate(ways.parts[row] * self._nodes[place + 1]) * len(self.rows)
-        seconds: Floats = drafts + self._steps(np.rint(nodes).astype(np.int64))
+        seconds: Floats = drafts + self._expected(nodes)
         return seconds
 
     def outcome(self, ways: Ways, lengths: Sequence[int]) -> tuple[float, float]:
@@ -220,8 +226,7 @@ class StepBatch:
         nodes = np.array([(1.0 + siblings[m]) * np.cumsum(kept[m][1 : self.longest + 1] * more) for m in kept])
         levels = count * np.tri(self.longest)
         drafts = np.array([self._costs.drafts(method, levels) for method in kept])
-        all_nodes = np.rint(count * np.einsum("wnr,nl->wrl", asks, nodes)).astype(np.int64)
-        steps = self._steps(np.arange(int(all_nodes.max()) + 1))[all_nodes]
+        steps = self._expected(count * np.einsum("wnr,nl->wrl", asks, nodes))
         waits: Floats = ((steps + np.einsum("wnr,nl->wrl", asks, drafts)) / (1.0 + gains)).min(axis=2)
         return waits
 
