@@ -14,11 +14,12 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from numpy.typing import NDArray
 
 from sametoken.control import allocation
 from sametoken.control.acceptance import HOPE, Acceptance, Gate, Overlap, united
 from sametoken.control.allocation import MARGIN, allocate
-from sametoken.control.batch import POWER, DecodingRow, StepBatch
+from sametoken.control.batch import POWER, ChosenLengths, DecodingRow, StepBatch
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
 from sametoken.control.policy import REST, SHARE, Policy, RequestedDraft
 from sametoken.model.expert_config import ExpertConfig
@@ -699,6 +700,20 @@ def test_siblings_make_up_for_wrong_guesses_and_cost_their_time() -> None:
     few, many = (batch.prices(each, 0 * place, place) for each in ways)
     assert few[0] == many[0]
     assert (many[1:] > few[1:]).all()
+
+
+@pytest.mark.parametrize("few", [0.9, 1.0, 1.3])
+def test_no_guess_is_verified_for_nothing(few: float) -> None:
+    """Of steps with 0, 2 and 8 draft tokens the second may seem dearer than the third, whose mean then holds."""
+
+    class Noisy(Costs):
+        def steps(self, nodes: NDArray[np.int64], rows: int, beside: int, context: float) -> NDArray[np.float64]:
+            return np.interp(nodes, [0, 2, 8], [0.5, 0.5 * few, 0.6])
+
+    batch = StepBatch([DecodingRow(1, ("model",), 4, True, 50, 0, 99)], [0], 0, range(5), Noisy(measured()), True)
+    ways = batch.ways({"model": Acceptance(4)}, lambda method: True, lambda methods: 1.0)[0]
+    choice = ChosenLengths(np.array([4]), 1.0, 1.0)
+    assert batch.worth(ways, choice)[1]["model"].verify == pytest.approx(max(0.1 / 8, (0.6 - 0.5 * few) / 6))
 
 
 def test_a_place_given_up_is_thought_well_of_again() -> None:
