@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from cli_checks import Pair
 from engine_checks import PLAIN, make_llm, prompts, said, save_pair
 from sametoken import LLM, SamplingParams
+from sametoken.control.policy import RequestedDraft
 from sametoken.errors import ConfigError, EngineError
 from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.parallel.follow import join
@@ -26,6 +27,7 @@ from sametoken.parallel.lead import lead
 from sametoken.parallel.messages import Changes, Forward, read
 from sametoken.parallel.place import RankPlace, place_of
 from sametoken.parallel.shared import MEMORY_SWITCH
+from sametoken.speculation.params import RequestSpeculation
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0)
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.9, top_p=0.95, seed=11, presence_penalty=0.3, logprobs=2)
@@ -68,6 +70,19 @@ def test_drafts_change_no_bit_of_two_ranks(two: LLM) -> None:
         assert [said(c) for c in two.generate(asked, replace(params, speculative=PLAIN))] == [said(c) for c in drafted]
         alone = [two.generate([prompt], params)[0].token_ids for prompt in asked[:2]]
         assert alone == [c.token_ids for c in drafted[:2]]
+
+
+def test_united_drafts_change_no_bit_of_two_ranks(two: LLM) -> None:
+    """Trees of a model and guesses of the host in one: it travels as any other."""
+    policy, asked = two.engine.drafting.policy, prompts(4)
+    policy.choose = lambda rows, beside=0: [  # type: ignore[method-assign]
+        RequestedDraft(row.limit, row.methods, "" if row.limit else "end", joined=True) for row in rows
+    ]
+    params = replace(SAMPLED, speculative=RequestSpeculation(method="auto", steps=True))
+    drafted = two.generate(asked, params)
+    steps = [step for each in drafted for step in each.steps or ()]
+    assert any(len({name for sayers in step.drafters for name in sayers}) > 1 for step in steps)
+    assert [said(c) for c in two.generate(asked, replace(params, speculative=PLAIN))] == [said(c) for c in drafted]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sametoken import LLM
+from sametoken.control.policy import RequestedDraft
 from server_checks import Gate, Running, running
 
 playwright = pytest.importorskip(
@@ -343,6 +344,28 @@ def test_the_tree_of_a_forward_is_drawn_on_demand(page: Any, one_thread: None) -
         assert page.evaluate(DRAWN) == drawn, "trees outlive a reload"
         page.set_viewport_size(PHONES[1])
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONES[1]["width"]
+
+
+def test_guesses_of_several_drafters_name_who_said_them(page: Any, one_thread: None) -> None:
+    own = LLM("embedded", "embedded", {"adaptive": False, "method": "auto"})
+    own.engine.drafting.policy.choose = lambda rows, beside=0: [  # type: ignore[method-assign]
+        RequestedDraft(row.limit, row.methods, "" if row.limit else "end", joined=True) for row in rows
+    ]
+    with running(own) as server:
+        body = {**BODY, "messages": [{"role": "user", "content": PROMPT}], "speculative": {"steps": True}}
+        for _ in range(2):  # later ones may copy from these
+            steps = server.post("/v1/chat/completions", body).json()["choices"][0]["speculative"]["steps"]
+        ready(page, server.url, compare=True)
+        ask(page, PROMPT)
+        page.wait_for_selector(".verdict[data-kind]")
+        idle(page)
+        number, step = max(enumerate(steps), key=lambda each: len({tuple(said) for said in each[1]["drafters"]}))
+        names = list(dict.fromkeys(name for said in step["drafters"] for name in said))
+        assert len(names) > 1
+        page.click(f".pane:nth-child(1) .forward[data-forward='{number}'] .token >> nth=0")
+        assert f"; {' and '.join(names)} had guessed {len(step['tokens'])} tokens" in page.inner_text(".step h4")
+        drawn = page.locator(".step .said").all_inner_texts()
+        assert sorted(drawn) == sorted(", ".join(said) for said in step["drafters"])
 
 
 def place_of(step: dict[str, Any], at: int) -> list[Any]:
