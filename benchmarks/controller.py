@@ -1,11 +1,12 @@
 """Is the controller ever slower than plain decoding, or than the best fixed draft length? Ratios from one run.
 
     python benchmarks/controller.py [--model PATH] [--draft PATH] [--batches 1,2,4,8,16,32]
-        [--workloads high,low,zero,random] [--rounds 5] [--tokens 64] [--lengths 1,2,4,8] [--short]
-        [--clock wall|cpu] [--out docs/benchmarks]
+        [--workloads high,low,zero,random,copy] [--rounds 5] [--tokens 64] [--lengths 1,2,4,8] [--widths 2,4] [--short]
+        [--temperature 0] [--method ngram] [--quantization int8] [--clock wall|cpu] [--out docs/benchmarks]
 
 Workloads: `high` are chat prompts that the embedded draft was trained for, `low` are 24 random tokens at temperature 1,
-`zero` has a draft model that costs the same and is always wrong, `random` are 64 random tokens at temperature 0. Every
+`zero` has a draft model that costs the same and is always wrong, `random` are 64 random tokens, `copy` a text of 24
+tokens four times. `--widths` adds fixed trees of so many branches with twice as many guesses as levels. Every
 round runs plain decoding, each fixed length and the controller once, in turns; ratios are taken within a round, of the
 time of decoding alone: from the moment at which every prompt has been read to the end. One more run of the controller
 before the first round lets it measure and learn, as a server would have; its ratio is reported as `cold`. `--short`
@@ -23,7 +24,8 @@ import resource
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +59,18 @@ class Wrong(DraftModelDrafter):
         return Draft(tokens, draft.parents)
 
 
-def make_llm(model: str, draft: str, workload: str, rows: int) -> LLM:
+def make_llm(model: str, draft: str | None, workload: str, rows: int, width: int = 1, **options: Any) -> LLM:
+    """With drafts of up to `LONGEST` tokens on a path; with more branches than one, of twice as many in all.
+
+    Args:
+        options: of `LLM`; `method` is the speculation's.
+    """
+    settings = {"max_draft_len": LONGEST} | ({"method": options.pop("method")} if options.get("method") else {})
+    if width > 1:
+        settings |= {"tree_top_k": width, "max_total_draft_tokens": 2 * LONGEST}
     llm = LLM(
-        model, draft, {"max_draft_len": LONGEST}, kv_cache={"enable_block_reuse": False},
-        max_batch_size=rows, max_seq_len=512, max_num_tokens=rows * (1 + LONGEST) + 256,
+        model, draft, settings, kv_cache={"enable_block_reuse": False},
+        max_batch_size=rows, max_seq_len=512, max_num_tokens=rows * (1 + 2 * LONGEST) + 256, **options,
     )  # fmt: skip
     if workload == "zero":
         sound = llm.engine.drafters["draft_target"]
@@ -76,33 +86,47 @@ def make_prompts(llm: LLM, workload: str, count: int) -> list[list[int]]:
         size = (24 if workload == "low" else 64,)
         vocab = llm.config.vocab_size
         return [torch.randint(300, vocab, size, generator=generator).tolist() for _ in range(count)]
+    if workload == "copy":
+        generator = torch.Generator().manual_seed(2)
+        return [4 * torch.randint(300, 4000, (24,), generator=generator).tolist() for _ in range(count)]
     turns = [QUESTIONS[i % len(QUESTIONS)] + " Please." * (i // len(QUESTIONS)) for i in range(count)]
     return [llm.render_chat([{"role": "user", "content": turn}]) for turn in turns]
 
 
-def modes(lengths: Sequence[int]) -> dict[str, RequestSpeculation]:
-    fixed = {f"fixed {n}": RequestSpeculation(max_draft_len=n, adaptive=False) for n in lengths}
-    plain, controller = RequestSpeculation(enabled=False), RequestSpeculation(adaptive=True)
-    return {"plain": plain, **fixed, "controller": controller}
+Way = tuple[LLM, RequestSpeculation]
+
+
+def ways_of(llm: LLM, trees: Mapping[int, LLM], lengths: Sequence[int]) -> dict[str, Way]:
+    """What a cell compares: plain decoding, fixed chains, fixed trees by branches, and the controller."""
+    fixed = [(f"fixed {n}", llm, n) for n in lengths]
+    fixed += [(f"fixed {n} x {width}", tree, n) for width, tree in trees.items() for n in lengths if n > 1]
+    found: dict[str, Way] = {"plain": (llm, RequestSpeculation(enabled=False))}
+    found |= {name: (each, RequestSpeculation(max_draft_len=n, adaptive=False)) for name, each, n in fixed}
+    return found | {"controller": (llm, RequestSpeculation(adaptive=True))}
 
 
 class Cell:
     """One workload at one batch size."""
 
-    def __init__(self, llm: LLM, workload: str, batch: int, tokens: int, clock: Callable[[], float]) -> None:
-        self.llm, self.tokens, self.clock = llm, tokens, clock
-        self.temperature = 1.0 if workload == "low" else 0.0
-        self.prompts = make_prompts(llm, workload, batch)
+    def __init__(
+        self, ways: dict[str, Way], workload: str, batch: int, tokens: int, temperature: float,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.ways, self.tokens, self.clock = ways, tokens, clock
+        self.temperature = 1.0 if workload == "low" else temperature
+        self.prompts = make_prompts(ways["plain"][0], workload, batch)
         self.lengths: Counter[int] = Counter()
         self.plain: Counter[str] = Counter()
         self.acceptance: list[float] = []
+        self.emitted: dict[str, float] = {}
 
-    def run(self, speculative: RequestSpeculation) -> float:
+    def run(self, name: str) -> float:
         """Seconds of decoding: from the end of the last prompt to the last token of all."""
+        llm, speculative = self.ways[name]
         params = SamplingParams(
             temperature=self.temperature, seed=7, max_tokens=self.tokens, ignore_eos=True, speculative=speculative
         )
-        engine, begin = self.llm.engine, self.clock()
+        engine, begin = llm.engine, self.clock()
         step = engine.step
 
         def watched() -> StepReport:
@@ -115,10 +139,12 @@ class Cell:
 
         engine.step = watched  # type: ignore[method-assign]
         try:
-            done = self.llm.generate(self.prompts, params)
+            done = llm.generate(self.prompts, params)
         finally:
             engine.step = step  # type: ignore[method-assign]
         seconds = self.clock() - begin
+        forwards = sum(completion.speculation.target_forwards for completion in done)
+        self.emitted[name] = self.tokens * len(done) / forwards
         if speculative.adaptive:
             for completion in done:
                 self.lengths.update(dict(enumerate(completion.speculation.drafted_lengths)))
@@ -127,15 +153,15 @@ class Cell:
             self.acceptance += [completion.speculation.acceptance_rate for completion in done]
         return seconds
 
-    def measure(self, rounds: int, lengths: Sequence[int]) -> dict[str, Any]:
-        ways = modes(lengths)
+    def measure(self, rounds: int) -> dict[str, Any]:
+        ways = self.ways
         seconds: dict[str, list[float]] = {name: [] for name in ways}
-        first_plain = self.run(ways["plain"])
-        first = self.run(ways["controller"])
+        first_plain = self.run("plain")
+        first = self.run("controller")
         for lap in range(rounds):
             names = list(ways)
             for name in names[lap % len(names) :] + names[: lap % len(names)]:
-                seconds[name].append(self.run(ways[name]))
+                seconds[name].append(self.run(name))
         best = min((name for name in ways if name != "controller"), key=lambda name: statistics.median(seconds[name]))
         return {
             "speed-up": {name: ratio(seconds["plain"], seconds[name]) for name in ways if name != "plain"},
@@ -143,6 +169,7 @@ class Cell:
             "best fixed": best,
             "controller / best fixed": ratio(seconds[best], seconds["controller"]),
             "guesses of fixed lengths accepted": statistics.mean(self.acceptance),
+            "tokens a forward": self.emitted,
             "forwards of the controller by draft length": dict(sorted(self.lengths.items())),
             "its plain forwards by reason": dict(self.plain),
             "plain seconds": statistics.median(seconds["plain"]),
@@ -171,6 +198,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--lengths")
+    parser.add_argument("--widths", default="", help="branches of fixed trees")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of high, zero, random and copy")
+    parser.add_argument("--method", help="of drafting, if no draft says it")
+    parser.add_argument("--quantization", help="of the target")
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
@@ -180,14 +211,18 @@ def main() -> None:
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     lengths = [int(n) for n in (options.lengths or ("4" if options.short else "1,2,4,8")).split(",")]
     rounds = options.rounds or (3 if options.short else 5)
+    widths = [int(width) for width in options.widths.split(",") if width]
     batches = [int(size) for size in options.batches.split(",")]
     cells: list[dict[str, Any]] = []
     for workload in options.workloads.split(","):
-        llm = make_llm(options.model, options.draft, workload, max(batches))
+        own = {"method": options.method, "quantization": options.quantization}
+        own = {name: value for name, value in own.items() if value}
+        make = partial(make_llm, options.model, options.draft or None, workload, max(batches), **own)
+        llm, trees = make(), {width: make(width) for width in widths}
         for batch in batches:
             before, begin = foreign(), time.perf_counter()
-            cell = Cell(llm, workload, batch, options.tokens, clock)
-            figures = cell.measure(rounds, lengths)
+            ways = ways_of(llm, trees, lengths)
+            figures = Cell(ways, workload, batch, options.tokens, options.temperature, clock).measure(rounds)
             figures["foreign cores"] = (foreign() - before) / (time.perf_counter() - begin)
             cells.append({"workload": workload, "batch": batch, **figures})
             show(cells[-1])
@@ -205,7 +240,8 @@ def main() -> None:
             "clock": options.clock,
         }
         about |= {"rounds": rounds, "tokens": options.tokens}
-        about |= {"model": options.model, "draft": options.draft}
+        about |= {"model": options.model, "draft": options.draft, "temperature": options.temperature}
+        about |= own
         record = {"about": about, "worst": worst, "cells": cells}
         (options.out / "controller.json").write_text(json.dumps(record, indent=1) + "\n")
 
@@ -218,6 +254,7 @@ def show(cell: dict[str, Any]) -> None:
         f"{name} {speeds} (cold {cell['cold']:.2f}); of the best, {cell['best fixed']}: "
         f"{against['median']:.2f} ({against['min']:.2f} to {against['max']:.2f}); "
         f"{cell['forwards of the controller by draft length']}; "
+        f"tokens a forward {cell['tokens a forward']['controller']:.2f}; "
         f"plain: {cell['its plain forwards by reason']}; foreign {cell['foreign cores']:.2f}",
         flush=True,
     )
