@@ -21,7 +21,7 @@ from sametoken.control.acceptance import HOPE, Acceptance, Gate, Overlap, united
 from sametoken.control.allocation import MARGIN, allocate
 from sametoken.control.batch import POWER, ChosenLengths, DecodingRow, StepBatch
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
-from sametoken.control.policy import REST, SHARE, Policy, RequestedDraft
+from sametoken.control.policy import MOST_REST, SHARE, Policy, RequestedDraft
 from sametoken.model.expert_config import ExpertConfig
 
 LONGEST = 8
@@ -750,7 +750,7 @@ def test_a_choice_is_kept_for_some_steps_and_never_beyond_a_row_s_limit() -> Non
         while requested := policy.again([0, 1], [8, 1], 0):
             assert requested[0].limit > requested[1].limit == 1
             kept[-1] += 1
-    assert 0 < max(kept) < REST
+    assert 0 < max(kept) < MOST_REST
 
 
 def test_a_drafter_with_nothing_to_say_does_not_keep_a_model_from_drafting() -> None:

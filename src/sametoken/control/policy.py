@@ -24,7 +24,8 @@ SHARE = 0.01  # of the time, most that steps may lose which are made to learn so
 FIRST = 8  # steps before the first of them in a batch of a new size; then twice as many, until `SHARE` says when
 DEAR = 0.03  # seconds of a plain step from which on chains end by worth: below, a guess costs less than is known
 BESIDE = 3  # most siblings per guess of the longest chain
-REST = 8  # steps that a choice is kept for while the batch stays the same
+REST = 8  # steps that a choice is kept for while the batch stays the same; twice as many each time it is confirmed,
+MOST_REST = 32  # up to so many
 
 
 class RequestedDraft(NamedTuple):
@@ -54,7 +55,7 @@ class _Plan:
     """The last choice: for which batch, what each row was asked, and what was expected of it.
 
     Attributes:
-        age: steps that it was kept for.
+        age: steps that it was kept for. `keep`: steps after which it is made anew.
         cost: seconds expected, in plain steps; 0 where not known.
         rests: whether all rows might draft and nobody does.
         weights, times: see `Worth`: by request, and by method; empty where nobody knows.
@@ -63,6 +64,7 @@ class _Plan:
     key: object = None
     requested: list[RequestedDraft] = field(default_factory=list)
     age: int = 0
+    keep: int = REST
     cost: float = 0.0
     rests: bool = False
     weights: dict[int, float] = field(default_factory=dict)
@@ -184,8 +186,8 @@ class Policy:
             self._news.append(partial(self.costs.saw_draft, method, rows, levels, seconds))
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
-        """See `Costs.saw_step`."""
-        if self.costs is not None:
+        """See `Costs.saw_step`; of a long rest the first steps tell enough."""
+        if self.costs is not None and not (self._plan.rests and len(self._news) >= REST):
             self._news.append(partial(self.costs.saw_step, nodes, rows, context, seconds))
 
     def _learn(self) -> None:
@@ -222,7 +224,7 @@ class Policy:
         plan, trials, bound = self._plan, self._trials_of(len(ids)), 0 if self.gate.closed else self.bound(len(ids))
         if plan.key != (bound, beside > 0, tuple(ids)) or trials.since + 1 >= trials.due:
             return None
-        if plan.age + 1 >= REST and not plan.rests:
+        if plan.age + 1 >= plan.keep and not plan.rests:
             return None
         plan.age += 1
         trials.since += 1
@@ -242,6 +244,7 @@ class Policy:
             return again
         self._learn()
         trials = self._trials_of(len(rows))
+        before = self._plan
         self._plan, trial_of = self._choose(rows, free, bound, beside)
         trials.since += 1
         if trials.since >= trials.due:
@@ -249,10 +252,11 @@ class Policy:
             if trials.since >= due:
                 trials.since, trials.due, trials.count = 0, FIRST, trials.count + 1
                 return [_within(draft, limit) for draft, limit in zip(trial, limits, strict=True)]
-            trials.due = min(due, 2 * trials.since)
+            trials.due = min(due, trials.since + 8 * FIRST)
         plan = self._plan
         if len(free) == len(rows):
             plan.key = (bound, beside > 0, tuple(ids))
+            plan.keep = min(2 * before.keep, MOST_REST) if before.key == plan.key and _alike(before, plan) else REST
         self.expected_cost = plan.cost
         return [_within(self._open(draft, bound), limit) for draft, limit in zip(plan.requested, limits, strict=True)]
 
@@ -339,6 +343,15 @@ class Policy:
         self.needed = (seconds / batch.plain - 1.0) * len(rows) / len(others)
         lost, debt = (each / (SHARE * batch.plain) for each in (seconds - batch.plain, debts))
         return trial, max(FIRST, int(min(lost, 8 * FIRST) + debt))
+
+
+def _alike(before: _Plan, after: _Plan) -> bool:
+    """Whether two plans for the same rows differ by a quarter of each length at most."""
+    pairs = zip(before.requested, after.requested, strict=True)
+    return all(
+        a.methods == b.methods and a.joined == b.joined and 4 * abs(a.limit - b.limit) <= max(a.limit, b.limit)
+        for a, b in pairs
+    )
 
 
 def _within(draft: RequestedDraft, limit: int) -> RequestedDraft:

@@ -66,8 +66,9 @@ class Drafting:
         if not pending:
             return []
         ids, limits = [request.id for request in pending], [request.draft_limit for request in pending]
-        again = self.policy.again(ids, limits, beside)
-        return self.policy.choose([self._row(request) for request in pending], beside) if again is None else again
+        with self._meter.aside:
+            again = self.policy.again(ids, limits, beside)
+            return self.policy.choose([self._row(request) for request in pending], beside) if again is None else again
 
     def _row(self, request: Request) -> DecodingRow:
         row, context, room = request.row, len(request.tokens) - 1, request.room
@@ -193,7 +194,7 @@ class Drafting:
         assert draft.tokens.shape[1] <= 1 + most, f"{method} drafts more than it said"
         if drafter.worth is not None:
             self.policy.stoppable[method] = drafter.ended is not None
-        self._meter.asked_s += clock.seconds + reading.seconds
+        self._meter.aside.seconds += clock.seconds + reading.seconds
         levels = max(limits if drafter.ended is None else drafter.ended.made)
         self.policy.saw_draft(method, len(rows), levels, clock.seconds)
         return draft

@@ -62,20 +62,20 @@ class Meter:
 
     Attributes:
         drafting, verifying: clocks of the step that runs.
-        asked_s: seconds of this step in which drafters read and guessed; `drafting` has what is done around that too.
+        aside: clock of what is no part of a step's cost: choosing drafts, reading and guessing.
         preemptions, draft_len: see `EngineLoad`. `totals`: seconds of all steps.
     """
 
     def __init__(self, pace: Pace, policy: Policy) -> None:
         self._pace, self._policy = pace, policy
-        self.drafting, self.verifying, self.asked_s = Clock(), Clock(), 0.0
+        self.drafting, self.verifying, self.aside = Clock(), Clock(), Clock()
         self.preemptions = self.draft_len = 0
         self.totals = Timings(0.0, 0.0, 0.0)
         self._begin = 0.0
 
     def begin(self) -> None:
         """A step begins."""
-        self.drafting.seconds = self.verifying.seconds = self.asked_s = 0.0
+        self.drafting.seconds = self.verifying.seconds = self.aside.seconds = 0.0
         self._begin = time.perf_counter()
 
     def report(self, done: Done, emissions: list[Emission]) -> StepReport:
@@ -101,4 +101,4 @@ class Meter:
         self._pace.saw(sum(len(piece.tokens) for piece in plan.prefill), seconds, progress)
         if done.tokens and not plan.prefill:
             context = sum(item.start for item in plan.decode) / rows
-            self._policy.saw_step(done.tokens - rows, rows, context, seconds - self.asked_s)
+            self._policy.saw_step(done.tokens - rows, rows, context, seconds - self.aside.seconds)
