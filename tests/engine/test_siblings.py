@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,12 @@ def run(llm: LLM, plain: LLM, temperature: float, rows: int) -> SpeculationStats
     """What speculation did for some texts, which are those of plain decoding."""
     questions = ["Hello!", "A large latte, please.", "I need a taxi.", "How much is a ticket to Boston?"][:rows]
     texts = [plain.render_chat([{"role": "user", "content": each}]) for each in questions]
-    kinds = [{}, {"top_p": 0.9}, {"top_k": 20}, {"frequency_penalty": 0.3}]  # the last is guessed by torch, in chains
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"top_p": 0.9},
+        {"top_k": 20},
+        {"frequency_penalty": 0.3},
+    ]  # the last is guessed by torch, in chains
     params = [
         SamplingParams(temperature=temperature, seed=row, max_tokens=40, ignore_eos=True, logprobs=1, **kind)
         for row, kind in enumerate(kinds[:rows])

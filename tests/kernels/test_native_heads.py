@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from native_checks import kernels, threads
 from sametoken.control.worth import Time, Worth
+from sametoken.drafters.rows import GrowingDrafter
+from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.heads.eagle.compiled import NativeEagle
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.drafter import EagleDrafter
@@ -447,3 +449,49 @@ def test_siblings_are_the_next_best_of_the_draw(
         assert found.ended.candidates[at] == ranked.tolist()
         if "top_p" not in options:  # a draw's share leaves the end of the nucleus open
             torch.testing.assert_close(found.shares[at], shares.exp(), rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("recycled", [False, True], ids=["decoder", "head"])
+def test_what_was_accepted_is_known_to_the_next_guesses(kernels: Library, recycled: bool) -> None:
+    """After any path of a draft, a sibling at its end or not, guesses are those of a drafter that read all of it."""
+    luck, target, sampling = random.Random(5), decoder_of(torch.bfloat16, True), sampling_of([0.0, 1.0, 0.7])
+    known: list[list[int]] = [tokens(length, seed=length).tolist() for length in (9, 1, 30)]
+    features = [randn(200, head_width(EAGLE_3), seed=row) for row in range(3)]
+    worth, siblings = CERTAIN._replace(sampled=[False, True, True]), 0
+
+    def made() -> GrowingDrafter:
+        if recycled:
+            head = head_of(EAGLE_3, torch.bfloat16, True)
+            return EagleDrafter(head, target, cache_of(EAGLE_3.layers), max_draft_len=4, branches=1, budget=None)
+        return DraftModelDrafter(target, cache_of(TARGET), max_draft_len=4)
+
+    def told(drafter: GrowingDrafter, begins: list[int]) -> Draft:
+        parts = [text[begin:-1] for text, begin in zip(known, begins, strict=True)]
+        read = [
+            features[row][begin : begin + len(part)] for row, begin, part in zip(range(3), begins, parts, strict=True)
+        ]
+        drafter.observe(range(3), parts, torch.cat(read) if recycled else None)
+        drafter.worth = worth
+        return drafter.propose(range(3), [text[-1] for text in known], [4, 3, 4], sampling)
+
+    drafter, begins = made(), [0] * 3
+    for row in range(3):
+        drafter.admit(row, [])
+    known = [[*text, 7] for text in known]
+    for _ in range(6):
+        draft, fresh = told(drafter, begins), made()
+        for row in range(3):
+            fresh.admit(row, [])
+        again = told(fresh, [0] * 3)
+        assert torch.equal(draft.tokens, again.tokens)
+        assert torch.equal(draft.parents, again.parents)
+        begins = [len(text) - 1 for text in known]
+        for text, guesses, parents in zip(known, draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+            node = luck.choice([node for node, token in enumerate(guesses) if token != PADDING])
+            path = []
+            siblings += node > 0 and parents[node] != node - 1
+            while node > 0:
+                path.append(guesses[node])
+                node = parents[node]
+            text += [*reversed(path), luck.randrange(VOCAB)]
+    assert siblings > 3
