@@ -177,9 +177,10 @@ class StepBatch:
         Args:
             spread: of methods whose guesses are united, see `Overlap`.
         """
-        names, count = list(methods), len(self.rows)
+        names, count = sorted(methods, key=runs_model), len(self.rows)
         holds = np.zeros((len(names), count, 1 + self.longest))  # chances: a draft is there, it holds 1, 2, .. tokens
-        for n, (method, acceptance) in enumerate(methods.items()):
+        for n, method in enumerate(names):
+            acceptance = methods[method]
             having = [i for i in self.free if method in self.rows[i].methods]
             chances = acceptance.chances([self.rows[i].id for i in having])[:, : self.longest + 1]
             if runs_model(method):
@@ -187,38 +188,39 @@ class StepBatch:
             paths = np.cumprod(chances, axis=1)
             paths[:, 1:] -= acceptance.saved * np.diff(paths, axis=1)  # a sibling makes up for the first wrong guess
             holds[n, having] = paths
-        ways, held_by = _ways([n for n in range(len(names)) if not runs_model(names[n])], len(names)), []
+        ways, held_by = _ways(list(map(runs_model, names))), []
+        parts = np.array([len(way) for way, _ in ways])
         asks = np.zeros((len(ways), len(names), count))  # how often each row asks each method
-        for way, ask in zip(ways, asks, strict=True):
-            ask[way.asked] = 1.0
-            first = [*way.hosts, *(way.model if way.joined or not way.hosts else ())]
+        for w, (way, joined) in enumerate(ways):
+            asks[w, way] = 1.0
+            later = [] if joined or len(way) == 1 or not runs_model(names[way[-1]]) else way[-1:]
+            first = way[: len(way) - len(later)]
             held = holds[first[0]] if len(first) == 1 else united(holds[first], spread([names[n] for n in first]))
-            if len(first) < len(way.asked):
-                ask[way.model] = 1.0 - held[:, 0]
-                held = held + (1.0 - held[:, :1]) * holds[way.model[0]]
+            for n in later:
+                asks[w, n], parts[w] = 1.0 - held[:, 0], len(first)
+                held = held + (1.0 - held[:, :1]) * holds[n]
             held_by.append(held[:, 1:])
         last = np.minimum(np.arange(1, self.longest + 1), self._limits[:, None])
         gains = np.maximum(0.0, np.take_along_axis(np.cumsum(held_by, axis=2), last[None] - 1, axis=2))
         gains[:, self._limits == 0] = 0.0
-        kept = {method: np.append(1.0, acceptance.kept[1:]) for method, acceptance in methods.items()}
-        siblings = {method: acceptance.siblings for method, acceptance in methods.items()}
+        kept = {name: np.append(1.0, methods[name].kept[1:]) for name in names}
+        siblings = {name: methods[name].siblings for name in names}
 
         def best(waits: Floats) -> Ways:
             at, row = np.argmin(waits, axis=0), np.arange(count)
             chosen = [ways[n] for n in at.tolist()]
-            methods = [tuple(names[n] for n in way.asked) for way in chosen]
-            shares = {names[n]: asks[at, n, row] for n in sorted({n for i in set(at.tolist()) for n in ways[i].asked})}
-            joined, parts = [way.joined for way in chosen], np.array([way.parts for way in chosen])
-            return Ways(methods, joined, parts, gains[at, row], shares, kept, siblings)
+            asked = [tuple(names[n] for n in way) for way, _ in chosen]
+            shares = {name: asks[at, n, row] for n, name in enumerate(names) if any(name in each for each in asked)}
+            return Ways(asked, [each for _, each in chosen], parts[at], gains[at, row], shares, kept, siblings)
 
         if len(ways) == 1:
             return [best(np.zeros((1, count)))]
         lacks = np.einsum("wnr,nr->wr", asks > 0.0, holds[:, :, 0] == 0.0) > 0.0
-        margin = np.array([[1.0 + SAVING * len(way.asked)] for way in ways])
+        margin = np.array([[1.0 + SAVING * len(way)] for way, _ in ways])
         waits = self._waits(gains, asks, kept, siblings) * np.where(lacks, np.inf, margin)
         found = [best(waits)]
         if any(runs_model(method) for method in found[0].shares) and not all(map(runs_model, names)):
-            found.append(best(np.where([[bool(way.model)] for way in ways], np.inf, waits)))
+            found.append(best(np.where([[runs_model(names[way[-1]])] for way, _ in ways], np.inf, waits)))
         return found
 
     def _waits(self, gains: Floats, asks: Floats, kept: Mapping[str, Floats], siblings: Mapping[str, float]) -> Floats:
@@ -239,32 +241,8 @@ class StepBatch:
         return 1.0 / (1.0 + np.array(debts, ndmin=2).T)
 
 
-class _Way(NamedTuple):
-    """Places of the methods that a row asks; `model` is one or none of them."""
-
-    hosts: list[int]
-    model: list[int]
-    joined: bool
-
-    @property
-    def asked(self) -> list[int]:
-        """All of them."""
-        return [*self.hosts, *self.model]
-
-    @property
-    def parts(self) -> int:
-        """Methods of which the nodes are verified in one step, at most."""
-        return len(self.asked) if self.joined else max(len(self.hosts), len(self.model))
-
-
-def _ways(hosts: Sequence[int], count: int) -> list[_Way]:
-    """All ways to ask some of `count` methods."""
-    models = [[], *([n] for n in range(count) if n not in hosts)]
-    groups = [list(group) for size in range(len(hosts) + 1) for group in combinations(hosts, size)]
-    return [
-        _Way(group, model, joined)
-        for group in groups
-        for model in models
-        for joined in ((False, True) if group and model else (False,))
-        if group or model
-    ]
+def _ways(models: Sequence[bool]) -> list[tuple[list[int], bool]]:
+    """All ways to ask some of these methods, of which at most one, the last, runs a model; and whether it is joined."""
+    groups = [list(group) for size in range(len(models)) for group in combinations(range(len(models)), 1 + size)]
+    asked = [(group, [models[n] for n in group]) for group in groups]
+    return [(group, joined) for group, runs in asked if sum(runs) < 2 for joined in {False, len(set(runs)) == 2}]

@@ -298,10 +298,6 @@ class Policy:
             plan.weights, plan.times = batch.worth(ways, choice)
         return plan, partial(self._try, requested, batch, ways, choice.wait)
 
-    def _mixed(self, methods: Sequence[str]) -> bool:
-        """Whether some of them run a model and some do not."""
-        return len({self._runs_model(method) for method in methods}) == 2
-
     def _try(
         self, planned: Sequence[RequestedDraft], batch: StepBatch, ways: Ways, least: float, count: int
     ) -> tuple[list[RequestedDraft], int]:
@@ -319,7 +315,8 @@ class Policy:
         recall = dict.fromkeys(on, RECALL)
         longer = {i: planned[i]._replace(limit=min(2 * planned[i].limit, rows[i].limit, batch.longest)) for i in on}
         shorter = {i: planned[i]._replace(limit=(planned[i].limit + 1) // 2) for i in on}
-        others = {i: planned[i]._replace(methods=rows[i].methods, joined=self._mixed(rows[i].methods)) for i in on}
+        mixed = {i: len(set(map(self._runs_model, rows[i].methods))) > 1 for i in on}
+        others = {i: planned[i]._replace(methods=rows[i].methods, joined=mixed[i]) for i in on}
         shares, debts = {method: share.copy() for method, share in ways.shares.items()}, 0.0
         kept = dict(ways.kept)
         some = -(-len(off) // 8)  # a few rows in turn: each may have much to read first
