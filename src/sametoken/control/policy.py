@@ -17,13 +17,14 @@ from sametoken.control.acceptance import Acceptance, Gate, Overlap
 from sametoken.control.allocation import allocate
 from sametoken.control.batch import DecodingRow, StepBatch, Ways
 from sametoken.control.confidence import Confidence, Reliability
-from sametoken.control.cost import Costs
+from sametoken.control.cost import FOLLOW, Costs
 from sametoken.control.worth import UNPRICED, Time, Worth
 
 SHARE = 0.01  # of the time, most that steps may lose which are made to learn something
 FIRST = 8  # steps before the first of them in a batch of a new size; then twice as many, until `SHARE` says when
 DEAR = 0.03  # seconds of a plain step from which on chains end by worth: below, a guess costs less than is known
 BESIDE = 3  # most siblings per guess of the longest chain
+TRIED = 8  # rows of which guesses are tried at once where nobody drafts, at most; in turn, if there are more
 REST = 8  # steps that a choice is kept for while the batch stays the same; twice as many each time it is confirmed,
 MOST_REST = 32  # up to so many
 
@@ -120,6 +121,7 @@ class Policy:
         self.stoppable: dict[str, bool] = {}  # whether worth could end the last draft of a method
         self._news: list[Callable[[], object]] = []  # what is to be learned before the next choice
         self._plan = _Plan()
+        self._choosing = 0.0  # seconds that a choice takes
         self._trials: dict[int, _Trials] = {}  # by the binary digits of the number of rows
         self.expected_cost = 0.0  # plain steps that the step chosen last should take; 0 where that is not known
 
@@ -244,8 +246,11 @@ class Policy:
             return again
         self._learn()
         trials = self._trials_of(len(rows))
-        before = self._plan
-        self._plan, trial_of = self._choose(rows, free, bound, beside)
+        before, (plan, trial_of) = self._plan, self._choose(rows, free, bound, beside)
+        self._plan = plan
+        if len(free) == len(rows):
+            plan.key = (bound, beside > 0, tuple(ids))
+            plan.keep = min(2 * before.keep, MOST_REST) if before.key == plan.key and _alike(before, plan) else REST
         trials.since += 1
         if trials.since >= trials.due:
             trial, due = trial_of(trials.count)
@@ -253,12 +258,12 @@ class Policy:
                 trials.since, trials.due, trials.count = 0, FIRST, trials.count + 1
                 return [_within(draft, limit) for draft, limit in zip(trial, limits, strict=True)]
             trials.due = min(due, trials.since + 8 * FIRST)
-        plan = self._plan
-        if len(free) == len(rows):
-            plan.key = (bound, beside > 0, tuple(ids))
-            plan.keep = min(2 * before.keep, MOST_REST) if before.key == plan.key and _alike(before, plan) else REST
         self.expected_cost = plan.cost
         return [_within(self._open(draft, bound), limit) for draft, limit in zip(plan.requested, limits, strict=True)]
+
+    def took(self, seconds: float) -> None:
+        """The last choice took so long, see `choose`; a trial takes about one."""
+        self._choosing += FOLLOW * (seconds - self._choosing)
 
     def _open(self, draft: RequestedDraft, bound: int) -> RequestedDraft:
         """A planned draft, with the longest path and siblings where what guesses are worth will end it."""
@@ -319,11 +324,14 @@ class Policy:
         others = {i: planned[i]._replace(methods=rows[i].methods, joined=mixed[i]) for i in on}
         shares, debts = {method: share.copy() for method, share in ways.shares.items()}, 0.0
         kept = dict(ways.kept)
-        some = -(-len(off) // 8)  # a few rows in turn: each may have much to read first
+        some = min(len(off), TRIED)
         for place in range(count * some, (count + 1) * some):
             i = off[place % len(off)]
             method = rows[i].methods[place // len(off) % len(rows[i].methods)]
-            others[i], debts = RequestedDraft(1, (method,)), debts + batch.debt(method, i)
+            debt = batch.debt(method, i)
+            if others and debts + debt > batch.plain / 2:  # they have much to read first
+                break
+            others[i], debts = RequestedDraft(1, (method,)), debts + debt
             shares.setdefault(method, np.zeros(len(rows)))[i] = 1.0
             kept.setdefault(method, np.ones(1 + batch.longest))
         new = [each for each in (recall, longer, shorter, others) if any(each[i] != planned[i] for i in each)]
@@ -334,12 +342,13 @@ class Policy:
                 kept.setdefault(method, np.ones(1 + batch.longest))
         trial = [chosen.get(i, draft) for i, draft in enumerate(planned)]
         wait, seconds = batch.outcome(ways._replace(shares=shares, kept=kept), [draft.limit for draft in trial])
+        choosing = self._choosing / seconds
         if on:
-            return trial, min(FIRST << min(count, 16), max(FIRST, int((wait / least - 1.0) / SHARE)))
+            return trial, min(FIRST << min(count, 16), max(FIRST, int((wait / least - 1.0 + choosing) / SHARE)))
         # Whatever a guess is believed to cost, which may be wrong, it is tried before long.
         self.needed = (seconds / batch.plain - 1.0) * len(rows) / len(others)
         lost, debt = (each / (SHARE * batch.plain) for each in (seconds - batch.plain, debts))
-        return trial, max(FIRST, int(min(lost, 8 * FIRST) + debt))
+        return trial, max(FIRST, int(min(lost, 8 * FIRST) + debt + choosing / SHARE))
 
 
 def _alike(before: _Plan, after: _Plan) -> bool:

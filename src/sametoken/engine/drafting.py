@@ -66,9 +66,13 @@ class Drafting:
         if not pending:
             return []
         ids, limits = [request.id for request in pending], [request.draft_limit for request in pending]
-        with self._meter.aside:
-            again = self.policy.again(ids, limits, beside)
-            return self.policy.choose([self._row(request) for request in pending], beside) if again is None else again
+        requested = self.policy.again(ids, limits, beside)
+        if requested is None:
+            with (clock := Clock()):
+                requested = self.policy.choose([self._row(request) for request in pending], beside)
+            self.policy.took(clock.seconds)
+            self._meter.aside.seconds += clock.seconds
+        return requested
 
     def _row(self, request: Request) -> DecodingRow:
         row, context, room = request.row, len(request.tokens) - 1, request.room
