@@ -17,7 +17,7 @@ from sametoken.control.acceptance import Acceptance, Gate, Overlap
 from sametoken.control.allocation import allocate
 from sametoken.control.batch import DecodingRow, StepBatch, Ways
 from sametoken.control.confidence import Confidence, Reliability
-from sametoken.control.cost import FOLLOW, Costs
+from sametoken.control.cost import Costs
 from sametoken.control.worth import UNPRICED, Time, Worth
 
 SHARE = 0.01  # of the time, most that steps may lose which are made to learn something
@@ -263,7 +263,7 @@ class Policy:
 
     def took(self, seconds: float) -> None:
         """The last choice took so long, see `choose`; a trial takes about one."""
-        self._choosing += FOLLOW * (seconds - self._choosing)
+        self._choosing = (self._choosing + seconds) / 2
 
     def _open(self, draft: RequestedDraft, bound: int) -> RequestedDraft:
         """A planned draft, with the longest path and siblings where what guesses are worth will end it."""
