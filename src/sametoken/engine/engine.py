@@ -87,7 +87,7 @@ class Engine:
         pages = scheduler.blocks.pages - 1  # without the sink
         used = pages - scheduler.blocks.available
         counts = (len(scheduler.running), len(scheduler.waiting), used, pages, meter.preemptions)
-        return EngineLoad(*counts, meter.draft_len, self.drafting.pauses.paused, *meter.totals)
+        return EngineLoad(*counts, meter.draft_len, "gain" if self.drafting.pauses.paused else "", *meter.totals)
 
     def add(self, request: Request) -> None:
         """Takes a request; it runs when there is room."""

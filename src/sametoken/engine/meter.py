@@ -22,7 +22,7 @@ class EngineLoad(NamedTuple):
         pages_used, pages: of the cache's pool; pages kept for their prefix alone are not used.
         preemptions: requests that lost their row so far because pages ran out.
         draft_len: longest path that the last decoding step allowed a draft, 0 for none.
-        paused: whether hardly anything is drafted because it is not expected to pay.
+        paused: "gain" while hardly anything is drafted because it is not expected to pay, else "".
         draft_s, verify_s, other_s: seconds of all steps so far on drafts, on the target and on the rest.
     """
 
@@ -32,7 +32,7 @@ class EngineLoad(NamedTuple):
     pages: int
     preemptions: int
     draft_len: int
-    paused: bool
+    paused: str
     draft_s: float
     verify_s: float
     other_s: float

@@ -140,7 +140,7 @@ METRICS: tuple[MetricSpec, ...] = (
         ("reason",), read=lambda now: now.totals.speculation.plain),
     gauge("spec_decode_paused", OURS,
         "1 while almost none of the last forwards had a draft although one was allowed, by reason.", ("reason",),
-        read=lambda now: {"gain": float(now.load.paused)}),
+        read=lambda now: {"gain": float(now.load.paused == "gain")}),
     counter("spec_decode_guesses_by_chance", OURS,
         "Guesses whose earlier guesses were all accepted, by drafter and expected chance, the upper bound of a bin of "
         "0.1.",
