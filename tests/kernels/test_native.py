@@ -39,7 +39,7 @@ from sametoken.kernels.cpu import library as native
 from sametoken.kernels.cpu.library import Library
 from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module
-from sametoken.model.compiled import Committed
+from sametoken.model.compiled_guesses import Committed
 from sametoken.model.compiled_layers import blocks_of
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS

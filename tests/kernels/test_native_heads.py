@@ -21,7 +21,7 @@ from sametoken.heads.eagle.drafter import EagleDrafter
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.modules import pack
 from sametoken.kernels.cpu.library import Library
-from sametoken.model.compiled import Committed, Guesses
+from sametoken.model.compiled_guesses import Committed, Guesses
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder, attend_in
 from sametoken.model.formats.names import FORMATS

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sametoken.control.worth import Worth
 from sametoken.drafters.tree import Chain, Grown, Tree
-from sametoken.model.compiled import Committed, Guesses, TreeBounds
+from sametoken.model.compiled_guesses import Committed, Guesses, TreeBounds
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.runtime.draw import draw
 from sametoken.speculation.draft import PADDING, Draft

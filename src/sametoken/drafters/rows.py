@@ -16,7 +16,7 @@ from sametoken.drafters.base import Drafter
 from sametoken.drafters.device import Proposer
 from sametoken.drafters.growing import Guesser, Place, grow
 from sametoken.drafters.tree import Chain, Grown, Tree, chain_of
-from sametoken.model.compiled import Committed, TreeBounds
+from sametoken.model.compiled_guesses import Committed, TreeBounds
 from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.speculation.draft import PADDING, Draft, chain_mask
 from sametoken.speculation.sampling import Sampling

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from sametoken.control.worth import Worth
 from sametoken.model.attention import attend
 from sametoken.model.block import Attend, Block, Rotation
-from sametoken.model.compiled import Committed, CompiledDecoder, Guesses, Parts, TreeBounds
+from sametoken.model.compiled import CompiledDecoder, Parts
+from sametoken.model.compiled_guesses import Committed, Guesses, TreeBounds
 from sametoken.model.compiled_layers import blocks_of
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.base import WeightFormat

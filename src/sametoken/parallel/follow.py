@@ -24,7 +24,7 @@ from sametoken.checkpoint.memory import check_memory, times_held
 from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.errors import EngineError, SametokenError
 from sametoken.kernels.cpu.threads import serial_torch
-from sametoken.model.compiled import Committed
+from sametoken.model.compiled_guesses import Committed
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.parallel.group import ENDED, RankGroup

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sametoken.control.worth import Worth
 from sametoken.drafters.rows import GrowingDrafter
-from sametoken.model.compiled import Committed, Guesses, TreeBounds
+from sametoken.model.compiled_guesses import Committed, Guesses, TreeBounds
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.speculation.sampling import Sampling

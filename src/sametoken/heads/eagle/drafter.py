@@ -15,7 +15,7 @@ from sametoken.control.worth import Worth
 from sametoken.drafters.rows import GrowingDrafter
 from sametoken.heads.eagle.compiled import NativeEagle
 from sametoken.heads.eagle.module import EagleHead
-from sametoken.model.compiled import Committed, Guesses, TreeBounds
+from sametoken.model.compiled_guesses import Committed, Guesses, TreeBounds
 from sametoken.model.decoder import Decoder, attend_in
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.speculation.sampling import Sampling

@@ -1,0 +1,107 @@
+"""What the compiled kernels read before they guess, what bounds and prices their guesses, and the guesses as they come.
+
+Plain values, and the structure of prices that kernels/cpu/stop.h reads. Legend: B rows, N nodes of a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof, c_float, c_int32
+from itertools import accumulate, chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.control.worth import EndedChains, Worth
+from sametoken.kernels.cpu.structures import CWorth, struct_of
+
+
+class Committed(NamedTuple):
+    """What rows of a cache read before they guess.
+
+    Attributes:
+        rows, starts: of the page table, and their lengths there, where the tokens go.
+        tokens: one or more for each row; guesses follow the last one.
+        features: [tokens of all rows, W] what a head reads beside them, rows one after the other; None for a decoder.
+    """
+
+    rows: Sequence[int]
+    starts: Sequence[int]
+    tokens: Sequence[Sequence[int]]
+    features: Tensor | None = None
+
+    def padded(self, width: int) -> Tensor | None:
+        """[B * width, W] features, each row's last one repeated."""
+        lengths = list(map(len, self.tokens))
+        if self.features is None or min(lengths) == width:
+            return self.features
+        begins = accumulate(lengths, initial=0)
+        at = [begin + min(i, length - 1) for begin, length in zip(begins, lengths, strict=False) for i in range(width)]
+        return self.features[torch.tensor(at)]
+
+
+class TreeBounds(NamedTuple):
+    """What trees of guesses may become.
+
+    Attributes:
+        branches: children of a node, and nodes of a level that are expanded.
+        limits: [B] longest path of each row.
+        budgets: [B] guesses that each row keeps.
+    """
+
+    branches: int
+    limits: Sequence[int]
+    budgets: Sequence[int]
+
+
+class Guesses(NamedTuple):
+    """Continuations of B rows.
+
+    Attributes:
+        tokens: [B, N] int64, each row's last token and what follows, padded past its end.
+        shares: [B, levels, K] float32 in 0 .. 1, how clearly each candidate of a draw won it: its p / E over the sum of
+            all tokens', E being the noise, 1 for greedy rows. Without worth the guess itself is the only candidate.
+        ended: what was made and kept, where rows ended one by one.
+        tree: then parents, as of a `Draft`, and where a node's keys and values lie past the row's length, -1 for
+            nowhere; [B, N] each.
+    """
+
+    tokens: Tensor
+    shares: Tensor
+    ended: EndedChains | None = None
+    tree: tuple[Tensor, Tensor] | None = None
+
+
+class Market:
+    """What the kernels read of a worth, and what they write of the drafts that follow."""
+
+    def __init__(self, worth: Worth, limits: Sequence[int]) -> None:
+        rows, ranks, levels = len(limits), len(worth.chances), max(limits)
+        siblings = worth.siblings or [0] * rows
+        most = max(map(sum, zip(limits, siblings, strict=True)))
+        chances = [*chain.from_iterable(chain.from_iterable(worth.chances))]
+        self._chances, self._weights = (c_float * len(chances))(*chances), (c_float * rows)(*worth.weights)
+        self._typical = (c_float * (2 * ranks))(*chain.from_iterable(worth.typical))
+        self._rows = [(c_int32 * rows)(*each) for each in (worth.sampled, limits, siblings)]
+        self._made, self._kept = torch.empty(rows, dtype=torch.int32), torch.empty(rows, levels, dtype=torch.int32)
+        self._candidates = torch.empty(rows, levels, ranks, dtype=torch.int64)
+        self._tree = torch.empty(2, rows, 1 + most, dtype=torch.int64)
+        parents, written = self._tree
+        sampled, longest, beside = map(addressof, self._rows)
+        self.struct: CWorth = struct_of(
+            CWorth, chances=addressof(self._chances), typical=addressof(self._typical), sampled=sampled,
+            limits=longest, siblings=beside, weights=addressof(self._weights), **worth.time._asdict(),
+            bins=len(chances) // (2 * ranks), ranks=ranks, most=most, candidates=self._candidates, parents=parents,
+            written=written, made=self._made, kept=self._kept,
+        )  # fmt: skip
+
+    @property
+    def ended(self) -> EndedChains:
+        return EndedChains(self._made.tolist(), self._kept.tolist(), self._candidates.tolist())
+
+    @property
+    def tree(self) -> tuple[Tensor, Tensor]:
+        """Parents and places [B, 1 + most] each, see `Guesses`."""
+        parents, written = self._tree
+        return parents, written
