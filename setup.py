@@ -28,7 +28,9 @@ ARM64 = {
 # The compiler's flags by system, machine and variant; kernels/cpu/processor.py says what each needs of a processor.
 VARIANTS = {
     ("Linux", "x86_64"): {
-        "avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")] + ["-mfma"],
+        # And the code of the variant amx, which runs where the processor has a matrix unit.
+        "avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")]
+        + ["-mfma", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
         "avx2": ["-mavx2", "-mfma"],
     },
     ("Linux", "aarch64"): ARM64,

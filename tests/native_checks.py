@@ -18,6 +18,7 @@ from sametoken.kernels.cpu import threads as threads_module
 from sametoken.kernels.cpu.library import Library
 from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module
+from sametoken.model.formats import packing as packing_module
 from sametoken.runtime import draw as draw_module
 
 
@@ -37,7 +38,7 @@ EMULATED = os.environ.get("SAMETOKEN_TEST_ARM") is not None
 
 def use(kernels: Library, patch: pytest.MonkeyPatch) -> Library:
     """Every decoder that is loaded from here on uses these kernels."""
-    for module in (linear_module, compiled_module, draw_module):
+    for module in (linear_module, compiled_module, draw_module, packing_module):
         patch.setattr(module, "library", lambda: kernels)
     return kernels
 

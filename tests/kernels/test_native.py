@@ -259,7 +259,7 @@ def test_keys_of_llama_4_are_rotated_as_transformers_does(kernels: Library, tmp_
 
 def test_an_unknown_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.SWITCH, "sse9")
-    with pytest.raises(ConfigError, match=r"sse9.*auto, off, avx512, avx2, neon"):
+    with pytest.raises(ConfigError, match=r"sse9.*auto, off, amx, avx512, avx2, neon"):
         native.choose()[0]
     monkeypatch.setenv(native.SWITCH, "off")
     assert native.choose()[0] is None

@@ -232,7 +232,10 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 22; }
+int32_t sametoken_interface() { return 23; }
+
+// 1 where this process may use the processor's matrix unit from now on.
+int32_t sametoken_matrix() { return ask_for_matrix_unit(); }
 
 // All blocks over `count` tokens (padding is negative): x [count][hidden] becomes the last block's output, and
 // taps[i], where not null, that of block i. Where the model joins, x holds the hidden states that it reads.

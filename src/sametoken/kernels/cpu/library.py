@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sametoken.errors import ConfigError
 from sametoken.kernels.cpu.memory import lent_memory
-from sametoken.kernels.cpu.processor import VARIANTS, processor_features, rebuild, unsupported
+from sametoken.kernels.cpu.processor import FILES, VARIANTS, processor_features, rebuild, unsupported
 from sametoken.kernels.cpu.structures import (
     CExchange,
     CodedRows,
@@ -38,7 +38,7 @@ from sametoken.kernels.cpu.threads import threads_for
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 22  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 23  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 BLOCK_INT4, BLOCK_INT5, BLOCK_INT6, BLOCK_INT8 = range(8, 12)
 DRAW_WORK = 8  # a sampled draw takes as long as reading so many times its scores as weights
@@ -62,14 +62,21 @@ class PackedWeight(NamedTuple):
 
 
 class Library:
-    """One loaded variant."""
+    """One loaded variant.
+
+    Attributes:
+        name: of the variant.
+        matrix: whether the processor's matrix unit multiplies weights that are packed for it.
+    """
 
     def __init__(self, name: str, file: Path) -> None:
-        self.name = name
+        self.name, self.matrix = name, name == "amx"
         library = ctypes.CDLL(str(file))
         found = getattr(library, "sametoken_interface", lambda: 0)()
         if found != INTERFACE:
             raise OSError("they were built from other sources; build them again")
+        if self.matrix and not library.sametoken_matrix():
+            raise OSError("the system does not let this process use the processor's matrix unit")
         self._linear, self._forward = library.sametoken_linear, library.sametoken_forward
         self._fuse, self._guess, self._grow = library.sametoken_fuse, library.sametoken_guess, library.sametoken_grow
         self._linear.argtypes = [
@@ -371,7 +378,7 @@ _chosen = cache(choose)
 
 def file_of(variant: str) -> Path | None:
     """Where a variant lies that was built, None where it was not."""
-    file = Path(__file__).parent / f"_kernels_{variant}.so"
+    file = Path(__file__).parent / f"_kernels_{FILES.get(variant, variant)}.so"
     return file if file.exists() else None
 
 

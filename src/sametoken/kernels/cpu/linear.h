@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "blocks.h"
+#include "matrix.h"
 #include "team.h"
 
 namespace sametoken {
@@ -137,7 +138,7 @@ inline void tile_block(const Weight& w, const Rows& rows, int row, int tile, Sin
   for (int m = 0; m < M; m++)
     for (int n = 0; n < N; n++) {
       int at = (tile + n) * LANES;
-      sink(row + m, at, w.bias == nullptr ? sums[m][n] : add(sums[m][n], load_bf16(w.bias + at)));
+      sink(row + m, at, biased(w, at, sums[m][n]));
     }
 }
 
@@ -193,9 +194,64 @@ inline void part_of(const Weight& w, const Rows& rows, int part, int parts, Sink
   }
 }
 
-// Hands the kernel of a weight's format to `use`.
+// What a kernel does for all rows: one phase of some tiles, and a part of all tiles by the calling thread alone.
+template <class Kernel>
+struct Product {
+  template <class Sink>
+  static void phase(Worker& worker, const Weight& w, const Rows& rows, Tiles wanted, Sink& sink) {
+    linear_of<Kernel, Blocks::MOST>(worker, w, rows, wanted, sink);
+  }
+
+  template <class Sink>
+  static void part(const Weight& w, const Rows& rows, int part, int parts, Sink& sink) {
+    part_of<Kernel, Blocks::MOST>(w, rows, part, parts, sink);
+  }
+};
+
+#ifdef SAMETOKEN_MATRIX_UNIT
+template <class Lines>
+struct Product<MatrixKernel<Lines>> {
+  template <class Sink>
+  static void phase(Worker& worker, const Weight& w, const Rows& rows, Tiles wanted, Sink& sink) {
+    int tiles = wanted.end - wanted.first, most = MatrixKernel<Lines>::together(rows.blocks.count);
+    int run = tiles >= 2 * most * worker.threads() ? most : 1, tasks = (tiles + run - 1) / run;
+    int panel = MatrixKernel<Lines>::panel(rows), panels = (rows.blocks.count + panel - 1) / panel;
+    worker.each(panels * tasks, [&](int i) {
+      int tile = wanted.first + i % tasks * run;
+      some(w, rows, i / tasks * panel, panel, {tile, std::min(tile + run, wanted.end)}, sink);
+    });
+  }
+
+  template <class Sink>
+  static void part(const Weight& w, const Rows& rows, int part, int parts, Sink& sink) {
+    int pairs = (tiles_of(w) + 1) / 2, panel = MatrixKernel<Lines>::panel(rows);
+    for (int row = 0; row < rows.blocks.count; row += panel)
+      for (int pair = pairs * part / parts; pair < pairs * (part + 1) / parts; pair++)
+        some(w, rows, row, panel, {2 * pair, std::min(2 * pair + 2, tiles_of(w))}, sink);
+  }
+
+ private:
+  template <class Sink>
+  static void some(const Weight& w, const Rows& rows, int row, int panel, Tiles tiles, Sink& sink) {
+    int end = std::min(row + panel, rows.blocks.count);
+    int tile = tiles.first;
+    if constexpr (MatrixKernel<Lines>::together(1) == 4)
+      if (tiles.end - tile == 4) return MatrixKernel<Lines>::template product<4>(w, rows, row, end, tile, sink);
+    for (; tile + 2 <= tiles.end; tile += 2) MatrixKernel<Lines>::template product<2>(w, rows, row, end, tile, sink);
+    if (tile < tiles.end) MatrixKernel<Lines>::template product<1>(w, rows, row, end, tile, sink);
+  }
+};
+#endif
+
+// Hands the product of a weight and so many rows to `use`.
 template <class Use>
-inline void with_kernel(const Weight& w, Use use) {
+inline void with_product(const Weight& w, int count, Use use_product) {
+  auto use = [&](auto kernel) { use_product(Product<decltype(kernel)>()); };
+#ifdef SAMETOKEN_MATRIX_UNIT
+  if (in_lines(w, count)) return w.format == BF16 ? use(MatrixKernel<PairLines>{}) : use(MatrixKernel<ByteLines>{});
+#else
+  (void)count;
+#endif
   switch (w.format) {
     case BF16: return use(WideKernel<64>{});
     case INT8_WEIGHT_ONLY: return use(WideKernel<32>{});
@@ -216,7 +272,7 @@ inline void with_kernel(const Weight& w, Use use) {
 // past the end.
 template <class Sink>
 inline void linear(Worker& worker, const Weight& w, const Rows& rows, Tiles tiles, Sink sink) {
-  with_kernel(w, [&](auto kernel) { linear_of<decltype(kernel), Blocks::MOST>(worker, w, rows, tiles, sink); });
+  with_product(w, rows.blocks.count, [&](auto product) { product.phase(worker, w, rows, tiles, sink); });
 }
 
 // The same for every output.
@@ -228,7 +284,7 @@ inline void linear(Worker& worker, const Weight& w, const Rows& rows, Sink sink)
 // One of `parts` parts of such a product, by the calling thread alone.
 template <class Sink>
 inline void linear_part(const Weight& w, const Rows& rows, int part, int parts, Sink sink) {
-  with_kernel(w, [&](auto kernel) { part_of<decltype(kernel), Blocks::MOST>(w, rows, part, parts, sink); });
+  with_product(w, rows.blocks.count, [&](auto product) { product.part(w, rows, part, parts, sink); });
 }
 
 }  // namespace sametoken

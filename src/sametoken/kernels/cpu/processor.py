@@ -14,14 +14,18 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "fma"}
 # What a processor must have, best variant first; setup.py has the compiler's flags.
 VARIANTS = {
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "fma"},
+    "amx": AVX512 | {"amx_tile", "amx_bf16", "amx_int8"},
+    "avx512": AVX512,
     "avx2": {"avx2", "fma"},
     "neon_bf16": {"asimd", "asimddp", "bf16", "i8mm"},
     "neon_dot": {"asimd", "asimddp"},
     "neon": {"asimd"},
 }
+# The variant whose file has the code of another one too, which it runs on processors that have a matrix unit.
+FILES = {"amx": "avx512"}
 # Linux on arm64: bits of getauxval's AT_HWCAP (16) and AT_HWCAP2 (26).
 HWCAPS = {16: {"asimd": 1, "asimddp": 20}, 26: {"i8mm": 13, "bf16": 14}}
 # macOS: names of sysctl.

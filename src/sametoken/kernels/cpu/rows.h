@@ -17,6 +17,7 @@ enum Scales : int64_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, FLOAT8 = 3, POWE
 
 struct Weight {
   int32_t format, in, out, group;  // group: inputs that share a scale (INT4, and FP8 on)
+  int32_t matrix;                  // whether the processor's matrix unit multiplies it, see matrix.h
   const uint8_t* data;             // tiles, see the kernels; in and out padded to whole steps and tiles
   const void* scale;               // float [out] (INT8, INT8_WEIGHT_ONLY), bf16 [in / group][out] (INT4), Codes (FP8 on)
   const bf16* bias;                // [out], padded, or null
@@ -39,6 +40,12 @@ inline const Codes* codes_of(const Weight& w) { return w.format < FP8 ? nullptr 
 inline bool wants_blocks(const Weight& w) { return w.format >= BLOCK_INT4; }
 inline bool wants_bytes(const Weight& w) { return w.format == INT8 || w.format == INT4 || wants_blocks(w); }
 
+// Whether `count` rows lie in lines for such a weight. Integers have the same sums without the unit, faster for a few rows.
+inline bool in_lines(const Weight& w, int count) {
+  constexpr int LEAST = 6;
+  return w.matrix != 0 && (w.format == BF16 || (w.format == INT8 && count >= LEAST));
+}
+
 // The code of zero, where rows are blocks of bytes.
 inline int32_t zero_of(const Weight& w) {
   if (w.format == BLOCK_INT4) return codes_of(w)->offset == nullptr ? 8 : 0;
@@ -47,6 +54,11 @@ inline int32_t zero_of(const Weight& w) {
 
 inline int64_t padded(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 inline int tiles_of(const Weight& w) { return (w.out + LANES - 1) / LANES; }
+
+// The values of 16 outputs from `at` on, with their biases.
+inline Floats biased(const Weight& w, int at, Floats values) {
+  return w.bias == nullptr ? values : add(values, load_bf16(w.bias + at));
+}
 
 // Memory for `count` things, aligned to a cache line, from where `memory` points on.
 template <class T>
@@ -65,6 +77,7 @@ struct Blocks {
 
 // The rows that a linear reads, as bfloat16 or, for the formats that want them, as signed bytes q with x = q * scale.
 // "By block" means: of each block of rows all that a kernel reads one after the other, the block's rows side by side.
+// Rows in lines lie by blocks of 16 rows and 64 bytes of a row at a time.
 struct Rows {
   Blocks blocks;
   int64_t width;     // numbers of a row, a multiple of 128, zero past the row's end
@@ -107,12 +120,14 @@ struct Rows {
       if (codes->order != nullptr) return reorder(row, x, codes->order);
       if (codes->offset != nullptr) sum_groups(row, x, w);
     }
+    if (in_lines(w, blocks.count)) return set_lines(row, source, size);
     int height = height_of(row);
     uint32_t* to = words + place(row, size);
     for (int64_t k = 0; k < size; k++) to[k * height] = dword(static_cast<const char*>(source) + 4 * k);
   }
 
   const uint32_t* block(int first, const Weight& w) const { return words + first * (width / (wants_bytes(w) ? 4 : 2)); }
+  const char* lines(int first, const Weight& w) const { return reinterpret_cast<const char*>(block(first, w)); }
 
  private:
   int height_of(int row) const { return blocks.height_at(row / blocks.height * blocks.height); }
@@ -121,6 +136,13 @@ struct Rows {
   int64_t place(int row, int64_t size) const {
     int first = row / blocks.height * blocks.height;
     return first * size + (row - first);
+  }
+
+  void set_lines(int row, const void* source, int64_t size) const {
+    int first = row / LANES * LANES, height = std::min(LANES, blocks.count - first);
+    uint32_t* to = words + first * size + (row - first) * LANES;
+    for (int64_t k = 0; k < size; k += LANES, to += height * LANES)
+      std::memcpy(to, static_cast<const char*>(source) + 4 * k, 4 * LANES);
   }
 
   // Sums the inputs of each group; groups have whole vectors of them.

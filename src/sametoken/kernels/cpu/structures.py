@@ -17,7 +17,7 @@ class Weight(Structure):
 
     _fields_ = [
         ("format", c_int32), ("inputs", c_int32), ("outputs", c_int32), ("group", c_int32),
-        ("data", c_void_p), ("scale", c_void_p), ("bias", c_void_p),
+        ("matrix", c_int32), ("data", c_void_p), ("scale", c_void_p), ("bias", c_void_p),
     ]  # fmt: skip
 
 

@@ -102,7 +102,9 @@ def packed_weight(
     """A weight of `shape` [out, in] as the kernels take it; `bias` [out] bfloat16."""
     whole = None if bias is None else padded_outputs(bias)
     outputs, inputs = shape
-    weight = Weight(kind, inputs, outputs, group, address(data), address(scale), address(whole))
+    kernels = library()
+    matrix = kernels is not None and kernels.matrix
+    weight = Weight(kind, inputs, outputs, group, matrix, address(data), address(scale), address(whole))
     return PackedWeight(weight, tuple(tensor for tensor in (data, scale, whole) if tensor is not None))
 
 
