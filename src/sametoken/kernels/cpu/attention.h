@@ -9,6 +9,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "attention_matrix.h"
 #include "pointwise.h"
 #include "rows.h"
 #include "sixteen.h"
@@ -20,12 +21,14 @@ class Attention {
  public:
   // q: [tokens][q_stride] rotated queries; out: [tokens][out_stride]; window: keys a query sees, 0 for all, or the
   // length of `chunks`, of which a query sees its own up to itself; sinks: a score of each query head that takes part in
-  // its softmax without a key, or null; parts: [parts][part_floats] memory for results of chunks.
+  // its softmax without a key, or null; parts: [parts][part_floats] memory for results of chunks; matrix: whether there is
+  // a matrix unit to be used, which multiplies bfloat16 heads of whole lines.
   Attention(const Cache& cache, const Heads& heads, const Places& places, const bf16* q, int64_t q_stride, bf16* out,
-            int64_t out_stride, int64_t window, bool chunks, const bf16* sinks, float* parts)
+            int64_t out_stride, int64_t window, bool chunks, const bf16* sinks, float* parts, bool matrix)
       : cache_(cache), heads_(heads), places_(places), reader_(cache, heads, places), q_(q), q_stride_(q_stride), out_(out),
         out_stride_(out_stride), window_(window), chunks_(chunks), sinks_(sinks), parts_(parts), words_(heads.size / 2),
-        groups_(heads.groups()), width_(part_floats(heads.size)) {}
+        groups_(heads.groups()), width_(part_floats(heads.size)),
+        matrix_(matrix && cache.form == KV_BF16 && heads.size % (2 * LANES) == 0) {}
 
   // Numbers of a part: the mean of values, then the greatest score and the sum of weights.
   static int64_t part_floats(int size) { return size + LANES; }
@@ -34,6 +37,8 @@ class Attention {
     const Block& block = task.block;
     int64_t first = INT64_MAX, last = 0;  // keys that any query of the task sees
     Room room;
+    TileShape tiles;
+    room.tiles = &tiles;
     for (int n = 0; n < block.nodes; n++) {
       first = std::min(first, begin_of(block.token + n)), room.begin = std::max(room.begin, begin_of(block.token + n));
       last = std::max(last, end_of(block.token + n)), room.end = std::min(room.end, end_of(block.token + n));
@@ -76,14 +81,16 @@ class Attention {
     uint32_t* turned;                     // [SIDE][words][16] the keys at hand, in the same place
     Query* split;                         // [query], of codes
     char* asked;                          // [query][Query::bytes] queries, bfloat16 numbers or codes
+    bf16* shares;                         // [SIDE][query][16] weights for the matrix unit
+    TileShape* tiles;
 
     bool all_see(int64_t key) const { return begin <= key && key + LANES <= end; }  // 16 keys
 
     void take_from(Scratch& memory, int count, int size, int32_t form) {
       queries = count;
       int64_t hand = SIDE * LANES * std::max(size, size / 2 + LANES);
-      int64_t floats = queries * (CHUNK + 2 * part_floats(size) + 2 * LANES) + hand;
-      char* at = memory.reserve(size_t(floats) * 4 + size_t(queries) * (sizeof(Query) + Query::bytes(size)) + 9 * 64);
+      int64_t floats = queries * (CHUNK + 2 * part_floats(size) + (2 + SIDE) * LANES) + hand;
+      char* at = memory.reserve(size_t(floats) * 4 + size_t(queries) * (sizeof(Query) + Query::bytes(size)) + 10 * 64);
       take(at, values, hand);
       turned = reinterpret_cast<uint32_t*>(values);
       take(at, most, queries * LANES);
@@ -91,6 +98,7 @@ class Attention {
       take(at, parts, queries * part_floats(size));
       take(at, joined, queries * part_floats(size));
       take(at, asked, queries * int64_t(Query::bytes(size)));
+      take(at, shares, SIDE * queries * LANES);
       take(at, split, form == KV_BF16 ? 0 : queries);
       take(at, scores, queries * CHUNK);
     }
@@ -212,6 +220,18 @@ class Attention {
       if (!room.all_see(key + b * LANES)) score = visible(token_of(task, q), key + b * LANES, score, -INFINITY);
       store(most, greater(load(most), score));
     };
+#ifdef SAMETOKEN_MATRIX_UNIT
+    if (matrix_) {
+      int64_t bytes = heads_.size * 2, apart = room.queries * LANES;
+      TileRows queries{room.asked + some.first * bytes, bytes, some.end - some.first};
+      float* to = scores + some.first * LANES;
+      if (count == 2) tile_scores<2>(*room.tiles, queries, room.turned, stride, words_ / LANES, to, apart);
+      else tile_scores<1>(*room.tiles, queries, room.turned, stride, words_ / LANES, to, apart);
+      for (int b = 0; b < count; b++)
+        for (int q = some.first; q < some.end; q++) keep(q, b, load(scores + b * apart + q * LANES));
+      return;
+    }
+#endif
     in_steps<TALL>(some.first, some.end, [&](int q, auto tall) {
       in_steps<SIDE>(0, count, [&](int b, auto side) {
         constexpr int Q = tall(), K = side();
@@ -289,8 +309,17 @@ class Attention {
       for (int q = some.first; q < some.end; q++) {
         float* at = weights + (b * room.queries + q) * LANES;
         Floats share = mul(load(at), load(room.total + q * LANES));
-        store(at, cache_.form == KV_BF16 ? share : mul(share, load(values[b].scale)));
+        if (matrix_) store_bf16(room.shares + (b * room.queries + q) * LANES, share);
+        else store(at, cache_.form == KV_BF16 ? share : mul(share, load(values[b].scale)));
       }
+#ifdef SAMETOKEN_MATRIX_UNIT
+    if (matrix_) {
+      bf16* pairs = reinterpret_cast<bf16*>(room.values);
+      for (int b = 0; b < count; b++) pair_vectors(values[b].at, heads_.size, pairs + b * heads_.size * LANES);
+      return tile_values(*room.tiles, room.shares + some.first * LANES, some.end - some.first, room.queries * LANES, pairs,
+                         heads_.size, count, room.parts + some.first * width_, width_);
+    }
+#endif
     if (cache_.form == KV_BF16) add_values<KV_BF16>(room, some, weights, values, count);
     else if (cache_.form == KV_INT8) add_values<KV_INT8>(room, some, weights, values, count);
     else add_values<KV_FP8>(room, some, weights, values, count);
@@ -355,6 +384,7 @@ class Attention {
   float* parts_;
   int words_, groups_;
   int64_t width_;  // of a part
+  bool matrix_;
 };
 
 }  // namespace sametoken

@@ -188,7 +188,7 @@ class Forward {
     linear(worker, layer.qkv, (paired ? joined_ : normed_).rows(), into(qkv_, qkv_width_, qkv_width_));
     worker.each(count_, [&](int t) { place(layer, cache, t); });
     Attention attention(cache, heads_, places_, qkv_, qkv_width_, mixed_.row(0), mixed_.stride(), layer.window,
-                        model_.chunks != 0, layer.sinks, parts_);
+                        model_.chunks != 0, layer.sinks, parts_, layer.qkv.matrix != 0);
     worker.each(int(plan_.tasks.size()), [&](int task) {
       thread_local Scratch scratch;
       attention(plan_.tasks[size_t(task)], scratch);

@@ -57,49 +57,59 @@ class MatrixKernel {
   static void by_unit(const Weight& w, const Rows& rows, int first, int end, int tile, Sink& sink) {
     alignas(64) static thread_local float sums[PANEL * N * LANES];
     TileShape shape;
-    int lines = int(rows.width / Lines::INPUTS), step = end - first <= HEIGHT ? lines : TOGETHER;
+    int lines = int(rows.width / Lines::INPUTS), passes = (end - first + HEIGHT - 1) / HEIGHT;
+    int step = passes == 1 ? lines : TOGETHER;
+    int64_t size = int64_t(lines) * LINE, share = padded(LINE / passes, 64);
+    const uint8_t* data = w.data + tile * size;
     for (int line = 0; line < lines; line += step) {
       int stop = std::min(lines, line + step);
-      for (int row = first; row < end; row += HEIGHT) {
+      const uint8_t* next = stop < lines ? data + stop * LINE : data + N * size;
+      for (int pass = 0, row = first; row < end; pass++, row += HEIGHT) {
         int one = std::min(LANES, end - row), two = std::min(LANES, end - row - LANES);
         shape.set(one, std::max(two, 1));
-        Pass pass{rows.lines(row, w), rows.lines(row + LANES, w), one * 64, two * 64, line, stop, row == first, row + HEIGHT < end};
+        Pass some{rows.lines(row, w), rows.lines(row + LANES, w), one * 64, two * 64, line, stop, next + pass * share, share};
         float* at = sums + (row - first) * N * LANES;
-        if (two > 0) multiply<2, N>(w, tile, pass, at);
-        else multiply<1, N>(w, tile, pass, at);
+        if (passes == 1) some.next = nullptr;
+        if (two > 0) multiply<2, N>(data, size, some, at);
+        else multiply<1, N>(data, size, some, at);
         if (stop == lines) give<N>(w, rows, row, one + std::max(two, 0), tile, at, sink);
       }
     }
   }
 
+  static constexpr int LINE = 1024;  // bytes of a tile's weights
   static constexpr int HEIGHT = 2 * LANES;  // rows whose sums the unit holds at once
   static constexpr int PANEL = 8 * HEIGHT;
   static constexpr int TOGETHER = 8;        // lines of weights that serve all rows from a first-level cache
 
-  // Two blocks of rows, bytes from one line to the next of each, and the lines that are multiplied.
+  // Two blocks of rows, bytes from one line to the next of each, and the lines that are multiplied. Where other rows follow,
+  // each of them asks for a share of every line of the weights that come next; alone, rows ask shortly before they read.
   struct Pass {
     const char *one, *two;
     int64_t one_step, two_step;
     int line, stop;
-    bool fresh, followed;  // whether no rows have read these weights, and whether other rows follow
+    const uint8_t* next;
+    int64_t share;
   };
 
-  // Adds to the sums [block of rows][N][16][16] of R blocks.
+  // Adds to the sums [block of rows][N][16][16] of R blocks the products with N tiles, `size` bytes apart.
   template <int R, int N>
-  static void multiply(const Weight& w, int tile, const Pass& pass, float* sums) {
-    int64_t size = int64_t(padded(w.in, 128)) / Lines::INPUTS * 1024;
-    Lead lead(size, 1024, N);
-    const uint8_t* data = w.data + tile * size + pass.line * 1024;
+  static void multiply(const uint8_t* data, int64_t size, const Pass& pass, float* sums) {
+    Lead lead(size, LINE, N);
+    data += pass.line * LINE;
     const char *one = pass.one + pass.line * pass.one_step, *two = pass.two + pass.line * pass.two_step;
     each_sum<R, N>([&](auto at) { pass.line == 0 ? tile_clear<at()>() : tile_load<at()>(place<N>(sums, at())); });
-    for (int line = pass.line; line < pass.stop; line++, data += 1024, one += pass.one_step, two += pass.two_step) {
-      if (pass.fresh) {
+    for (int line = pass.line; line < pass.stop; line++, data += LINE, one += pass.one_step, two += pass.two_step) {
+      if (pass.next == nullptr) {
         int64_t ahead = lead.at(line);
         for (int n = 0; n < N; n++)
-          for (int i = 0; i < 1024; i += 64) fetch(data + n * size + ahead + i);
+          for (int i = 0; i < LINE; i += 64) fetch(data + n * size + ahead + i);
+      } else {
+        const uint8_t* next = pass.next + (line - pass.line) * LINE;
+        for (int n = 0; n < N; n++)
+          for (int i = 0; i < pass.share; i += 64) fetch_early(next + n * size + i);
+        for (int i = 0; i < LINE; i += 64) fetch(one + pass.one_step + i), fetch(two + pass.two_step + i);
       }
-      if (pass.followed)
-        for (int i = 0; i < 1024; i += 64) fetch(one + pass.one_step + i), fetch(two + pass.two_step + i);
       tile_load<6>(data);
       tile_load<4>(one);
       if constexpr (N == 2) tile_load<7>(data + size);
@@ -107,15 +117,6 @@ class MatrixKernel {
       each_sum<R, N>([](auto at) { Lines::template multiply<at(), 4 + at() / 2, 6 + at() % 2>(); });
     }
     each_sum<R, N>([&](auto at) { tile_store<at()>(place<N>(sums, at())); });
-  }
-
-  // Calls use(tile of sums) with constants.
-  template <int R, int N, int AT = 0, class Use>
-  static void each_sum(Use use) {
-    if constexpr (AT < 2 * R) {
-      if constexpr (AT % 2 < N) use(std::integral_constant<int, AT>());
-      each_sum<R, N, AT + 1>(use);
-    }
   }
 
   template <int N>

@@ -42,7 +42,7 @@ inline bool wants_bytes(const Weight& w) { return w.format == INT8 || w.format =
 
 // Whether `count` rows lie in lines for such a weight. Integers have the same sums without the unit, faster for a few rows.
 inline bool in_lines(const Weight& w, int count) {
-  constexpr int LEAST = 6;
+  constexpr int LEAST = 10;
   return w.matrix != 0 && (w.format == BF16 || (w.format == INT8 && count >= LEAST));
 }
 
