@@ -36,8 +36,8 @@ BUILT = [found for found in map(built, native.VARIANTS) if found is not None]
 EMULATED = os.environ.get("SAMETOKEN_TEST_ARM") is not None
 
 
-def use(kernels: Library, patch: pytest.MonkeyPatch) -> Library:
-    """Every decoder that is loaded from here on uses these kernels."""
+def use(kernels: Library | None, patch: pytest.MonkeyPatch) -> Library | None:
+    """Every decoder that is loaded from here on uses these kernels, or none."""
     for module in (linear_module, compiled_module, draw_module, packing_module):
         patch.setattr(module, "library", lambda: kernels)
     return kernels

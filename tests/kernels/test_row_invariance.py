@@ -30,11 +30,9 @@ from transformers import (
 )
 
 import tiny_models
-from native_checks import BUILT
+from native_checks import BUILT, use
 from sametoken.checkpoint.load import load_decoder
 from sametoken.kernels.cpu.library import Library
-from sametoken.model import compiled as compiled_module
-from sametoken.model import linear as linear_module
 from sametoken.model.attention import attend
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.layers import gated
@@ -191,8 +189,7 @@ def test_logits_of_every_format(
     dtype: torch.dtype, quantization: str, variant: Library | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every variant of the compiled kernels, and without."""
-    for module in (linear_module, compiled_module):
-        monkeypatch.setattr(module, "library", lambda: variant)
+    use(variant, monkeypatch)
     check_decoder(save_llama("grouped", tmp_path), dtype, quantization)
 
 
@@ -209,8 +206,7 @@ def test_logits_of_experts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A token's bits do not depend on which other tokens chose the same expert."""
-    for module in (linear_module, compiled_module):
-        monkeypatch.setattr(module, "library", lambda: variant)
+    use(variant, monkeypatch)
     torch.manual_seed(0)
     options = {"num_hidden_layers": 2, "max_position_embeddings": 1024, "hidden_size": 128, "num_attention_heads": 2}
     experts = {"num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 80, "mlp_only_layers": [1]}
@@ -239,8 +235,7 @@ def test_logits_of_families(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What these have beyond a plain decoder keeps a token's bits too."""
-    for module in (linear_module, compiled_module):
-        monkeypatch.setattr(module, "library", lambda: variant)
+    use(variant, monkeypatch)
     torch.manual_seed(0)
     options = {"num_hidden_layers": 2, "max_position_embeddings": 1024, "head_dim": 32, "initializer_range": 0.05}
     special = {"sliding_window": 100, "attn_logit_softcapping": 2.0, "residual_multiplier": 0.3, "logits_scaling": 3.0}

@@ -37,8 +37,10 @@ def compare(directory: Path, dtype: torch.dtype, tolerance: float, quantization:
     expected = last_states(whole, [TOKENS]).float()
     found = at_once([lambda part=part: last_states(part, [TOKENS]) for part in parts])
     assert all(torch.equal(each, found[0]) for each in found)
-    error = (found[0].float() - expected).abs().max() / expected.abs().max()
-    assert error < tolerance, error
+    errors = (found[0].float() - expected).abs().amax(-1).flatten() / expected.abs().max()
+    # Rounding may make a token choose another of two experts with almost the same score.
+    sure = len(TOKENS) - (whole.config.experts is not None and dtype == torch.bfloat16)
+    assert (errors < tolerance).sum() >= sure, errors
     cut_rows = at_once(
         [lambda part=part: last_states(part, [TOKENS[:4], *([t] for t in TOKENS[4:])]) for part in parts]
     )

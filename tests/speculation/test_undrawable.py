@@ -16,11 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from engine_checks import ahead, alone, check_idle, llama, make_llm, prompts, said, using
 from head_checks import llm_with, make_eagle, make_medusa
-from native_checks import BUILT
+from native_checks import BUILT, use
 from sametoken import LLM, ModelOutputError, RequestError, SamplingParams
 from sametoken.kernels.cpu.library import Library
-from sametoken.model import compiled as compiled_module
-from sametoken.model import linear as linear_module
 from sametoken.speculation.draft import Draft, ancestors, chain_parents
 from sametoken.speculation.rows import RowSampling, Sampling
 from sametoken.speculation.sampling import sample
@@ -74,8 +72,7 @@ def test_a_row_that_overflows_ends_with_an_error_and_others_go_on(
     models: tuple[str, str, str], dtype: str, form: str, kernels: Library | None, method: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    for module in (linear_module, compiled_module):
-        monkeypatch.setattr(module, "library", lambda: kernels)
+    use(kernels, monkeypatch)
     options = {"dtype": dtype, "quantization": form, "max_num_tokens": 64, "cache": {"max_tokens": 400}}
     llm = make_llm(models[1], models[0], **options)
     texts = prompts(len(KINDS), GOOD)

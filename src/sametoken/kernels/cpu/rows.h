@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "simd.h"
+#include "simd_amx.h"
 
 namespace sametoken {
 
@@ -43,7 +43,7 @@ inline bool wants_bytes(const Weight& w) { return w.format == INT8 || w.format =
 // Whether `count` rows lie in lines for such a weight. Integers have the same sums without the unit, faster for a few rows.
 inline bool in_lines(const Weight& w, int count) {
   constexpr int LEAST = 10;
-  return w.matrix != 0 && (w.format == BF16 || (w.format == INT8 && count >= LEAST));
+  return MATRIX_UNIT && w.matrix != 0 && (w.format == BF16 || (w.format == INT8 && count >= LEAST));
 }
 
 // The code of zero, where rows are blocks of bytes.

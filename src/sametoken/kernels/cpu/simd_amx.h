@@ -16,6 +16,8 @@
 
 namespace sametoken {
 
+constexpr bool MATRIX_UNIT = true;
+
 // Whether the system lets this process use the unit; it must be asked once, and gives more room to saved registers then.
 inline bool ask_for_matrix_unit() {
   constexpr long REQUEST = 0x1023, TILE_DATA = 18;
@@ -98,6 +100,7 @@ class Flushing {
 }  // namespace sametoken
 #else
 namespace sametoken {
+constexpr bool MATRIX_UNIT = false;
 class TileShape {};
 inline bool ask_for_matrix_unit() { return false; }
 }  // namespace sametoken
