@@ -58,8 +58,8 @@ class MatrixKernel {
     alignas(64) static thread_local float sums[PANEL * N * LANES];
     TileShape shape;
     int lines = int(rows.width / Lines::INPUTS), passes = (end - first + HEIGHT - 1) / HEIGHT;
-    int step = passes == 1 ? lines : TOGETHER;
-    int64_t size = int64_t(lines) * LINE, share = padded(LINE / passes, 64);
+    int step = passes <= 2 ? lines : TOGETHER;
+    int64_t size = int64_t(lines) * LINE, share = passes <= 2 ? 0 : padded(LINE / passes, 64);
     const uint8_t* data = w.data + tile * size;
     for (int line = 0; line < lines; line += step) {
       int stop = std::min(lines, line + step);
@@ -69,7 +69,7 @@ class MatrixKernel {
         shape.set(one, std::max(two, 1));
         Pass some{rows.lines(row, w), rows.lines(row + LANES, w), one * 64, two * 64, line, stop, next + pass * share, share};
         float* at = sums + (row - first) * N * LANES;
-        if (passes == 1) some.next = nullptr;
+        if (passes <= 2 && pass == 0) some.next = nullptr;
         if (two > 0) multiply<2, N>(data, size, some, at);
         else multiply<1, N>(data, size, some, at);
         if (stop == lines) give<N>(w, rows, row, one + std::max(two, 0), tile, at, sink);
@@ -82,8 +82,9 @@ class MatrixKernel {
   static constexpr int PANEL = 8 * HEIGHT;
   static constexpr int TOGETHER = 8;        // lines of weights that serve all rows from a first-level cache
 
-  // Two blocks of rows, bytes from one line to the next of each, and the lines that are multiplied. Where other rows follow,
-  // each of them asks for a share of every line of the weights that come next; alone, rows ask shortly before they read.
+  // Two blocks of rows, bytes from one line to the next of each, and the lines that are multiplied. Where several such passes
+  // follow each other, each asks for a share of every line of the weights that come next. Of one or two passes the first
+  // asks shortly before it reads, and the second finds the weights in a second-level cache.
   struct Pass {
     const char *one, *two;
     int64_t one_step, two_step;
