@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "attention_matrix.h"
+#include "attention_room.h"
 #include "pointwise.h"
 #include "rows.h"
 #include "sixteen.h"
@@ -45,7 +46,7 @@ class Attention {
     }
     if (task.chunk >= 0) first = std::max(first, task.chunk * CHUNK), last = std::min(last, (task.chunk + 1) * CHUNK);
     if (first >= last) return;
-    room.take_from(memory, task.heads * block.nodes * groups_, heads_.size, cache_.form);
+    room.take_from(memory, task.heads * block.nodes * groups_, heads_.size, width_, cache_.form);
     ask(task, room);
     for (int64_t at = first, end; at < last; at = end) {
       end = std::min(last, (at / CHUNK + 1) * CHUNK);
@@ -70,39 +71,6 @@ class Attention {
   static constexpr int SIDE = Reader::SIDE;
   static constexpr int TALL = REGISTERS == 32 ? 4 : 2;  // queries, and with values blocks of 16 numbers, side by side
 
-  // What a task keeps. Queries lie by key head, then node. Scores of a chunk lie by block of 16 keys: [block][query][16],
-  // so that all of them are passed in order.
-  struct Room {
-    int queries;
-    int64_t begin = 0, end = INT64_MAX;   // keys that all queries see
-    float *scores, *most, *total;         // greatest score and sum of weights, by lane, of a query
-    float *parts, *joined;                // [query][part_floats] of a chunk, and of all chunks so far
-    float* values;                        // [SIDE * 16][size], of the keys at hand
-    uint32_t* turned;                     // [SIDE][words][16] the keys at hand, in the same place
-    Query* split;                         // [query], of codes
-    char* asked;                          // [query][Query::bytes] queries, bfloat16 numbers or codes
-    bf16* shares;                         // [SIDE][query][16] weights for the matrix unit
-    TileShape* tiles;
-
-    bool all_see(int64_t key) const { return begin <= key && key + LANES <= end; }  // 16 keys
-
-    void take_from(Scratch& memory, int count, int size, int32_t form) {
-      queries = count;
-      int64_t hand = SIDE * LANES * std::max(size, size / 2 + LANES);
-      int64_t floats = queries * (CHUNK + 2 * part_floats(size) + (2 + SIDE) * LANES) + hand;
-      char* at = memory.reserve(size_t(floats) * 4 + size_t(queries) * (sizeof(Query) + Query::bytes(size)) + 10 * 64);
-      take(at, values, hand);
-      turned = reinterpret_cast<uint32_t*>(values);
-      take(at, most, queries * LANES);
-      take(at, total, queries * LANES);
-      take(at, parts, queries * part_floats(size));
-      take(at, joined, queries * part_floats(size));
-      take(at, asked, queries * int64_t(Query::bytes(size)));
-      take(at, shares, SIDE * queries * LANES);
-      take(at, split, form == KV_BF16 ? 0 : queries);
-      take(at, scores, queries * CHUNK);
-    }
-  };
   struct Some { int first, end; };  // queries of a task, of one key head
 
   int64_t end_of(int token) const { return places_.position[size_t(token)] + 1; }
