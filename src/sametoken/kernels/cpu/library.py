@@ -368,7 +368,7 @@ def choose() -> tuple[Library | None, KernelStatus]:
                 reason = f"they cannot be loaded: {error}"
     if wanted in VARIANTS:
         raise ConfigError(
-            f"{SWITCH}={wanted!r}: not built from these sources, or this CPU lacks its instructions; use auto"
+            f"{SWITCH}={wanted!r}: not built from these sources, or this CPU or its system does not allow it; use auto"
         )
     return None, KernelStatus(None, found, reason, rebuild() if names else None)
 
