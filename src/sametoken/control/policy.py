@@ -6,6 +6,7 @@ one `RequestedDraft` per row.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -117,7 +118,7 @@ class Policy:
             self._schedule = sorted((size, min(length, max_draft_len)) for size, length in schedule.items())
         self._acceptance: dict[str, Acceptance] = {}
         self._overlaps: dict[frozenset[str], Overlap] = {}
-        self._confidence: dict[str, Confidence] = {}
+        self._confidence = defaultdict[str, Confidence](Confidence)
         self.stoppable: dict[str, bool] = {}  # whether worth could end the last draft of a method
         self._news: list[Callable[[], object]] = []  # what is to be learned before the next choice
         self._plan = _Plan()
@@ -179,8 +180,7 @@ class Policy:
         kept: Sequence[int], seen: Reliability,
     ) -> None:  # fmt: skip
         """A chain of `method`, which says how clearly each guess won its draw, was verified; see `Confidence.learn`."""
-        confidence = self._confidence.setdefault(method, Confidence())
-        self._news.append(partial(confidence.learn, shares, sampled, drawn, kept, seen))
+        self._news.append(partial(self._confidence[method].learn, shares, sampled, drawn, kept, seen))
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
         """See `Costs.saw_draft`."""
