@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from sametoken.control import allocation
 from sametoken.control.acceptance import HOPE, Acceptance, Gate, Overlap, united
 from sametoken.control.allocation import MARGIN, allocate
-from sametoken.control.batch import POWER, ChosenLengths, DecodingRow, StepBatch
+from sametoken.control.batch import POWER, ChosenLengths, DecodingRow, RequestedDraft, StepBatch
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
-from sametoken.control.policy import MOST_REST, SHARE, Policy, RequestedDraft
+from sametoken.control.policy import MOST_REST, Policy
+from sametoken.control.trials import SHARE
 from sametoken.model.expert_config import ExpertConfig
 
 LONGEST = 8
@@ -226,8 +227,9 @@ def test_with_perfect_acceptance_and_free_rows_it_takes_the_full_length(batch: i
 
 
 def test_a_busy_batch_drafts_little_and_an_idle_one_a_lot() -> None:
-    lengths = [World({"model": 0.8}, batch).run(150)[-1] for batch in (1, 8, 32)]
-    assert lengths[0][0] >= 4 > max(lengths[1]) >= 1 > max(lengths[2])
+    steps = [World({"model": 0.8}, batch).run(150)[-20:] for batch in (1, 8, 32)]
+    lengths = [statistics.median(max(limits) for limits in each) for each in steps]  # without trials
+    assert lengths[0] >= 4 > lengths[1] >= 1 > lengths[2]
 
 
 @pytest.mark.parametrize("chance", [0.2, 0.5, 0.9])
@@ -649,17 +651,16 @@ def test_acceptance_approaches_the_truth(chance: float, seed: int) -> None:
 
 
 def test_acceptance_counts_as_one_by_one() -> None:
-    """Several drafts at once are what they are one after the other, but for the order in which the engine's fade."""
+    """For each request several drafts at once are what they are one after the other; the engine's fade by step."""
     luck, together, alone = random.Random(3), Acceptance(6), Acceptance(6)
-    for _ in range(50):
+    for _ in range(150):
         asked = [luck.randint(1, 6) for _ in range(12)]
         longest = [luck.randint(0, most) for most in asked]
         accepted = [luck.randint(0, most) for most in longest]
         together.learn(range(12), asked, longest, accepted)
         for i in range(12):
             alone.learn([i], asked[i : i + 1], longest[i : i + 1], accepted[i : i + 1])
-    assert together.engine == pytest.approx(alone.engine, abs=0.01)
-    assert together.chances(range(12)) == pytest.approx(alone.chances(range(12)), abs=0.01)
+    assert together.chances(range(12)) == pytest.approx(alone.chances(range(12)), abs=0.1)
     for i in range(12):
         together.forget(i)
         assert len(together) == 11 - i
@@ -748,8 +749,8 @@ def test_a_choice_is_kept_for_some_steps_and_never_beyond_a_row_s_limit() -> Non
         policy.choose(world.rows())
         kept.append(0)
         while requested := policy.again([0, 1], [8, 1], 0):
-            assert requested[0].limit > requested[1].limit == 1
-            kept[-1] += 1
+            assert requested[0].limit >= requested[1].limit <= 1  # equal in a trial
+            kept[-1] += requested[0].limit > requested[1].limit
     assert 0 < max(kept) < MOST_REST
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 HOPE = 0.6  # chance of a guess before anything was seen: high enough to draft, low enough to be dropped soon
-MEMORY = 100.0  # drafts after which a count has faded to 1/e
+MEMORY = 100.0  # drafts of a request, or steps of all, after which a count has faded to 1/e
 ENGINE_STRENGTH, REQUEST_STRENGTH = 2.0, 12.0  # tries that what is expected before any is worth
 
 
@@ -118,9 +118,9 @@ class Acceptance:
         counted = np.stack([_counted(self._longest, *each) for each in zip(asked, longest, accepted, strict=True)])
         fade = 1.0 - 1.0 / MEMORY
         self._counts[slots] = fade * self._counts[slots] + counted
-        self._counts[0] = fade ** len(slots) * self._counts[0] + counted.sum(0)
+        self._counts[0] = fade * self._counts[0] + counted.sum(0)  # steps: one batch tells little of the next requests
         wrong = sum(right < made for made, right in zip(longest, accepted, strict=True))
-        self._beside *= fade ** len(slots)
+        self._beside *= fade
         self._beside += wrong, sum(saved), sum(longest), sum(siblings)
         self._engine = None
 

@@ -44,6 +44,28 @@ class DecodingRow(NamedTuple):
     room: int
 
 
+class RequestedDraft(NamedTuple):
+    """A draft of at most `limit` tokens on a path; why not, if there is none.
+
+    Those of `methods` that guess on the host are all asked, and their guesses united. A model is asked if they have
+    none, or, where the draft is `joined`, always.
+
+    Beside the tokens of a chain as many as `siblings` more may stand.
+
+    Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small,
+    "recall" of what a step without drafts costs.
+    """
+
+    limit: int
+    methods: tuple[str, ...]
+    reason: str = ""
+    joined: bool = False
+    siblings: int = 0
+
+
+NO_GAIN, RECALL = RequestedDraft(0, (), "gain"), RequestedDraft(0, (), "recall")
+
+
 class Ways(NamedTuple):
     """How each row drafts if it does.
 

@@ -10,46 +10,21 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from sametoken.control.acceptance import Acceptance, Gate, Overlap
 from sametoken.control.allocation import allocate
-from sametoken.control.batch import DecodingRow, StepBatch, Ways
+from sametoken.control.batch import NO_GAIN, DecodingRow, RequestedDraft, StepBatch
 from sametoken.control.confidence import Confidence, Reliability
 from sametoken.control.cost import Costs
+from sametoken.control.trials import TrialBasis, Trials, TrialStep
 from sametoken.control.worth import UNPRICED, Time, Worth
 
-SHARE = 0.01  # of the time, most that steps may lose which are made to learn something
-FIRST = 8  # steps before the first of them in a batch of a new size; then twice as many, until `SHARE` says when
 DEAR = 0.03  # seconds of a plain step from which on chains end by worth: below, a guess costs less than is known
 BESIDE = 3  # most siblings per guess of the longest chain
-TRIED = 8  # rows of which guesses are tried at once where nobody drafts, at most; in turn, if there are more
 REST = 8  # steps that a choice is kept for while the batch stays the same; twice as many each time it is confirmed,
 MOST_REST = 32  # up to so many
-
-
-class RequestedDraft(NamedTuple):
-    """A draft of at most `limit` tokens on a path; why not, if there is none.
-
-    Those of `methods` that guess on the host are all asked, and their guesses united. A model is asked if they have
-    none, or, where the draft is `joined`, always.
-
-    Beside the tokens of a chain as many as `siblings` more may stand.
-
-    Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small,
-    "recall" of what a step without drafts costs.
-    """
-
-    limit: int
-    methods: tuple[str, ...]
-    reason: str = ""
-    joined: bool = False
-    siblings: int = 0
-
-
-NO_GAIN, RECALL = RequestedDraft(0, (), "gain"), RequestedDraft(0, (), "recall")
 
 
 @dataclass
@@ -60,6 +35,7 @@ class _Plan:
         age: steps that it was kept for. `keep`: steps after which it is made anew.
         cost: seconds expected, in plain steps; 0 where not known.
         rests: whether all rows might draft and nobody does.
+        trial: what the next step is to ask instead. `warm`: whether caches are warm for it, see `Policy._make`.
         weights, times: see `Worth`: by request, and by method; empty where nobody knows.
     """
 
@@ -69,22 +45,10 @@ class _Plan:
     keep: int = REST
     cost: float = 0.0
     rests: bool = False
+    trial: TrialStep | None = None
+    warm: bool = False
     weights: dict[int, float] = field(default_factory=dict)
     times: dict[str, Time] = field(default_factory=dict)
-
-
-@dataclass
-class _Trials:
-    """Steps of batches of one size that are made to learn something.
-
-    Attributes:
-        count: how many there were. `since`: steps after the last one.
-        due: steps after which the next one may be worth its time.
-    """
-
-    count: int = 0
-    since: int = 0
-    due: int = FIRST
 
 
 class Policy:
@@ -111,7 +75,6 @@ class Policy:
     ) -> None:
         self.costs: Costs | None = None  # until it is measured, whoever may draft does
         self.gate = gate or Gate()
-        self.needed = 0.0  # chance at which one guess a row would have paid when it was last tried
         self.longest, self._slots, self._runs_model, self._ragged = max_draft_len, slots, runs_model, ragged
         self._schedule = None
         if schedule is not None:
@@ -123,7 +86,8 @@ class Policy:
         self._news: list[Callable[[], object]] = []  # what is to be learned before the next choice
         self._plan = _Plan()
         self._choosing = 0.0  # seconds that a choice takes
-        self._trials: dict[int, _Trials] = {}  # by the binary digits of the number of rows
+        self._warms = False  # whether a step drafts after a rest, which takes longer than the next ones will
+        self._trials: dict[int, Trials] = {}  # by the binary digits of the number of rows
         self.expected_cost = 0.0  # plain steps that the step chosen last should take; 0 where that is not known
 
     def bound(self, rows: int) -> int:
@@ -184,12 +148,13 @@ class Policy:
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
         """See `Costs.saw_draft`."""
-        if self.costs is not None:
+        if self.costs is not None and not self._warms:
             self._news.append(partial(self.costs.saw_draft, method, rows, levels, seconds))
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
         """See `Costs.saw_step`; of a long rest the first steps tell enough."""
-        if self.costs is not None and not (self._plan.rests and len(self._news) >= REST):
+        enough = self._plan.rests and len(self._news) >= REST
+        if self.costs is not None and not self._warms and not (enough and not nodes):
             self._news.append(partial(self.costs.saw_step, nodes, rows, context, seconds))
 
     def _learn(self) -> None:
@@ -214,8 +179,14 @@ class Policy:
         for method in methods:
             self._of(method).forget(request)
 
-    def _trials_of(self, rows: int) -> _Trials:
-        return self._trials.setdefault(rows.bit_length(), _Trials())
+    def _trials_of(self, rows: int) -> Trials:
+        if rows.bit_length() not in self._trials:
+            self._trials[rows.bit_length()] = Trials(self._runs_model)
+        return self._trials[rows.bit_length()]
+
+    def needed(self, rows: int) -> float:
+        """The chance at which one guess a row would have paid when it was last tried in a batch of about this size."""
+        return self._trials_of(rows).needed
 
     def again(self, ids: Sequence[int], limits: Sequence[int], beside: int) -> list[RequestedDraft] | None:
         """What `choose` would say for these requests, if that is what it said before; None where it has to be asked.
@@ -224,18 +195,31 @@ class Policy:
             limits: longest path that is of use to each.
         """
         plan, trials, bound = self._plan, self._trials_of(len(ids)), 0 if self.gate.closed else self.bound(len(ids))
-        if plan.key != (bound, beside > 0, tuple(ids)) or trials.since + 1 >= trials.due:
+        self._warms = False
+        if plan.key != (bound, beside > 0, tuple(ids)):
             return None
-        if plan.age + 1 >= plan.keep and not plan.rests:
+        if plan.trial:  # not in the step of the choice, which leaves the caches cold: its cost would seem more
+            return self._make(plan, trials, limits)
+        if trials.near() or (plan.age + 1 >= plan.keep and not plan.rests):
             return None
         plan.age += 1
-        trials.since += 1
+        trials.step()
         self.expected_cost = plan.cost
         return [_within(self._open(draft, bound), limit) for draft, limit in zip(plan.requested, limits, strict=True)]
 
+    def _make(self, plan: _Plan, trials: Trials, limits: Sequence[int]) -> list[RequestedDraft]:
+        """The trial of a plan: where nobody drafts in two steps, of which the first, which is dearer, warms caches."""
+        assert plan.trial is not None
+        self._warms, plan.warm = plan.rests and not plan.warm, True
+        requested, self.expected_cost = plan.trial.requested, 0.0
+        if not self._warms:
+            trials.made(plan.trial)
+            plan.trial = None
+        return [_within(draft, limit) for draft, limit in zip(requested, limits, strict=True)]
+
     def choose(self, rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
         """One requested draft per row of the next step, which also reads `beside` prompt tokens."""
-        self.expected_cost = 0.0
+        self.expected_cost, self._warms = 0.0, False
         bound = 0 if self.gate.closed else self.bound(len(rows))
         free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and bound]
         if not free or self.costs is None:
@@ -246,18 +230,16 @@ class Policy:
             return again
         self._learn()
         trials = self._trials_of(len(rows))
-        before, (plan, trial_of) = self._plan, self._choose(rows, free, bound, beside)
-        self._plan = plan
+        before, choice = self._plan, self._choose(rows, free, bound, beside)
+        plan = self._plan
         if len(free) == len(rows):
             plan.key = (bound, beside > 0, tuple(ids))
             plan.keep = min(2 * before.keep, MOST_REST) if before.key == plan.key and _alike(before, plan) else REST
-        trials.since += 1
-        if trials.since >= trials.due:
-            trial, due = trial_of(trials.count)
-            if trials.since >= due:
-                trials.since, trials.due, trials.count = 0, FIRST, trials.count + 1
-                return [_within(draft, limit) for draft, limit in zip(trial, limits, strict=True)]
-            trials.due = min(due, trials.since + 8 * FIRST)
+        trials.step()
+        plan.trial = trials.due(choice)
+        if plan.trial and (before.trial or plan.key is None):  # the batch has changed since, and may do so again
+            plan.warm = True
+            return self._make(plan, trials, limits)
         self.expected_cost = plan.cost
         return [_within(self._open(draft, bound), limit) for draft, limit in zip(plan.requested, limits, strict=True)]
 
@@ -279,10 +261,8 @@ class Policy:
             return RequestedDraft(0, (), "threshold")
         return RequestedDraft(0, (), "batch" if row.limit else "end")
 
-    def _choose(
-        self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, beside: int
-    ) -> tuple[_Plan, Callable[[int], tuple[list[RequestedDraft], int]]]:
-        """The best drafts of the free rows beside those of the others, and what tells a trial, see `_try`."""
+    def _choose(self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, beside: int) -> TrialBasis:
+        """Plans the best drafts of the free rows beside those of the others."""
         assert self.costs is not None
         requested = [self._most(row, bound) for row in rows]
         for i in free:
@@ -301,54 +281,8 @@ class Policy:
         plan = _Plan(requested=requested, cost=0.0 if fixed else choice.seconds / batch.plain, rests=rests)
         if choice.lengths.any() and not fixed and batch.plain >= DEAR:
             plan.weights, plan.times = batch.worth(ways, choice)
-        return plan, partial(self._try, requested, batch, ways, choice.wait)
-
-    def _try(
-        self, planned: Sequence[RequestedDraft], batch: StepBatch, ways: Ways, least: float, count: int
-    ) -> tuple[list[RequestedDraft], int]:
-        """A step to learn from, in turns: plain, with longer and shorter paths, and with other drafters.
-
-        Args:
-            least: the wait for a token that the plan promises.
-            count: trials made so far.
-
-        Returns:
-            Its drafts, and after how many steps it may be made: no more than `SHARE` of the time is lost by it.
-        """
-        rows = batch.rows
-        on, off = ([i for i in batch.free if bool(planned[i].limit) == drafts] for drafts in (True, False))
-        recall = dict.fromkeys(on, RECALL)
-        longer = {i: planned[i]._replace(limit=min(2 * planned[i].limit, rows[i].limit, batch.longest)) for i in on}
-        shorter = {i: planned[i]._replace(limit=(planned[i].limit + 1) // 2) for i in on}
-        mixed = {i: len(set(map(self._runs_model, rows[i].methods))) > 1 for i in on}
-        others = {i: planned[i]._replace(methods=rows[i].methods, joined=mixed[i]) for i in on}
-        shares, debts = {method: share.copy() for method, share in ways.shares.items()}, 0.0
-        kept = dict(ways.kept)
-        some = min(len(off), TRIED)
-        for place in range(count * some, (count + 1) * some):
-            i = off[place % len(off)]
-            method = rows[i].methods[place // len(off) % len(rows[i].methods)]
-            debt = batch.debt(method, i)
-            if others and debts + debt > batch.plain / 2:  # they have much to read first
-                break
-            others[i], debts = RequestedDraft(1, (method,)), debts + debt
-            shares.setdefault(method, np.zeros(len(rows)))[i] = 1.0
-            kept.setdefault(method, np.ones(1 + batch.longest))
-        new = [each for each in (recall, longer, shorter, others) if any(each[i] != planned[i] for i in each)]
-        chosen = new[count % len(new)]
-        for place in on if chosen is others else ():
-            for method in rows[place].methods:
-                shares.setdefault(method, np.zeros(len(rows)))[place] = 1.0
-                kept.setdefault(method, np.ones(1 + batch.longest))
-        trial = [chosen.get(i, draft) for i, draft in enumerate(planned)]
-        wait, seconds = batch.outcome(ways._replace(shares=shares, kept=kept), [draft.limit for draft in trial])
-        choosing = self._choosing / seconds
-        if on:
-            return trial, min(FIRST << min(count, 16), max(FIRST, int((wait / least - 1.0 + choosing) / SHARE)))
-        # Whatever a guess is believed to cost, which may be wrong, it is tried before long.
-        self.needed = (seconds / batch.plain - 1.0) * len(rows) / len(others)
-        lost, debt = (each / (SHARE * batch.plain) for each in (seconds - batch.plain, debts))
-        return trial, max(FIRST, int(min(lost, 8 * FIRST) + debt + choosing / SHARE))
+        self._plan = plan
+        return TrialBasis(requested, batch, ways, choice.wait, self._choosing)
 
 
 def _alike(before: _Plan, after: _Plan) -> bool:
