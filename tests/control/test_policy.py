@@ -141,22 +141,22 @@ def gains_of(chances: Sequence[Sequence[float]]) -> np.ndarray:
     return np.cumsum(np.cumprod(np.array(chances), axis=1), axis=1)
 
 
-@given(data=st.data(), rows=st.integers(1, 4), longest=st.integers(1, 3))
+@given(data=st.data(), rows=st.integers(1, 4), longest=st.integers(1, 3), drafting=st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_allocation_is_what_brute_force_finds(data: st.DataObject, rows: int, longest: int) -> None:
+def test_allocation_is_what_brute_force_finds(data: st.DataObject, rows: int, longest: int, drafting: bool) -> None:
     """Of all lengths of all rows, where a step costs what its number of guesses costs."""
-    row = st.lists(st.floats(0, 1), min_size=longest, max_size=longest)
+    row = st.lists(st.floats(0.001, 1), min_size=longest, max_size=longest)
     gains = gains_of(data.draw(st.lists(row, min_size=rows, max_size=rows)))
     seconds = np.array(sorted(data.draw(st.lists(st.floats(0.1, 10), min_size=rows * longest + 1, max_size=99))))
 
     def wait(lengths: Sequence[int]) -> float:
         waits = [1 / (1 + (gains[i, n - 1] if n else 0.0)) for i, n in enumerate(lengths)]
-        margin = 1.0 + MARGIN * (1.0 - 1.0 / rows) if any(lengths) else 1.0
+        margin = 1.0 + (-MARGIN if drafting else MARGIN) * (1.0 - 1.0 / rows) if any(lengths) else 1.0
         return sum(wait**POWER for wait in waits) * (margin * seconds[sum(lengths)]) ** POWER
 
     best = min(map(wait, itertools.product(range(longest + 1), repeat=rows)))
     with mock.patch.object(allocation, "SAVING", 0.0):  # or guesses that save little are left out
-        choice = allocate(gains, lambda row, place: seconds[: len(row) + 1])
+        choice = allocate(gains, lambda row, place: seconds[: len(row) + 1], drafting)
     assert wait(choice.lengths.tolist()) <= best * (1 + 1e-9)
     assert choice.seconds == seconds[sum(choice.lengths)]
 

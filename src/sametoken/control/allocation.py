@@ -15,16 +15,19 @@ import numpy as np
 from sametoken.control.acceptance import Floats
 from sametoken.control.batch import POWER, SAVING, ChosenLengths, Whole
 
-MARGIN = 0.03  # by how much drafts of many rows must promise to be faster: rows that seem alike differ
+# By how much drafts of many rows must promise to be faster to begin, and slower to end: rows that seem alike differ,
+# and of drafts that are not made nothing is learned.
+MARGIN = 0.03
 
 
-def allocate(gains: Floats, price: Callable[[Whole, Whole], Floats]) -> ChosenLengths:
+def allocate(gains: Floats, price: Callable[[Whole, Whole], Floats], drafting: bool = False) -> ChosenLengths:
     """The beginning of the list that makes the wait for a token least; nothing drafted if that does not pay.
 
     Args:
         gains: [R, L] guesses expected to come true with paths of 1, 2, .. L tokens; a row that may have shorter ones
             only gains nothing beyond.
         price: seconds of the steps that make the first 0, 1, .. K guesses of the list: of their rows and places.
+        drafting: whether they draft already.
     """
     rows, longest = gains.shape
     waits = 1.0 / (1.0 + np.concatenate([np.zeros((rows, 1)), gains], axis=1))
@@ -35,5 +38,6 @@ def allocate(gains: Floats, price: Callable[[Whole, Whole], Floats]) -> ChosenLe
     seconds = price(row, place)
     left = rows - np.concatenate([[0.0], np.cumsum(saved[order])])
     wait = seconds * left ** (1.0 / POWER)
-    best = int(np.argmin(wait * np.where(np.arange(len(wait)) > 0, 1.0 + MARGIN * (1.0 - 1.0 / rows), 1.0)))
+    margin = MARGIN * (1.0 - 1.0 / rows) * (-1.0 if drafting else 1.0)
+    best = int(np.argmin(wait * np.where(np.arange(len(wait)) > 0, 1.0 + margin, 1.0)))
     return ChosenLengths(np.bincount(row[:best], minlength=rows), float(wait[best]), float(seconds[best]))

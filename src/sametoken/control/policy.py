@@ -273,7 +273,8 @@ class Policy:
         batch = StepBatch(rows, free, beside + fixed, slots, self.costs, self._ragged)
         usable = {method: self._of(method) for method in asked}
         found = batch.ways(usable, self._runs_model, lambda methods: self._overlap(methods).spread)
-        choices = [(allocate(ways.gains, partial(batch.prices, ways)), ways) for ways in found]
+        drafting = any(draft.limit for draft in self._plan.requested)
+        choices = [(allocate(ways.gains, partial(batch.prices, ways), drafting), ways) for ways in found]
         choice, ways = min(choices, key=lambda each: each[0].wait)
         for i in np.flatnonzero(choice.lengths).tolist():
             requested[i] = RequestedDraft(int(choice.lengths[i]), ways.methods[i], joined=ways.joined[i])
