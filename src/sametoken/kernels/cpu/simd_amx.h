@@ -41,7 +41,10 @@ class TileShape {
     }
     asm volatile("ldtilecfg %0" ::"m"(shape));
   }
-  ~TileShape() { asm volatile("tilerelease"); }
+  // A processor without the unit has no such instruction, and sets no shape.
+  ~TileShape() {
+    if (first_ != 0) asm volatile("tilerelease");
+  }
 
  private:
   int first_ = 0, second_ = 0, words_ = 0;
