@@ -20,7 +20,7 @@ from engine_checks import DEPTH, PAGE, alone, check_idle, inject, llama, make_ll
 from sametoken import LLM, ConfigError, SamplingParams
 from sametoken.commands.options import settings_of
 from sametoken.config import SpeculativeConfig
-from sametoken.control.batch import DecodingRow, RequestedDraft
+from sametoken.control.choice import DecodingRow, RequestedDraft
 from sametoken.control.worth import Time, Worth
 from sametoken.drafters.padded import chain
 from sametoken.engine.advice import FEW, UNUSED

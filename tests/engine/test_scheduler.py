@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sametoken.control.batch import RequestedDraft
+from sametoken.control.choice import RequestedDraft
 from sametoken.engine.blocks import BlockManager
 from sametoken.engine.detokenize import Detokenizer
 from sametoken.engine.pace import Pace

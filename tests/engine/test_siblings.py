@@ -24,10 +24,10 @@ ADAPTIVE = RequestSpeculation(adaptive=True)
 class Fixed(Costs):
     """Costs that are as given, whatever is seen."""
 
-    def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
+    def saw_step(self, nodes: int, rows: int, context: float, seconds: float, times: int = 1) -> None:
         return
 
-    def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
+    def saw_draft(self, method: str, rows: int, levels: int, seconds: float, times: int = 1) -> None:
         return
 
 

@@ -12,7 +12,7 @@ import pytest
 from adversaries import Adversary, adversaries, future
 from engine_checks import DEPTH, alone, check_idle, inject, make_llm, prompts, said, save_pair, watch
 from sametoken import LLM, SamplingParams
-from sametoken.control.batch import DecodingRow, RequestedDraft
+from sametoken.control.choice import DecodingRow, RequestedDraft
 from sametoken.drafters.padded import Guess, chain
 from sametoken.speculation.params import RequestSpeculation
 from sametoken.speculation.structure import StructuredOutputs

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from cli_checks import Pair
 from engine_checks import PLAIN, make_llm, prompts, said, save_pair
 from sametoken import LLM, SamplingParams
-from sametoken.control.batch import RequestedDraft
+from sametoken.control.choice import RequestedDraft
 from sametoken.errors import ConfigError, EngineError
 from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.parallel.follow import join

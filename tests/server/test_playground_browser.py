@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sametoken import LLM
-from sametoken.control.batch import RequestedDraft
+from sametoken.control.choice import RequestedDraft
 from server_checks import Gate, Running, running
 
 playwright = pytest.importorskip(

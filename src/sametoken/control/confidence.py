@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sametoken.control.acceptance import PRIOR
+
 BINS = 10  # of shares and of chances, all equally wide
-PRIOR = 4.0  # verified guesses for which the share itself counts in each bin of a table
 RANKS = 6  # candidates of a draw that are looked at: the next one comes true less than 2 % of the time
-SETTLE = 8  # drafts after which tables are made anew, at least
 
 
 def bin_of(value: float) -> int:
@@ -64,7 +64,7 @@ class Confidence:
     def __init__(self) -> None:
         self._tries, self._hits = ([[_zeros(), _zeros()] for _ in range(RANKS)] for _ in range(2))
         self._tables = [[_rising(_zeros(), _zeros(), rank)] * 2 for rank in range(RANKS)]
-        self._drafts = self._due = 0
+        self._drafts = self._due = 0.0
 
     @property
     def tables(self) -> Sequence[Sequence[Sequence[float]]]:
@@ -106,9 +106,9 @@ class Confidence:
                 self._tries[rank][sampled][bin_of(share * (1 + rank))] += 1
             if right < len(candidates):
                 self._hits[right][sampled][bin_of(candidates[right] * (1 + right))] += 1
-        self._drafts += 1
-        if self._drafts >= self._due + SETTLE:  # ever rarer, as a draft tells ever less
-            self._due = max(self._drafts, self._drafts * 9 // 8 - SETTLE)
+        self._drafts += 1.0
+        if self._drafts >= self._due:  # ever rarer, as a draft tells ever less
+            self._due = self._drafts * (1.0 + 1.0 / PRIOR)
             kinds = zip(self._tries, self._hits, strict=True)
             self._tables = [[*map(_rising, *each, (rank, rank))] for rank, each in enumerate(kinds)]
 

@@ -7,19 +7,14 @@ so that whatever a first measurement leaves out is learned where it matters.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sametoken.control.acceptance import Floats
+from sametoken.control.acceptance import PRIOR
 
 STRIDE = 0.4  # most that one observation may be too slow, as a logarithm: a stolen time slice is no news
-FOLLOW = 0.1  # share of an error that a cell learns once it is known, and that goes to the pace of the machine
-KNOWN = 8.0  # observations after which a cell is known
-HOST_SECONDS = 30e-6  # a guess on the host, until one was seen
-CELLS = 14  # of rows and of draft tokens, each for twice as many as the one before
 
 
 class Measured(NamedTuple):
@@ -52,33 +47,22 @@ class Curve:
     """
 
     def __init__(self, points: Mapping[int, float], work: Callable[[float], float] = float) -> None:
-        self._work, counts = work, sorted(points)
-        self._counts = np.array([work(count) for count in counts])
-        self._seconds = np.maximum.accumulate([max(1e-9, points[count]) for count in counts])
-        rise = self._counts[-1] - self._counts[-2] if len(counts) > 1 else self._counts[-1]
-        before = self._seconds[-2] if len(counts) > 1 else 0.0
-        self._slope = (self._seconds[-1] - before) / rise
-        self._table = np.zeros(0)
+        counts = sorted(points)
+        self._work, self._counts = work, [work(count) for count in counts]
+        self._seconds = list(accumulate((max(1e-9, points[count]) for count in counts), max))
+        (x, end), (y, last) = ([0.0, *each][-2:] for each in (self._counts, self._seconds))
+        self._slope = (last - y) / (end - x)
 
-    def __call__(self, counts: Floats) -> Floats:
-        """Seconds for each of `counts`; flat before the first knot, the last slope after the last."""
-        beyond = np.maximum(0.0, counts - self._counts[-1])
-        found: Floats = np.interp(counts, self._counts, self._seconds) + self._slope * beyond
-        return found
-
-    def whole(self, counts: NDArray[np.int64]) -> Floats:
-        """The same for whole numbers, by their work."""
-        found: Floats = self._up_to(int(counts[-1] if len(counts) else 0))[counts]
-        return found
-
-    def at(self, count: int) -> float:
-        """The same for one whole number."""
-        return self._up_to(count).item(count)
-
-    def _up_to(self, most: int) -> Floats:
-        if most >= len(self._table):
-            self._table = self(np.array([self._work(count) for count in range(2 * most + 2)]))
-        return self._table
+    def __call__(self, count: float) -> float:
+        """Flat before the first count that was measured, with the last slope after the last."""
+        work = self._work(count)
+        above = bisect(self._counts, work)
+        if above == 0:
+            return self._seconds[0]
+        x, y = self._counts[above - 1], self._seconds[above - 1]
+        if above == len(self._counts):
+            return y + self._slope * (work - x)
+        return y + (self._seconds[above] - y) * (work - x) / (self._counts[above] - x)
 
 
 class Correction:
@@ -88,54 +72,50 @@ class Correction:
     """
 
     def __init__(self) -> None:
-        self._value, self._seen = np.zeros((2, CELLS, CELLS))
-        self._places = np.arange(CELLS, dtype=float)
-        self._near = 0.5 ** np.abs(self._places[:, None] - self._places)
-        self._rows: dict[int, Floats] = {}
+        self._cells: dict[tuple[int, int], tuple[float, float]] = {}  # what was seen, and how often
+        self._known: dict[tuple[int, int], float] = {}  # what is thought of a cell since
 
-    def __call__(self, rows: int, counts: Floats) -> Floats:
-        """The correction for each of `counts` beside so many rows."""
-        cell = _cell(rows)
-        if cell not in self._rows:
-            weight = self._near[cell] @ self._seen @ self._near + 1e-3
-            around = self._near[cell] @ (self._seen * self._value) @ self._near / weight
-            known = np.minimum(1.0, self._seen[cell])
-            self._rows[cell] = known * self._value[cell] + (1.0 - known) * around
-        found: Floats = np.interp(np.log2(1.0 + counts), self._places, self._rows[cell])
-        return found
+    def __call__(self, rows: float, count: float) -> float:
+        """The correction for a count beside so many rows."""
+        cell, at = _cell(rows), math.log2(1.0 + count)
+        place, part = int(at), at % 1.0
+        return (1.0 - part) * self._at(cell, place) + (part and part * self._at(cell, place + 1))
 
-    def at(self, rows: int, count: int) -> float:
-        """The correction for one count."""
-        cell, at = _cell(rows), min(math.log2(1.0 + count), CELLS - 1.0)
-        low, part = int(at), at % 1.0
-        high = low + (part > 0.0)
-        if self._seen.item(cell, low) < 1.0 or self._seen.item(cell, high) < 1.0:
-            return self(rows, np.array([count])).item()
-        return (1.0 - part) * self._value.item(cell, low) + part * self._value.item(cell, high)
+    def _at(self, cell: int, place: int) -> float:
+        if (cell, place) not in self._known:
+            total, weight = 0.0, 1e-3
+            for (row, column), (value, seen) in self._cells.items():
+                near = seen * 0.5 ** (abs(row - cell) + abs(column - place))
+                total, weight = total + near * value, weight + near
+            value, seen = self._cells.get((cell, place), (0.0, 0.0))
+            self._known[cell, place] = min(1.0, seen) * value + max(0.0, 1.0 - seen) * total / weight
+        return self._known[cell, place]
 
-    def learn(self, rows: int, count: int, error: float) -> bool:
-        """Corrects the cells around for an error; whether they were known before.
+    def learn(self, rows: float, count: float, error: float, times: int = 1) -> bool:
+        """Corrects the cells around for an error that was seen so often; whether they were known before.
 
         Nothing makes work faster than it is: by how much it is far too fast is corrected at once.
         """
-        cell, at = _cell(rows), min(math.log2(1.0 + count), CELLS - 1.001)
-        parts = ((int(at), 1.0 - at % 1.0), (int(at) + 1, at % 1.0))
-        known = all(self._seen.item(cell, place) >= KNOWN for place, part in parts if part > 0.1)
-        at_once = min(0.0, error + STRIDE)
-        for place, part in parts:
-            seen = self._seen.item(cell, place)
-            if not seen and not part:
-                continue
-            if not seen:  # begins where its neighbours let expect it
-                self._value[cell, place] = self(rows, np.array([2.0**place - 1.0])).item()
-            self._seen[cell, place] = min(KNOWN, seen + part)
-            self._value[cell, place] += at_once + (error - at_once) * part * max(FOLLOW, 1.0 / (1.0 + seen))
-        self._rows.clear()
+        cell, at = _cell(rows), math.log2(1.0 + count)
+        at_once, known = min(0.0, error + STRIDE), True
+        for place, part in ((int(at), 1.0 - at % 1.0), (int(at) + 1, at % 1.0)):
+            if part:
+                value, seen = self._cells.get((cell, place), (self._at(cell, place), 0.0))
+                rate = part * max(times / (times + seen), followed(times))
+                value += at_once + (error - at_once) * rate
+                self._cells[cell, place] = value, min(PRIOR, seen + part * times)
+                known = known and (seen >= PRIOR or part < 0.1)
+        self._known.clear()
         return known
 
 
 def _cell(rows: float) -> int:
-    return min(round(math.log2(max(rows, 1))), CELLS - 1)
+    return round(math.log2(max(rows, 1.0)))
+
+
+def followed(times: int) -> float:
+    """The share of an error that is taken for news after it was seen so often, where much is known already."""
+    return 1.0 - (1.0 - 1.0 / (1.0 + PRIOR)) ** times
 
 
 class Costs:
@@ -155,56 +135,52 @@ class Costs:
         self._steps, self._drafts = Correction(), dict[str, Correction]()
         self._pace = 0.0  # logarithm of how much slower everything is than when it was measured
 
-    def steps(self, nodes: NDArray[np.int64], rows: int, beside: int, context: float) -> Floats:
-        """Steps without their drafts: forwards of `rows` decoding rows after `context` tokens on average, of `beside`
-        other tokens, and of each of these counts of draft tokens in rising order.
+    def step(self, nodes: float, rows: int, context: float, beside: int = 0) -> float:
+        """A step without its drafts: a forward of `rows` decoding rows after `context` tokens on average, of so many
+        draft tokens and of `beside` other tokens.
         """
-        added = (self._row + self._key * context) * rows
-        seconds = self._step.whole(rows + beside + nodes) + added
-        return seconds * np.exp(self._steps(rows, nodes.astype(float)) + self._pace)
+        seconds = self._step(rows + beside + nodes) + (self._row + self._key * context) * rows
+        return seconds * math.exp(self._steps(rows, nodes) + self._pace)
 
-    def drafts(self, method: str, active: Floats) -> Floats:
-        """Guessing with so many rows at each level, [.., levels]; less than one is a chance that there is one."""
-        rows, likely = active[..., 0], np.minimum(active, 1.0)
-        first, level, correction = self._of(method)
-        seconds = first(rows) * likely[..., 0] + (level(active) * likely).sum(-1)
-        most = int(rows.max(initial=1.0))
-        found: Floats = seconds * np.exp(correction(most, (active > 0).sum(-1).astype(float)) + self._pace)
-        return found
+    # Of guesses for so many rows; less than one row is a chance that there is one. A method costs nothing until it was
+    # seen. A draft takes (first + the sum of its levels) * factor.
 
-    def _of(self, method: str) -> tuple[Curve, Curve, Correction]:
-        """What the first guess costs and what each level does, by rows, and their correction."""
-        if method not in self._drafts:
-            self._drafts[method] = Correction()
-            self._first.setdefault(method, Curve({1: HOST_SECONDS, 2: 2 * HOST_SECONDS}))
-            self._level.setdefault(method, Curve({1: 0.0}))
-        return self._first[method], self._level[method], self._drafts[method]
+    def first(self, method: str, rows: float) -> float:
+        """Seconds of the first guess, not corrected."""
+        return self._first[method](max(rows, 1.0)) * min(rows, 1.0) if method in self._first else 0.0
 
-    def step(self, tokens: int, rows: int, context: float) -> float:
-        """A step without its draft: `tokens` in the forward, `rows` decoding after `context` tokens on average."""
-        seconds = self._step.at(tokens) + (self._row + self._key * context) * rows
-        return seconds * math.exp(self._steps.at(rows, tokens - rows) + self._pace)
+    def level(self, method: str, rows: float) -> float:
+        """Seconds of each level, not corrected."""
+        return self._level[method](max(rows, 1.0)) * min(rows, 1.0) if method in self._level else 0.0
 
-    def draft(self, method: str, rows: int, levels: int) -> float:
-        """Guessing paths of `levels` tokens for `rows` rows."""
-        if not rows or not levels:
+    def factor(self, method: str, rows: float, levels: int) -> float:
+        """The correction of a draft."""
+        return math.exp(self._of(method)(rows, levels) + self._pace)
+
+    def draft(self, method: str, rows: float, levels: int) -> float:
+        """Seconds of paths of `levels` tokens for `rows` rows."""
+        if not levels:
             return 0.0
-        first, level, correction = self._of(method)
-        return (first.at(rows) + levels * level.at(rows)) * math.exp(correction.at(rows, levels) + self._pace)
+        return (self.first(method, rows) + levels * self.level(method, rows)) * self.factor(method, rows, levels)
+
+    def _of(self, method: str) -> Correction:
+        return self._drafts.setdefault(method, Correction())
 
     def feed(self, method: str, tokens: int) -> float:
         """Reading `tokens` tokens before the first guess."""
         return self._feed.get(method, 0.0) * tokens
 
-    def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
-        """Guessing paths of `levels` tokens for `rows` rows took `seconds`."""
+    def saw_draft(self, method: str, rows: int, levels: int, seconds: float, times: int = 1) -> None:
+        """Guessing paths of `levels` tokens for `rows` rows took `seconds`, so often."""
+        if method not in self._first:
+            self._first[method] = Curve({rows: seconds})
         error = math.log(max(seconds, 1e-9) / self.draft(method, rows, levels))
-        self._drafts[method].learn(rows, levels, min(STRIDE, error))
+        self._of(method).learn(rows, levels, min(STRIDE, error), times)
 
-    def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
-        """A step of `rows` rows and so many draft tokens, without prompts, took `seconds` beside its drafts."""
+    def saw_step(self, nodes: int, rows: int, context: float, seconds: float, times: int = 1) -> None:
+        """A step of `rows` rows and so many draft tokens, without prompts, took `seconds` without drafts, so often."""
         # Nothing makes work faster than it is, but a stolen time slice may make it slower.
-        error = min(STRIDE, math.log(max(seconds, 1e-9) / self.step(rows + nodes, rows, context)))
+        error = min(STRIDE, math.log(max(seconds, 1e-9) / self.step(nodes, rows, context)))
         # The same work again that takes longer is the machine's pace; but a first measurement may have been wrong.
-        if self._steps.learn(rows, nodes, error):
-            self._pace += FOLLOW * error
+        if self._steps.learn(rows, nodes, error, times):
+            self._pace += error * followed(times)

@@ -6,49 +6,49 @@ one `RequestedDraft` per row.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-
-import numpy as np
+from statistics import fmean, median
 
 from sametoken.control.acceptance import Acceptance, Gate, Overlap
-from sametoken.control.allocation import allocate
-from sametoken.control.batch import NO_GAIN, DecodingRow, RequestedDraft, StepBatch
+from sametoken.control.choice import NO_GAIN, ChosenLengths, DecodingRow, RequestedDraft, StepBatch, Way
 from sametoken.control.confidence import Confidence, Reliability
 from sametoken.control.cost import Costs
-from sametoken.control.trials import TrialBasis, Trials, TrialStep
+from sametoken.control.trials import SHARE, Drafts, Trials
 from sametoken.control.worth import UNPRICED, Time, Worth
 
 DEAR = 0.03  # seconds of a plain step from which on chains end by worth: below, a guess costs less than is known
 BESIDE = 3  # most siblings per guess of the longest chain
-REST = 8  # steps that a choice is kept for while the batch stays the same; twice as many each time it is confirmed,
-MOST_REST = 32  # up to so many
 
 
 @dataclass
 class _Plan:
-    """The last choice: for which batch, what each row was asked, and what was expected of it.
+    """What rows of batches of about one size do.
 
     Attributes:
-        age: steps that it was kept for. `keep`: steps after which it is made anew.
-        cost: seconds expected, in plain steps; 0 where not known.
+        drafts: by request. `usual`: those of a row with these methods.
+        steps: of such batches so far; `age`: since the choice. `until`: the step of the next choice.
+        cost: seconds expected of a step, in plain steps; 0 where not known.
         rests: whether all rows might draft and nobody does.
-        trial: what the next step is to ask instead. `warm`: whether caches are warm for it, see `Policy._make`.
+        trials: what the next steps are to ask instead. `warm`: whether caches are warm for them, see `Policy._try`.
         weights, times: see `Worth`: by request, and by method; empty where nobody knows.
     """
 
-    key: object = None
-    requested: list[RequestedDraft] = field(default_factory=list)
+    drafts: Drafts = field(default_factory=dict)
+    usual: dict[tuple[str, ...], RequestedDraft] = field(default_factory=dict)
+    steps: int = 0
     age: int = 0
-    keep: int = REST
+    until: int = 0
     cost: float = 0.0
     rests: bool = False
-    trial: TrialStep | None = None
+    trials: list[Drafts] = field(default_factory=list)
     warm: bool = False
     weights: dict[int, float] = field(default_factory=dict)
     times: dict[str, Time] = field(default_factory=dict)
+    source: Trials = field(default_factory=Trials)
 
 
 class Policy:
@@ -62,6 +62,11 @@ class Policy:
             but `max_draft_len`, which bounds these lengths too.
         gate: ends speculation for good.
         ragged: see `StepBatch`.
+
+    Attributes:
+        costs: None until they are measured; whoever may draft does so until then.
+        stoppable: whether worth could end the last draft of a method.
+        expected_cost: plain steps that the step chosen last should take; 0 where that is not known.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class Policy:
         gate: Gate | None = None,
         ragged: bool = True,
     ) -> None:
-        self.costs: Costs | None = None  # until it is measured, whoever may draft does
+        self.costs: Costs | None = None
         self.gate = gate or Gate()
         self.longest, self._slots, self._runs_model, self._ragged = max_draft_len, slots, runs_model, ragged
         self._schedule = None
@@ -82,13 +87,16 @@ class Policy:
         self._acceptance: dict[str, Acceptance] = {}
         self._overlaps: dict[frozenset[str], Overlap] = {}
         self._confidence = defaultdict[str, Confidence](Confidence)
-        self.stoppable: dict[str, bool] = {}  # whether worth could end the last draft of a method
-        self._news: list[Callable[[], object]] = []  # what is to be learned before the next choice
-        self._plan = _Plan()
+        self.stoppable: dict[str, bool] = {}
+        self._plans: dict[tuple[int, bool, int], _Plan] = {}  # by longest path, prompts beside, digits of their rows
+        self._plan = _Plan()  # the one of the last step
+        # What is to be learned before the next choice: what to call, and how long which steps took.
+        self._news: list[tuple[int, Callable[[], object]]] = []
+        self._took: dict[tuple[int, int], list[tuple[float, float]]] = {}
+        self._step = 0
         self._choosing = 0.0  # seconds that a choice takes
         self._warms = False  # whether a step drafts after a rest, which takes longer than the next ones will
-        self._trials: dict[int, Trials] = {}  # by the binary digits of the number of rows
-        self.expected_cost = 0.0  # plain steps that the step chosen last should take; 0 where that is not known
+        self.expected_cost = 0.0
 
     def bound(self, rows: int) -> int:
         """Longest path in a batch of so many decoding rows."""
@@ -98,33 +106,22 @@ class Policy:
 
     def expects(self, method: str) -> bool:
         """Whether new rows will probably draft with this method, so that reading along is not in vain."""
-        used = (method in each.methods for each in self._plan.requested)
-        return not self.gate.closed and (self._plan.key is None or any(used))
+        drafts = self._plan.drafts.values()
+        return not self.gate.closed and (not drafts or any(method in each.methods for each in drafts))
 
     def chance(self, method: str) -> float:
         """That the first guess of a method comes true, over all requests."""
         self._learn()
         return float(self._of(method).engine[1])
 
+    def needed(self) -> float:
+        """The chance at which one guess a row would have paid when it was last tried in such a batch as the last."""
+        return self._plan.source.needed
+
     def _of(self, method: str) -> Acceptance:
         if method not in self._acceptance:
             self._acceptance[method] = Acceptance(self.longest)
         return self._acceptance[method]
-
-    # What was seen is learned together, right before the next choice: code and tables are in the processor's caches
-    # then, and not after a forward. A step of a small model is short.
-
-    def learn(
-        self, method: str, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int],
-        accepted: Sequence[int], siblings: Sequence[int] = (0,), saved: Sequence[bool] = (False,),
-    ) -> None:  # fmt: skip
-        """Drafts of `method` were verified, see `Acceptance.learn`."""
-        self._news.append(partial(self._of(method).learn, requests, asked, longest, accepted, siblings, saved))
-
-    def learn_overlap(self, methods: Sequence[str], accepted: Sequence[int]) -> None:
-        """Guesses of several methods about one place were verified, of which so many of each came true."""
-        each = sorted(zip(methods, accepted, strict=True))
-        self._news.append(partial(self._overlap(methods).learn, [count for _, count in each]))
 
     def _overlap(self, methods: Sequence[str]) -> Overlap:
         key = frozenset(methods)
@@ -139,28 +136,48 @@ class Policy:
         models = [slots for model, slots in each if model]
         return host + sum(models) if joined else max([host, *models])
 
+    # What was seen is learned together, right before the next choice: code and tables are in the processor's caches
+    # then, and not after a forward. A step of a small model is short.
+
+    def learn(
+        self, method: str, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int],
+        accepted: Sequence[int], siblings: Sequence[int] = (0,), saved: Sequence[bool] = (False,),
+    ) -> None:  # fmt: skip
+        """Drafts of `method` were verified, see `Acceptance.learn`."""
+        seen = requests, asked, longest, accepted, siblings, saved
+        self._news.append((self._step, partial(self._of(method).learn, self._step, *seen)))
+
+    def learn_overlap(self, methods: Sequence[str], accepted: Sequence[int]) -> None:
+        """Guesses of several methods about one place were verified, of which so many of each came true."""
+        each = sorted(zip(methods, accepted, strict=True))
+        self._news.append((self._step, partial(self._overlap(methods).learn, [count for _, count in each])))
+
     def learn_shares(
         self, method: str, shares: Sequence[Sequence[float]], sampled: bool, drawn: Sequence[int],
         kept: Sequence[int], seen: Reliability,
     ) -> None:  # fmt: skip
         """A chain of `method`, which says how clearly each guess won its draw, was verified; see `Confidence.learn`."""
-        self._news.append(partial(self._confidence[method].learn, shares, sampled, drawn, kept, seen))
+        learn = partial(self._confidence[method].learn, shares, sampled, drawn, kept, seen)
+        self._news.append((self._step, learn))
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
         """See `Costs.saw_draft`."""
         if self.costs is not None and not self._warms:
-            self._news.append(partial(self.costs.saw_draft, method, rows, levels, seconds))
+            self._news.append((self._step, partial(self.costs.saw_draft, method, rows, levels, seconds)))
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
-        """See `Costs.saw_step`; of a long rest the first steps tell enough."""
-        enough = self._plan.rests and len(self._news) >= REST
-        if self.costs is not None and not self._warms and not (enough and not nodes):
-            self._news.append(partial(self.costs.saw_step, nodes, rows, context, seconds))
+        """See `Costs.saw_step`."""
+        if self.costs is not None and not self._warms:
+            self._took.setdefault((nodes, rows), []).append((seconds, context))
 
     def _learn(self) -> None:
-        news, self._news = self._news, []
-        for learn in news:
+        news, took, self._news, self._took = self._news, self._took, [], {}
+        for _, learn in news:
             learn()
+        for (nodes, rows), each in took.items():
+            seconds, contexts = zip(*each, strict=True)
+            assert self.costs is not None
+            self.costs.saw_step(nodes, rows, fmean(contexts), median(seconds), len(each))
 
     def worth(self, method: str, requests: Sequence[int], sampled: Sequence[bool]) -> Worth | None:
         """What guesses of `method` for these requests are worth in the step chosen last; None where nobody knows.
@@ -178,74 +195,53 @@ class Policy:
         self._learn()
         for method in methods:
             self._of(method).forget(request)
+        for plan in self._plans.values():
+            plan.drafts.pop(request, None)
 
-    def _trials_of(self, rows: int) -> Trials:
-        if rows.bit_length() not in self._trials:
-            self._trials[rows.bit_length()] = Trials(self._runs_model)
-        return self._trials[rows.bit_length()]
+    def took(self, seconds: float) -> None:
+        """The last choice took so long, see `choose`."""
+        self._choosing = (self._choosing + seconds) / 2
 
-    def needed(self, rows: int) -> float:
-        """The chance at which one guess a row would have paid when it was last tried in a batch of about this size."""
-        return self._trials_of(rows).needed
+    def _planned(self, rows: int, beside: int) -> tuple[_Plan, int]:
+        """The plan for such a batch, and the longest path in it."""
+        bound = 0 if self.gate.closed else self.bound(rows)
+        return self._plans.setdefault((bound, beside > 0, rows.bit_length()), _Plan()), bound
 
     def again(self, ids: Sequence[int], limits: Sequence[int], beside: int) -> list[RequestedDraft] | None:
-        """What `choose` would say for these requests, if that is what it said before; None where it has to be asked.
+        """What `choose` would say for these requests, if that was said before; None where it has to be asked.
 
         Args:
             limits: longest path that is of use to each.
         """
-        plan, trials, bound = self._plan, self._trials_of(len(ids)), 0 if self.gate.closed else self.bound(len(ids))
-        self._warms = False
-        if plan.key != (bound, beside > 0, tuple(ids)):
+        plan, bound = self._planned(len(ids), beside)
+        if plan.steps >= plan.until or not all(request in plan.drafts for request in ids):
             return None
-        if plan.trial:  # not in the step of the choice, which leaves the caches cold: its cost would seem more
-            return self._make(plan, trials, limits)
-        if trials.near() or (plan.age + 1 >= plan.keep and not plan.rests):
-            return None
-        plan.age += 1
-        trials.step()
-        self.expected_cost = plan.cost
-        return [_within(self._open(draft, bound), limit) for draft, limit in zip(plan.requested, limits, strict=True)]
-
-    def _make(self, plan: _Plan, trials: Trials, limits: Sequence[int]) -> list[RequestedDraft]:
-        """The trial of a plan: where nobody drafts in two steps, of which the first, which is dearer, warms caches."""
-        assert plan.trial is not None
-        self._warms, plan.warm = plan.rests and not plan.warm, True
-        requested, self.expected_cost = plan.trial.requested, 0.0
-        if not self._warms:
-            trials.made(plan.trial)
-            plan.trial = None
-        return [_within(draft, limit) for draft, limit in zip(requested, limits, strict=True)]
+        drafts = [self._open(draft, bound) for draft in map(plan.drafts.__getitem__, ids)]
+        self._plan, self._warms, self.expected_cost = plan, False, plan.cost
+        if plan.trials and plan.age:  # not in the step of the choice, which leaves the caches cold
+            changed, self.expected_cost = plan.trials[0], 0.0
+            drafts = [changed.get(request) or plan.drafts[request] for request in ids]
+            self._warms, plan.warm = plan.rests and not plan.warm, True
+            if not self._warms:
+                del plan.trials[0]
+        plan.steps, plan.age, self._step = plan.steps + 1, plan.age + 1, self._step + 1
+        return [draft.within(limit) for draft, limit in zip(drafts, limits, strict=True)]
 
     def choose(self, rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
         """One requested draft per row of the next step, which also reads `beside` prompt tokens."""
-        self.expected_cost, self._warms = 0.0, False
-        bound = 0 if self.gate.closed else self.bound(len(rows))
+        plan, bound = self._planned(len(rows), beside)
         free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and bound]
         if not free or self.costs is None:
+            self.expected_cost, self._warms = 0.0, False
             return [self._most(row, bound) for row in rows]
-        ids, limits = [row.id for row in rows], [row.limit for row in rows]
-        again = self.again(ids, limits, beside)
-        if again is not None:
-            return again
-        self._learn()
-        trials = self._trials_of(len(rows))
-        before, choice = self._plan, self._choose(rows, free, bound, beside)
-        plan = self._plan
-        if len(free) == len(rows):
-            plan.key = (bound, beside > 0, tuple(ids))
-            plan.keep = min(2 * before.keep, MOST_REST) if before.key == plan.key and _alike(before, plan) else REST
-        trials.step()
-        plan.trial = trials.due(choice)
-        if plan.trial and (before.trial or plan.key is None):  # the batch has changed since, and may do so again
-            plan.warm = True
-            return self._make(plan, trials, limits)
-        self.expected_cost = plan.cost
-        return [_within(self._open(draft, bound), limit) for draft, limit in zip(plan.requested, limits, strict=True)]
-
-    def took(self, seconds: float) -> None:
-        """The last choice took so long, see `choose`; a trial takes about one."""
-        self._choosing = (self._choosing + seconds) / 2
+        new = [row for row in rows if row.id not in plan.drafts]
+        if plan.steps >= plan.until or 2 * len(new) > len(rows) or any(row.methods not in plan.usual for row in new):
+            self._choose(plan, rows, free, bound, beside)
+        else:  # a row that joined them drafts like the others until the next choice
+            plan.drafts |= {row.id: plan.usual[row.methods] for row in new}
+        requested = self.again([row.id for row in rows], [row.limit for row in rows], beside)
+        assert requested is not None
+        return requested
 
     def _open(self, draft: RequestedDraft, bound: int) -> RequestedDraft:
         """A planned draft, with the longest path and siblings where what guesses are worth will end it."""
@@ -261,40 +257,41 @@ class Policy:
             return RequestedDraft(0, (), "threshold")
         return RequestedDraft(0, (), "batch" if row.limit else "end")
 
-    def _choose(self, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, beside: int) -> TrialBasis:
-        """Plans the best drafts of the free rows beside those of the others."""
+    def _choose(self, plan: _Plan, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, beside: int) -> None:
+        """Plans the best drafts of the free rows beside those of the others, and what to try."""
         assert self.costs is not None
+        self._learn()
         requested = [self._most(row, bound) for row in rows]
         for i in free:
             requested[i] = NO_GAIN
         fixed = sum(self.nodes(draft.methods, draft.limit, draft.joined) for draft in requested)
-        asked = sorted({method for i in free for method in rows[i].methods})
-        slots = [max(self._slots(method, length) for method in asked) for length in range(bound + 1)]
-        batch = StepBatch(rows, free, beside + fixed, slots, self.costs, self._ragged)
-        usable = {method: self._of(method) for method in asked}
-        found = batch.ways(usable, self._runs_model, lambda methods: self._overlap(methods).spread)
-        drafting = any(draft.limit for draft in self._plan.requested)
-        choices = [(allocate(ways.gains, partial(batch.prices, ways), drafting), ways) for ways in found]
-        choice, ways = min(choices, key=lambda each: each[0].wait)
-        for i in np.flatnonzero(choice.lengths).tolist():
-            requested[i] = RequestedDraft(int(choice.lengths[i]), ways.methods[i], joined=ways.joined[i])
-        rests = len(free) == len(rows) and not choice.lengths.any()
-        plan = _Plan(requested=requested, cost=0.0 if fixed else choice.seconds / batch.plain, rests=rests)
-        if choice.lengths.any() and not fixed and batch.plain >= DEAR:
-            plan.weights, plan.times = batch.worth(ways, choice)
-        self._plan = plan
-        return TrialBasis(requested, batch, ways, choice.wait, self._choosing)
+        asked = {method: self._of(method) for i in free for method in rows[i].methods}
+        batch = StepBatch(
+            rows, free, beside + fixed, self._slots, self.costs, self._ragged, asked, self._runs_model, bound
+        )
+        found = batch.ways(self._step, lambda methods: self._overlap(methods).spread)
+        choice, ways = min(((batch.choose(ways), ways) for ways in found), key=lambda each: each[0].wait)
+        for i, length in enumerate(choice.lengths):
+            if length:
+                requested[i] = RequestedDraft(length, ways[i].methods, joined=ways[i].joined)
+        self._keep(plan, batch, ways, choice, requested)
+        plan.cost = 0.0 if fixed else choice.seconds / batch.plain
+        dear = any(choice.lengths) and not fixed and batch.plain >= DEAR
+        plan.weights, plan.times = batch.worth(ways, choice) if dear else ({}, {})
 
-
-def _alike(before: _Plan, after: _Plan) -> bool:
-    """Whether two plans for the same rows differ by a quarter of each length at most."""
-    pairs = zip(before.requested, after.requested, strict=True)
-    return all(
-        a.methods == b.methods and a.joined == b.joined and 4 * abs(a.limit - b.limit) <= max(a.limit, b.limit)
-        for a, b in pairs
-    )
-
-
-def _within(draft: RequestedDraft, limit: int) -> RequestedDraft:
-    """A draft with paths of at most `limit` tokens."""
-    return draft._replace(limit=limit, reason="" if limit else "end") if draft.limit > limit else draft
+    def _keep(
+        self,
+        plan: _Plan,
+        batch: StepBatch,
+        ways: Sequence[Way],
+        choice: ChosenLengths,
+        requested: Sequence[RequestedDraft],
+    ) -> None:
+        """Keeps what was chosen, until another choice is worth its time: at first soon, since little is known."""
+        plan.drafts = {row.id: draft for row, draft in zip(batch.rows, requested, strict=True)}
+        plan.usual = {batch.rows[i].methods: requested[i] for i in batch.free}
+        plan.rests = len(batch.free) == len(batch.rows) and not any(choice.lengths)
+        plan.age, plan.warm = 0, False
+        plan.trials = plan.source.due(plan.steps, batch, ways, choice, requested)
+        affordable = math.ceil(self._choosing / (SHARE * choice.seconds))
+        plan.until = plan.steps + 1 + min(affordable, plan.steps) + len(plan.trials) + plan.rests

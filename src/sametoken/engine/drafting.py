@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sametoken.control.batch import DecodingRow, RequestedDraft
+from sametoken.control.choice import DecodingRow, RequestedDraft
 from sametoken.control.policy import Policy
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.padded import Guess, padded
@@ -281,7 +281,7 @@ class Drafting:
             return
         why = (
             f"about {self.policy.chance(method):.0%} of {method}'s first guesses come true, and "
-            f"with {rows} rows a draft pays from about {self.policy.needed(rows):.0%}"
+            f"with {rows} rows a draft pays from about {self.policy.needed():.0%}"
         )
         LOG.warning(
             f"drafting stopped: {why}. It is tried again now and then; a better or cheaper draft, or "

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from sametoken.control.batch import RequestedDraft
+from sametoken.control.choice import RequestedDraft
 from sametoken.engine.blocks import BlockManager, PrefixMatch
 from sametoken.engine.pace import Pace
 from sametoken.engine.plan import Admission, Decode, Plan, PromptPiece

@@ -1,0 +1,337 @@
+"""Which guesses of a step's rows are made: the beginning of one list of all, the one that shortens the wait most first.
+
+A path's chance never grows along it, so each row's guesses stand in their order, and the best set of any size is a
+beginning of the list. What is made least is a mean over rows of the time that a token takes, see `POWER`: most tokens
+per second of the batch would slow rows with wrong guesses for those with right ones. Pure arithmetic.
+Legend: R rows, L longest path.
+"""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain, combinations, pairwise
+from typing import NamedTuple
+
+from sametoken.control.acceptance import Acceptance, united
+from sametoken.control.cost import Costs
+from sametoken.control.worth import Time
+
+POWER = 2.0  # of the mean over rows of the time of a token: 1 is their average, more heeds the slowest rows more
+SAVING = 0.02  # of the time of its row's tokens that a further drafter must save to be asked
+
+
+class DecodingRow(NamedTuple):
+    """A row that decodes.
+
+    Attributes:
+        id: the request's.
+        methods: drafters that it may use.
+        limit: longest path that is of use to it.
+        adaptive: whether its length is chosen; otherwise it is `limit`.
+        context: tokens before the pending one.
+        backlog: tokens that its draft model has yet to read.
+        room: tokens that it may still emit.
+    """
+
+    id: int
+    methods: tuple[str, ...]
+    limit: int
+    adaptive: bool
+    context: int
+    backlog: int
+    room: int
+
+
+class RequestedDraft(NamedTuple):
+    """A draft of at most `limit` tokens on a path; why not, if there is none.
+
+    Those of `methods` that guess on the host are all asked, and their guesses united. A model is asked if they have
+    none, or, where the draft is `joined`, always.
+
+    Beside the tokens of a chain as many as `siblings` more may stand.
+
+    Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small,
+    "recall" of what a step without drafts costs.
+    """
+
+    limit: int
+    methods: tuple[str, ...]
+    reason: str = ""
+    joined: bool = False
+    siblings: int = 0
+
+    def within(self, limit: int) -> RequestedDraft:
+        """A draft that was chosen before, for a row that has room for paths of so many tokens only."""
+        if self.limit <= limit:
+            return self
+        return self._replace(limit=limit) if limit else RequestedDraft(0, (), "end")
+
+
+NO_GAIN, RECALL = RequestedDraft(0, (), "gain"), RequestedDraft(0, (), "recall")
+
+
+class Way(NamedTuple):
+    """How a row drafts if it does.
+
+    Attributes:
+        methods, joined: whom it asks, see `RequestedDraft`.
+        gains: [L] guesses expected to come true with paths of 1, 2, .. tokens; beyond the row's longest no more.
+        shares: how often it asks each of the methods.
+    """
+
+    methods: tuple[str, ...]
+    joined: bool
+    gains: Sequence[float]
+    shares: Sequence[float]
+
+
+class ChosenLengths(NamedTuple):
+    """How far each row drafts.
+
+    Attributes:
+        lengths: [R] tokens on its paths, 0 for none.
+        wait: seconds that a token takes: of rows w, (sum of w ** `POWER`) ** (1 / `POWER`).
+        seconds: of the step.
+    """
+
+    lengths: Sequence[int]
+    wait: float
+    seconds: float
+
+
+def cheapest(gains: Sequence[Sequence[float]], plain: float, price: Callable[[int, int], float]) -> ChosenLengths:
+    """The beginning of the list that makes the wait for a token least; nothing is drafted if that does not pay.
+
+    Args:
+        gains: [R][L] guesses expected to come true with paths of 1, 2, .. tokens.
+        plain: seconds of the step without any guess.
+        price: adds the guess of a row at a place of its path to the step; seconds of the step with all so far.
+    """
+    saved = []
+    for expected in gains:
+        waits = [1.0, *((1.0 + gain) ** -POWER for gain in expected)]
+        saved.append(list(accumulate((a - b for a, b in pairwise(waits)), min)))
+    heads = [(-each[0], row, 0) for row, each in enumerate(saved) if each and each[0] > 0.0]
+    heapq.heapify(heads)
+    left, after = float(len(gains)), len(gains) - sum(map(sum, saved))  # the latter with all guesses of the list
+    made, count, wait, seconds = list[int](), 0, plain * left ** (1.0 / POWER), plain
+    while heads:
+        saves, row, place = heads[0]
+        takes, left = price(row, place), left + saves
+        made.append(row)
+        if takes * max(left, 0.0) ** (1.0 / POWER) < wait:
+            count, wait, seconds = len(made), takes * max(left, 0.0) ** (1.0 / POWER), takes
+        if takes * max(after, 0.0) ** (1.0 / POWER) >= wait:  # nor would all the others together make it less
+            break
+        if place + 1 < len(saved[row]) and saved[row][place + 1] > 0.0:
+            heapq.heapreplace(heads, (-saved[row][place + 1], row, place + 1))
+        else:
+            heapq.heappop(heads)
+    lengths = [0] * len(gains)
+    for row in made[:count]:
+        lengths[row] += 1
+    return ChosenLengths(lengths, wait, seconds)
+
+
+class StepBatch:
+    """The rows of one step and what it costs.
+
+    Args:
+        rows: all of the step.
+        free: places of those whose drafts are chosen.
+        beside: other tokens that the forward computes: prompts, and drafts that are not chosen here.
+        slots: nodes of a draft of a method whose paths have at most so many tokens.
+        costs: of a step.
+        ragged: whether a forward computes each row's own nodes; otherwise all compute as many as the widest draft.
+        drafters: by method, those that free rows may ask.
+        runs_model: whether a method runs a model; the others guess on the host for next to nothing.
+        longest: L.
+
+    Attributes:
+        plain: seconds of the step without the drafts that are chosen.
+    """
+
+    def __init__(
+        self, rows: Sequence[DecodingRow], free: Sequence[int], beside: int, slots: Callable[[str, int], int],
+        costs: Costs, ragged: bool, drafters: Mapping[str, Acceptance], runs_model: Callable[[str], bool], longest: int,
+    ) -> None:  # fmt: skip
+        self.rows, self.free, self.longest, self.runs_model = rows, free, longest, runs_model
+        self._beside, self.costs, self.ragged, self.slots = beside, costs, ragged, slots
+        self._context = sum(row.context for row in rows) / len(rows)
+        self._drafters, self._steps = drafters, dict[int, float]()
+        # By method, of a guess that may be made at each place: how often it is, and nodes that are verified for it.
+        self.made, self.verified = dict[str, list[float]](), dict[str, list[float]]()
+        for name, each in drafters.items():
+            self.made[name] = made = [1.0, *each.kept[1:]]
+            more = [slots(name, place + 1) - slots(name, place) for place in range(longest)]
+            self.verified[name] = [(1.0 + each.siblings) * m * k for m, k in zip(more, made[1:], strict=False)]
+        self.plain = self.step(0.0)
+
+    def step(self, nodes: float) -> float:
+        """Seconds of the step with so many draft tokens, without drafting them."""
+        apart = 1 << max(0, int(nodes).bit_length() - 4)  # between counts that are computed
+        below = int(nodes) // apart * apart
+        for count in (below, below + apart):
+            if count not in self._steps:
+                self._steps[count] = self.costs.step(count, len(self.rows), self._context, self._beside)
+        return self._steps[below] + (nodes - below) / apart * (self._steps[below + apart] - self._steps[below])
+
+    def choose(self, ways: Sequence[Way]) -> ChosenLengths:
+        """The best drafts of rows that draft in these ways."""
+        return cheapest([way.gains for way in ways], self.plain, _Step(self, ways).add)
+
+    def outcome(self, ways: Sequence[Way], lengths: Sequence[int]) -> tuple[float, float]:
+        """The wait for a token (see `ChosenLengths`) and the step's seconds, with such paths in the free rows."""
+        step, seconds, left = _Step(self, ways), self.plain, float(len(self.rows) - len(self.free))
+        for i in self.free:
+            for place in range(lengths[i]):
+                seconds = step.add(i, place)
+            left += (1.0 + ([0.0, *ways[i].gains][lengths[i]])) ** -POWER
+        return seconds * left ** (1.0 / POWER), seconds
+
+    def worth(self, ways: Sequence[Way], choice: ChosenLengths) -> tuple[dict[int, float], dict[str, Time]]:
+        """What a guess that comes true is worth, by request, and the worth of time by drafter, in the same unit.
+
+        The unit is what makes the sum over rows of the time of a token less, as a share of it.
+        """
+        step, on = _Step(self, ways), [i for i, length in enumerate(choice.lengths) if length]
+        for i in on:
+            for place in range(choice.lengths[i]):
+                step.add(i, place)
+        weights = {self.rows[i].id: (1.0 + ways[i].gains[choice.lengths[i] - 1]) ** -(1.0 + POWER) for i in on}
+        rate = (choice.wait / choice.seconds) ** POWER / choice.seconds
+        few, many = self.step(step.nodes / 2.0), self.step(2.0 * step.nodes)
+        # Costs rise ever faster with tokens. Where what was learned says otherwise, which noise does, their mean holds.
+        verify = max((many - few) / (1.5 * step.nodes), (many - self.plain) / (2.0 * step.nodes), 0.0)
+        times = {}
+        for method, drafting in step.drafting.items():
+            count = max(1.0, drafting.active[0])
+            level, more = (self.costs.draft(method, n, 2) - self.costs.draft(method, n, 1) for n in (count, 2 * count))
+            row = max(0.0, more - level) / count
+            times[method] = Time(rate * verify, rate * row, rate * max(0.0, level - row * count))
+        return weights, times
+
+    def debt(self, method: str, i: int) -> float:
+        """Seconds to read what a row's draft model has yet to read."""
+        return self.costs.feed(method, self.rows[i].backlog) if self.runs_model(method) else 0.0
+
+    def ways(self, now: int, spread: Callable[[Sequence[str]], float]) -> list[Sequence[Way]]:
+        """The best way of each row to draft, and where that asks a model, the best without any.
+
+        Args:
+            now: the step.
+            spread: of methods whose guesses are united, see `Overlap`.
+        """
+        best, hosts, free = list[Way](), list[Way](), set(self.free)
+        groups = {methods: _groups(methods, self.runs_model) for methods in {self.rows[i].methods for i in free}}
+        spreads = {each: spread(each) for group in groups.values() for each, _ in group if len(each) > 1}
+        nothing = Way((), False, [0.0] * self.longest, ())
+        for i, row in enumerate(self.rows):
+            holds = {method: self._holds(method, row, now) for method in row.methods} if i in free else {}
+            found = [self._way(i, *group, holds, spreads) for group in groups[row.methods]] if i in free else [nothing]
+            waits = [(self._wait(way) if len(found) > 1 else 0.0, n) for n, way in enumerate(found)]
+            best.append(found[min(waits)[1]])
+            without = [each for each in waits if not any(map(self.runs_model, found[each[1]].methods))]
+            hosts.append(found[min(without)[1]] if without else nothing)
+        models = any(map(self.runs_model, chain.from_iterable(way.methods for way in best)))
+        return [best, hosts] if models and any(way.methods for way in hosts) else [best]
+
+    def _holds(self, method: str, row: DecodingRow, now: int) -> list[float]:
+        """[1 + L] the chances that a row has a draft, and that it holds the first 1, 2, .. tokens."""
+        acceptance = self._drafters[method]
+        there, *chances = acceptance.chances(row.id, now)[: self.longest + 1]
+        paths = list(accumulate([1.0 if self.runs_model(method) else there, *chances], operator.mul))
+        # A sibling makes up for the first wrong guess.
+        return [paths[0], *(b + acceptance.saved * (a - b) for a, b in pairwise(paths))]
+
+    def _way(
+        self, i: int, methods: tuple[str, ...], joined: bool, holds: Mapping[str, Sequence[float]],
+        spreads: Mapping[tuple[str, ...], float],
+    ) -> Way:  # fmt: skip
+        """That a row asks these methods, of which at most one, the last, runs a model."""
+        alone = joined or len(methods) == 1 or not self.runs_model(methods[-1])
+        first, shares = methods if alone else methods[:-1], [1.0] * len(methods)
+        held = holds[first[0]] if len(first) == 1 else united([holds[m] for m in first], spreads[first])
+        if not alone:
+            shares[-1] = 1.0 - held[0]
+            held = [a + shares[-1] * b for a, b in zip(held, holds[methods[-1]], strict=True)]
+        row = self.rows[i]
+        limit, debt = min(row.limit, self.longest), sum(self.debt(method, i) for method in methods)
+        # What its model has yet to read is paid by all tokens to come, which takes from the gain.
+        paid = debt * len(self.rows) / self.plain / max(1, row.room)
+        gains = accumulate(chance if place < limit else 0.0 for place, chance in enumerate(held[1:]))
+        return Way(methods, joined, [max(0.0, (1.0 + g) / (1.0 + paid * (1.0 + g)) - 1.0) for g in gains], shares)
+
+    def _wait(self, way: Way) -> float:
+        """The least wait for a token if all rows were like this one, over the lengths of its paths."""
+        step, least = _Step(self, [way], len(self.rows)), self.plain
+        for place, gain in enumerate(way.gains):
+            least = min(least, step.add(0, place) / (1.0 + gain))
+        return least * (1.0 + SAVING * len(way.methods))
+
+
+class _Drafting:
+    """What one drafter does in a step: `active` rows have a guess at each level, which takes so many `seconds`."""
+
+    def __init__(self, costs: Costs, method: str) -> None:
+        self._costs, self._method, self._factor = costs, method, 1.0
+        self.active, self._parts = list[float](), [0.0]  # seconds before correction: of the first guess, of each level
+        self.seconds = self._sum = 0.0
+
+    def add(self, place: int, rows: float) -> None:
+        """More rows have a guess at a place of their paths."""
+        deeper = len(self.active) == place
+        if deeper:
+            self.active.append(0.0)
+            self._parts.append(0.0)
+        self.active[place] += rows
+        if place == 0:
+            self._put(0, self._costs.first(self._method, self.active[0]))
+        self._put(place + 1, self._costs.level(self._method, self.active[place]))
+        if deeper or place == 0:
+            self._factor = self._costs.factor(self._method, self.active[0], len(self.active))
+        self.seconds = self._sum * self._factor
+
+    def _put(self, place: int, seconds: float) -> None:
+        self._sum += seconds - self._parts[place]
+        self._parts[place] = seconds
+
+
+class _Step:
+    """A step that guesses are added to.
+
+    Args:
+        batch: its rows. `ways`: how they draft, each for so many `rows`.
+
+    Attributes:
+        nodes: draft tokens that are expected.
+        drafting: by method.
+    """
+
+    def __init__(self, batch: StepBatch, ways: Sequence[Way], rows: int = 1) -> None:
+        self._batch, self._ways, self._rows = batch, ways, rows
+        self.nodes, self.drafting = 0.0, dict[str, _Drafting]()
+
+    def add(self, row: int, place: int) -> float:
+        """One more guess of a row; seconds of the step with all of them."""
+        batch, way, width = self._batch, self._ways[row], 0.0
+        for method, share in zip(way.methods, way.shares, strict=True):
+            if method not in self.drafting:
+                self.drafting[method] = _Drafting(batch.costs, method)
+            # What follows a guess that was not worth it is not made.
+            self.drafting[method].add(place, share * self._rows * batch.made[method][place])
+            self.nodes += share * self._rows * batch.verified[method][place]
+            width += share * batch.slots(method, place + 1)
+        if not batch.ragged:
+            self.nodes = max(self.nodes, width * len(batch.rows))
+        return batch.step(self.nodes) + sum(each.seconds for each in self.drafting.values())
+
+
+def _groups(methods: Sequence[str], runs_model: Callable[[str], bool]) -> list[tuple[tuple[str, ...], bool]]:
+    """All ways to ask some of these methods, of which at most one, the last, runs a model; and whether it is joined."""
+    names = sorted(methods, key=runs_model)
+    groups = chain.from_iterable(combinations(names, 1 + size) for size in range(len(names)))
+    asked = [(group, list(map(runs_model, group))) for group in groups]
+    return [(group, joined) for group, runs in asked if sum(runs) < 2 for joined in {False, len(set(runs)) == 2}]
