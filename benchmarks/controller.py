@@ -1,16 +1,17 @@
 """Is the controller ever slower than plain decoding, or than the best fixed draft length? Ratios from one run.
 
-    python benchmarks/controller.py [--model PATH] [--draft PATH] [--batches 1,2,4,8,16,32]
-        [--workloads high,low,zero,random,copy] [--rounds 5] [--tokens 64] [--lengths 1,2,4,8] [--widths 2,4] [--short]
-        [--temperature 0] [--method ngram] [--quantization int8] [--clock wall|cpu] [--out docs/benchmarks]
+    python benchmarks/controller.py [--model PATH] [--draft PATH] [--batches 1,2,4,8,16,32] [--rounds 5] [--tokens 64]
+        [--workloads high,low,zero,random,copy,mixed] [--lengths 1,2,4,8] [--widths 2,4] [--short] [--temperature 0]
+        [--method ngram] [--quantization int8] [--clock wall|cpu] [--out docs/benchmarks]
 
 Workloads: `high` are chat prompts that the embedded draft was trained for, `low` are 24 random tokens at temperature 1,
 `zero` has a draft model that costs the same and is always wrong, `random` are 64 random tokens, `copy` a text of 24
-tokens four times. `--widths` adds fixed trees of so many branches with twice as many guesses as levels. Every
-round runs plain decoding, each fixed length and the controller once, in turns; ratios are taken within a round, of the
-time of decoding alone: from the moment at which every prompt has been read to the end. One more run of the controller
-before the first round lets it measure and learn, as a server would have; its ratio is reported as `cold`. `--short`
-leaves the fixed lengths out but the one of 4, for 3 rounds. Foreign load is logged; on a busy machine
+tokens four times, `mixed` are copies, random tokens and chat in turns, for which drafters are compared alone and all
+together (as with `--method auto`). `--widths` adds fixed trees of so many branches with twice as many guesses as
+levels. Every round runs plain decoding, each fixed length and the controller once, in turns; ratios are taken within a
+round, of the time of decoding alone: from the moment at which every prompt has been read to the end. One more run of
+the controller before the first round lets it measure and learn, as a server would have; its ratio is reported as
+`cold`. `--short` leaves the fixed lengths out but the one of 4, for 3 rounds. Foreign load is logged; on a busy machine
 `--clock cpu --threads 1` counts the work of this process instead of the time it had to wait.
 """
 
@@ -68,6 +69,7 @@ def make_llm(model: str, draft: str | None, workload: str, rows: int, width: int
     settings = {"max_draft_len": LONGEST} | ({"method": options.pop("method")} if options.get("method") else {})
     if width > 1:
         settings |= {"tree_top_k": width, "max_total_draft_tokens": 2 * LONGEST}
+    settings |= {"method": "auto"} if workload == "mixed" else {}
     llm = LLM(
         model, draft, settings, kv_cache={"enable_block_reuse": False},
         max_batch_size=rows, max_seq_len=512, max_num_tokens=rows * (1 + 2 * LONGEST) + 256, **options,
@@ -81,6 +83,9 @@ def make_llm(model: str, draft: str | None, workload: str, rows: int, width: int
 
 
 def make_prompts(llm: LLM, workload: str, count: int) -> list[list[int]]:
+    if workload == "mixed":
+        kinds = [make_prompts(llm, kind, count) for kind in ("copy", "random", "high")]
+        return [kinds[i % len(kinds)][i] for i in range(count)]
     if workload in ("low", "random"):
         generator = torch.Generator().manual_seed(1)
         size = (24 if workload == "low" else 64,)
@@ -98,10 +103,15 @@ Way = tuple[LLM, RequestSpeculation]
 
 def ways_of(llm: LLM, trees: Mapping[int, LLM], lengths: Sequence[int]) -> dict[str, Way]:
     """What a cell compares: plain decoding, fixed chains, fixed trees by branches, and the controller."""
-    fixed = [(f"fixed {n}", llm, n) for n in lengths]
-    fixed += [(f"fixed {n} x {width}", tree, n) for width, tree in trees.items() for n in lengths if n > 1]
     found: dict[str, Way] = {"plain": (llm, RequestSpeculation(enabled=False))}
-    found |= {name: (each, RequestSpeculation(max_draft_len=n, adaptive=False)) for name, each, n in fixed}
+    for method in ("auto", "ngram", "draft_target") if llm.speculative.method == "auto" else (None,):
+        for n in lengths:
+            name = f"fixed {n}" if method is None else f"{method} {n}"
+            found[name] = llm, RequestSpeculation(max_draft_len=n, adaptive=False, method=method)
+    for width, tree in trees.items():
+        for n in lengths:
+            if n > 1:
+                found[f"fixed {n} x {width}"] = tree, RequestSpeculation(max_draft_len=n, adaptive=False)
     return found | {"controller": (llm, RequestSpeculation(adaptive=True))}
 
 

@@ -8,6 +8,7 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from unittest import mock
 
 import hypothesis.strategies as st
 import numpy as np
@@ -777,6 +778,23 @@ def test_a_choice_is_kept_for_some_steps_and_never_beyond_a_row_s_limit() -> Non
             assert requested[0].limit >= requested[1].limit <= 1  # equal in a trial
             kept[-1] += requested[0].limit > requested[1].limit
     assert 0 < max(kept) < 100
+
+
+def test_rows_that_join_a_batch_draft_like_the_others_until_the_next_choice() -> None:
+    """One whose length is fixed drafts that; where most rows are new, there is a choice."""
+    world = World({"model": 0.9}, 4, measured(FLAT, draft=0.01))
+    world.run(200)
+    policy, rows = world.policy, world.rows()
+    policy.took(1e3)  # a choice is dear
+    policy.choose(rows)
+    new, fixed = (rows[0]._replace(id=7 + i, adaptive=not i) for i in range(2))
+    with mock.patch.object(policy, "_choose", side_effect=policy._choose) as chooses:
+        requested = [policy.choose([*rows[:3], each]) for each in (new, fixed)]
+        assert requested[0][3].limit in {each.limit for each in requested[0][:3]}
+        assert requested[1][3].limit == LONGEST
+        assert not chooses.called
+        assert all(each.limit for each in policy.choose([row._replace(id=20 + row.id) for row in rows]))
+        assert chooses.called
 
 
 def test_a_drafter_with_nothing_to_say_does_not_keep_a_model_from_drafting() -> None:

@@ -91,7 +91,7 @@ class Policy:
         self._plans: dict[tuple[int, bool, int], _Plan] = {}  # by longest path, prompts beside, digits of their rows
         self._plan = _Plan()  # the one of the last step
         # What is to be learned before the next choice: what to call, and how long which steps took.
-        self._news: list[tuple[int, Callable[[], object]]] = []
+        self._news: list[Callable[[], object]] = []
         self._took: dict[tuple[int, int], list[tuple[float, float]]] = {}
         self._step = 0
         self._choosing = 0.0  # seconds that a choice takes
@@ -145,25 +145,24 @@ class Policy:
     ) -> None:  # fmt: skip
         """Drafts of `method` were verified, see `Acceptance.learn`."""
         seen = requests, asked, longest, accepted, siblings, saved
-        self._news.append((self._step, partial(self._of(method).learn, self._step, *seen)))
+        self._news.append(partial(self._of(method).learn, self._step, *seen))
 
     def learn_overlap(self, methods: Sequence[str], accepted: Sequence[int]) -> None:
         """Guesses of several methods about one place were verified, of which so many of each came true."""
         each = sorted(zip(methods, accepted, strict=True))
-        self._news.append((self._step, partial(self._overlap(methods).learn, [count for _, count in each])))
+        self._news.append(partial(self._overlap(methods).learn, [count for _, count in each]))
 
     def learn_shares(
         self, method: str, shares: Sequence[Sequence[float]], sampled: bool, drawn: Sequence[int],
         kept: Sequence[int], seen: Reliability,
     ) -> None:  # fmt: skip
         """A chain of `method`, which says how clearly each guess won its draw, was verified; see `Confidence.learn`."""
-        learn = partial(self._confidence[method].learn, shares, sampled, drawn, kept, seen)
-        self._news.append((self._step, learn))
+        self._news.append(partial(self._confidence[method].learn, shares, sampled, drawn, kept, seen))
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
         """See `Costs.saw_draft`."""
         if self.costs is not None and not self._warms:
-            self._news.append((self._step, partial(self.costs.saw_draft, method, rows, levels, seconds)))
+            self._news.append(partial(self.costs.saw_draft, method, rows, levels, seconds))
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
         """See `Costs.saw_step`."""
@@ -172,7 +171,7 @@ class Policy:
 
     def _learn(self) -> None:
         news, took, self._news, self._took = self._news, self._took, [], {}
-        for _, learn in news:
+        for learn in news:
             learn()
         for (nodes, rows), each in took.items():
             seconds, contexts = zip(*each, strict=True)
@@ -235,10 +234,12 @@ class Policy:
             self.expected_cost, self._warms = 0.0, False
             return [self._most(row, bound) for row in rows]
         new = [row for row in rows if row.id not in plan.drafts]
-        if plan.steps >= plan.until or 2 * len(new) > len(rows) or any(row.methods not in plan.usual for row in new):
+        # A row that joined them drafts like the others until the next choice.
+        joined = {row.id: plan.usual.get(row.methods) if row.adaptive else self._most(row, bound) for row in new}
+        if plan.steps >= plan.until or 2 * len(new) > len(rows) or None in joined.values():
             self._choose(plan, rows, free, bound, beside)
-        else:  # a row that joined them drafts like the others until the next choice
-            plan.drafts |= {row.id: plan.usual[row.methods] for row in new}
+        else:
+            plan.drafts |= {request: draft for request, draft in joined.items() if draft is not None}
         requested = self.again([row.id for row in rows], [row.limit for row in rows], beside)
         assert requested is not None
         return requested
@@ -280,13 +281,9 @@ class Policy:
         plan.weights, plan.times = batch.worth(ways, choice) if dear else ({}, {})
 
     def _keep(
-        self,
-        plan: _Plan,
-        batch: StepBatch,
-        ways: Sequence[Way],
-        choice: ChosenLengths,
+        self, plan: _Plan, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths,
         requested: Sequence[RequestedDraft],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Keeps what was chosen, until another choice is worth its time: at first soon, since little is known."""
         plan.drafts = {row.id: draft for row, draft in zip(batch.rows, requested, strict=True)}
         plan.usual = {batch.rows[i].methods: requested[i] for i in batch.free}

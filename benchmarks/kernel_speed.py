@@ -1,6 +1,6 @@
 """How near the linear kernels come to reading weights at the speed of memory, for 1 to 16 rows, beside torch's own.
 
-    python benchmarks/kernels.py [--rounds 5] [--threads 2] [--rows 1,2,4,5,8,16] [--only avx512]
+    python benchmarks/kernel_speed.py [--rounds 5] [--threads 2] [--rows 1,2,4,5,8,16] [--only avx512]
                                  [--out docs/benchmarks]
 
 Every kernel runs over copies of one weight that do not fit the caches, in turns with the others and with a probe that
