@@ -73,7 +73,7 @@ class Correction:
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], tuple[float, float]] = {}  # what was seen, and how often
-        self._known: dict[tuple[int, int], float] = {}  # what is thought of a cell since
+        self._thought: dict[tuple[int, int], float] = {}  # what is thought of a cell since
 
     def __call__(self, rows: float, count: float) -> float:
         """The correction for a count beside so many rows."""
@@ -82,31 +82,35 @@ class Correction:
         return (1.0 - part) * self._at(cell, place) + (part and part * self._at(cell, place + 1))
 
     def _at(self, cell: int, place: int) -> float:
-        if (cell, place) not in self._known:
+        if (cell, place) not in self._thought:
             total, weight = 0.0, 1e-3
             for (row, column), (value, seen) in self._cells.items():
                 near = seen * 0.5 ** (abs(row - cell) + abs(column - place))
                 total, weight = total + near * value, weight + near
             value, seen = self._cells.get((cell, place), (0.0, 0.0))
-            self._known[cell, place] = min(1.0, seen) * value + max(0.0, 1.0 - seen) * total / weight
-        return self._known[cell, place]
+            self._thought[cell, place] = min(1.0, seen) * value + max(0.0, 1.0 - seen) * total / weight
+        return self._thought[cell, place]
 
-    def learn(self, rows: float, count: float, error: float, times: int = 1) -> bool:
-        """Corrects the cells around for an error that was seen so often; whether they were known before.
+    def known(self, rows: float, count: float) -> bool:
+        """Whether the cells around were seen often."""
+        cell, at = _cell(rows), math.log2(1.0 + count)
+        around = {int(at + 0.1), int(at + 0.9)}
+        return all(self._cells.get((cell, place), (0.0, 0.0))[1] >= PRIOR for place in around)
+
+    def learn(self, rows: float, count: float, error: float, times: int = 1) -> None:
+        """Corrects the cells around for an error that was seen so often.
 
         Nothing makes work faster than it is: by how much it is far too fast is corrected at once.
         """
         cell, at = _cell(rows), math.log2(1.0 + count)
-        at_once, known = min(0.0, error + STRIDE), True
+        at_once = min(0.0, error + STRIDE)
         for place, part in ((int(at), 1.0 - at % 1.0), (int(at) + 1, at % 1.0)):
             if part:
                 value, seen = self._cells.get((cell, place), (self._at(cell, place), 0.0))
                 rate = part * max(times / (times + seen), followed(times))
                 value += at_once + (error - at_once) * rate
                 self._cells[cell, place] = value, min(PRIOR, seen + part * times)
-                known = known and (seen >= PRIOR or part < 0.1)
-        self._known.clear()
-        return known
+        self._thought.clear()
 
 
 def _cell(rows: float) -> int:
@@ -181,6 +185,9 @@ class Costs:
         """A step of `rows` rows and so many draft tokens, without prompts, took `seconds` without drafts, so often."""
         # Nothing makes work faster than it is, but a stolen time slice may make it slower.
         error = min(STRIDE, math.log(max(seconds, 1e-9) / self.step(nodes, rows, context)))
-        # The same work again that takes longer is the machine's pace; but a first measurement may have been wrong.
-        if self._steps.learn(rows, nodes, error, times):
-            self._pace += error * followed(times)
+        # The same work again that takes longer is half the machine's pace and half news of this work; work that is not
+        # known yet may have been measured wrongly at first.
+        if self._steps.known(rows, nodes):
+            error /= 2.0
+            self._pace += error * followed(2 * times)
+        self._steps.learn(rows, nodes, error, times)
