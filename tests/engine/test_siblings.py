@@ -27,7 +27,7 @@ class Fixed(Costs):
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float, times: int = 1) -> None:
         return
 
-    def saw_draft(self, method: str, rows: int, levels: int, seconds: float, times: int = 1) -> None:
+    def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
         return
 
 

@@ -142,7 +142,7 @@ class StepBatch:
         rows: all of the step.
         free: places of those whose drafts are chosen.
         beside: other tokens that the forward computes: prompts, and drafts that are not chosen here.
-        slots: nodes of a draft of a method whose paths have at most so many tokens.
+        nodes: most nodes of a draft by these methods with paths of so many tokens, joined or not.
         costs: of a step.
         ragged: whether a forward computes each row's own nodes; otherwise all compute as many as the widest draft.
         drafters: by method, those that free rows may ask.
@@ -154,18 +154,20 @@ class StepBatch:
     """
 
     def __init__(
-        self, rows: Sequence[DecodingRow], free: Sequence[int], beside: int, slots: Callable[[str, int], int],
-        costs: Costs, ragged: bool, drafters: Mapping[str, Acceptance], runs_model: Callable[[str], bool], longest: int,
+        self, rows: Sequence[DecodingRow], free: Sequence[int], beside: int,
+        nodes: Callable[[tuple[str, ...], int, bool], int], costs: Costs, ragged: bool,
+        drafters: Mapping[str, Acceptance], runs_model: Callable[[str], bool], longest: int,
     ) -> None:  # fmt: skip
         self.rows, self.free, self.longest, self.runs_model = rows, free, longest, runs_model
-        self._beside, self.costs, self.ragged, self.slots = beside, costs, ragged, slots
+        self._beside, self.costs, self.ragged, self.nodes = beside, costs, ragged, nodes
         self._context = sum(row.context for row in rows) / len(rows)
         self._drafters, self._steps = drafters, dict[int, float]()
         # By method, of a guess that may be made at each place: how often it is, and nodes that are verified for it.
         self.made, self.verified = dict[str, list[float]](), dict[str, list[float]]()
         for name, each in drafters.items():
             self.made[name] = made = [1.0, *each.kept[1:]]
-            more = [slots(name, place + 1) - slots(name, place) for place in range(longest)]
+            slots = [nodes((name,), length, False) for length in range(longest + 1)]
+            more = [b - a for a, b in pairwise(slots)]
             self.verified[name] = [(1.0 + each.siblings) * m * k for m, k in zip(more, made[1:], strict=False)]
         self.plain = self.step(0.0)
 
@@ -316,16 +318,15 @@ class _Step:
 
     def add(self, row: int, place: int) -> float:
         """One more guess of a row; seconds of the step with all of them."""
-        batch, way, width = self._batch, self._ways[row], 0.0
+        batch, way = self._batch, self._ways[row]
         for method, share in zip(way.methods, way.shares, strict=True):
             if method not in self.drafting:
                 self.drafting[method] = _Drafting(batch.costs, method)
             # What follows a guess that was not worth it is not made.
             self.drafting[method].add(place, share * self._rows * batch.made[method][place])
-            self.nodes += share * self._rows * batch.verified[method][place]
-            width += share * batch.slots(method, place + 1)
+            self.nodes += share * self._rows * batch.verified[method][place] if batch.ragged else 0.0
         if not batch.ragged:
-            self.nodes = max(self.nodes, width * len(batch.rows))
+            self.nodes = max(self.nodes, float(batch.nodes(way.methods, place + 1, way.joined) * len(batch.rows)))
         return batch.step(self.nodes) + sum(each.seconds for each in self.drafting.values())
 
 

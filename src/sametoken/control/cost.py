@@ -97,8 +97,8 @@ class Correction:
         around = {int(at + 0.1), int(at + 0.9)}
         return all(self._cells.get((cell, place), (0.0, 0.0))[1] >= PRIOR for place in around)
 
-    def learn(self, rows: float, count: float, error: float, times: int = 1) -> None:
-        """Corrects the cells around for an error that was seen so often.
+    def learn(self, rows: float, count: float, error: float, times: int = 1, share: float = 1.0) -> None:
+        """Corrects the cells around for a share of an error that was seen so often.
 
         Nothing makes work faster than it is: by how much it is far too fast is corrected at once.
         """
@@ -107,7 +107,7 @@ class Correction:
         for place, part in ((int(at), 1.0 - at % 1.0), (int(at) + 1, at % 1.0)):
             if part:
                 value, seen = self._cells.get((cell, place), (self._at(cell, place), 0.0))
-                rate = part * max(times / (times + seen), followed(times))
+                rate = share * part * max(times / (times + seen), followed(times))
                 value += at_once + (error - at_once) * rate
                 self._cells[cell, place] = value, min(PRIOR, seen + part * times)
         self._thought.clear()
@@ -174,12 +174,12 @@ class Costs:
         """Reading `tokens` tokens before the first guess."""
         return self._feed.get(method, 0.0) * tokens
 
-    def saw_draft(self, method: str, rows: int, levels: int, seconds: float, times: int = 1) -> None:
-        """Guessing paths of `levels` tokens for `rows` rows took `seconds`, so often."""
+    def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
+        """Guessing paths of `levels` tokens for `rows` rows took `seconds`."""
         if method not in self._first:
             self._first[method] = Curve({rows: seconds})
         error = math.log(max(seconds, 1e-9) / self.draft(method, rows, levels))
-        self._of(method).learn(rows, levels, min(STRIDE, error), times)
+        self._of(method).learn(rows, levels, min(STRIDE, error))
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float, times: int = 1) -> None:
         """A step of `rows` rows and so many draft tokens, without prompts, took `seconds` without drafts, so often."""
@@ -187,7 +187,7 @@ class Costs:
         error = min(STRIDE, math.log(max(seconds, 1e-9) / self.step(nodes, rows, context)))
         # The same work again that takes longer is half the machine's pace and half news of this work; work that is not
         # known yet may have been measured wrongly at first.
-        if self._steps.known(rows, nodes):
-            error /= 2.0
-            self._pace += error * followed(2 * times)
-        self._steps.learn(rows, nodes, error, times)
+        known = self._steps.known(rows, nodes)
+        if known:
+            self._pace += max(error, -STRIDE) / 2.0 * followed(2 * times)
+        self._steps.learn(rows, nodes, error, times, 0.5 if known else 1.0)

@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import fmean, median
+from statistics import fmean, median, mode
 
-from sametoken.control.acceptance import Acceptance, Gate, Overlap
+from sametoken.control.acceptance import MEMORY, Acceptance, Gate, Overlap
 from sametoken.control.choice import NO_GAIN, ChosenLengths, DecodingRow, RequestedDraft, StepBatch, Way
 from sametoken.control.confidence import Confidence, Reliability
 from sametoken.control.cost import Costs
-from sametoken.control.trials import SHARE, Drafts, Trials
+from sametoken.control.trials import SHARE, Drafts, Trials, TrialStep
 from sametoken.control.worth import UNPRICED, Time, Worth
 
 DEAR = 0.03  # seconds of a plain step from which on chains end by worth: below, a guess costs less than is known
@@ -33,7 +33,7 @@ class _Plan:
         steps: of such batches so far; `age`: since the choice. `until`: the step of the next choice.
         cost: seconds expected of a step, in plain steps; 0 where not known.
         rests: whether all rows might draft and nobody does.
-        trials: what the next steps are to ask instead. `warm`: whether caches are warm for them, see `Policy._try`.
+        trials: what the next steps are to ask instead. `warm`: whether caches are warm for them, see `Policy.again`.
         weights, times: see `Worth`: by request, and by method; empty where nobody knows.
     """
 
@@ -44,7 +44,7 @@ class _Plan:
     until: int = 0
     cost: float = 0.0
     rests: bool = False
-    trials: list[Drafts] = field(default_factory=list)
+    trials: list[TrialStep] = field(default_factory=list)
     warm: bool = False
     weights: dict[int, float] = field(default_factory=dict)
     times: dict[str, Time] = field(default_factory=dict)
@@ -94,7 +94,8 @@ class Policy:
         self._news: list[Callable[[], object]] = []
         self._took: dict[tuple[int, int], list[tuple[float, float]]] = {}
         self._step = 0
-        self._choosing = 0.0  # seconds that a choice takes
+        self._choosing, self._chose = 0.0, False  # seconds that a choice takes; whether one was made
+        self._needed = 0.0
         self._warms = False  # whether a step drafts after a rest, which takes longer than the next ones will
         self.expected_cost = 0.0
 
@@ -106,8 +107,8 @@ class Policy:
 
     def expects(self, method: str) -> bool:
         """Whether new rows will probably draft with this method, so that reading along is not in vain."""
-        drafts = self._plan.drafts.values()
-        return not self.gate.closed and (not drafts or any(method in each.methods for each in drafts))
+        usual = self._plan.usual.values()
+        return not self.gate.closed and (not usual or any(method in each.methods for each in usual))
 
     def chance(self, method: str) -> float:
         """That the first guess of a method comes true, over all requests."""
@@ -115,8 +116,8 @@ class Policy:
         return float(self._of(method).engine[1])
 
     def needed(self) -> float:
-        """The chance at which one guess a row would have paid when it was last tried in such a batch as the last."""
-        return self._plan.source.needed
+        """The chance at which one guess a row would have paid when it was last tried."""
+        return self._needed
 
     def _of(self, method: str) -> Acceptance:
         if method not in self._acceptance:
@@ -198,8 +199,10 @@ class Policy:
             plan.drafts.pop(request, None)
 
     def took(self, seconds: float) -> None:
-        """The last choice took so long, see `choose`."""
-        self._choosing = (self._choosing + seconds) / 2
+        """The last call of `choose` took so long."""
+        if self._chose:  # a stolen time slice counts as twice as much at most
+            self._choosing = (self._choosing + min(seconds, 2.0 * self._choosing or seconds)) / 2.0
+        self._chose = False
 
     def _planned(self, rows: int, beside: int) -> tuple[_Plan, int]:
         """The plan for such a batch, and the longest path in it."""
@@ -215,14 +218,15 @@ class Policy:
         plan, bound = self._planned(len(ids), beside)
         if plan.steps >= plan.until or not all(request in plan.drafts for request in ids):
             return None
-        drafts = [self._open(draft, bound) for draft in map(plan.drafts.__getitem__, ids)]
         self._plan, self._warms, self.expected_cost = plan, False, plan.cost
+        drafts = [self._open(request, bound) for request in ids]
+        plan.trials = [trial for trial in plan.trials if any(request in trial.drafts for request in ids)]
         if plan.trials and plan.age:  # not in the step of the choice, which leaves the caches cold
-            changed, self.expected_cost = plan.trials[0], 0.0
-            drafts = [changed.get(request) or plan.drafts[request] for request in ids]
+            trial, self.expected_cost = plan.trials[0], 0.0
+            drafts = [trial.drafts.get(request) or plan.drafts[request] for request in ids]
             self._warms, plan.warm = plan.rests and not plan.warm, True
             if not self._warms:
-                del plan.trials[0]
+                plan.source.made(plan.trials.pop(0), plan.steps)
         plan.steps, plan.age, self._step = plan.steps + 1, plan.age + 1, self._step + 1
         return [draft.within(limit) for draft, limit in zip(drafts, limits, strict=True)]
 
@@ -231,7 +235,7 @@ class Policy:
         plan, bound = self._planned(len(rows), beside)
         free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and bound]
         if not free or self.costs is None:
-            self.expected_cost, self._warms = 0.0, False
+            self.expected_cost, self._warms, self._step = 0.0, False, self._step + 1
             return [self._most(row, bound) for row in rows]
         new = [row for row in rows if row.id not in plan.drafts]
         # A row that joined them drafts like the others until the next choice.
@@ -240,13 +244,16 @@ class Policy:
             self._choose(plan, rows, free, bound, beside)
         else:
             plan.drafts |= {request: draft for request, draft in joined.items() if draft is not None}
+            if not all(row.adaptive for row in new):
+                plan.cost, plan.times = 0.0, {}
         requested = self.again([row.id for row in rows], [row.limit for row in rows], beside)
         assert requested is not None
         return requested
 
-    def _open(self, draft: RequestedDraft, bound: int) -> RequestedDraft:
+    def _open(self, request: int, bound: int) -> RequestedDraft:
         """A planned draft, with the longest path and siblings where what guesses are worth will end it."""
-        stops = draft.limit and self._plan.times and all(self.stoppable.get(method, False) for method in draft.methods)
+        draft, priced = self._plan.drafts[request], bool(self._plan.times) and request in self._plan.weights
+        stops = priced and all(self.stoppable.get(method, False) for method in draft.methods)
         return draft._replace(limit=bound, siblings=BESIDE * bound) if stops else draft
 
     def _most(self, row: DecodingRow, bound: int) -> RequestedDraft:
@@ -268,7 +275,7 @@ class Policy:
         fixed = sum(self.nodes(draft.methods, draft.limit, draft.joined) for draft in requested)
         asked = {method: self._of(method) for i in free for method in rows[i].methods}
         batch = StepBatch(
-            rows, free, beside + fixed, self._slots, self.costs, self._ragged, asked, self._runs_model, bound
+            rows, free, beside + fixed, self.nodes, self.costs, self._ragged, asked, self._runs_model, bound
         )
         found = batch.ways(self._step, lambda methods: self._overlap(methods).spread)
         choice, ways = min(((batch.choose(ways), ways) for ways in found), key=lambda each: each[0].wait)
@@ -286,9 +293,13 @@ class Policy:
     ) -> None:  # fmt: skip
         """Keeps what was chosen, until another choice is worth its time: at first soon, since little is known."""
         plan.drafts = {row.id: draft for row, draft in zip(batch.rows, requested, strict=True)}
-        plan.usual = {batch.rows[i].methods: requested[i] for i in batch.free}
+        groups: dict[tuple[str, ...], list[RequestedDraft]] = defaultdict(list)
+        for i in sorted(batch.free, key=lambda i: -batch.rows[i].limit):  # those that are about to end come last
+            groups[batch.rows[i].methods].append(requested[i])
+        plan.usual = {methods: mode(drafts) for methods, drafts in groups.items()}
         plan.rests = len(batch.free) == len(batch.rows) and not any(choice.lengths)
         plan.age, plan.warm = 0, False
         plan.trials = plan.source.due(plan.steps, batch, ways, choice, requested)
-        affordable = math.ceil(self._choosing / (SHARE * choice.seconds))
-        plan.until = plan.steps + 1 + min(affordable, plan.steps) + len(plan.trials) + plan.rests
+        self._needed, self._chose = plan.source.needed or self._needed, True
+        affordable = min(MEMORY, math.ceil(self._choosing / (SHARE * choice.seconds)))
+        plan.until = plan.steps + 1 + int(min(affordable, plan.steps)) + len(plan.trials) + plan.rests

@@ -6,12 +6,21 @@ A kind of trial is made as often as what it is believed to lose allows, so that 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from sametoken.control.acceptance import PRIOR
 from sametoken.control.choice import RECALL, ChosenLengths, RequestedDraft, StepBatch, Way
 
 SHARE = 0.005  # of the time, most that trials lose, and that choices take
 Drafts = dict[int, RequestedDraft]  # by request
+
+
+class TrialStep(NamedTuple):
+    """What to ask instead of what is planned; a trial of this kind is made again so many steps later."""
+
+    kind: str
+    drafts: Drafts
+    apart: float
 
 
 class Trials:
@@ -27,8 +36,8 @@ class Trials:
 
     def due(
         self, now: int, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths, planned: Sequence[RequestedDraft]
-    ) -> list[Drafts]:
-        """What to ask instead of what is planned, one after the other, in steps from step `now` on."""
+    ) -> list[TrialStep]:
+        """What to try, one after the other, in steps from step `now` on."""
         kinds, found = self._kinds(batch, planned), []
         for kind, changed in kinds.items():
             count, when = self._next.get(kind, (0, PRIOR))
@@ -39,9 +48,12 @@ class Trials:
                 lost = self._lost(batch, ways, choice, planned, changed) * len(kinds) / SHARE
                 # Whatever it is believed to lose, which may be wrong, it is tried again before long.
                 apart = min(max(PRIOR, lost), PRIOR * 2.0 ** min(count, 16)) + debts / batch.plain / SHARE
-                self._next[kind] = count + 1, now + apart
-                found.append({batch.rows[i].id: draft for i, draft in changed.items()})
+                found.append(TrialStep(kind, {batch.rows[i].id: draft for i, draft in changed.items()}, apart))
         return found
+
+    def made(self, trial: TrialStep, now: int) -> None:
+        """It is made in this step."""
+        self._next[trial.kind] = self._next.get(trial.kind, (0, 0.0))[0] + 1, now + trial.apart
 
     def _kinds(self, batch: StepBatch, planned: Sequence[RequestedDraft]) -> dict[str, Drafts]:
         """By kind the drafts of a trial, by place of a row."""

@@ -12,8 +12,8 @@ class Decode(NamedTuple):
     """One pending token of `row`, with at most `limit` draft tokens on a path.
 
     Attributes:
-        methods, joined: who is asked for them, see `control.batch.RequestedDraft`.
-        reason: why the limit is 0, see `control.batch`; "room": too few pages or tokens were left in the step.
+        methods, joined: who is asked for them, see `control.choice.RequestedDraft`.
+        reason: why the limit is 0, see `control.choice`; "room": too few pages or tokens were left in the step.
         start: tokens of the row before the pending one, all in the target's cache.
         siblings: most draft tokens that may stand beside a chain, where what guesses are worth ends it.
     """
