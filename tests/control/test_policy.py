@@ -142,7 +142,8 @@ class World:
 
 def dear(policy: Policy, seconds: float) -> None:
     """As if choices took so long."""
-    policy._choosing = seconds
+    for plan in policy._plans.values():
+        plan.choosing = seconds
 
 
 def gains_of(chances: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -854,9 +855,9 @@ def test_a_row_that_may_emit_one_token_more_ends() -> None:
     policy = Policy(slots, runs_model, LONGEST)
     policy.costs = Costs(measured())
     row = DecodingRow(1, ("model",), 4, True, 50, 0, 5)
-    dear(policy, 1.0)
     while True:
         assert policy.choose([row])[0].limit
+        dear(policy, 1.0)
         kept = policy.again([1], [0], 0)
         if kept is not None:
             break

@@ -31,6 +31,7 @@ class _Plan:
     Attributes:
         drafts: by request. `usual`: those of a row with these methods.
         steps: of such batches so far; `age`: since the choice. `until`: the step of the next choice.
+        choosing: seconds that a choice takes.
         cost: seconds expected of a step, in plain steps; 0 where not known.
         rests: whether all rows might draft and nobody does.
         trials: what the next steps are to ask instead. `warm`: whether caches are warm for them, see `Policy.again`.
@@ -42,6 +43,7 @@ class _Plan:
     steps: int = 0
     age: int = 0
     until: int = 0
+    choosing: float = 0.0
     cost: float = 0.0
     rests: bool = False
     trials: list[TrialStep] = field(default_factory=list)
@@ -94,7 +96,7 @@ class Policy:
         self._news: list[Callable[[], object]] = []
         self._took: dict[tuple[int, int], list[tuple[float, float]]] = {}
         self._step = 0
-        self._choosing, self._chose = 0.0, False  # seconds that a choice takes; whether one was made
+        self._chose = False  # whether the last call of `choose` made a choice
         self._needed = 0.0
         self._warms = False  # whether a step drafts after a rest, which takes longer than the next ones will
         self.expected_cost = 0.0
@@ -201,7 +203,8 @@ class Policy:
     def took(self, seconds: float) -> None:
         """The last call of `choose` took so long."""
         if self._chose:  # a stolen time slice counts as twice as much at most
-            self._choosing = (self._choosing + min(seconds, 2.0 * self._choosing or seconds)) / 2.0
+            before = self._plan.choosing
+            self._plan.choosing = (before + min(seconds, 2.0 * before or seconds)) / 2.0
         self._chose = False
 
     def _planned(self, rows: int, beside: int) -> tuple[_Plan, int]:
@@ -301,5 +304,5 @@ class Policy:
         plan.age, plan.warm = 0, False
         plan.trials = plan.source.due(plan.steps, batch, ways, choice, requested)
         self._needed, self._chose = plan.source.needed or self._needed, True
-        affordable = min(MEMORY, math.ceil(self._choosing / (SHARE * choice.seconds)))
+        affordable = min(MEMORY, math.ceil(plan.choosing / (SHARE * choice.seconds)))
         plan.until = plan.steps + 1 + int(min(affordable, plan.steps)) + len(plan.trials) + plan.rests
