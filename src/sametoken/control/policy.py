@@ -34,7 +34,8 @@ class _Plan:
         choosing: seconds that a choice takes.
         cost: seconds expected of a step, in plain steps; 0 where not known.
         rests: whether all rows might draft and nobody does.
-        trials: what the next steps are to ask instead. `warm`: whether caches are warm for them, see `Policy.again`.
+        kinds: which trials are due. `trials`: what the next steps are to ask instead. `warm`: whether caches are warm
+            for them, see `Policy.again`.
         weights, times: see `Worth`: by request, and by method; empty where nobody knows.
     """
 
@@ -50,7 +51,7 @@ class _Plan:
     warm: bool = False
     weights: dict[int, float] = field(default_factory=dict)
     times: dict[str, Time] = field(default_factory=dict)
-    source: Trials = field(default_factory=Trials)
+    kinds: Trials = field(default_factory=Trials)
 
 
 class Policy:
@@ -229,7 +230,7 @@ class Policy:
             drafts = [trial.drafts.get(request) or plan.drafts[request] for request in ids]
             self._warms, plan.warm = plan.rests and not plan.warm, True
             if not self._warms:
-                plan.source.made(plan.trials.pop(0), plan.steps)
+                plan.kinds.made(plan.trials.pop(0), plan.steps)
         plan.steps, plan.age, self._step = plan.steps + 1, plan.age + 1, self._step + 1
         return [draft.within(limit) for draft, limit in zip(drafts, limits, strict=True)]
 
@@ -302,7 +303,7 @@ class Policy:
         plan.usual = {methods: mode(drafts) for methods, drafts in groups.items()}
         plan.rests = len(batch.free) == len(batch.rows) and not any(choice.lengths)
         plan.age, plan.warm = 0, False
-        plan.trials = plan.source.due(plan.steps, batch, ways, choice, requested)
-        self._needed, self._chose = plan.source.needed or self._needed, True
+        plan.trials = plan.kinds.due(plan.steps, batch, ways, choice, requested)
+        self._needed, self._chose = plan.kinds.needed or self._needed, True
         affordable = min(MEMORY, math.ceil(plan.choosing / (SHARE * choice.seconds)))
         plan.until = plan.steps + 1 + int(min(affordable, plan.steps)) + len(plan.trials) + plan.rests
