@@ -38,7 +38,7 @@ from sametoken.kernels.cpu.threads import threads_for
 
 LOG = logging.getLogger("sametoken")
 SWITCH = "SAMETOKEN_NATIVE"
-INTERFACE = 23  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 24  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 BLOCK_INT4, BLOCK_INT5, BLOCK_INT6, BLOCK_INT8 = range(8, 12)
 DRAW_WORK = 8  # a sampled draw takes as long as reading so many times its scores as weights

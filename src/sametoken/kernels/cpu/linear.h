@@ -87,28 +87,31 @@ struct Int8Kernel {
 
 // [tile][in / 8][16][4] bytes; byte b of a lane holds inputs b (low nibble) and 4 + b, each a signed weight + 8.
 struct Int4Kernel {
-  static constexpr int together(int rows) { return rows <= 2 ? 4 : tiles_together(rows, 4); }
+  // A tile is a short stream from memory: several at once cost more than the loads of one row that they save.
+  static constexpr int together(int rows) { return rows == 1 ? 1 : rows == 2 ? 4 : tiles_together(rows, 4); }
+  static constexpr int PART = 32, SCALES_AHEAD = 16 * LANES;
 
   template <int M, int N>
   static void tile(const Weight& w, const Rows& rows, int row, int tile, Floats (&out)[M][N]) {
-    int64_t width = padded(w.in, 128), size = width * LANES / 2, outs = padded(w.out, LANES);
+    int64_t width = padded(w.in, 128), size = width * LANES / 2, groups = width / w.group;
+    int parts = w.group / PART;
     Lead lead(size, 64, N);
     const uint8_t* data = w.data + tile * size;
-    const bf16* scales = static_cast<const bf16*>(w.scale) + tile * LANES;
+    const bf16* scales = static_cast<const bf16*>(w.scale) + tile * groups * LANES;
     const uint32_t* x = rows.block(row, w);
-    const int32_t* partial = rows.sums + row * (rows.width / 32);
-    Floats total[M][N];
+    const int32_t* partial = rows.sums + row * (rows.width / PART);
+    Floats total[M][N];  // not `out`, which others could see, so that it stays in registers
     for (int m = 0; m < M; m++)
       for (int n = 0; n < N; n++) total[m][n] = zeros();
-    for (int64_t begin = 0; begin < width; begin += w.group, scales += outs) {
+    for (int64_t group = 0, k = 0; group < groups; group++, scales += LANES) {
       Ints sums[M][N];
       for (int m = 0; m < M; m++) {
         int32_t offset = 0;
-        for (int64_t i = begin / 32; i < (begin + w.group) / 32; i++) offset -= 8 * partial[m * (rows.width / 32) + i];
+        for (int i = 0; i < parts; i++) offset -= 8 * partial[m * (rows.width / PART) + group * parts + i];
         for (int n = 0; n < N; n++) sums[m][n] = spread_int(offset);
       }
-      for (int64_t k = begin; k < begin + w.group; k += 8, data += 64, x += 2 * M) {
-        int64_t ahead = lead.at(k / 8);
+      for (int i = 0; i < 4 * parts; i++, k++, data += 64, x += 2 * M) {
+        int64_t ahead = lead.at(k);
         Quads low[N], high[N];
         for (int n = 0; n < N; n++) {
           fetch(data + n * size + ahead);
@@ -122,7 +125,9 @@ struct Int4Kernel {
         }
       }
       for (int n = 0; n < N; n++) {
-        Floats scale = load_bf16(scales + n * LANES);
+        const bf16* at = scales + n * groups * LANES;
+        if (group % 2 == 0) fetch(at + SCALES_AHEAD);
+        Floats scale = load_bf16(at);
         for (int m = 0; m < M; m++) total[m][n] = add(total[m][n], mul(as_floats(sums[m][n]), scale));
       }
     }

@@ -19,7 +19,7 @@ struct Weight {
   int32_t format, in, out, group;  // group: inputs that share a scale (INT4, and FP8 on)
   int32_t matrix;                  // whether the processor's matrix unit multiplies it, see matrix.h
   const uint8_t* data;             // tiles, see the kernels; in and out padded to whole steps and tiles
-  const void* scale;               // float [out] (INT8, INT8_WEIGHT_ONLY), bf16 [in / group][out] (INT4), Codes (FP8 on)
+  const void* scale;               // float [out] (INT8, INT8_WEIGHT_ONLY), bf16 [tile][in / group][16] (INT4), Codes (FP8 on)
   const bf16* bias;                // [out], padded, or null
 };
 

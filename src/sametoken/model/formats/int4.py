@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sametoken.kernels.cpu.library import INT4, PackedWeight
 from sametoken.model.formats.base import UnpackedWeight, signed_bytes
-from sametoken.model.formats.packing import WIDTH, nibbles, packed_weight, padded_outputs
+from sametoken.model.formats.packing import TILE, WIDTH, nibbles, packed_weight, padded_outputs
 from sametoken.model.formats.search import best_scale, rounded_by_rows, scaled
 
 # Scales that are tried for a group, relative to the one that maps its greatest weight to -8: clipping the greatest a
@@ -52,8 +52,9 @@ class Int4:
         return total * scale
 
     def pack(self, stored: UnpackedWeight, inputs: int, bias: Tensor | None) -> PackedWeight:
-        shape = stored.values.shape[0], inputs
-        return self.packed(shape, nibbles(stored.values), padded_outputs(stored.scale).t().contiguous(), bias)
+        scale = padded_outputs(stored.scale)  # by tile, as the values lie: a tile is one stream of each
+        tiles = scale.view(-1, TILE, scale.shape[1]).transpose(1, 2).contiguous()
+        return self.packed((stored.values.shape[0], inputs), nibbles(stored.values), tiles, bias)
 
     def packed(self, shape: tuple[int, int], data: Tensor, scale: Tensor, bias: Tensor | None) -> PackedWeight:
         return packed_weight(INT4, shape, data, scale=scale, bias=bias, group=self.group)
