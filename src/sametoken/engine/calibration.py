@@ -23,9 +23,9 @@ from sametoken.speculation.draft import Draft, chain_parents
 from sametoken.speculation.sampling import RowSampling, Sampling
 
 COUNTS = (1, 16, 64, 32, 2, 8, 4, 128, 256)  # tokens of a forward, the more telling ones first
-TELLING = 3  # of them are measured however long it takes
-SLOW = 0.03  # seconds of a plain step from which on a first, cold run is good enough
-BUDGET, STEPS = 0.25, 6  # seconds, or so many plain steps if those take longer
+TELLING = 3  # of them are measured, however long it takes, if a token takes a quarter of a plain step at most
+SLOW = 0.015  # seconds of a plain step from which on a first, cold run is good enough
+BUDGET, STEPS = 0.25, 4  # seconds, or so many plain steps if those take longer
 ROUNDS = 4  # at most; the shortest time counts: the first run is cold, and nothing makes work faster than it is
 NEAR, FAR = 32, 480  # tokens of context that tell what context costs
 TOKEN_STEP = 7919  # from one token id to the next: a prime, so that vocabularies hold many different ones
@@ -47,6 +47,7 @@ class Calibration:
     def __init__(self, runner: Runner, rows: Sequence[int], most: int, context: int) -> None:
         self.runner, self.rows, self.most = runner, list(rows), most
         self.far = max(NEAR + 1, min(FAR, context - max(COUNTS)))
+        self._telling = COUNTS[:TELLING]
         self._vocab = runner.decoder.config.vocab_size
         self._sampling = RowSampling(SamplingParams(temperature=0), 0, [0], self._vocab, [], [], runner.device)
 
@@ -58,17 +59,18 @@ class Calibration:
         self._step(1, 1, NEAR)
         plain = time.perf_counter() - begin
         budget = max(BUDGET, STEPS * plain)
+        self._telling = tuple(count for count in COUNTS[:TELLING] if plain * count / 4 <= budget)
         telling, rest = self._works(models, longest)
         cold = 1 if plain > SLOW else 2  # rounds that are made however long they take
         times: Times = {}
         for lap in range(ROUNDS):
             for key, work in telling if lap < cold else telling + rest:
                 start = time.perf_counter()
+                if lap >= cold and start + times.get(key, 0.0) > begin + budget:
+                    return self._costs(times, models, longest)
                 work()
                 seconds = time.perf_counter() - start
                 times[key] = min(seconds, times.get(key, seconds))
-                if time.perf_counter() - begin > budget and lap >= cold:
-                    return self._costs(times, models, longest)
         return self._costs(times, models, longest)
 
     def _works(self, models: Mapping[str, Drafter], longest: int) -> tuple[list[Work], list[Work]]:
@@ -84,11 +86,12 @@ class Calibration:
             for rows in sorted({1, len(self.rows)}):
                 for length in sorted({1, longest}):
                     drafts.append(((method, rows, length), partial(self._propose, drafter, rows, length)))
-        turns = zip_longest([*steps[:TELLING], wide], drafts)
+        many = len(self._telling)
+        turns = zip_longest([*steps[:many], wide], drafts)
         telling = [work for pair in turns for work in pair if work is not None]
         rest: list[Work] = [(("feed", m), partial(self._read, drafter)) for m, drafter in models.items()]
         rest.append((("far",), partial(self._step, self._many, 1, self.far)))
-        return telling, steps[TELLING:][:1] + rest + steps[TELLING:][1:]
+        return telling, steps[many:][:1] + rest + steps[many:][1:]
 
     def _rows(self, count: int) -> int:
         """Rows among which `count` tokens of a forward are divided, four tokens each."""
@@ -97,7 +100,7 @@ class Calibration:
     @property
     def _many(self) -> int:
         """Rows of a plain step that tells what rows add: a count that was measured with fewer rows too."""
-        return max((count for count in COUNTS[:TELLING] if count <= len(self.rows)), default=1)
+        return max((count for count in self._telling if count <= len(self.rows)), default=1)
 
     def _costs(self, times: Times, models: Mapping[str, Drafter], longest: int) -> Measured:
         """What the times say; what there was no time for is taken to cost nothing, until it is seen."""

@@ -1,0 +1,55 @@
+"""The first measurement of costs: it measures what tells most, and takes a bounded time on slow machines too."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from sametoken.control.cost import Measured
+from sametoken.engine import calibration
+from sametoken.engine.calibration import COUNTS, Calibration
+
+
+class Clock:
+    """A clock that forwards move: `plain` seconds each, and `token` for each token."""
+
+    def __init__(self, plain: float, token: float) -> None:
+        self.now, self.plain, self.token = 0.0, plain, token
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def step(self, rows: int, nodes: int, context: int) -> None:
+        self.now += self.plain + self.token * rows * nodes
+
+
+def measured(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Measured:
+    """What a calibration for up to 64 rows says if forwards move this clock."""
+    runner = SimpleNamespace(
+        decoder=SimpleNamespace(config=SimpleNamespace(vocab_size=512)), device=torch.device("cpu")
+    )
+    work = Calibration(cast(Any, runner), range(64), 512, 1024)
+    monkeypatch.setattr(calibration, "time", clock)
+    monkeypatch.setattr(work, "_step", clock.step)
+    return work.measure({}, 4)
+
+
+@pytest.mark.parametrize("plain", [0.001, 0.004, 0.02, 0.05, 0.3, 2.0])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1])
+def test_a_calibration_takes_bounded_time(plain: float, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.3 seconds, or as long as 7 tokens of a slow model, where a forward of 16 tokens takes 2.5 plain ones."""
+    clock = Clock(plain, share * plain)
+    found = measured(clock, monkeypatch)
+    assert clock.now <= max(0.3, 7.0 * (plain + clock.token))
+    assert {1, 16} <= found.step.keys()
+    for count, seconds in found.step.items():
+        assert 0.0 < seconds <= plain + count * clock.token + 1e-9
+
+
+def test_a_fast_machine_measures_many_counts_and_a_slow_one_those_that_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert measured(Clock(0.001, 0.00003), monkeypatch).step.keys() == set(COUNTS)
+    slow = measured(Clock(0.02, 0.004), monkeypatch).step.keys()
+    assert slow & {1, 16, 64} == {1, 16}
