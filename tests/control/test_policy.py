@@ -727,12 +727,33 @@ def test_siblings_make_up_for_wrong_guesses_and_cost_their_time() -> None:
     assert all(a < b for a, b in zip(few[1:], many[1:], strict=True))
 
 
-def batch_of(costs: Costs, acceptance: Acceptance) -> StepBatch:
+def batch_of(costs: Costs, acceptance: Acceptance, beside: int = 0) -> StepBatch:
     """One row with a model that may guess four tokens."""
-    rows = [DecodingRow(1, ("model",), 4, True, 50, 0, 99)]
-    return StepBatch(
-        rows, [0], 0, lambda methods, limit, joined: limit, costs, True, {"model": acceptance}, lambda method: True, 4
-    )
+    rows, drafters = [DecodingRow(1, ("model",), 4, True, 50, 0, 99)], {"model": acceptance}
+    return StepBatch(rows, [0], beside, 0, lambda m, limit, j: limit, costs, True, drafters, lambda m: True, 4)
+
+
+@pytest.mark.parametrize("beside", [1, 30, 500])
+def test_prompts_in_the_step_make_no_draft_look_cheaper(beside: int) -> None:
+    """What they take is to be paid whatever the rows draft."""
+    acceptance, straight = Acceptance(4), Costs(measured({1: 0.5, 4096: 2048.0}))
+    alone, together = (batch_of(straight, acceptance, tokens) for tokens in (0, beside))
+    assert [together.step(n) for n in range(9)] == pytest.approx([alone.step(n) for n in range(9)])
+    # Where nodes are dearer beside a prompt, that counts.
+    bent = Costs(measured({1: 1.0, 16: 1.1, 4096: 4096.0}))
+    alone, together = (batch_of(bent, acceptance, tokens) for tokens in (0, 500))
+    assert together.plain == pytest.approx(alone.plain)
+    assert together.step(8) - together.plain > 10.0 * (alone.step(8) - alone.plain)
+
+
+def test_steps_with_prompts_are_learned_apart() -> None:
+    costs = Costs(measured({1: 1.0, 512: 2.0}))
+    for _ in range(300):
+        costs.saw_step(0, 4, 10, 1.0)
+        costs.saw_step(0, 4, 10, 7.0, beside=100)
+        costs.saw_step(8, 4, 10, 8.0, beside=100)
+    assert costs.step(0, 4, 10, 100) / costs.step(0, 4, 10) == pytest.approx(7.0, rel=0.1)
+    assert costs.step(8, 4, 10, 100) / costs.step(0, 4, 10, 100) == pytest.approx(8.0 / 7.0, rel=0.05)
 
 
 @pytest.mark.parametrize("few", [0.9, 1.0, 1.3])
@@ -831,7 +852,7 @@ def test_a_padded_batch_computes_as_many_nodes_for_every_row() -> None:
     rows = [DecodingRow(i, ("model",), 4, True, 50, 0, 99) for i in range(4)]
     costs, acceptance = Costs(measured(STEEP, draft=1e-6)), {"model": Acceptance(4)}
     batch = StepBatch(
-        rows, range(4), 0, lambda methods, limit, joined: limit, costs, False, acceptance, lambda m: True, 4
+        rows, range(4), 0, 0, lambda methods, limit, joined: limit, costs, False, acceptance, lambda m: True, 4
     )
     ways = batch.ways(0, lambda methods: 1.0)[0]
     assert batch.outcome(ways, [4, 0, 0, 0])[1] == pytest.approx(batch.outcome(ways, [4, 4, 4, 4])[1], rel=1e-3)

@@ -349,6 +349,21 @@ def test_a_request_may_fix_or_free_its_length(pair: tuple[str, str]) -> None:
     assert replace(sampling(0.0), speculative=None).speculative is None
 
 
+def test_what_the_end_of_a_request_takes_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is as long whatever was drafted, but comes in steps that draft little, which would seem slow."""
+    llm = LLM("embedded", "embedded", {"max_draft_len": 2}, max_batch_size=1, max_seq_len=64)
+    drafting, seen = llm.engine.drafting, []
+
+    def end(request: Any) -> None:
+        time.sleep(1.0)
+
+    monkeypatch.setattr(drafting, "end", end)
+    monkeypatch.setattr(drafting.policy, "saw_step", lambda *step: seen.append(step[3]))
+    llm.generate([[5, 6, 7]], sampling(0.0, tokens=6))
+    assert len(seen) >= 2
+    assert max(seen) < 0.9
+
+
 @pytest.mark.thorough
 def test_beside_busy_loops_at_the_start_drafts_are_left_out_for_seconds_only() -> None:
     """Four processes use the machine for 5 s while costs are measured; after 20 s more most steps draft again."""

@@ -141,7 +141,9 @@ class StepBatch:
     Args:
         rows: all of the step.
         free: places of those whose drafts are chosen.
-        beside: other tokens that the forward computes: prompts, and drafts that are not chosen here.
+        beside: tokens of prompts that the forward computes too. Their time is the same whatever is drafted, and the
+            same prompts come however fast the rows get on: it is no part of the step's, only where on the curve of
+            costs the rows' tokens stand. `fixed`: tokens of drafts that are not chosen here.
         nodes: most nodes of a draft by these methods with paths of so many tokens, joined or not.
         costs: of a step.
         ragged: whether a forward computes each row's own nodes; otherwise all compute as many as the widest draft.
@@ -154,13 +156,15 @@ class StepBatch:
     """
 
     def __init__(
-        self, rows: Sequence[DecodingRow], free: Sequence[int], beside: int,
+        self, rows: Sequence[DecodingRow], free: Sequence[int], beside: int, fixed: int,
         nodes: Callable[[tuple[str, ...], int, bool], int], costs: Costs, ragged: bool,
         drafters: Mapping[str, Acceptance], runs_model: Callable[[str], bool], longest: int,
     ) -> None:  # fmt: skip
         self.rows, self.free, self.longest, self.runs_model = rows, free, longest, runs_model
-        self._beside, self.costs, self.ragged, self.nodes = beside, costs, ragged, nodes
+        self._beside, self._fixed, self.costs, self.ragged, self.nodes = beside, fixed, costs, ragged, nodes
         self._context = sum(row.context for row in rows) / len(rows)
+        alone, together = (costs.step(0, len(rows), self._context, tokens) for tokens in (0, beside))
+        self._prompts = max(0.0, together - alone)
         self._drafters, self._steps = drafters, dict[int, float]()
         # By method, of a guess that may be made at each place: how often it is, and nodes that are verified for it.
         self.made, self.verified = dict[str, list[float]](), dict[str, list[float]]()
@@ -172,12 +176,13 @@ class StepBatch:
         self.plain = self.step(0.0)
 
     def step(self, nodes: float) -> float:
-        """Seconds of the step with so many draft tokens, without drafting them."""
+        """Seconds of the step with so many draft tokens, without drafting them and without prompts."""
         apart = 1 << max(0, int(nodes).bit_length() - 4)  # between counts that are computed
         below = int(nodes) // apart * apart
         for count in (below, below + apart):
             if count not in self._steps:
-                self._steps[count] = self.costs.step(count, len(self.rows), self._context, self._beside)
+                nodes_of_all, rows = count + self._fixed, len(self.rows)
+                self._steps[count] = self.costs.step(nodes_of_all, rows, self._context, self._beside) - self._prompts
         return self._steps[below] + (nodes - below) / apart * (self._steps[below + apart] - self._steps[below])
 
     def choose(self, ways: Sequence[Way]) -> ChosenLengths:

@@ -95,7 +95,7 @@ class Policy:
         self._plan = _Plan()  # the one of the last step
         # What is to be learned before the next choice: what to call, and how long which steps took.
         self._news: list[Callable[[], object]] = []
-        self._took: dict[tuple[int, int], list[tuple[float, float]]] = {}
+        self._took: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
         self._step = 0
         self._chose = False  # whether the last call of `choose` made a choice
         self._needed = 0.0
@@ -168,19 +168,19 @@ class Policy:
         if self.costs is not None and not self._warms:
             self._news.append(partial(self.costs.saw_draft, method, rows, levels, seconds))
 
-    def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
+    def saw_step(self, nodes: int, rows: int, context: float, seconds: float, beside: int = 0) -> None:
         """See `Costs.saw_step`."""
         if self.costs is not None and not self._warms:
-            self._took.setdefault((nodes, rows), []).append((seconds, context))
+            self._took.setdefault((nodes, rows, beside), []).append((seconds, context))
 
     def _learn(self) -> None:
         news, took, self._news, self._took = self._news, self._took, [], {}
         for learn in news:
             learn()
-        for (nodes, rows), each in took.items():
+        for (nodes, rows, beside), each in took.items():
             seconds, contexts = zip(*each, strict=True)
             assert self.costs is not None
-            self.costs.saw_step(nodes, rows, fmean(contexts), median(seconds), len(each))
+            self.costs.saw_step(nodes, rows, fmean(contexts), median(seconds), len(each), beside)
 
     def worth(self, method: str, requests: Sequence[int], sampled: Sequence[bool]) -> Worth | None:
         """What guesses of `method` for these requests are worth in the step chosen last; None where nobody knows.
@@ -279,7 +279,7 @@ class Policy:
         fixed = sum(self.nodes(draft.methods, draft.limit, draft.joined) for draft in requested)
         asked = {method: self._of(method) for i in free for method in rows[i].methods}
         batch = StepBatch(
-            rows, free, beside + fixed, self.nodes, self.costs, self._ragged, asked, self._runs_model, bound
+            rows, free, beside, fixed, self.nodes, self.costs, self._ragged, asked, self._runs_model, bound
         )
         found = batch.ways(self._step, lambda methods: self._overlap(methods).spread)
         choice, ways = min(((batch.choose(ways), ways) for ways in found), key=lambda each: each[0].wait)

@@ -143,7 +143,8 @@ class Engine:
         for emission in self.scheduler.advance(done):
             emissions.append(emission)
             if emission.finished:
-                self._retire(emission.request)
+                with self.meter.aside:
+                    self._retire(emission.request)
         return emissions
 
     def _calibrate(self) -> None:

@@ -62,7 +62,8 @@ class Meter:
 
     Attributes:
         drafting, verifying: clocks of the step that runs.
-        aside: clock of what is no part of a step's cost: choosing drafts, reading and guessing.
+        aside: clock of what is no part of a step's cost: choosing drafts, reading, guessing, and the ends of requests,
+            which are as many whatever is drafted, but come in steps that draft less.
         preemptions, draft_len: see `EngineLoad`. `totals`: seconds of all steps.
     """
 
@@ -98,7 +99,8 @@ class Meter:
         """Tells the controller what a step that decoded took, and how many tokens each row was granted."""
         plan, rows = done.plan, len(done.plan.decode)
         progress = sum(row.accepted + 1 for row in done.rows[:rows]) / rows
-        self._pace.saw(sum(len(piece.tokens) for piece in plan.prefill), seconds, progress)
-        if done.tokens and not plan.prefill:
+        prompts = sum(len(piece.tokens) for piece in plan.prefill)
+        self._pace.saw(prompts, seconds, progress)
+        if done.tokens:
             context = sum(item.start for item in plan.decode) / rows
-            self._policy.saw_step(done.tokens - rows, rows, context, seconds - self.aside.seconds)
+            self._policy.saw_step(done.tokens - rows, rows, context, seconds - self.aside.seconds, prompts)
