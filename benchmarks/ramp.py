@@ -6,7 +6,7 @@
 So many streams decode for so many seconds; whoever ends is replaced. The controller goes through all phases in one go,
 as a server would. The others (plain decoding and each fixed length) go through the same phases, each with an engine of
 its own, and the best of a phase is what the controller is compared with. They take turns of a second, so that all meet
-the same machine; a turn is counted as if the turns of the others had not been. What the first `--settle` seconds of a
+the same machine. The time of the others' turns is not counted. What the first `--settle` seconds of a
 phase brought is left out. Before, every engine goes through all phases for a second each: costs are measured then.
 """
 

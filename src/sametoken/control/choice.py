@@ -141,9 +141,9 @@ class StepBatch:
     Args:
         rows: all of the step.
         free: places of those whose drafts are chosen.
-        beside: tokens of prompts that the forward computes too. Their time is the same whatever is drafted, and the
-            same prompts come however fast the rows get on: it is no part of the step's, only where on the curve of
-            costs the rows' tokens stand. `fixed`: tokens of drafts that are not chosen here.
+        beside: tokens of prompts that the forward computes too. Their time is the same whatever is drafted, and as many
+            prompts come however fast the rows get on, so it is not counted; see `Costs.step`.
+        fixed: tokens of drafts that are not chosen here.
         nodes: most nodes of a draft by these methods with paths of so many tokens, joined or not.
         costs: of a step.
         ragged: whether a forward computes each row's own nodes; otherwise all compute as many as the widest draft.
@@ -163,8 +163,6 @@ class StepBatch:
         self.rows, self.free, self.longest, self.runs_model = rows, free, longest, runs_model
         self._beside, self._fixed, self.costs, self.ragged, self.nodes = beside, fixed, costs, ragged, nodes
         self._context = sum(row.context for row in rows) / len(rows)
-        alone, together = (costs.step(0, len(rows), self._context, tokens) for tokens in (0, beside))
-        self._prompts = max(0.0, together - alone)
         self._drafters, self._steps = drafters, dict[int, float]()
         # By method, of a guess that may be made at each place: how often it is, and nodes that are verified for it.
         self.made, self.verified = dict[str, list[float]](), dict[str, list[float]]()
@@ -181,8 +179,8 @@ class StepBatch:
         below = int(nodes) // apart * apart
         for count in (below, below + apart):
             if count not in self._steps:
-                nodes_of_all, rows = count + self._fixed, len(self.rows)
-                self._steps[count] = self.costs.step(nodes_of_all, rows, self._context, self._beside) - self._prompts
+                nodes_of_all = count + self._fixed
+                self._steps[count] = self.costs.step(nodes_of_all, len(self.rows), self._context, self._beside)
         return self._steps[below] + (nodes - below) / apart * (self._steps[below + apart] - self._steps[below])
 
     def choose(self, ways: Sequence[Way]) -> ChosenLengths:

@@ -36,9 +36,6 @@ class Measured(NamedTuple):
     feed: Mapping[str, float]
 
 
-Cell = tuple[int, ...]
-
-
 class Curve:
     """Seconds as a function of a count: linear between what was measured, never falling.
 
@@ -69,57 +66,55 @@ class Curve:
 
 
 class Correction:
-    """Logarithms of seconds seen over seconds expected, in cells of a count and of other numbers, all by powers of 2.
+    """Logarithms of seconds seen over seconds expected, in cells of rows and of a second count, both by powers of 2.
 
     A cell that was never seen follows those around it, the nearest most.
     """
 
     def __init__(self) -> None:
-        self._cells: dict[Cell, tuple[float, float]] = {}  # what was seen, and how often
-        self._thought: dict[Cell, float] = {}  # what is thought of a cell since
+        self._cells: dict[tuple[int, int], tuple[float, float]] = {}  # what was seen, and how often
+        self._thought: dict[tuple[int, int], float] = {}  # what is thought of a cell since
 
-    def __call__(self, beside: Cell, count: float) -> float:
-        """The correction for a count beside other numbers."""
-        at = math.log2(1.0 + count)
+    def __call__(self, rows: float, count: float) -> float:
+        """The correction for a count beside so many rows."""
+        cell, at = _cell(rows), math.log2(1.0 + count)
         place, part = int(at), at % 1.0
-        return (1.0 - part) * self._at((*beside, place)) + (part and part * self._at((*beside, place + 1)))
+        return (1.0 - part) * self._at(cell, place) + (part and part * self._at(cell, place + 1))
 
-    def _at(self, cell: Cell) -> float:
-        if cell not in self._thought:
+    def _at(self, cell: int, place: int) -> float:
+        if (cell, place) not in self._thought:
             total, weight = 0.0, 1e-3
-            for other, (value, seen) in self._cells.items():
-                near = seen * 0.5 ** sum(abs(a - b) for a, b in zip(cell, other, strict=True))
+            for (row, column), (value, seen) in self._cells.items():
+                near = seen * 0.5 ** (abs(row - cell) + abs(column - place))
                 total, weight = total + near * value, weight + near
-            value, seen = self._cells.get(cell, (0.0, 0.0))
-            self._thought[cell] = min(1.0, seen) * value + max(0.0, 1.0 - seen) * total / weight
-        return self._thought[cell]
+            value, seen = self._cells.get((cell, place), (0.0, 0.0))
+            self._thought[cell, place] = min(1.0, seen) * value + max(0.0, 1.0 - seen) * total / weight
+        return self._thought[cell, place]
 
-    def known(self, beside: Cell, count: float) -> bool:
+    def known(self, rows: float, count: float) -> bool:
         """Whether the cells around were seen often."""
-        at = math.log2(1.0 + count)
+        cell, at = _cell(rows), math.log2(1.0 + count)
         around = {int(at + 0.1), int(at + 0.9)}
-        return all(self._cells.get((*beside, place), (0.0, 0.0))[1] >= PRIOR for place in around)
+        return all(self._cells.get((cell, place), (0.0, 0.0))[1] >= PRIOR for place in around)
 
-    def learn(self, beside: Cell, count: float, error: float, times: int = 1, share: float = 1.0) -> None:
+    def learn(self, rows: float, count: float, error: float, times: int = 1, share: float = 1.0) -> None:
         """Corrects the cells around for a share of an error that was seen so often.
 
         Nothing makes work faster than it is: by how much it is far too fast is corrected at once.
         """
-        at = math.log2(1.0 + count)
+        cell, at = _cell(rows), math.log2(1.0 + count)
         at_once = min(0.0, error + STRIDE)
         for place, part in ((int(at), 1.0 - at % 1.0), (int(at) + 1, at % 1.0)):
             if part:
-                cell = *beside, place
-                value, seen = self._cells.get(cell, (self._at(cell), 0.0))
+                value, seen = self._cells.get((cell, place), (self._at(cell, place), 0.0))
                 rate = share * part * max(times / (times + seen), followed(times))
                 value += at_once + (error - at_once) * rate
-                self._cells[cell] = value, min(PRIOR, seen + part * times)
+                self._cells[cell, place] = value, min(PRIOR, seen + part * times)
         self._thought.clear()
 
 
-def cell_of(*numbers: float) -> Cell:
-    """The cell of numbers from 1 on."""
-    return tuple(round(math.log2(max(number, 1.0))) for number in numbers)
+def _cell(rows: float) -> int:
+    return round(math.log2(max(rows, 1.0)))
 
 
 def followed(times: int) -> float:
@@ -145,11 +140,13 @@ class Costs:
         self._pace = 0.0  # logarithm of how much slower everything is than when it was measured
 
     def step(self, nodes: float, rows: int, context: float, beside: int = 0) -> float:
-        """A step without its drafts: a forward of `rows` decoding rows after `context` tokens on average, of so many
-        draft tokens and of `beside` other tokens.
+        """A step without its drafts: a forward of `rows` decoding rows after `context` tokens on average and of so many
+        draft tokens. The time of `beside` prompt tokens in it is not counted, but draft tokens may be dearer for them.
         """
-        seconds = self._step(rows + beside + nodes) + (self._row + self._key * context) * rows
-        return seconds * math.exp(self._steps(cell_of(rows, 1 + beside), nodes) + self._pace)
+        seconds = self._step(rows + nodes) + (self._row + self._key * context) * rows
+        alone, together = (self._step(tokens + nodes) - self._step(tokens) for tokens in (rows, rows + beside))
+        dearer = max(0.0, together - alone)
+        return (seconds * math.exp(self._steps(rows, nodes)) + dearer) * math.exp(self._pace)
 
     # Of guesses for so many rows; less than one row is a chance that there is one. A method costs nothing until it was
     # seen. A draft takes (first + the sum of its levels) * factor.
@@ -164,7 +161,7 @@ class Costs:
 
     def factor(self, method: str, rows: float, levels: int) -> float:
         """The correction of a draft."""
-        return math.exp(self._of(method)(cell_of(rows), levels) + self._pace)
+        return math.exp(self._of(method)(rows, levels) + self._pace)
 
     def draft(self, method: str, rows: float, levels: int) -> float:
         """Seconds of paths of `levels` tokens for `rows` rows."""
@@ -184,18 +181,15 @@ class Costs:
         if method not in self._first:
             self._first[method] = Curve({rows: seconds})
         error = math.log(max(seconds, 1e-9) / self.draft(method, rows, levels))
-        self._of(method).learn(cell_of(rows), levels, min(STRIDE, error))
+        self._of(method).learn(rows, levels, min(STRIDE, error))
 
-    def saw_step(
-        self, nodes: int, rows: int, context: float, seconds: float, times: int = 1, beside: int = 0
-    ) -> None:  # fmt: skip
-        """A step of `rows` rows, so many draft tokens and `beside` others took `seconds` without drafts, so often."""
+    def saw_step(self, nodes: int, rows: int, context: float, seconds: float, times: int = 1) -> None:
+        """A step of `rows` rows and so many draft tokens, without prompts, took `seconds` without drafts, so often."""
         # Nothing makes work faster than it is, but a stolen time slice may make it slower.
-        error = min(STRIDE, math.log(max(seconds, 1e-9) / self.step(nodes, rows, context, beside)))
+        error = min(STRIDE, math.log(max(seconds, 1e-9) / self.step(nodes, rows, context)))
         # The same work again that takes longer is half the machine's pace and half news of this work; work that is not
         # known yet may have been measured wrongly at first.
-        cell = cell_of(rows, 1 + beside)
-        known = self._steps.known(cell, nodes)
+        known = self._steps.known(rows, nodes)
         if known:
             self._pace += max(error, -STRIDE) / 2.0 * followed(2 * times)
-        self._steps.learn(cell, nodes, error, times, 0.5 if known else 1.0)
+        self._steps.learn(rows, nodes, error, times, 0.5 if known else 1.0)

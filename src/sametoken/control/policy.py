@@ -32,7 +32,7 @@ class _Plan:
         drafts: by request. `usual`: those of a row with these methods.
         steps: of such batches so far; `age`: since the choice. `until`: the step of the next choice.
         choosing: seconds that a choice takes.
-        cost: seconds expected of a step, in plain steps; 0 where not known.
+        cost: seconds expected of a step without its prompts, in plain steps; 0 where not known.
         rests: whether all rows might draft and nobody does.
         kinds: which trials are due. `trials`: what the next steps are to ask instead. `warm`: whether caches are warm
             for them, see `Policy.again`.
@@ -69,7 +69,7 @@ class Policy:
     Attributes:
         costs: None until they are measured; whoever may draft does so until then.
         stoppable: whether worth could end the last draft of a method.
-        expected_cost: plain steps that the step chosen last should take; 0 where that is not known.
+        expected_cost: plain steps that the step chosen last should take, prompts aside; 0 where that is not known.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Policy:
         self._plan = _Plan()  # the one of the last step
         # What is to be learned before the next choice: what to call, and how long which steps took.
         self._news: list[Callable[[], object]] = []
-        self._took: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
+        self._took: dict[tuple[int, int], list[tuple[float, float]]] = {}
         self._step = 0
         self._chose = False  # whether the last call of `choose` made a choice
         self._needed = 0.0
@@ -168,19 +168,19 @@ class Policy:
         if self.costs is not None and not self._warms:
             self._news.append(partial(self.costs.saw_draft, method, rows, levels, seconds))
 
-    def saw_step(self, nodes: int, rows: int, context: float, seconds: float, beside: int = 0) -> None:
+    def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
         """See `Costs.saw_step`."""
         if self.costs is not None and not self._warms:
-            self._took.setdefault((nodes, rows, beside), []).append((seconds, context))
+            self._took.setdefault((nodes, rows), []).append((seconds, context))
 
     def _learn(self) -> None:
         news, took, self._news, self._took = self._news, self._took, [], {}
         for learn in news:
             learn()
-        for (nodes, rows, beside), each in took.items():
+        for (nodes, rows), each in took.items():
             seconds, contexts = zip(*each, strict=True)
             assert self.costs is not None
-            self.costs.saw_step(nodes, rows, fmean(contexts), median(seconds), len(each), beside)
+            self.costs.saw_step(nodes, rows, fmean(contexts), median(seconds), len(each))
 
     def worth(self, method: str, requests: Sequence[int], sampled: Sequence[bool]) -> Worth | None:
         """What guesses of `method` for these requests are worth in the step chosen last; None where nobody knows.
@@ -235,7 +235,7 @@ class Policy:
         return [draft.within(limit) for draft, limit in zip(drafts, limits, strict=True)]
 
     def choose(self, rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
-        """One requested draft per row of the next step, which also reads `beside` prompt tokens."""
+        """One requested draft per row of the next step, which also reads up to `beside` prompt tokens."""
         plan, bound = self._planned(len(rows), beside)
         free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and bound]
         if not free or self.costs is None:

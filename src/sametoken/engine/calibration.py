@@ -22,10 +22,10 @@ from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.draft import Draft, chain_parents
 from sametoken.speculation.sampling import RowSampling, Sampling
 
-COUNTS = (1, 16, 64, 32, 2, 8, 4, 128, 256)  # tokens of a forward, the more telling ones first
-TELLING = 3  # of them are measured, however long it takes, if a token takes a quarter of a plain step at most
-SLOW = 0.015  # seconds of a plain step from which on a first, cold run is good enough
-BUDGET, STEPS = 0.25, 4  # seconds, or so many plain steps if those take longer
+COUNTS = (1, 16, 64, 4, 8, 32, 2, 128, 256)  # tokens of a forward, the more telling ones first
+TELLING = 3  # of them are measured in any case, but for those that would exceed the budget alone
+DEAR = 0.25  # plain steps that each token of a forward may take where that is not known yet
+BUDGET, STEPS = 0.3, 4  # seconds, or so many plain steps if those take longer
 ROUNDS = 4  # at most; the shortest time counts: the first run is cold, and nothing makes work faster than it is
 NEAR, FAR = 32, 480  # tokens of context that tell what context costs
 TOKEN_STEP = 7919  # from one token id to the next: a prime, so that vocabularies hold many different ones
@@ -59,15 +59,15 @@ class Calibration:
         self._step(1, 1, NEAR)
         plain = time.perf_counter() - begin
         budget = max(BUDGET, STEPS * plain)
-        self._telling = tuple(count for count in COUNTS[:TELLING] if plain * count / 4 <= budget)
+        self._telling = tuple(count for count in COUNTS[:TELLING] if DEAR * count * plain <= budget)
         telling, rest = self._works(models, longest)
-        cold = 1 if plain > SLOW else 2  # rounds that are made however long they take
         times: Times = {}
         for lap in range(ROUNDS):
-            for key, work in telling if lap < cold else telling + rest:
+            for key, work in rest + telling if lap else telling:
                 start = time.perf_counter()
-                if lap >= cold and start + times.get(key, 0.0) > begin + budget:
-                    return self._costs(times, models, longest)
+                expected = times.get(key, DEAR * plain * self._tokens(key))
+                if lap and start + expected > begin + budget:
+                    continue
                 work()
                 seconds = time.perf_counter() - start
                 times[key] = min(seconds, times.get(key, seconds))
@@ -91,7 +91,11 @@ class Calibration:
         telling = [work for pair in turns for work in pair if work is not None]
         rest: list[Work] = [(("feed", m), partial(self._read, drafter)) for m, drafter in models.items()]
         rest.append((("far",), partial(self._step, self._many, 1, self.far)))
-        return telling, steps[many:][:1] + rest + steps[many:][1:]
+        return telling, steps[many:][:3] + rest + steps[many:][3:]
+
+    def _tokens(self, key: tuple[object, ...]) -> int:
+        """Of the target's forward in some work, 1 for a draft."""
+        return int(str(key[1])) if key[0] == "step" else self._many if key[0] in ("near", "far") else 1
 
     def _rows(self, count: int) -> int:
         """Rows among which `count` tokens of a forward are divided, four tokens each."""

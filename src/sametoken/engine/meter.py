@@ -99,8 +99,7 @@ class Meter:
         """Tells the controller what a step that decoded took, and how many tokens each row was granted."""
         plan, rows = done.plan, len(done.plan.decode)
         progress = sum(row.accepted + 1 for row in done.rows[:rows]) / rows
-        prompts = sum(len(piece.tokens) for piece in plan.prefill)
-        self._pace.saw(prompts, seconds, progress)
-        if done.tokens:
+        self._pace.saw(sum(len(piece.tokens) for piece in plan.prefill), seconds, progress)
+        if done.tokens and not plan.prefill:
             context = sum(item.start for item in plan.decode) / rows
-            self._policy.saw_step(done.tokens - rows, rows, context, seconds - self.aside.seconds, prompts)
+            self._policy.saw_step(done.tokens - rows, rows, context, seconds - self.aside.seconds)
