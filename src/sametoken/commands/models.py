@@ -31,7 +31,7 @@ def open_llm(model: str | None, values: Values) -> LLM:
 
     from sametoken.engine.llm import LLM
 
-    return LLM(
+    llm = LLM(
         target,
         draft,
         speculative,
@@ -40,6 +40,9 @@ def open_llm(model: str | None, values: Values) -> LLM:
         draft_revision=values["draft_revision"],
         **engine.model_dump(),
     )
+    if speculative.adaptive:
+        llm.engine.calibrate()
+    return llm
 
 
 def join_ranks(values: Values, replicas: int = 1) -> None:
