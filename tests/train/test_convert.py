@@ -213,6 +213,9 @@ def test_data_parallelism_of_torch_takes_the_model(tmp_path):
         loss = wrapped(input_ids=tokens, labels=tokens).loss
         loss.backward()
         assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+        # Its reducer would be the last to let go of the group, and wait for the group's threads while it holds Python's
+        # lock, which they may wait for.
+        del loss, wrapped
     finally:
         torch.distributed.destroy_process_group()
 

@@ -24,7 +24,7 @@ from sametoken.speculation.sampling import RowSampling, Sampling
 
 COUNTS = (1, 16, 64, 4, 8, 32, 2, 128, 256)  # tokens of a forward, the more telling ones first
 TELLING = 3  # of them are measured in any case, but for those that would exceed the budget alone
-DEAR = 0.25  # plain steps that each token of a forward may take where that is not known yet
+GUESSED = 0.25  # plain steps that each token of a forward is thought to take before that is known
 BUDGET, STEPS = 0.3, 4  # seconds, or so many plain steps if those take longer
 ROUNDS = 4  # at most; the shortest time counts: the first run is cold, and nothing makes work faster than it is
 NEAR, FAR = 32, 480  # tokens of context that tell what context costs
@@ -59,13 +59,13 @@ class Calibration:
         self._step(1, 1, NEAR)
         plain = time.perf_counter() - begin
         budget = max(BUDGET, STEPS * plain)
-        self._telling = tuple(count for count in COUNTS[:TELLING] if DEAR * count * plain <= budget)
+        self._telling = tuple(count for count in COUNTS[:TELLING] if GUESSED * count * plain <= budget)
         telling, rest = self._works(models, longest)
         times: Times = {}
         for lap in range(ROUNDS):
             for key, work in rest + telling if lap else telling:
                 start = time.perf_counter()
-                expected = times.get(key, DEAR * plain * self._tokens(key))
+                expected = times.get(key, GUESSED * plain * self._tokens(key))
                 if lap and start + expected > begin + budget:
                     continue
                 work()
