@@ -33,7 +33,7 @@ from sametoken import LLM, AsyncLLM, SamplingParams
 from sametoken.embedded import TARGET
 from sametoken.engine.report import StepReport
 from sametoken.engine.runner import Runner
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, PageTable, Span
 

@@ -36,8 +36,8 @@ from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.quantised.write import LAYOUTS, stated
 from sametoken.checkpoint.shards import Shards
 from sametoken.checkpoint.tensors import weight_files
-from sametoken.kernels.cpu.library import library
 from sametoken.kernels.cpu.memory import new_memory
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.formats.coded import Code, Coded
 from sametoken.model.linear import Embedding, Linear
 

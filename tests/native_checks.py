@@ -13,8 +13,8 @@ import torch
 
 import arm_kernels
 from sametoken.errors import ConfigError
-from sametoken.kernels.cpu import library as native
 from sametoken.kernels.cpu import threads as threads_module
+from sametoken.kernels.cpu import variant as native
 from sametoken.kernels.cpu.library import Library
 from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module

@@ -10,7 +10,7 @@ import sametoken
 from peers_engines.protocol import Clock, serve
 from sametoken import LLM, SamplingParams
 from sametoken.engine.report import StepReport
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.speculation.params import RequestSpeculation
 
 MODES = {

@@ -18,7 +18,7 @@ from sametoken import LLM, ConfigError
 from sametoken.bench.environment import describe_environment
 from sametoken.check.machine import describe_machine
 from sametoken.engine.load import note_missing_kernels
-from sametoken.kernels.cpu.library import KernelStatus
+from sametoken.kernels.cpu.variant import KernelStatus
 from server_checks import running
 
 

@@ -26,7 +26,7 @@ from sametoken.check.memory_report import report
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.planned import planned_model
 from sametoken.errors import ConfigError
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.held import held
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import SpeculativeConfig

@@ -22,7 +22,7 @@ from sametoken.checkpoint import rounded
 from sametoken.checkpoint.load import load_decoder
 from sametoken.errors import ConfigError
 from sametoken.files import holding
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.int4 import Int4
 from sametoken.model.formats.int8 import Int8

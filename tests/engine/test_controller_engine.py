@@ -24,7 +24,7 @@ from sametoken.control.choice import DecodingRow, RequestedDraft
 from sametoken.control.worth import Time, Worth
 from sametoken.drafters.padded import chain
 from sametoken.engine.advice import FEW, UNUSED
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.speculation.params import RequestSpeculation
 from tiny_models import VOCAB
 

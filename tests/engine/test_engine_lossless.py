@@ -28,7 +28,7 @@ from engine_checks import (
 )
 from head_checks import llm_with, make_eagle
 from sametoken import LLM, SamplingParams
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from tiny_models import VOCAB
 
 FAMILIES = ("llama-3.1", "mistral", "phi-3-long", "qwen-2", "qwen-3-biases", "gpt-oss", "qwen-2-moe")

@@ -11,7 +11,7 @@ from engine_checks import check_idle, said
 from sametoken import LLM, SamplingParams
 from sametoken.control.cost import Costs, Measured
 from sametoken.engine.stats import SpeculationStats
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.speculation.params import RequestSpeculation
 
 pytestmark = [

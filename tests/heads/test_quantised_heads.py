@@ -24,7 +24,7 @@ from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.kind import Head
 from sametoken.heads.read import is_head, read_head
 from sametoken.heads.serve import load_draft
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.linear import Linear
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -35,7 +35,8 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextRotaryEmbedding
 from native_checks import kernels, threads
 from sametoken.checkpoint.load import load_decoder
 from sametoken.errors import ConfigError
-from sametoken.kernels.cpu import library as native
+from sametoken.kernels.cpu import library as library_module
+from sametoken.kernels.cpu import variant as native
 from sametoken.kernels.cpu.library import Library
 from sametoken.model import compiled as compiled_module
 from sametoken.model import linear as linear_module
@@ -117,8 +118,10 @@ def test_a_quantised_product_is_that_of_what_is_stored(kernels: Library, name: s
 @pytest.mark.parametrize("shape", SHAPES)
 def test_integer_formats_have_the_bits_of_plain_torch(kernels: Library, name: str, shape: tuple[int, int]) -> None:
     rule, x = FORMATS[name], randn(19, shape[1])
-    x[3] = 0
+    x[3], x[4], x[5] = 0, 3, -3
     stored = rule.quantise(randn(*shape, seed=1))
+    for output, greatest in enumerate((stored.values.max(), stored.values.min())):  # sums as large as they get
+        stored.values[output] = greatest
     assert torch.equal(kernels.linear(rule.pack(stored, shape[1], None), x, torch.float32), rule.linear(x, stored))
 
 
@@ -266,7 +269,7 @@ def test_an_unknown_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_library_of_other_sources_is_left_alone(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "INTERFACE", -1)
+    monkeypatch.setattr(library_module, "INTERFACE", -1)
     monkeypatch.setenv(native.SWITCH, "auto")
     assert native.choose()[0] is None
     monkeypatch.setenv(native.SWITCH, kernels.name)

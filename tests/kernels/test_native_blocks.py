@@ -38,10 +38,11 @@ CASES = {
 
 
 def weight_of(case: Case, outputs: int, inputs: int) -> Coded:
-    """Every code, and steps of eight groups."""
+    """Every code, an output of the greatest alone, and steps of eight groups."""
     generator = torch.Generator().manual_seed(outputs + inputs)
     groups, bits = inputs // case.group, BITS[case.code]
     codes = torch.randint(0, 256, (outputs, inputs * bits // 8), dtype=torch.uint8, generator=generator)
+    codes[0] = 128 if bits == 8 else 255  # sums as large as they get
     if not case.stepped:
         scale = torch.rand(outputs, groups, generator=generator).to(torch.float16)
         offset = torch.rand(outputs, groups, generator=generator) * 8 if case.offset else None
@@ -60,7 +61,7 @@ def weight_of(case: Case, outputs: int, inputs: int) -> Coded:
 def rows_of(count: int, inputs: int) -> Tensor:
     x = torch.randn(count, inputs, generator=torch.Generator().manual_seed(7)).to(torch.bfloat16)
     x[1] = 0
-    x[2] = -3.0  # bytes of -127
+    x[2], x[3] = -3.0, 3.0  # bytes of -127 and of 127
     x[3, :32] = 1e-38  # too small for a byte's scale
     x[4] *= torch.logspace(-6, 6, inputs).to(torch.bfloat16)
     return x

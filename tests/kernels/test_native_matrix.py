@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from native_checks import built, threads, use
-from sametoken.kernels.cpu import library as native
+from sametoken.kernels.cpu import library as library_module
 from sametoken.kernels.cpu import processor
+from sametoken.kernels.cpu import variant as native
 from sametoken.kernels.cpu.library import Library
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16
@@ -118,7 +119,7 @@ def test_a_unit_that_the_system_keeps_back_is_not_used(monkeypatch: pytest.Monke
         def __getattr__(self, name: str) -> Any:
             return getattr(self.real, name)
 
-    monkeypatch.setattr(native, "ctypes", SimpleNamespace(CDLL=Refusing, cast=ctypes.cast))
+    monkeypatch.setattr(library_module, "ctypes", SimpleNamespace(CDLL=Refusing, cast=ctypes.cast))
     monkeypatch.setattr(native, "processor_features", lambda: frozenset(processor.VARIANTS["amx"]))
     monkeypatch.setenv(native.SWITCH, "auto")
     found, status = native.choose()

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from native_checks import BUILT
-from sametoken.kernels.cpu import library as native
 from sametoken.kernels.cpu import processor, structures
+from sametoken.kernels.cpu import variant as native
 
 # Apple M2 (has bfloat16) and M1 (has not), as `sysctl hw.optional` prints them.
 ARM = "hw.optional.arm"

@@ -12,8 +12,8 @@ from torch import Tensor
 from sametoken.checkpoint.gguf import blocks as gguf_blocks
 from sametoken.checkpoint.gguf.container import TYPES
 from sametoken.checkpoint.quantised import layouts
-from sametoken.kernels.cpu.library import library
 from sametoken.kernels.cpu.structures import FINITE_BF16
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.formats import coded_packing, packing
 from sametoken.model.formats.coded import Coded
 from sametoken.model.formats.packing import TILE, WIDTH

@@ -17,7 +17,7 @@ from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.memory import times_held
 from sametoken.errors import ConfigError, UnsupportedModelError
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.config import ModelConfig
 from sametoken.model.cut import cut
 from sametoken.model.decoder import Decoder

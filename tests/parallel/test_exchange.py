@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sametoken.errors import ConfigError
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.parallel.gloo import Gloo
 from sametoken.parallel.group import RankGroup
 from sametoken.parallel.key import KEY, own_key

@@ -20,7 +20,7 @@ from cli_checks import Pair
 from engine_checks import make_llm
 from sametoken import LLM, SamplingParams
 from sametoken.errors import EngineError
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.parallel.gloo import Gloo
 from sametoken.parallel.shared import MEMORY_SWITCH, SharedMemory
 from server_checks import wait_until

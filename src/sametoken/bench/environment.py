@@ -45,7 +45,7 @@ def describe_environment(device: str, dtype: str | None, threads: int | None, lo
 
 
 def _kernels() -> str:
-    from sametoken.kernels.cpu.library import status
+    from sametoken.kernels.cpu.variant import status
 
     return status().variant or "none"
 

@@ -87,7 +87,7 @@ def describe_machine() -> Machine:
     import torch  # like the imports below; measuring another server needs this module, but not torch
 
     from sametoken.checkpoint.rounded import rounded_directory
-    from sametoken.kernels.cpu.library import status
+    from sametoken.kernels.cpu.variant import status
     from sametoken.runtime.memory import available_bytes, total_bytes
 
     kernels, cache, quantised = status(), cache_directory(), rounded_directory()

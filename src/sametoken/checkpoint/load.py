@@ -21,9 +21,9 @@ from sametoken.checkpoint.quantised.collect import Item, collected
 from sametoken.checkpoint.tensors import WEIGHT_FILES, Wanted, read_tensors, tensor_names, weight_files
 from sametoken.checkpoint.tensors import Stored as Stored  # the same
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
-from sametoken.kernels.cpu.library import library
 from sametoken.kernels.cpu.memory import release
 from sametoken.kernels.cpu.threads import serial_torch
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.config import ModelConfig
 from sametoken.model.cut import cut
 from sametoken.model.decoder import Decoder

@@ -26,8 +26,9 @@ from sametoken.checkpoint.shards import Shards
 from sametoken.checkpoint.tensors import read_tensors, weight_files
 from sametoken.errors import CheckpointError, ConfigError, SametokenError, shown
 from sametoken.files import UNFINISHED, discard_unfinished, holding, new_directory, write_json
-from sametoken.kernels.cpu.library import INTERFACE, library
+from sametoken.kernels.cpu.library import INTERFACE
 from sametoken.kernels.cpu.memory import settled
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.decoder import Decoder
 from sametoken.model.linear import Embedding, Linear
 

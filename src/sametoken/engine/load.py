@@ -24,7 +24,7 @@ from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
 from sametoken.errors import ConfigError, DraftMismatchError
 from sametoken.heads.read import is_head
 from sametoken.heads.serve import LoadedDraft, load_draft
-from sametoken.kernels.cpu.library import status
+from sametoken.kernels.cpu.variant import status
 from sametoken.model.config import ModelConfig
 from sametoken.model.cut import cut
 from sametoken.model.decoder import Decoder

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sametoken.control.worth import Worth
-from sametoken.kernels.cpu.library import Library, library
+from sametoken.kernels.cpu.library import Library
 from sametoken.kernels.cpu.structures import (
     CSpan,
     Draw,
@@ -30,6 +30,7 @@ from sametoken.kernels.cpu.structures import (
     address,
     struct_of,
 )
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.block import Block
 from sametoken.model.compiled_guesses import Committed, Guesses, Market, TreeBounds
 from sametoken.model.compiled_layers import ACTIVATIONS, LANES, experts_of, layer_of, linears_of, packed

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sametoken.kernels.cpu.library import BF16, Library, PackedWeight, library
+from sametoken.kernels.cpu.library import BF16, Library, PackedWeight
 from sametoken.kernels.cpu.structures import FINITE_BF16
+from sametoken.kernels.cpu.variant import library
 from sametoken.kernels.devices import device_type
 from sametoken.model.formats.base import UnpackedWeight, WeightFormat
 from sametoken.model.formats.coded import Coded, alike, differs, joined, packed

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sametoken.errors import EngineError, SametokenError
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.parallel.gloo import Gloo, Transport, first_line
 from sametoken.parallel.meeting import MEET_S, Meeting
 from sametoken.parallel.messages import read

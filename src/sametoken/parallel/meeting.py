@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from sametoken.errors import ConfigError, EngineError, SametokenError
-from sametoken.kernels.cpu.library import status
+from sametoken.kernels.cpu.variant import status
 from sametoken.parallel.gloo import DIST, FOREVER, JOIN_S, first_line
 from sametoken.parallel.host import own_cores, reachable, shares_cores
 from sametoken.parallel.key import check_proof, own_key, proof

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sametoken.kernels.cpu.library import library
 from sametoken.kernels.cpu.structures import Draw, address, struct_of
+from sametoken.kernels.cpu.variant import library
 from sametoken.kernels.devices import fused
 from sametoken.speculation.draft import Draft, depth
 from sametoken.speculation.rows import Sampling

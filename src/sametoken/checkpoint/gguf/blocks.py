@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sametoken.checkpoint.gguf.container import Container
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.formats.bits import join_bits
 from sametoken.model.formats.coded import Code, Coded
 

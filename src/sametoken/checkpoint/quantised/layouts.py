@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sametoken.checkpoint.quantised.scheme import WeightScheme
 from sametoken.errors import CheckpointError
-from sametoken.kernels.cpu.library import library
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.formats.coded import Code, Coded
 
 Parts = Mapping[str, Tensor]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sametoken.heads.eagle.module import EagleHead, FirstBlock
-from sametoken.kernels.cpu.library import Library, library
+from sametoken.kernels.cpu.library import Library
 from sametoken.kernels.cpu.structures import Join, struct_of
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.compiled import Compiled, Parts
 from sametoken.model.compiled_layers import LANES, blocks_of, packed
 from sametoken.model.decoder import Decoder

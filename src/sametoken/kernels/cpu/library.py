@@ -1,4 +1,4 @@
-"""The compiled library as Python sees it: which variant this machine runs, and its calls.
+"""One variant of the compiled library as Python sees it: its calls.
 
 Tensors that a structure points to must be kept alive by whoever holds the structure.
 """
@@ -6,20 +6,15 @@ Tensors that a structure points to must be kept alive by whoever holds the struc
 from __future__ import annotations
 
 import ctypes
-import logging
-import os
 from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sametoken.errors import ConfigError
 from sametoken.kernels.cpu.memory import lent_memory
-from sametoken.kernels.cpu.processor import FILES, VARIANTS, processor_features, rebuild, unsupported
 from sametoken.kernels.cpu.structures import (
     CExchange,
     CodedRows,
@@ -36,8 +31,6 @@ from sametoken.kernels.cpu.structures import (
 )
 from sametoken.kernels.cpu.threads import threads_for
 
-LOG = logging.getLogger("sametoken")
-SWITCH = "SAMETOKEN_NATIVE"
 INTERFACE = 24  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 BLOCK_INT4, BLOCK_INT5, BLOCK_INT6, BLOCK_INT8 = range(8, 12)
@@ -310,76 +303,6 @@ class Library:
         threads = threads_for(scores.nbytes * (DRAW_WORK if draw.seeds else 1))
         _check(self._sample(draw, scores.data_ptr(), rows, nodes, size, tokens.data_ptr(), threads))
         return tokens
-
-
-class KernelStatus(NamedTuple):
-    """Which kernels this process computes with.
-
-    Attributes:
-        variant: name of the loaded variant; None where torch computes alone, which is slower.
-        features: what this processor has of what any variant asks for, sorted.
-        reason: why there is no variant; None where there is one.
-        advice: what mends that, with the command; None where nothing does or nothing is wrong.
-    """
-
-    variant: str | None
-    features: tuple[str, ...]
-    reason: str | None = None
-    advice: str | None = None
-
-
-def library() -> Library | None:
-    """The best variant that was built and that this machine runs; None where there is none.
-
-    The choice depends on the machine alone, never on a measurement: sums of bfloat16 products differ between variants
-    in their last bits, and the same seed must give the same text tomorrow.
-
-    Raises:
-        ConfigError: the environment asks for a variant that is not there.
-    """
-    return _chosen()[0]
-
-
-def status() -> KernelStatus:
-    """What `library` chose, and why and what to do where it found nothing.
-
-    Raises:
-        ConfigError: as `library`.
-    """
-    return _chosen()[1]
-
-
-def choose() -> tuple[Library | None, KernelStatus]:
-    """What `library` and `status` remember, looked up anew."""
-    wanted = os.environ.get(SWITCH, "auto")
-    if wanted not in ("auto", "off", *VARIANTS):
-        raise ConfigError(f"{SWITCH}={wanted!r}: expected auto, off, {', '.join(VARIANTS)}")
-    found = tuple(sorted(processor_features()))
-    if wanted == "off":
-        return None, KernelStatus(None, found, f"{SWITCH}=off leaves them out", f"unset {SWITCH}")
-    names = [name for name in VARIANTS if wanted in ("auto", name) and VARIANTS[name] <= processor_features()]
-    reason = "none were built when this package was installed" if names else unsupported()
-    for name in names:
-        file = file_of(name)
-        if file is not None:
-            try:
-                return Library(name, file), KernelStatus(name, found)
-            except OSError as error:
-                reason = f"they cannot be loaded: {error}"
-    if wanted in VARIANTS:
-        raise ConfigError(
-            f"{SWITCH}={wanted!r}: not built from these sources, or this CPU or its system does not allow it; use auto"
-        )
-    return None, KernelStatus(None, found, reason, rebuild() if names else None)
-
-
-_chosen = cache(choose)
-
-
-def file_of(variant: str) -> Path | None:
-    """Where a variant lies that was built, None where it was not."""
-    file = Path(__file__).parent / f"_kernels_{FILES.get(variant, variant)}.so"
-    return file if file.exists() else None
 
 
 def _check(status: int) -> None:

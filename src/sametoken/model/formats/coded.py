@@ -26,9 +26,9 @@ from sametoken.kernels.cpu.library import (
     GROUPED_INT4,
     GROUPED_INT8,
     PackedWeight,
-    library,
 )
 from sametoken.kernels.cpu.structures import CodedRows, struct_of
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.formats.base import UnpackedWeight
 from sametoken.model.formats.bits import join_bits, split_bits
 from sametoken.model.formats.block_rows import ROW_BLOCK, block_product

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sametoken.kernels.cpu.library import BF16, PackedWeight, library
+from sametoken.kernels.cpu.library import BF16, PackedWeight
 from sametoken.kernels.cpu.memory import new_memory
 from sametoken.kernels.cpu.structures import AS_IS, FINITE_BF16, FLIPPED, Weight, address
+from sametoken.kernels.cpu.variant import library
 
 TILE, WIDTH = 16, 128
 
