@@ -40,7 +40,7 @@ WANTED = os.environ.get("SAMETOKEN_BUILD_KERNELS", "auto")
 
 
 def extension(name: str, flags: list[str]) -> Extension:
-    # Not linked with -pthread: the runtime that torch brings is used, see kernels/cpu/library.py.
+    # Not linked with -pthread: torch, which is loaded before it, brings the threads of the system.
     return Extension(
         f"sametoken.kernels.cpu._kernels_{name}",
         [FOLDER + "decoder.cpp"],
@@ -52,7 +52,14 @@ def extension(name: str, flags: list[str]) -> Extension:
 
 
 class BuildKernels(build_ext):
-    """Files that ctypes loads: they know nothing of Python, so no version of it is in their names."""
+    """Files that ctypes loads: they know nothing of Python, so no version of it is in their names.
+
+    All variants are compiled side by side.
+    """
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.parallel = True
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split("."))) + ".so"

@@ -43,39 +43,47 @@ struct BlockKernel {
     const int32_t* start = rows.sums + row * (rows.width / LANES);
     Groups read[N];
     Floats total[M][N];  // not `out`, which others could see, so that it stays in registers
-    for (int m = 0; m < M; m++)
-      for (int n = 0; n < N; n++) total[m][n] = zeros();
-    for (int group = 0; group < groups; group += PARTS, data += BYTES, x += 8 * M, scale += M) {
+    UNROLLED for (int m = 0; m < M; m++)
+      UNROLLED for (int n = 0; n < N; n++) total[m][n] = zeros();
+    for (int group = 0; group < groups; group += PARTS, data += BYTES, x += 8 * WORDS * M, scale += M) {
       if (group % Groups::MOST == 0)
-        for (int n = 0; n < N; n++) read[n].read(codes, tile + n, groups, group, std::min(groups - group, Groups::MOST));
+        UNROLLED for (int n = 0; n < N; n++) read[n].read(codes, tile + n, groups, group, std::min(groups - group, Groups::MOST));
       int64_t ahead = lead.at(group / PARTS);
-      for (int n = 0; n < N; n++)
+      UNROLLED for (int n = 0; n < N; n++)
         for (int line = 0; line < BITS; line++) fetch(data + n * size + ahead + 64 * line);
       part<M, N, 0>(read, group % Groups::MOST, codes.offset != nullptr, data, size, x, start, scale, minus, total);
     }
-    for (int m = 0; m < M; m++)
-      for (int n = 0; n < N; n++) out[m][n] = total[m][n];
+    UNROLLED for (int m = 0; m < M; m++)
+      UNROLLED for (int n = 0; n < N; n++) out[m][n] = total[m][n];
   }
 
  private:
+  static constexpr int WORDS = BITS == 8 ? SPLIT_WORDS : 1;  // of a quad of a row
+
+  template <int M>
+  static auto input_quad(const uint32_t* x, int j) {
+    if constexpr (BITS == 8) return spread_split(x + j * WORDS * M, M);
+    else return spread_quad(x[j * M]);
+  }
+
   // Adds the groups of a block from PART on; `at` is the first one's place in `read`.
   template <int M, int N, int PART>
   static void part(const Groups (&read)[N], int at, bool offsets, const uint8_t* data, int64_t size, const uint32_t* x,
                    const int32_t*& start, const float* scale, const float*& minus, Floats (&total)[M][N]) {
     if constexpr (PART < PARTS) {
       Ints sums[M][N];
-      for (int m = 0; m < M; m++)
-        for (int n = 0; n < N; n++) sums[m][n] = spread_int(start[m]);
+      UNROLLED for (int m = 0; m < M; m++)
+        UNROLLED for (int n = 0; n < N; n++) sums[m][n] = spread_int(start[m]);
       quads<M, N, PART * GROUP / 4, (PART + 1) * GROUP / 4>(data, size, x, sums);
-      for (int n = 0; n < N; n++) {
+      UNROLLED for (int n = 0; n < N; n++) {
         Floats weights = load(read[n].scale[at + PART]);
-        for (int m = 0; m < M; m++)
+        UNROLLED for (int m = 0; m < M; m++)
           total[m][n] = add(total[m][n], mul(mul(as_floats(sums[m][n]), weights), spread(scale[m])));
       }
       if (offsets)
-        for (int n = 0; n < N; n++) {
+        UNROLLED for (int n = 0; n < N; n++) {
           Floats offset = load(read[n].offset[at + PART]);
-          for (int m = 0; m < M; m++) total[m][n] = add(total[m][n], mul(offset, spread(minus[m])));
+          UNROLLED for (int m = 0; m < M; m++) total[m][n] = add(total[m][n], mul(offset, spread(minus[m])));
         }
       start += M, minus += M;
       part<M, N, PART + 1>(read, at, offsets, data, size, x, start, scale, minus, total);
@@ -85,16 +93,27 @@ struct BlockKernel {
   template <int M, int N, int J, int END>
   static void quads(const uint8_t* data, int64_t size, const uint32_t* x, Ints (&sums)[M][N]) {
     if constexpr (J < END) {
+      constexpr int STOP = std::min(END, J + Terms<BITS>::MOST);
+      Terms<BITS> terms[M][N];
+      UNROLLED for (int m = 0; m < M; m++)
+        UNROLLED for (int n = 0; n < N; n++) terms[m][n].begin(sums[m][n]);
+      gathered<M, N, J, STOP>(data, size, x, terms);
+      UNROLLED for (int m = 0; m < M; m++)
+        UNROLLED for (int n = 0; n < N; n++) sums[m][n] = terms[m][n].total(sums[m][n]);
+      quads<M, N, STOP, END>(data, size, x, sums);
+    }
+  }
+
+  template <int M, int N, int J, int STOP>
+  static void gathered(const uint8_t* data, int64_t size, const uint32_t* x, Terms<BITS> (&terms)[M][N]) {
+    if constexpr (J < STOP) {
       Quads weight[N];
-      for (int n = 0; n < N; n++) weight[n] = block_quad<BITS, J>(data + n * size);
-      for (int m = 0; m < M; m++) {
-        Quads input = spread_quad(x[J * M + m]);
-        for (int n = 0; n < N; n++) {
-          if constexpr (BITS == 8) sums[m][n] = dot4(sums[m][n], weight[n], input);
-          else sums[m][n] = dot4_small(sums[m][n], weight[n], input);
-        }
+      UNROLLED for (int n = 0; n < N; n++) weight[n] = block_quad<BITS, J>(data + n * size);
+      UNROLLED for (int m = 0; m < M; m++) {
+        auto input = input_quad<M>(x + m, J);
+        UNROLLED for (int n = 0; n < N; n++) terms[m][n].add(weight[n], input);
       }
-      quads<M, N, J + 1, END>(data, size, x, sums);
+      gathered<M, N, J + 1, STOP>(data, size, x, terms);
     }
   }
 };

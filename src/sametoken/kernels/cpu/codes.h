@@ -130,36 +130,36 @@ struct CodeKernel {
     const uint8_t* data = w.data + tile * size;
     const uint32_t* x = rows.block(row, w);
     Groups read[N];
-    for (int m = 0; m < M; m++)
-      for (int n = 0; n < N; n++) out[m][n] = zeros();
+    UNROLLED for (int m = 0; m < M; m++)
+      UNROLLED for (int n = 0; n < N; n++) out[m][n] = zeros();
     for (int group = 0; group < groups; group++) {
       int part = group % Groups::MOST;
       for (int n = 0; n < N && part == 0; n++) read[n].read(codes, tile + n, groups, group, std::min(groups - group, Groups::MOST));
       Floats sums[M][N];
       Pairs zero[N];
-      for (int n = 0; n < N; n++) {
+      UNROLLED for (int n = 0; n < N; n++) {
         zero[n] = code.zero(codes.zero + (int64_t(tile + n) * groups + group) * LANES);
-        for (int m = 0; m < M; m++) sums[m][n] = zeros();
+        UNROLLED for (int m = 0; m < M; m++) sums[m][n] = zeros();
       }
       int64_t end = std::min<int64_t>(k + w.group, width);
       for (; k < end; k += STEP, data += Code::BYTES, x += Code::PAIRS * M) {
         int64_t ahead = lead.at(k / STEP);
-        for (int n = 0; n < N; n++) fetch(data + n * size + ahead);
+        UNROLLED for (int n = 0; n < N; n++) fetch(data + n * size + ahead);
         step<M, N>(code, data, size, x, zero, sums);
       }
-      for (int n = 0; n < N; n++) {
+      UNROLLED for (int n = 0; n < N; n++) {
         Floats scale = load(read[n].scale[part]);
-        for (int m = 0; m < M; m++) out[m][n] = fma(sums[m][n], scale, out[m][n]);
+        UNROLLED for (int m = 0; m < M; m++) out[m][n] = fma(sums[m][n], scale, out[m][n]);
       }
       if (codes.offset == nullptr) continue;
-      for (int n = 0; n < N; n++) {
+      UNROLLED for (int n = 0; n < N; n++) {
         Floats offset = load(read[n].offset[part]);
-        for (int m = 0; m < M; m++) out[m][n] = fma(offset, spread(rows.minus[(row + m) * (rows.width / LANES) + group]), out[m][n]);
+        UNROLLED for (int m = 0; m < M; m++) out[m][n] = fma(offset, spread(rows.minus[(row + m) * (rows.width / LANES) + group]), out[m][n]);
       }
     }
-    for (int n = 0; n < N; n++) {
+    UNROLLED for (int n = 0; n < N; n++) {
       Floats factor = codes.factor == nullptr ? spread(1.0f) : load(codes.factor + (tile + n) * LANES);
-      for (int m = 0; m < M; m++) out[m][n] = mul(out[m][n], factor);
+      UNROLLED for (int m = 0; m < M; m++) out[m][n] = mul(out[m][n], factor);
     }
   }
 
@@ -169,7 +169,7 @@ struct CodeKernel {
   static void step(const Code& code, const uint8_t* data, int64_t size, const uint32_t* x, const Pairs (&zero)[N], Floats (&sums)[M][N]) {
     decltype(code.load(data, zero[0])) loaded[N];
     bool rare = false;
-    for (int n = 0; n < N; n++) {
+    UNROLLED for (int n = 0; n < N; n++) {
       loaded[n] = code.load(data + n * size, zero[n]);
       rare |= code.is_rare(loaded[n]);
     }
@@ -181,10 +181,10 @@ struct CodeKernel {
   static void pairs(const Code& code, const Step (&loaded)[N], const uint32_t* x, Floats (&sums)[M][N]) {
     if constexpr (PAIR < Code::PAIRS) {
       Pairs weight[N];
-      for (int n = 0; n < N; n++) weight[n] = code.template pair<PAIR, RARE>(loaded[n]);
-      for (int m = 0; m < M; m++) {
+      UNROLLED for (int n = 0; n < N; n++) weight[n] = code.template pair<PAIR, RARE>(loaded[n]);
+      UNROLLED for (int m = 0; m < M; m++) {
         Pairs input = spread_pair(x[PAIR * M + m]);
-        for (int n = 0; n < N; n++) sums[m][n] = dot2(sums[m][n], weight[n], input);
+        UNROLLED for (int n = 0; n < N; n++) sums[m][n] = dot2(sums[m][n], weight[n], input);
       }
       pairs<M, N, RARE, PAIR + 1>(code, loaded, x, sums);
     }

@@ -50,7 +50,7 @@ namespace {
 
 // read(x) W^T + bias for `count` rows and some tiles of W, handed to a sink; read(from, to) writes what the product reads
 // of a row, and after(row), where every row is done, is a phase of its own.
-template <class Read, class Sink, class After>
+template <class Read, class After>
 void product(const Weight& weight, Tiles tiles, const bf16* x, int count, int threads, Read read, Sink sink, After after) {
   thread_local Scratch scratch;
   char* memory = scratch.reserve(Input::bytes(count, weight.in));

@@ -68,7 +68,7 @@ struct Query {
       Quads codes[K];
       for (int k = 0; k < K; k++) codes[k] = load_int8(turned + k * stride + word * LANES);
       for (int q = 0; q < Q; q++) {
-        Quads high = spread_quad(dword(queries[q].high + 4 * word)), low = spread_quad(dword(queries[q].low + 4 * word));
+        SplitQuad high = split_bytes(queries[q].high + 4 * word), low = split_bytes(queries[q].low + 4 * word);
         for (int k = 0; k < K; k++) {
           upper[q][k] = dot4(upper[q][k], codes[k], high);
           lower[q][k] = dot4(lower[q][k], codes[k], low);

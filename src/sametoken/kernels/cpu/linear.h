@@ -32,23 +32,23 @@ struct WideKernel {
     const uint8_t* data = w.data + tile * size;
     const uint32_t* x = rows.block(row, w);
     Floats sums[M][N];
-    for (int m = 0; m < M; m++)
-      for (int n = 0; n < N; n++) sums[m][n] = zeros();
+    UNROLLED for (int m = 0; m < M; m++)
+      UNROLLED for (int n = 0; n < N; n++) sums[m][n] = zeros();
     for (int64_t k = 0; k < steps; k++, data += BYTES, x += M) {
       int64_t ahead = lead.at(k);
       Pairs weight[N];
-      for (int n = 0; n < N; n++) {
+      UNROLLED for (int n = 0; n < N; n++) {
         fetch(data + n * size + ahead);
         weight[n] = unpack(data + n * size);
       }
-      for (int m = 0; m < M; m++) {
+      UNROLLED for (int m = 0; m < M; m++) {
         Pairs input = spread_pair(x[m]);
-        for (int n = 0; n < N; n++) sums[m][n] = dot2(sums[m][n], weight[n], input);
+        UNROLLED for (int n = 0; n < N; n++) sums[m][n] = dot2(sums[m][n], weight[n], input);
       }
     }
-    for (int n = 0; n < N; n++) {
+    UNROLLED for (int n = 0; n < N; n++) {
       Floats scale = BYTES == 64 ? spread(1.0f) : load(static_cast<const float*>(w.scale) + (tile + n) * LANES);
-      for (int m = 0; m < M; m++) out[m][n] = mul(sums[m][n], scale);
+      UNROLLED for (int m = 0; m < M; m++) out[m][n] = mul(sums[m][n], scale);
     }
   }
 };
@@ -64,23 +64,23 @@ struct Int8Kernel {
     const uint8_t* data = w.data + tile * size;
     const uint32_t* x = rows.block(row, w);
     Ints sums[M][N];
-    for (int m = 0; m < M; m++)
-      for (int n = 0; n < N; n++) sums[m][n] = spread_int(-INT8_OFFSET * rows.totals[row + m]);
-    for (int64_t k = 0; k < steps; k++, data += 64, x += M) {
+    UNROLLED for (int m = 0; m < M; m++)
+      UNROLLED for (int n = 0; n < N; n++) sums[m][n] = spread_int(-INT8_OFFSET * rows.totals[row + m]);
+    for (int64_t k = 0; k < steps; k++, data += 64, x += SPLIT_WORDS * M) {
       int64_t ahead = lead.at(k);
       Quads weight[N];
-      for (int n = 0; n < N; n++) {
+      UNROLLED for (int n = 0; n < N; n++) {
         fetch(data + n * size + ahead);
         weight[n] = load_int8(data + n * size);
       }
-      for (int m = 0; m < M; m++) {
-        Quads input = spread_quad(x[m]);
-        for (int n = 0; n < N; n++) sums[m][n] = dot4(sums[m][n], weight[n], input);
+      UNROLLED for (int m = 0; m < M; m++) {
+        SplitQuad input = spread_split(x + m, M);
+        UNROLLED for (int n = 0; n < N; n++) sums[m][n] = dot4(sums[m][n], weight[n], input);
       }
     }
-    for (int n = 0; n < N; n++) {
+    UNROLLED for (int n = 0; n < N; n++) {
       Floats scale = load(static_cast<const float*>(w.scale) + (tile + n) * LANES);
-      for (int m = 0; m < M; m++) out[m][n] = mul(mul(as_floats(sums[m][n]), spread(rows.scale[row + m])), scale);
+      UNROLLED for (int m = 0; m < M; m++) out[m][n] = mul(mul(as_floats(sums[m][n]), spread(rows.scale[row + m])), scale);
     }
   }
 };
@@ -88,7 +88,7 @@ struct Int8Kernel {
 // [tile][in / 8][16][4] bytes; byte b of a lane holds inputs b (low nibble) and 4 + b, each a signed weight + 8.
 struct Int4Kernel {
   // A tile is a short stream from memory: several at once cost more than the loads of one row that they save.
-  static constexpr int together(int rows) { return rows == 1 ? 1 : rows == 2 ? 4 : tiles_together(rows, 4); }
+  static constexpr int together(int rows) { return rows == 1 ? 1 : rows == 2 && REGISTERS == 32 ? 4 : tiles_together(rows, 4); }
   static constexpr int PART = 32, SCALES_AHEAD = 16 * LANES;
 
   template <int M, int N>
@@ -99,45 +99,58 @@ struct Int4Kernel {
     const uint8_t* data = w.data + tile * size;
     const bf16* scales = static_cast<const bf16*>(w.scale) + tile * groups * LANES;
     const uint32_t* x = rows.block(row, w);
-    const int32_t* partial = rows.sums + row * (rows.width / PART);
+    const int32_t* until = rows.sums + row * (rows.width / PART) + (parts - 1);
+    int32_t before[M] = {};
     Floats total[M][N];  // not `out`, which others could see, so that it stays in registers
-    for (int m = 0; m < M; m++)
-      for (int n = 0; n < N; n++) total[m][n] = zeros();
-    for (int64_t group = 0, k = 0; group < groups; group++, scales += LANES) {
+    UNROLLED for (int m = 0; m < M; m++)
+      UNROLLED for (int n = 0; n < N; n++) total[m][n] = zeros();
+    for (int64_t group = 0, k = 0; group < groups; group++, scales += LANES, until += parts) {
       Ints sums[M][N];
-      for (int m = 0; m < M; m++) {
-        int32_t offset = 0;
-        for (int i = 0; i < parts; i++) offset -= 8 * partial[m * (rows.width / PART) + group * parts + i];
-        for (int n = 0; n < N; n++) sums[m][n] = spread_int(offset);
+      UNROLLED for (int m = 0; m < M; m++) {
+        int32_t end = until[m * (rows.width / PART)];
+        UNROLLED for (int n = 0; n < N; n++) sums[m][n] = spread_int(8 * (before[m] - end));
+        before[m] = end;
       }
-      for (int i = 0; i < 4 * parts; i++, k++, data += 64, x += 2 * M) {
-        int64_t ahead = lead.at(k);
-        Quads low[N], high[N];
-        for (int n = 0; n < N; n++) {
-          fetch(data + n * size + ahead);
-          Quads both = load_quads(data + n * size);
-          low[n] = low_nibbles(both);
-          high[n] = high_nibbles(both);
-        }
-        for (int m = 0; m < M; m++) {
-          Quads first = spread_quad(x[m]), second = spread_quad(x[M + m]);
-          for (int n = 0; n < N; n++) sums[m][n] = dot4(dot4(sums[m][n], low[n], first), high[n], second);
-        }
-      }
-      for (int n = 0; n < N; n++) {
+      for (int i = 0; i < parts; i++, k += 4, data += 4 * 64, x += 8 * M) add_part(data, size, lead, k, x, sums);
+      UNROLLED for (int n = 0; n < N; n++) {
         const bf16* at = scales + n * groups * LANES;
         if (group % 2 == 0) fetch(at + SCALES_AHEAD);
         Floats scale = load_bf16(at);
-        for (int m = 0; m < M; m++) total[m][n] = add(total[m][n], mul(as_floats(sums[m][n]), scale));
+        UNROLLED for (int m = 0; m < M; m++) total[m][n] = add(total[m][n], mul(as_floats(sums[m][n]), scale));
       }
     }
-    for (int m = 0; m < M; m++)
-      for (int n = 0; n < N; n++) out[m][n] = mul(total[m][n], spread(rows.scale[row + m]));
+    UNROLLED for (int m = 0; m < M; m++)
+      UNROLLED for (int n = 0; n < N; n++) out[m][n] = mul(total[m][n], spread(rows.scale[row + m]));
+  }
+
+ private:
+  // Adds the products of PART inputs, which are four steps from step `k` on, of N tiles that are `size` bytes apart.
+  template <int M, int N>
+  static void add_part(const uint8_t* data, int64_t size, const Lead& lead, int64_t k, const uint32_t* x, Ints (&sums)[M][N]) {
+    static_assert(Terms<4>::MOST >= PART / 4, "a part is gathered at once");
+    Terms<4> terms[M][N];
+    UNROLLED for (int m = 0; m < M; m++)
+      UNROLLED for (int n = 0; n < N; n++) terms[m][n].begin(sums[m][n]);
+    for (int i = 0; i < 4; i++, data += 64, x += 2 * M) {
+      Quads low[N], high[N];
+      UNROLLED for (int n = 0; n < N; n++) {
+        fetch(data + n * size + lead.at(k + i));
+        Quads both = load_quads(data + n * size);
+        low[n] = low_nibbles(both);
+        high[n] = high_nibbles(both);
+      }
+      UNROLLED for (int m = 0; m < M; m++) {
+        Quads first = spread_quad(x[m]), second = spread_quad(x[M + m]);
+        UNROLLED for (int n = 0; n < N; n++) terms[m][n].add(low[n], first), terms[m][n].add(high[n], second);
+      }
+    }
+    UNROLLED for (int m = 0; m < M; m++)
+      UNROLLED for (int n = 0; n < N; n++) sums[m][n] = terms[m][n].total(sums[m][n]);
   }
 };
 
-template <class Kernel, int M, int N, class Sink>
-inline void tile_block(const Weight& w, const Rows& rows, int row, int tile, Sink& sink) {
+template <class Kernel, int M, int N>
+inline void tile_block(const Weight& w, const Rows& rows, int row, int tile, Sink sink) {
   Floats sums[M][N];
   Kernel::template tile<M, N>(w, rows, row, tile, sums);
   for (int m = 0; m < M; m++)
@@ -148,8 +161,8 @@ inline void tile_block(const Weight& w, const Rows& rows, int row, int tile, Sin
 }
 
 // Up to M rows over a few tiles, one by one.
-template <class Kernel, int M, class Sink>
-inline void ragged(const Weight& w, const Rows& rows, int row, int count, int tile, int end, Sink& sink) {
+template <class Kernel, int M>
+inline void ragged(const Weight& w, const Rows& rows, int row, int count, int tile, int end, Sink sink) {
   if constexpr (M > 0) {
     if (count != M) return ragged<Kernel, M - 1>(w, rows, row, count, tile, end, sink);
     for (; tile < end; tile++) tile_block<Kernel, M, 1>(w, rows, row, tile, sink);
@@ -162,8 +175,8 @@ struct Tiles {
 };
 
 // N tiles from `tile` on, as far as they lie before `end`, for all rows, in blocks of M.
-template <class Kernel, int M, int N, class Sink>
-inline void tiles_of_all(const Weight& w, const Rows& rows, int tile, int end, Sink& sink) {
+template <class Kernel, int M, int N>
+inline void tiles_of_all(const Weight& w, const Rows& rows, int tile, int end, Sink sink) {
   for (int row = 0; row < rows.blocks.count; row += M) {
     int left = rows.blocks.height_at(row);
     if (left == M && tile + N <= end) tile_block<Kernel, M, N>(w, rows, row, tile, sink);
@@ -172,8 +185,8 @@ inline void tiles_of_all(const Weight& w, const Rows& rows, int tile, int end, S
 }
 
 // One phase of blocks of M rows.
-template <class Kernel, int M, class Sink>
-inline void linear_of(Worker& worker, const Weight& w, const Rows& rows, Tiles wanted, Sink& sink) {
+template <class Kernel, int M>
+inline void linear_of(Worker& worker, const Weight& w, const Rows& rows, Tiles wanted, Sink sink) {
   if constexpr (M > 0) {
     if (rows.blocks.height != M) return linear_of<Kernel, M - 1>(worker, w, rows, wanted, sink);
     constexpr int N = Kernel::together(M);
@@ -188,8 +201,8 @@ inline void linear_of(Worker& worker, const Weight& w, const Rows& rows, Tiles w
 }
 
 // One of `parts` nearly equal parts of the tiles, in blocks of M rows.
-template <class Kernel, int M, class Sink>
-inline void part_of(const Weight& w, const Rows& rows, int part, int parts, Sink& sink) {
+template <class Kernel, int M>
+inline void part_of(const Weight& w, const Rows& rows, int part, int parts, Sink sink) {
   if constexpr (M > 0) {
     if (rows.blocks.height != M) return part_of<Kernel, M - 1>(w, rows, part, parts, sink);
     constexpr int N = Kernel::together(M);
@@ -202,13 +215,11 @@ inline void part_of(const Weight& w, const Rows& rows, int part, int parts, Sink
 // What a kernel does for all rows: one phase of some tiles, and a part of all tiles by the calling thread alone.
 template <class Kernel>
 struct Product {
-  template <class Sink>
-  static void phase(Worker& worker, const Weight& w, const Rows& rows, Tiles wanted, Sink& sink) {
+  static void phase(Worker& worker, const Weight& w, const Rows& rows, Tiles wanted, Sink sink) {
     linear_of<Kernel, Blocks::MOST>(worker, w, rows, wanted, sink);
   }
 
-  template <class Sink>
-  static void part(const Weight& w, const Rows& rows, int part, int parts, Sink& sink) {
+  static void part(const Weight& w, const Rows& rows, int part, int parts, Sink sink) {
     part_of<Kernel, Blocks::MOST>(w, rows, part, parts, sink);
   }
 };
@@ -216,8 +227,7 @@ struct Product {
 #ifdef SAMETOKEN_MATRIX_UNIT
 template <class Lines>
 struct Product<MatrixKernel<Lines>> {
-  template <class Sink>
-  static void phase(Worker& worker, const Weight& w, const Rows& rows, Tiles wanted, Sink& sink) {
+  static void phase(Worker& worker, const Weight& w, const Rows& rows, Tiles wanted, Sink sink) {
     int tiles = wanted.end - wanted.first, most = MatrixKernel<Lines>::together(rows.blocks.count);
     int run = tiles >= 2 * most * worker.threads() ? most : 1, tasks = (tiles + run - 1) / run;
     int panel = MatrixKernel<Lines>::panel(rows), panels = (rows.blocks.count + panel - 1) / panel;
@@ -227,8 +237,7 @@ struct Product<MatrixKernel<Lines>> {
     });
   }
 
-  template <class Sink>
-  static void part(const Weight& w, const Rows& rows, int part, int parts, Sink& sink) {
+  static void part(const Weight& w, const Rows& rows, int part, int parts, Sink sink) {
     int pairs = (tiles_of(w) + 1) / 2, panel = MatrixKernel<Lines>::panel(rows);
     for (int row = 0; row < rows.blocks.count; row += panel)
       for (int pair = pairs * part / parts; pair < pairs * (part + 1) / parts; pair++)
@@ -236,8 +245,7 @@ struct Product<MatrixKernel<Lines>> {
   }
 
  private:
-  template <class Sink>
-  static void some(const Weight& w, const Rows& rows, int row, int panel, Tiles tiles, Sink& sink) {
+  static void some(const Weight& w, const Rows& rows, int row, int panel, Tiles tiles, Sink sink) {
     int end = std::min(row + panel, rows.blocks.count);
     int tile = tiles.first;
     if constexpr (MatrixKernel<Lines>::together(1) == 4)
@@ -275,19 +283,16 @@ inline void with_product(const Weight& w, int count, Use use_product) {
 
 // One phase: the outputs of some tiles of x W^T + bias, handed to sink(row, first output, 16 values), which cuts what is
 // past the end.
-template <class Sink>
 inline void linear(Worker& worker, const Weight& w, const Rows& rows, Tiles tiles, Sink sink) {
   with_product(w, rows.blocks.count, [&](auto product) { product.phase(worker, w, rows, tiles, sink); });
 }
 
 // The same for every output.
-template <class Sink>
 inline void linear(Worker& worker, const Weight& w, const Rows& rows, Sink sink) {
   linear(worker, w, rows, Tiles{0, tiles_of(w)}, sink);
 }
 
 // One of `parts` parts of such a product, by the calling thread alone.
-template <class Sink>
 inline void linear_part(const Weight& w, const Rows& rows, int part, int parts, Sink sink) {
   with_product(w, rows.blocks.count, [&](auto product) { product.part(w, rows, part, parts, sink); });
 }

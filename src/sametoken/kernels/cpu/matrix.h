@@ -46,15 +46,15 @@ class MatrixKernel {
   static constexpr int together(int rows) { return rows == 1 && Lines::FEW > 0 ? 4 : 2; }
 
   // The rows first .. end, which begin and end where blocks of 16 do or rows end, by N tiles from `tile` on.
-  template <int N, class Sink>
-  static void product(const Weight& w, const Rows& rows, int first, int end, int tile, Sink& sink) {
+  template <int N>
+  static void product(const Weight& w, const Rows& rows, int first, int end, int tile, Sink sink) {
     if (N > 2 || end - first <= Lines::FEW) return few<Lines::FEW, N>(w, rows, first, end, tile, sink);
     if constexpr (N <= 2) by_unit<N>(w, rows, first, end, tile, sink);
   }
 
  private:
-  template <int N, class Sink>
-  static void by_unit(const Weight& w, const Rows& rows, int first, int end, int tile, Sink& sink) {
+  template <int N>
+  static void by_unit(const Weight& w, const Rows& rows, int first, int end, int tile, Sink sink) {
     alignas(64) static thread_local float sums[PANEL * N * LANES];
     TileShape shape;
     int lines = int(rows.width / Lines::INPUTS), passes = (end - first + HEIGHT - 1) / HEIGHT;
@@ -123,8 +123,8 @@ class MatrixKernel {
   template <int N>
   static float* place(float* sums, int at) { return sums + (at / 2 * N + at % 2) * LANES * LANES; }
 
-  template <int N, class Sink>
-  static void give(const Weight& w, const Rows& rows, int row, int count, int tile, const float* sums, Sink& sink) {
+  template <int N>
+  static void give(const Weight& w, const Rows& rows, int row, int count, int tile, const float* sums, Sink sink) {
     for (int n = 0; n < N; n++)
       for (int i = 0, at = (tile + n) * LANES; i < count; i++) {
         const float* from = sums + ((i / LANES * N + n) * LANES + i % LANES) * LANES;
@@ -133,8 +133,8 @@ class MatrixKernel {
   }
 
   // The same sums for at most M rows, without tiles.
-  template <int M, int N, class Sink>
-  static void few(const Weight& w, const Rows& rows, int first, int end, int tile, Sink& sink) {
+  template <int M, int N>
+  static void few(const Weight& w, const Rows& rows, int first, int end, int tile, Sink sink) {
     if constexpr (M > 0) {
       if (end - first != M) return few<M - 1, N>(w, rows, first, end, tile, sink);
       Floats sums[M][N];

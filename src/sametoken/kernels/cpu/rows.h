@@ -39,6 +39,7 @@ struct Codes {
 inline const Codes* codes_of(const Weight& w) { return w.format < FP8 ? nullptr : static_cast<const Codes*>(w.scale); }
 inline bool wants_blocks(const Weight& w) { return w.format >= BLOCK_INT4; }
 inline bool wants_bytes(const Weight& w) { return w.format == INT8 || w.format == INT4 || wants_blocks(w); }
+inline int words_of_quad(const Weight& w) { return w.format == INT8 || w.format == BLOCK_INT8 ? SPLIT_WORDS : 1; }  // of four bytes
 
 // Whether `count` rows lie in lines for such a weight. Integers have the same sums without the unit, faster for a few rows.
 inline bool in_lines(const Weight& w, int count) {
@@ -83,7 +84,7 @@ struct Rows {
   int64_t width;     // numbers of a row, a multiple of 128, zero past the row's end
   uint32_t* words;   // by block: [word of a row][rows of the block]
   float* scale;      // [count], or by block [width / 32][rows] where 32 bytes share one
-  int32_t* sums;     // [count][width / 32] sums of q over 32 inputs, or by block [width / 16][rows] by group, times -zero
+  int32_t* sums;     // [count][width / 32] sums of q up to 32 inputs, 64, .., or by block [width / 16][rows] by group, times -zero
   int32_t* totals;   // [count] sums of q over all inputs
   float* minus;      // for offsets, sums of x by group times -1: [count][width / 16], or by block [width / 16][rows]
 
@@ -121,12 +122,17 @@ struct Rows {
       if (codes->offset != nullptr) sum_groups(row, x, w);
     }
     if (in_lines(w, blocks.count)) return set_lines(row, source, size);
-    int height = height_of(row);
-    uint32_t* to = words + place(row, size);
-    for (int64_t k = 0; k < size; k++) to[k * height] = dword(static_cast<const char*>(source) + 4 * k);
+    int height = height_of(row), split = wants_bytes(w) ? words_of_quad(w) : 1;
+    uint32_t* to = words + place(row, size * split);
+    for (int64_t k = 0; k < size; k++, to += split * height) {
+      uint32_t word = dword(static_cast<const char*>(source) + 4 * k);
+      for (int i = 0; i < split; i++) to[i * height] = split == 1 ? word : split_word(word, i);
+    }
   }
 
-  const uint32_t* block(int first, const Weight& w) const { return words + first * (width / (wants_bytes(w) ? 4 : 2)); }
+  const uint32_t* block(int first, const Weight& w) const {
+    return words + first * (wants_bytes(w) ? width / 4 * words_of_quad(w) : width / 2);
+  }
   const char* lines(int first, const Weight& w) const { return reinterpret_cast<const char*>(block(first, w)); }
 
  private:
@@ -194,9 +200,8 @@ struct Rows {
     totals[row] = 0;
     for (int64_t i = 0; i < width; i += 32) {
       round_bytes(x + i, inverse, q + i);
-      int32_t sum = sum_of(q + i, 32);
-      sums[row * (width / 32) + i / 32] = sum;
-      totals[row] += sum;
+      totals[row] += sum_of(q + i, 32);
+      sums[row * (width / 32) + i / 32] = totals[row];
     }
   }
 
@@ -218,6 +223,21 @@ struct Rows {
       }
     }
   }
+};
+
+// What takes 16 outputs of a row from output `at` on, and cuts those past the last one: a reference to a function
+// take(row, at, values). Kernels that know it by its address are compiled once for all.
+class Sink {
+ public:
+  template <class Take>
+  Sink(const Take& take)
+      : take_(&take), call_([](const void* to, int row, int at, const Floats& values) { (*static_cast<const Take*>(to))(row, at, values); }) {}
+
+  void operator()(int row, int at, const Floats& values) const { call_(take_, row, at, values); }
+
+ private:
+  const void* take_;
+  void (*call_)(const void*, int, int, const Floats&);
 };
 
 // How many tiles a kernel computes together: as many as the registers hold sums of M rows for, beside `more` a row or tile.

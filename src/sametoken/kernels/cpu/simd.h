@@ -58,6 +58,40 @@ inline void transpose4(const void* from, int64_t from_stride, void* to, int64_t 
 #endif
 }
 
+// The same four bytes of a row in each lane, as dot4 wants them: SPLIT_WORDS words, `stride` words apart. Word i of them is
+// split_word(bytes, i).
+#if defined(__AVX512F__) || !defined(__AVX2__)
+using SplitQuad = Quads;
+constexpr int SPLIT_WORDS = 1;
+inline uint32_t split_word(uint32_t bytes, int) { return bytes; }
+inline SplitQuad spread_split(const uint32_t* x, int) { return spread_quad(x[0]); }
+#endif
+
+inline SplitQuad split_bytes(const void* bytes) {
+  uint32_t words[2] = {split_word(dword(bytes), 0), split_word(dword(bytes), 1)};
+  return spread_split(words, 1);
+}
+
+// Products of bytes as load_int8 gives them, or of numbers below 2^BITS, by signed bytes other than -128, on their way to a
+// lane's sum: `add` at most MOST times between `begin` and `total`, which both get that sum.
+template <int BITS>
+class Terms {
+ public:
+  static constexpr int MOST = 1 << 10;
+  void begin(const Ints& sum) { sum_ = sum; }
+  void add(const Quads& u, const SplitQuad& s) { sum_ = dot4(sum_, u, s); }
+  Ints total(const Ints&) const { return sum_; }
+
+ private:
+  Ints sum_;
+};
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <> class Terms<4> : public SmallTerms<4> {};
+template <> class Terms<5> : public SmallTerms<5> {};
+template <> class Terms<6> : public SmallTerms<6> {};
+#endif
+
 #if !defined(__AVX512F__)
 // 16 numbers float16, none of them infinite or NaN.
 inline Floats load_fp16(const uint16_t* p) {

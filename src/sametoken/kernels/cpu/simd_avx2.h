@@ -183,18 +183,41 @@ inline Quads load_quads(const void* p) {
 }
 inline Quads load_int8(const void* p) { return load_quads(p); }
 inline Quads spread_quad(uint32_t x) { return {_mm256_set1_epi32(int(x)), _mm256_set1_epi32(int(x))}; }
-inline __m256i dot4(__m256i sum, __m256i u, __m256i s) {  // not maddubs, whose 16-bit sums saturate
-  __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
-  __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
-  return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+inline __m256i made(__m256i x) {  // gcc would put off sums to a loop's end, and keep all products until then
+  asm("" : "+x"(x));
+  return x;
 }
-inline Ints dot4(Ints sum, Quads u, Quads s) { return {dot4(sum.a, u.a, s.a), dot4(sum.b, u.b, s.b)}; }
-inline __m256i dot4_small(__m256i sum, __m256i u, __m256i s) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
+struct SplitQuad { __m256i even, odd; };  // the same four bytes in each lane, as numbers of 16 bits
+constexpr int SPLIT_WORDS = 2;
+inline uint32_t split_word(uint32_t bytes, int word) {
+  uint32_t x = bytes >> 8 * word;
+  return uint16_t(int8_t(x)) | uint32_t(int8_t(x >> 16)) << 16;
 }
-inline Ints dot4_small(Ints sum, Quads u, Quads s) {  // of numbers below 64 by signed ones: two products fit 16 bits
-  return {dot4_small(sum.a, u.a, s.a), dot4_small(sum.b, u.b, s.b)};
+inline SplitQuad spread_split(const uint32_t* x, int stride) { return {_mm256_set1_epi32(int(x[0])), _mm256_set1_epi32(int(x[stride]))}; }
+inline __m256i dot4(__m256i sum, __m256i u, SplitQuad s) {  // not maddubs, whose 16-bit sums saturate
+  __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)), s.even);
+  __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), s.odd);
+  return made(_mm256_add_epi32(sum, _mm256_add_epi32(even, odd)));
 }
+inline Ints dot4(Ints sum, Quads u, SplitQuad s) { return {dot4(sum.a, u.a, s), dot4(sum.b, u.b, s)}; }
+// Of Terms in simd.h, gathered in 16 bits.
+template <int BITS>
+class SmallTerms {
+ public:
+  static constexpr int MOST = 32767 / (2 * 127 * ((1 << BITS) - 1));
+  void begin(Ints) { pairs_ = {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  void add(Quads u, Quads s) {
+    pairs_.a = made(_mm256_add_epi16(pairs_.a, _mm256_maddubs_epi16(u.a, s.a)));
+    pairs_.b = made(_mm256_add_epi16(pairs_.b, _mm256_maddubs_epi16(u.b, s.b)));
+  }
+  Ints total(Ints sum) const {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(pairs_.a, ones)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(pairs_.b, ones))};
+  }
+
+ private:
+  Pairs pairs_;
+};
 inline Quads low_nibbles(Quads x) { return {nibbles(x.a), nibbles(x.b)}; }
 inline Quads high_nibbles(Quads x) { return {nibbles(_mm256_srli_epi16(x.a, 4)), nibbles(_mm256_srli_epi16(x.b, 4))}; }
 

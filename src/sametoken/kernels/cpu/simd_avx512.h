@@ -130,7 +130,6 @@ inline Ints dot4(Ints sum, Quads u, Quads s) {  // unsigned by signed; gcc copie
   asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(u.v), "v"(s.v));
   return sum;
 }
-inline Ints dot4_small(Ints sum, Quads u, Quads s) { return dot4(sum, u, s); }  // of numbers below 64 by signed ones
 inline Quads low_nibbles(Quads x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(15))}; }
 inline Quads high_nibbles(Quads x) { return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(15))}; }
 template <int LEFT> inline Quads insert_bits(Quads x, Quads y, char mask) {  // x with those bits of y, moved within 16 bits

@@ -230,7 +230,6 @@ inline int32x4_t dot4(int32x4_t sum, int8x16_t a, int8x16_t b) {
 inline Ints dot4(const Ints& sum, const Quads& a, const Quads& b) {
   return each([](auto s, auto p, auto q) { return dot4(s, p, q); }, sum, a, b);
 }
-inline Ints dot4_small(const Ints& sum, const Quads& a, const Quads& b) { return dot4(sum, a, b); }  // of numbers below 64 by signed ones
 inline Quads low_nibbles(const Quads& x) { return each([](auto p) { return vandq_s8(p, vdupq_n_s8(15)); }, x); }
 inline Quads high_nibbles(const Quads& x) {
   return each([](auto p) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(p), 4)); }, x);

@@ -1,4 +1,4 @@
-// What every set of instructions shares: the number of lanes and single numbers.
+// What every set of instructions shares: the number of lanes, single numbers, and a word for loops.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -8,6 +8,14 @@ namespace sametoken {
 
 using bf16 = uint16_t;
 constexpr int LANES = 16;
+
+// Before a loop of a known number of turns, at most 8, over an array of vectors: the compiler unrolls it early enough to
+// keep the array in registers.
+#if defined(__clang__)
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 8")
+#endif
 
 // As bfloat16: 0 .. 15, -8 .. 7, a 4-bit float, and by the low five bits 0 .. 15 and -16 .. -1.
 constexpr uint16_t SMALL_INTS[16] = {0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
