@@ -221,6 +221,16 @@ def test_nobody_drafts_beyond_its_limits(
 # --- whole runs
 
 
+@pytest.mark.parametrize(("scale", "steps"), [(1.0, 1), (1e-3, 2)], ids=["of a second", "of a millisecond"])
+def test_a_trial_after_a_rest_has_a_step_to_warm_caches_where_that_counts(scale: float, steps: int) -> None:
+    costs = measured({count: scale * seconds for count, seconds in STEEP.items()}, 0.06 * scale)
+    world = World({"model": 0.0}, 4, costs)
+    drafted = [max(limits) > 0 for limits in world.run(600)][100:]
+    trials = [len(list(found)) for tried, found in itertools.groupby(drafted) if tried]
+    assert trials
+    assert set(trials[:-1]) == {steps}  # the last one may be cut
+
+
 @pytest.mark.parametrize("batch", [1, 4, 32])
 @pytest.mark.parametrize("step", [FLAT, STEEP], ids=["flat", "steep"])
 def test_without_acceptance_it_ends_at_nothing_and_costs_next_to_nothing(batch: int, step: dict[int, float]) -> None:

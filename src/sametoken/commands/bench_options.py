@@ -41,6 +41,7 @@ COMMON = titled(
         Positive,
         None,
         "number of prompts to take of each workload, evenly from its categories; without it: all.",
+        aliases=("--num-prompts", "--num_prompts"),
     ),
     Option(
         "category",

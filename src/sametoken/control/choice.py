@@ -19,6 +19,7 @@ from sametoken.control.cost import Costs
 from sametoken.control.worth import Time
 
 POWER = 2.0  # of the mean over rows of the time of a token: 1 is their average, more heeds the slowest rows more
+DEAR = 0.03  # seconds of a plain step, see `StepBatch`
 SAVING = 0.02  # of the time of its row's tokens that a further drafter must save to be asked
 
 
@@ -153,6 +154,7 @@ class StepBatch:
 
     Attributes:
         plain: seconds of the step without the drafts that are chosen.
+        dear: whether that is so long that what a single guess takes is known, and that cold caches cost nothing beside.
     """
 
     def __init__(
@@ -172,6 +174,7 @@ class StepBatch:
             more = [b - a for a, b in pairwise(slots)]
             self.verified[name] = [(1.0 + each.siblings) * m * k for m, k in zip(more, made[1:], strict=False)]
         self.plain = self.step(0.0)
+        self.dear = self.plain >= DEAR
 
     def step(self, nodes: float) -> float:
         """Seconds of the step with so many draft tokens, without drafting them and without prompts."""

@@ -20,7 +20,6 @@ from sametoken.control.cost import Costs
 from sametoken.control.trials import SHARE, Drafts, Trials, TrialStep
 from sametoken.control.worth import UNPRICED, Time, Worth
 
-DEAR = 0.03  # seconds of a plain step from which on chains end by worth: below, a guess costs less than is known
 BESIDE = 3  # most siblings per guess of the longest chain
 
 
@@ -288,8 +287,8 @@ class Policy:
                 requested[i] = RequestedDraft(length, ways[i].methods, joined=ways[i].joined)
         self._keep(plan, batch, ways, choice, requested)
         plan.cost = 0.0 if fixed else choice.seconds / batch.plain
-        dear = any(choice.lengths) and not fixed and batch.plain >= DEAR
-        plan.weights, plan.times = batch.worth(ways, choice) if dear else ({}, {})
+        priced = batch.dear and any(choice.lengths) and not fixed  # elsewhere chains end where the list says
+        plan.weights, plan.times = batch.worth(ways, choice) if priced else ({}, {})
 
     def _keep(
         self, plan: _Plan, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths,
@@ -302,7 +301,7 @@ class Policy:
             groups[batch.rows[i].methods].append(requested[i])
         plan.usual = {methods: mode(drafts) for methods, drafts in groups.items()}
         plan.rests = len(batch.free) == len(batch.rows) and not any(choice.lengths)
-        plan.age, plan.warm = 0, False
+        plan.age, plan.warm = 0, batch.dear
         plan.trials = plan.kinds.due(plan.steps, batch, ways, choice, requested)
         self._needed, self._chose = plan.kinds.needed or self._needed, True
         affordable = min(MEMORY, math.ceil(plan.choosing / (SHARE * choice.seconds)))

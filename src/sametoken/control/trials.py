@@ -95,7 +95,7 @@ class Trials:
         if any(draft.limit for draft in planned):
             return wait / choice.wait - 1.0
         self.needed = (seconds / batch.plain - 1.0) * len(batch.rows) / len(changed)
-        return 2.0 * (seconds / batch.plain - 1.0)  # in two steps
+        return (1.0 if batch.dear else 2.0) * (seconds / batch.plain - 1.0)  # see `Policy.again`
 
 
 def _asks_all(draft: RequestedDraft, methods: tuple[str, ...], runs_model: Callable[[str], bool]) -> RequestedDraft:
