@@ -17,24 +17,24 @@ from sametoken.engine.calibration import COUNTS, Calibration
 
 
 class Clock:
-    """A clock that forwards move: `plain` seconds each, and `token` for each token."""
+    """A clock that forwards move: `plain` seconds each, and so much more for each token and each row."""
 
-    def __init__(self, plain: float, token: float) -> None:
-        self.now, self.plain, self.token = 0.0, plain, token
+    def __init__(self, plain: float, token: float, row: float = 0.0) -> None:
+        self.now, self.plain, self.token, self.row = 0.0, plain, token, row
 
     def perf_counter(self) -> float:
         return self.now
 
     def step(self, rows: int, nodes: int, context: int) -> None:
-        self.now += self.plain + self.token * rows * nodes
+        self.now += self.plain + self.token * rows * nodes + self.row * rows
 
 
-def measured(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Measured:
-    """What a calibration for up to 64 rows says if forwards move this clock."""
+def measured(clock: Clock, monkeypatch: pytest.MonkeyPatch, most: int = 512) -> Measured:
+    """What a calibration for up to 64 rows and forwards of `most` tokens says if forwards move this clock."""
     runner = SimpleNamespace(
         decoder=SimpleNamespace(config=SimpleNamespace(vocab_size=512)), device=torch.device("cpu")
     )
-    work = Calibration(cast(Any, runner), range(64), 512, 1024)
+    work = Calibration(cast(Any, runner), range(64), most, 1024)
     monkeypatch.setattr(calibration, "time", clock)
     monkeypatch.setattr(work, "_step", clock.step)
     return work.measure({}, 4)
@@ -56,6 +56,11 @@ def test_a_fast_machine_measures_many_counts_and_a_slow_one_those_that_it_can(mo
     assert measured(Clock(0.001, 0.00003), monkeypatch).step.keys() == set(COUNTS)
     slow = measured(Clock(0.02, 0.004), monkeypatch).step.keys()
     assert slow & {1, 16, 64} == {1, 16}
+
+
+@pytest.mark.parametrize("most", [16, 40, 512])
+def test_what_a_row_adds_is_measured_however_small_forwards_are(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert measured(Clock(0.001, 0.00003, 0.0001), monkeypatch, most).row == pytest.approx(0.0001)
 
 
 @pytest.mark.usefixtures("one_thread")

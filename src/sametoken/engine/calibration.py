@@ -45,9 +45,10 @@ class Calibration:
     """
 
     def __init__(self, runner: Runner, rows: Sequence[int], most: int, context: int) -> None:
-        self.runner, self.rows, self.most = runner, list(rows), most
+        self.runner, self.rows = runner, list(rows)
+        self._counts = [count for count in COUNTS if count <= max(most, COUNTS[1])]
         self.far = max(NEAR + 1, min(FAR, context - max(COUNTS)))
-        self._telling = COUNTS[:TELLING]
+        self._telling = self._counts[:TELLING]
         self._vocab = runner.decoder.config.vocab_size
         self._sampling = RowSampling(SamplingParams(temperature=0), 0, [0], self._vocab, [], [], runner.device)
 
@@ -59,7 +60,7 @@ class Calibration:
         self._step(1, 1, NEAR)
         plain = time.perf_counter() - begin
         budget = max(BUDGET, STEPS * plain)
-        self._telling = tuple(count for count in COUNTS[:TELLING] if GUESSED * count * plain <= budget)
+        self._telling = [count for count in self._counts[:TELLING] if GUESSED * count * plain <= budget]
         telling, rest = self._works(models, longest)
         times: Times = {}
         for lap in range(ROUNDS):
@@ -75,9 +76,8 @@ class Calibration:
 
     def _works(self, models: Mapping[str, Drafter], longest: int) -> tuple[list[Work], list[Work]]:
         """What tells most, forwards and drafts in turns as they will be made, and what is measured if there is time."""
-        counts = [count for count in COUNTS if count <= max(self.most, COUNTS[1])]
         steps: list[Work] = []
-        for count in counts:
+        for count in self._counts:
             rows = self._rows(count)
             steps.append((("step", count), partial(self._step, rows, count // rows, NEAR)))
         wide: Work = (("near",), partial(self._step, self._many, 1, NEAR))
