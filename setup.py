@@ -9,6 +9,7 @@ for every machine, `required` all of this machine's, or the build fails.
 import os
 import platform
 import re
+from copy import copy
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -54,12 +55,18 @@ def extension(name: str, flags: list[str]) -> Extension:
 class BuildKernels(build_ext):
     """Files that ctypes loads: they know nothing of Python, so no version of it is in their names.
 
-    All variants are compiled side by side.
+    All variants are compiled side by side, each in a directory of its own, since they have one source.
     """
 
-    def initialize_options(self) -> None:
-        super().initialize_options()
-        self.parallel = True
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if self.parallel is None:
+            self.parallel = True
+
+    def build_extension(self, ext: Extension) -> None:
+        own = copy(self)
+        own.build_temp = str(Path(self.build_temp, ext.name))
+        super(BuildKernels, own).build_extension(ext)
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split("."))) + ".so"

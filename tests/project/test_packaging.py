@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -78,6 +79,22 @@ def built(tree: Path, **environment: str) -> Path:
     pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", out, tree, cwd=tree.parent, **environment)
     (wheel,) = out.iterdir()
     return wheel
+
+
+@pytest.mark.skipif(not X86 or shutil.which("g++") is None, reason="needs g++ on Linux on x86-64")
+def test_variants_that_are_compiled_side_by_side_do_not_mix(tree: Path) -> None:
+    """They have one source, so their object files have one name."""
+    source = tree / "src/sametoken/kernels/cpu/decoder.cpp"
+    source.write_text(
+        "#ifdef __AVX512F__\n#define WIDTH 512\n#else\n#define WIDTH 256\n#endif\n"
+        'extern "C" int width() { return WIDTH; }'
+    )
+    lib, temp = tree / "lib", tree / "temp"
+    options = ("--build-lib", lib, "--build-temp", temp)
+    run(sys.executable, "setup.py", "build_ext", *options, cwd=tree, SAMETOKEN_BUILD_KERNELS="required")
+    assert len(list(temp.rglob("*.o"))) == 2
+    widths = {file.stem: ctypes.CDLL(str(file)).width() for file in lib.rglob("*.so")}
+    assert widths == {"_kernels_avx2": 256, "_kernels_avx512": 512}
 
 
 def the(dist: Path, pattern: str) -> Path:

@@ -87,7 +87,7 @@ class Attention {
   void ask(const Attending& task, Room& room) const {
     for (int q = 0; q < room.queries; q++) {
       const bf16* from = q_ + token_of(task, q) * q_stride_ + head_of(task, q) * heads_.size;
-      char* to = room.asked + size_t(q) * Query::bytes(heads_.size);
+      char* to = room.asked + size_t(q) * Query::bytes(cache_.form, heads_.size);
       if (cache_.form == KV_BF16) std::memcpy(to, from, size_t(heads_.size) * 2);
       else room.split[q] = {cache_.form, from, heads_.size, to};
     }

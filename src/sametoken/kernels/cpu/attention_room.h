@@ -32,14 +32,14 @@ struct Room {
     queries = count;
     int64_t hand = SIDE * LANES * std::max(size, size / 2 + LANES);
     int64_t floats = queries * (CHUNK + 2 * part_floats + (2 + SIDE) * LANES) + hand;
-    char* at = memory.reserve(size_t(floats) * 4 + size_t(queries) * (sizeof(Query) + Query::bytes(size)) + 10 * 64);
+    char* at = memory.reserve(size_t(floats) * 4 + size_t(queries) * (sizeof(Query) + Query::bytes(form, size)) + 10 * 64);
     take(at, values, hand);
     turned = reinterpret_cast<uint32_t*>(values);
     take(at, most, queries * LANES);
     take(at, total, queries * LANES);
     take(at, parts, queries * part_floats);
     take(at, joined, queries * part_floats);
-    take(at, asked, queries * int64_t(Query::bytes(size)));
+    take(at, asked, queries * int64_t(Query::bytes(form, size)));
     take(at, shares, SIDE * queries * LANES);
     take(at, split, form == KV_BF16 ? 0 : queries);
     take(at, scores, queries * CHUNK);

@@ -275,8 +275,8 @@ class Mixture {
   }
 
   // The sum of a row's results, each times its weight, handed to sink(first number, 16 values).
-  template <class Sink>
-  void mix(const Experts& experts, int t, Sink sink) const {
+  template <class Take>
+  void mix(const Experts& experts, int t, Take sink) const {
     if (choices_.skipped(t)) return;
     Floats gate = spread(1.0f);
     if (experts.shared_gate) gate = rounded(sigmoid(spread(logits_[t * stride_ + experts.count])));

@@ -41,15 +41,15 @@ inline Floats load_code(int32_t form, const char* p) {
 // A query as products with codes read it. For int8 it is 256 `high` + `low`, times `step`, so that products are of whole
 // numbers; its error is 1 / 65024 of its greatest number, less than bfloat16's.
 struct Query {
-  int8_t *high, *low;             // [size], of int8
+  uint32_t *high, *low;           // [size / 4][SPLIT_WORDS], of int8
   bf16* numbers;                  // [size], of fp8: of each four numbers 0 and 2, then 1 and 3
   int32_t high_total, low_total;  // sums of each
   float step;
 
-  static size_t bytes(int size) { return 2 * size_t(size); }
+  static size_t bytes(int32_t form, int size) { return (form == KV_INT8 ? 2 * SPLIT_WORDS : 2) * size_t(size); }
 
   Query(int32_t form, const bf16* x, int size, char* memory)
-      : high(reinterpret_cast<int8_t*>(memory)), low(high + size), numbers(reinterpret_cast<bf16*>(memory)) {
+      : high(reinterpret_cast<uint32_t*>(memory)), low(high + size / 4 * SPLIT_WORDS), numbers(reinterpret_cast<bf16*>(memory)) {
     if (form == KV_INT8) split(x, size);
     else for (int i = 0; i < size; i += 4)
       for (int k = 0; k < 4; k++) numbers[i + k] = x[i + (k & 1) * 2 + k / 2];
@@ -68,7 +68,8 @@ struct Query {
       Quads codes[K];
       for (int k = 0; k < K; k++) codes[k] = load_int8(turned + k * stride + word * LANES);
       for (int q = 0; q < Q; q++) {
-        SplitQuad high = split_bytes(queries[q].high + 4 * word), low = split_bytes(queries[q].low + 4 * word);
+        int at = word * SPLIT_WORDS;
+        SplitQuad high = spread_split(queries[q].high + at, 1), low = spread_split(queries[q].low + at, 1);
         for (int k = 0; k < K; k++) {
           upper[q][k] = dot4(upper[q][k], codes[k], high);
           lower[q][k] = dot4(lower[q][k], codes[k], low);
@@ -81,6 +82,12 @@ struct Query {
   }
 
  private:
+  static void store_split(uint32_t* to, Floats whole) {
+    int8_t bytes[LANES];
+    store_int8(bytes, whole);
+    for (int i = 0; i < LANES / 4 * SPLIT_WORDS; i++) to[i] = split_word(dword(bytes + i / SPLIT_WORDS * 4), i % SPLIT_WORDS);
+  }
+
   void split(const bf16* x, int size) {
     Floats most = zeros(), high_sum = zeros(), low_sum = zeros();
     for (int i = 0; i < size; i += LANES) most = greater(most, magnitude(load_bf16(x + i)));
@@ -90,8 +97,8 @@ struct Query {
       Floats whole = nearest(divide(load_bf16(x + i), spread(step)));
       Floats upper = floor_of(mul(add(whole, spread(128.0f)), spread(1.0f / 256)));
       Floats lower = sub(whole, mul(upper, spread(256.0f)));
-      store_int8(high + i, upper);
-      store_int8(low + i, lower);
+      store_split(high + i / 4 * SPLIT_WORDS, upper);
+      store_split(low + i / 4 * SPLIT_WORDS, lower);
       high_sum = add(high_sum, upper);
       low_sum = add(low_sum, lower);
     }

@@ -2,7 +2,7 @@
 //
 // A weight lies in tiles of 16 outputs, and within a tile in steps of the inputs, so that a tile streams through a core.
 // An unpacked step serves a block of up to 8 rows before the next is read, and rows of a block lie interleaved, one word
-// (two bfloat16 or four bytes) of each at a time. An output is one sum in the order of its inputs: which rows and tiles
+// of each at a time: two bfloat16, four bytes, or two of four bytes (SPLIT_WORDS in simd.h). An output is one sum in the order of its inputs: which rows and tiles
 // are computed together never shows in it.
 #pragma once
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Sixteen lanes of float or int32 in the registers of one set of instructions, which only the simd_*.h files name.
 //
-// Pairs are 16 lanes of two bfloat16 numbers, Quads 16 lanes of four bytes; dot2 and dot4 multiply them lane by lane and
-// add the products to a lane's sum. Every function does the same to each lane, whatever the other lanes hold.
+// Pairs are 16 lanes of two bfloat16 numbers, Quads 16 lanes of four bytes; dot2 multiplies Pairs, and dot4 Quads by a
+// SplitQuad, lane by lane, and adds the products to a lane's sum. Every function does the same to each lane, whatever the other lanes hold.
 // INT8_OFFSET is by how much a byte that load_int8 gives exceeds the weight that it stands for; in memory that is 128.
 #pragma once
 #include <initializer_list>
@@ -58,19 +58,14 @@ inline void transpose4(const void* from, int64_t from_stride, void* to, int64_t 
 #endif
 }
 
-// The same four bytes of a row in each lane, as dot4 wants them: SPLIT_WORDS words, `stride` words apart. Word i of them is
-// split_word(bytes, i).
+// The same four bytes of a row in each lane, as dot4 wants them. In memory they are SPLIT_WORDS words, `stride` words apart;
+// word i of them is split_word(bytes, i).
 #if defined(__AVX512F__) || !defined(__AVX2__)
 using SplitQuad = Quads;
 constexpr int SPLIT_WORDS = 1;
 inline uint32_t split_word(uint32_t bytes, int) { return bytes; }
 inline SplitQuad spread_split(const uint32_t* x, int) { return spread_quad(x[0]); }
 #endif
-
-inline SplitQuad split_bytes(const void* bytes) {
-  uint32_t words[2] = {split_word(dword(bytes), 0), split_word(dword(bytes), 1)};
-  return spread_split(words, 1);
-}
 
 // Products of bytes as load_int8 gives them, or of numbers below 2^BITS, by signed bytes other than -128, on their way to a
 // lane's sum: `add` at most MOST times between `begin` and `total`, which both get that sum.
