@@ -34,7 +34,7 @@ class _Plan:
         cost: seconds expected of a step without its prompts, in plain steps; 0 where not known.
         rests: whether all rows might draft and nobody does.
         kinds: which trials are due. `trials`: what the next steps are to ask instead. `warm`: whether caches are warm
-            for them, see `Policy.again`.
+            for them, or steps so long that it does not matter; see `Policy.again`.
         weights, times: see `Worth`: by request, and by method; empty where nobody knows.
     """
 

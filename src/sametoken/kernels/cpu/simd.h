@@ -1,7 +1,8 @@
 // Sixteen lanes of float or int32 in the registers of one set of instructions, which only the simd_*.h files name.
 //
-// Pairs are 16 lanes of two bfloat16 numbers, Quads 16 lanes of four bytes; dot2 multiplies Pairs, and dot4 Quads by a
-// SplitQuad, lane by lane, and adds the products to a lane's sum. Every function does the same to each lane, whatever the other lanes hold.
+// Pairs are 16 lanes of two bfloat16 numbers, Quads 16 lanes of four bytes. dot2 multiplies Pairs, dot4 Quads by a SplitQuad,
+// lane by lane, and both add the products to a lane's sum. Every function does the same to each lane, whatever the other
+// lanes hold.
 // INT8_OFFSET is by how much a byte that load_int8 gives exceeds the weight that it stands for; in memory that is 128.
 #pragma once
 #include <initializer_list>
