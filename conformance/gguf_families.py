@@ -41,6 +41,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen-3-vl": {"attention_bias": False},
     "mixtral": {"sliding_window": None},
     "qwen-2-moe": {"mlp_only_layers": [], "use_sliding_window": False},
+    # Of GLM the converter reads the original names of keys; DeepSeek V3's published files name their scores.
+    "glm": {"head_dim": 16, "rms_norm_eps": 1e-5, "seq_length": 128},
+    "glm-4.5-moe": {}, "deepseek-v2": {},
+    "deepseek-v3": {
+        "attention_bias": False, "scoring_func": "sigmoid",
+        "rope_parameters": tiny_models.rope("yarn", mscale=0.7, mscale_all_dim=0.7, **tiny_models.YARN),
+    },
+    "llama-4": {
+        "attention_bias": False, "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1,
+        "no_rope_layers": None, "num_hidden_layers": 5,
+    },
 }  # fmt: skip
 
 

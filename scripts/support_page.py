@@ -52,8 +52,8 @@ Written by `make support` from what tests found; the tests check that it still h
 
 `tests/checkpoint/test_support_formats.py`. A row is an architecture of `config.json`, a column a format of weights.
 
-| family | {columns} |
-|---|{rules}|
+| family | {columns} | published file loaded |
+|---|{rules}|---|
 """
 
 LEGEND = """
@@ -62,6 +62,10 @@ LEGEND = """
   pieces. In bfloat16, as it is served, tokens and text with a draft model and with an EAGLE-1 head are those of plain
   decoding, at temperatures 0 and 0.8.
 - **write**: the same, and what `sametoken quantize` writes in this format is served alike.
+- **published file loaded**: what `make support PUBLISHED='FILE.gguf ...'` loaded and went on with, greedily, plain and
+  with drafts alike:
+
+{published}
 - A number is a note:
 
 {notes}
@@ -135,16 +139,21 @@ END = """
 Record = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
-def page(record: Record, formats: Record) -> str:
+Published = Mapping[str, Mapping[str, str]]
+
+
+def page(record: Record, formats: Record, published: Published) -> str:
     """The page.
 
     Args:
         record: of each family and kind of head, whether each step was done, and `engines` it was exported for.
         formats: of each architecture and format, what was `equal`, `refused` (with its reason) and `written`, the
             `drafts` that were tried, and whether `experts` stayed "plain".
+        published: of each file its `architecture`, `sha256` and the `date` on which it was loaded.
     """
     kinds = list(next(iter(record.values())))
-    text = _formats(formats) + HEADS.format(columns=" | ".join(kinds), rules="---|" * (len(kinds) - 1) + "---")
+    text = _formats(formats, published)
+    text += HEADS.format(columns=" | ".join(kinds), rules="---|" * (len(kinds) - 1) + "---")
     for family, cells in record.items():
         text += f"| {family} | {' | '.join(_word(cells[kind]) for kind in kinds)} |\n"
     text += BODY.format(engines=" | ".join(ENGINES.values()), engine_rules="---|" * (len(ENGINES) - 1) + "---")
@@ -154,15 +163,21 @@ def page(record: Record, formats: Record) -> str:
     return text + END
 
 
-def _formats(formats: Record) -> str:
+def _formats(formats: Record, published: Published) -> str:
     """Both tables of formats."""
     columns, notes = list(next(iter(formats.values()))), dict[str, int]()
     text = HEAD.format(columns=" | ".join(columns), rules="---|" * (len(columns) - 1) + "---")
     for architecture, cells in formats.items():
         words = [_format_word(cells[column], notes) for column in columns]
+        dates = [file["date"] for file in published.values() if file["architecture"] == architecture]
+        words.append(max(dates, default=""))
         text += f"| {_family(architecture)} | {' | '.join(words)} |\n"
+    files = "\n".join(
+        f"  - `{name}` ({_family(file['architecture'])}), {file['date']}, SHA-256 `{file['sha256']}`"
+        for name, file in published.items()
+    )
     lines = [f"  {number}. {words}" for words, number in notes.items()]
-    text += LEGEND.format(notes="\n".join(lines) or "  (none)")
+    text += LEGEND.format(published=files, notes="\n".join(lines) or "  (none)")
     for column in columns:
         cells = [row[column] for row in formats.values()]
         files, equal, speed = FORMATS[column]
@@ -194,7 +209,8 @@ def _word(cell: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    heads, formats = (
-        json.loads((DOCS / name).read_text(encoding="utf-8")) for name in ("support.json", "support_formats.json")
-    )
-    (DOCS / "support.md").write_text(page(heads, formats), encoding="utf-8")
+    records = [
+        json.loads((DOCS / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("support", "support_formats", "support_published")
+    ]
+    (DOCS / "support.md").write_text(page(*records), encoding="utf-8")

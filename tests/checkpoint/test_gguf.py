@@ -27,9 +27,10 @@ from transformers import (  # noqa: E402
 import tiny_models  # noqa: E402
 from gguf_makers import UNSTATED, blocks, embedded_gguf, meant, write_gguf  # noqa: E402
 from native_checks import BUILT, use  # noqa: E402
+from sametoken.checkpoint.gguf import blocks as rooms  # noqa: E402
 from sametoken.checkpoint.gguf.blocks import read_tensor  # noqa: E402
 from sametoken.checkpoint.gguf.container import read_container  # noqa: E402
-from sametoken.checkpoint.gguf.published import chosen_file  # noqa: E402
+from sametoken.checkpoint.gguf.published import chosen_files  # noqa: E402
 from sametoken.checkpoint.gguf.tokenizer import tokenizer_files  # noqa: E402
 from sametoken.checkpoint.hub import read_config, resolve  # noqa: E402
 from sametoken.checkpoint.load import load_decoder  # noqa: E402
@@ -40,7 +41,11 @@ from sametoken.model.formats.base import signed_bytes  # noqa: E402
 from sametoken.model.formats.coded import Coded, joined  # noqa: E402
 from sametoken.model.linear import Linear  # noqa: E402
 
-TYPES = (Type.Q8_0, Type.Q4_0, Type.MXFP4, Type.Q4_K, Type.Q5_K, Type.Q6_K)
+TYPES = (
+    Type.Q8_0, Type.Q4_0, Type.MXFP4, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.Q5_0, Type.Q4_1, Type.Q5_1, Type.IQ4_NL,
+    Type.IQ4_XS, Type.Q3_K, Type.Q2_K, Type.NVFP4, Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S,
+    Type.IQ3_XXS, Type.IQ3_S, Type.TQ1_0, Type.TQ2_0,
+)  # fmt: skip
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128, "initializer_range": 0.1,
@@ -76,6 +81,23 @@ def test_blocks_mean_what_the_library_says_bit_for_bit(tmp_path: Path, kind: Typ
 
 
 @pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+def test_any_bytes_mean_what_the_library_says(kind: Type, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(rooms, "library", lambda: None)
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    data = np.random.default_rng(int(kind)).integers(0, 256, (16, 24 * size), dtype=np.uint8)
+    if kind == Type.MXFP4:  # a scale of 255 is not a number, which ggml does not say
+        data.reshape(16, 24, size)[..., 0] %= 255
+    if kind == Type.NVFP4:  # 255 too; what writes files never has a sign there
+        data.reshape(16, 24, size)[..., :4] %= 255
+    with np.errstate(all="ignore"):
+        expected = meant(data, kind).view(16, -1)
+    found = rooms.coded_blocks(kind.name, torch.from_numpy(data).view(16, 24, size), 24 * numbers).dequantize()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("kernels", BUILT, ids=lambda kernels: kernels.name)
 def test_compiled_products_of_blocks(tmp_path: Path, kind: Type, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use(kernels, monkeypatch)
@@ -96,7 +118,7 @@ def test_compiled_products_of_blocks(tmp_path: Path, kind: Type, kernels: Any, m
 
 
 def test_blocks_of_different_types_are_joined_without_loss(tmp_path: Path) -> None:
-    parts = [written(tmp_path / f"{kind.name}.gguf", kind) for kind in TYPES if kind != Type.MXFP4]
+    parts = [written(tmp_path / f"{kind.name}.gguf", kind) for kind in TYPES if kind not in (Type.MXFP4, Type.NVFP4)]
     whole = joined([found for found, _ in parts])
     assert torch.equal(whole.dequantize(), torch.cat([expected for _, expected in parts]))
     k_types = [written(tmp_path / f"{kind.name}.gguf", kind) for kind in (Type.Q4_K, Type.Q6_K)]
@@ -106,7 +128,8 @@ def test_blocks_of_different_types_are_joined_without_loss(tmp_path: Path) -> No
 
 def q4_k_m(name: str) -> Type:
     """As llama.cpp mixes types in Q4_K_M."""
-    return Type.Q6_K if name.split(".")[-2] in ("attn_v", "ffn_down", "output", "token_embd") else Type.Q4_K
+    part = name.split(".")[-2]
+    return Type.Q6_K if part in ("attn_v", "ffn_down", "output", "token_embd") else Type.Q4_K
 
 
 KINDS: dict[str, Any] = {kind.name: lambda name, kind=kind: kind for kind in (*TYPES, Type.F32, Type.F16, Type.BF16)}
@@ -162,9 +185,17 @@ def test_experts_of_a_file_compute_with_what_their_blocks_mean(tmp_path: Path, f
 WIDE: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 16, "num_key_value_heads": 4,
 }  # fmt: skip
+RANKS = {"moe_intermediate_size": 256, "num_key_value_heads": 16, "kv_lora_rank": 256}
+CHANGES: dict[str, dict[str, Any]] = {
+    **{name: {"intermediate_size_mlp": 256} for name in ("llama-4", "llama-4-images")},
+    **{name: {"moe_intermediate_size": 256} for name in ("glm-4.5-moe", "glm-4.5-moe-plain")},
+    **{name: {**RANKS, "v_head_dim": 16} for name in ("deepseek-v2-lite", "deepseek-v3-plain")},
+    **{name: {**RANKS, "q_lora_rank": 256} for name in ("deepseek-v2", "deepseek-v3")},
+}
 NAMED = (
     "llama-3.1", "llama-yarn", "gemma-2", "gemma-3", "gemma-3-images", "olmo-2", "olmo-3", "granite-3", "smollm-3",
-    "glm-4", "phi-3-long", "phi-3-short", "phi-4-mini", "qwen-3-vl",
+    "glm-4", "phi-3-long", "phi-3-short", "phi-4-mini", "qwen-3-vl", "glm", "glm-4.5-moe", "glm-4.5-moe-plain",
+    "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-plain", "llama-4", "llama-4-images",
 )  # fmt: skip
 
 
@@ -173,7 +204,7 @@ NAMED = (
 def test_every_family_computes_what_transformers_does(tmp_path: Path, name: str, mix: str) -> None:
     model = write_gguf(
         tmp_path / "m.gguf",
-        tiny_models.build(name, **{**WIDE, **UNSTATED.get(name, {})}),
+        tiny_models.build(name, **{**WIDE, **UNSTATED.get(name, {}), **CHANGES.get(name, {})}),
         {**KINDS, "Q4_K_M": q4_k_m}[mix],
     ).eval()
     limit = tiny_models.FAMILIES[name].max_seq_len
@@ -183,6 +214,31 @@ def test_every_family_computes_what_transformers_does(tmp_path: Path, name: str,
         expected = model(input_ids=tokens.unsqueeze(0)).logits[0]
     found = logits(decoder, tokens, (25, 15))
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", ["llama-3.1", "mixtral"])
+def test_scales_of_nvfp4_weights_and_of_each_expert_count(tmp_path: Path, name: str) -> None:
+    model = tiny_models.build(name, **{**WIDE, **UNSTATED.get(name, {})})
+
+    def scales(writer: gguf.GGUFWriter) -> None:
+        for layer in range(model.config.num_hidden_layers):
+            writer.add_tensor(f"blk.{layer}.attn_q.scale", np.array([0.25 * (layer + 1)], np.float32))
+            writer.add_tensor(f"blk.{layer}.attn_q.input_scale", np.array([3.0], np.float32))
+            if name == "mixtral":
+                experts = np.arange(1, model.config.num_local_experts + 1, dtype=np.float32) / 2
+                writer.add_tensor(f"blk.{layer}.ffn_down_exps.scale", experts)
+
+    write_gguf(tmp_path / "m.gguf", model, KINDS["NVFP4"], metadata=scales).eval()
+    with torch.no_grad():
+        for layer, block in enumerate(model.model.layers):
+            block.self_attn.q_proj.weight *= 0.25 * (layer + 1)
+            if name == "mixtral":
+                down = block.mlp.experts.down_proj
+                down *= (torch.arange(1, len(down) + 1) / 2).view(-1, 1, 1)
+        tokens = torch.randint(4, 96, (24,), generator=torch.Generator().manual_seed(1))
+        expected = model(input_ids=tokens.unsqueeze(0)).logits[0]
+    decoder = load_decoder(resolve(tmp_path / "m.gguf"), torch.float32, "cpu")
+    assert (logits(decoder, tokens, (16, 8)) - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 def rewritten(tmp_path: Path, name: str, add: Any, **changes: Any) -> Path:
@@ -200,7 +256,7 @@ REFUSED: dict[str, Any] = {
     ),
     "llama-2": (lambda writer: writer.add_attention_scale(0.5), r"llama\.attention\.scale is 0\.5, which is not supp"),
     "smollm-3": (lambda writer: writer.add_logit_scale(3.0), r"smollm3\.logit_scale is 3\.0, which is not supported"),
-    "glm": (lambda writer: None, "the architecture 'chatglm' is not supported in GGUF files; supported: gemma2, "),
+    "llama-4": (lambda writer: writer.add_sliding_window(0), r"Llama 4 with attention\.sliding_window 0 is not"),
 }
 
 
@@ -265,8 +321,8 @@ def with_keys(file: Path, **metadata: Any) -> Path:
     return file
 
 
-def test_one_of_several_parts_is_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"one of 3 parts of a model.*llama-gguf-split --merge"):
+def test_one_part_under_another_name_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"part 1 of 3 of a model, expected a name such as MODEL-00001-of-00003"):
         read_container(with_keys(tmp_path / "part.gguf", **{"split.count": 3, "split.no": 0}))
     with pytest.raises(CheckpointError, match=r"split\.count is 'three', expected a number"):
         read_container(with_keys(tmp_path / "text.gguf", **{"split.count": "three"}))
@@ -335,7 +391,7 @@ NAMES = (
     ],
 )  # fmt: skip
 def test_a_kind_names_one_file_of_a_repository(kind: str, file: str) -> None:
-    assert chosen_file("owner/name", kind, NAMES) == file
+    assert chosen_files("owner/name", kind, NAMES) == [file]
 
 
 @pytest.mark.parametrize(
@@ -343,10 +399,34 @@ def test_a_kind_names_one_file_of_a_repository(kind: str, file: str) -> None:
     [
         ("Q5_K_M", "no file for 'Q5_K_M', it has BF16, IQ2_XXS, Q4_K_M, Q6_K, Q8_0, UD-Q4_K_XL"),
         ("Q6_K", "2 files for 'Q6_K' .one/c-Q6_K.gguf, two/c-Q6_K.gguf."),
-        ("UD-Q4_K_XL", "llama-gguf-split --merge"),
+        ("UD-Q4_K_XL", "only parts of UD-Q4_K_XL/a-UD-Q4_K_XL-00001-of-00002.gguf: UD-Q4_K_XL/a-UD-Q4_K_XL-00002-of"),
         ("F16", "no file for 'F16'"),
     ],
 )
 def test_a_kind_that_names_no_one_file_is_refused(kind: str, words: str) -> None:
     with pytest.raises(HubError, match=words):
-        chosen_file("owner/name", kind, NAMES)
+        chosen_files("owner/name", kind, NAMES)
+
+
+PARTS = [f"x/m-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "files"),
+    [
+        ("Q4_K_M", PARTS, PARTS),
+        ("x/m-Q4_K_M-00001-of-00003.gguf", PARTS, PARTS),
+        ("m-Q4_K_M-00002-of-00003.gguf", PARTS[::-1], PARTS),
+        ("", NAMES, ["a-Q4_K_M.gguf"]),
+        ("", [name for name in NAMES if "Q4_K_M" not in name], ["a-q8_0.gguf"]),
+        ("", ["mmproj-Q4_K_M.gguf", "mtp-x-Q4_K_M.gguf", "z-Q2_K.gguf", "b-Q6_K.gguf"], ["b-Q6_K.gguf"]),
+        ("", [*PARTS, "a-Q8_0.gguf"], PARTS),
+        ("Q4_K_XL", ["a-UD-Q4_K_XL.gguf", "a-Q4_K_L.gguf"], ["a-UD-Q4_K_XL.gguf"]),
+        ("TQ1_0", ["a-TQ1_0.gguf", "a-NVFP4.gguf"], ["a-TQ1_0.gguf"]),
+        ("nvfp4", ["a-TQ1_0.gguf", "a-NVFP4.gguf"], ["a-NVFP4.gguf"]),
+    ],
+)
+def test_all_parts_of_a_kind_are_named_and_a_kind_is_chosen_where_none_is(
+    kind: str, names: list[str], files: list[str]
+) -> None:
+    assert chosen_files("owner/name", kind, names) == files

@@ -18,12 +18,16 @@ __all__ = ["kernels", "threads"]  # fixtures
 
 
 class Case(NamedTuple):
-    """A weight's codes, the inputs of a group, and whether scales have steps and offsets."""
+    """A weight's codes, the inputs of a group, and whether scales have steps and offsets.
+
+    `paired`: offsets of bytes have steps although scales have none.
+    """
 
     code: Code
     group: int
     stepped: bool
     offset: bool
+    paired: bool = False
 
 
 CASES = {
@@ -31,7 +35,11 @@ CASES = {
     "Q4_K": Case(Code.INT4, 32, stepped=True, offset=True),
     "Q5_K": Case(Code.INT5, 32, stepped=True, offset=True),
     "Q6_K": Case(Code.INT6, 16, stepped=True, offset=False),
+    "Q5_0": Case(Code.INT5, 32, stepped=False, offset=False),
+    "Q4_1": Case(Code.INT4, 32, stepped=False, offset=True, paired=True),
+    "Q5_1": Case(Code.INT5, 32, stepped=False, offset=True, paired=True),
     "Q8_0": Case(Code.INT8, 32, stepped=False, offset=False),
+    "IQ4_XS": Case(Code.INT8, 32, stepped=True, offset=False),
     "Q4_K and Q6_K": Case(Code.INT6, 16, stepped=True, offset=True),
     "Q6_K and Q8_0": Case(Code.INT8, 16, stepped=False, offset=True),
 }
@@ -46,12 +54,15 @@ def weight_of(case: Case, outputs: int, inputs: int) -> Coded:
     if not case.stepped:
         scale = torch.rand(outputs, groups, generator=generator).to(torch.float16)
         offset = torch.rand(outputs, groups, generator=generator) * 8 if case.offset else None
+        offset_step = offset.to(torch.float16) if case.paired and offset is not None else None
         return Coded(
-            case.code, codes.view(torch.int8) if bits == 8 else codes, scale, inputs, case.group, offset=offset,
-            block_rows=True,
+            case.code, codes.view(torch.int8) if bits == 8 else codes, scale, inputs, case.group,
+            offset=torch.full((outputs, groups), -1, dtype=torch.int8) if case.paired else offset,
+            offset_step=offset_step, block_rows=True,
         )  # fmt: skip
     steps = (torch.rand(2, outputs, inputs // 128, generator=generator) / 64).to(torch.float16)
     scale, offset = torch.randint(0, 64, (2, outputs, groups), dtype=torch.int8, generator=generator)
+    codes = codes.view(torch.int8) if bits == 8 else codes
     return Coded(
         case.code, codes, scale, inputs, case.group, step=steps[0], offset=offset if case.offset else None,
         offset_step=steps[1] if case.offset else None, block_rows=True,
@@ -77,6 +88,14 @@ def test_products_have_the_bits_of_plain_torch(kernels: Library, name: str, shap
     assert torch.equal(found, meant + bias)
     for count in (1, 2, 3, 5, 8, 9, 16):
         assert torch.equal(kernels.linear(weight.pack(bias), x[:count], torch.float32), found[:count]), count
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("shape", [(40, 128), (100, 1280)])
+def test_token_vectors_have_the_bits_of_dequantize(kernels: Library, name: str, shape: tuple[int, int]) -> None:
+    weight = weight_of(CASES[name], *shape)
+    index = torch.arange(shape[0]).flip(0)
+    assert torch.equal(kernels.rows(weight.pack(None), index), weight.dequantize().to(torch.bfloat16)[index])
 
 
 @pytest.mark.parametrize("name", CASES)

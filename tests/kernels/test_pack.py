@@ -7,11 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
+from gguf_makers import STEPS
 from sametoken.checkpoint.gguf import blocks as gguf_blocks
 from sametoken.checkpoint.gguf.container import TYPES
 from sametoken.checkpoint.quantised import layouts
+from sametoken.kernels.cpu.library import BLOCK_KINDS
 from sametoken.kernels.cpu.structures import FINITE_BF16
 from sametoken.kernels.cpu.variant import library
 from sametoken.model.formats import coded_packing, packing
@@ -23,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(library() is None, reason="the compiled kernels are not there"),
 ]
 
-BLOCK_BYTES = {each.name: each.bytes for each in TYPES.values()}
+BLOCK_TYPES = {each.name: each for each in TYPES.values()}
 SHAPES = [(16, 128), (48, 256), (37, 72), (1, 8), (130, 1000)]
 
 
@@ -114,12 +117,12 @@ def test_numbers_that_are_not_finite_are_seen(bad: float, place: tuple[int, int]
     assert not packing.pair_tiles(37, 72, torch.bfloat16).put(0, weight, FINITE_BF16)
 
 
-@pytest.mark.parametrize("kind", gguf_blocks.KINDS)
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
 def test_weights_of_llama_cpps_blocks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = BLOCK_BYTES[kind]
+    size = BLOCK_TYPES[kind].bytes
     torch.manual_seed(1)
     blocks = torch.randint(0, 256, (7, 60, size), dtype=torch.uint8)
-    inputs = 60 * (256 if kind.endswith("K") else 32)
+    inputs = 60 * BLOCK_TYPES[kind].numbers
     found = gguf_blocks.coded_blocks(kind, blocks, inputs)._tensors()
     monkeypatch.setattr(gguf_blocks, "library", lambda: None)
     wanted = gguf_blocks.coded_blocks(kind, blocks, inputs)._tensors()
@@ -131,11 +134,16 @@ def test_weights_of_llama_cpps_blocks(kind: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("kind", gguf_blocks.KINDS)
 def test_numbers_of_blocks_are_those_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers, size = (256 if kind.endswith("K") else 32), BLOCK_BYTES[kind]
+    numbers, size = BLOCK_TYPES[kind].numbers, BLOCK_TYPES[kind].bytes
     torch.manual_seed(1)
     blocks = torch.randint(0, 256, (37, 3, size), dtype=torch.uint8)
-    for at in {"Q6_K": (208,), "MXFP4": (), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(kind, (0,)):  # finite scales
+    own = {Type.Q4_1: (0, 2), Type.Q5_1: (0, 2), Type.MXFP4: (), Type.TQ1_0: (52,), Type.TQ2_0: (64,)}
+    for at in {**STEPS, **own}.get(Type[kind], (0,)):  # finite scales
         blocks[:, :, at : at + 2] = torch.rand(37, 3, 1).to(torch.float16).view(torch.uint8)
+    if Type[kind] == Type.NVFP4:
+        blocks[:, :, :4] %= 127
+    if Type[kind] == Type.IQ1_M:  # the greatest bits of the step lie in the last word
+        blocks[:, :, 55] &= 63
     weight = gguf_blocks.coded_blocks(kind, blocks, 3 * numbers)
     found = torch.empty(weight.shape, dtype=torch.bfloat16)
     monkeypatch.setattr(Coded, "dequantize", lambda self: pytest.fail("torch dequantised"))

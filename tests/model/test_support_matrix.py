@@ -257,6 +257,8 @@ def test_the_record_has_every_cell() -> None:
 
 def test_the_page_says_what_the_record_says() -> None:
     script = Path(__file__).parents[2] / "scripts" / "support_page.py"
-    formats = json.loads((DOCS / "support_formats.json").read_text(encoding="utf-8"))
-    page = runpy.run_path(str(script))["page"](recorded(), formats)
+    formats, published = (
+        json.loads((DOCS / f"support_{name}.json").read_text(encoding="utf-8")) for name in ("formats", "published")
+    )
+    page = runpy.run_path(str(script))["page"](recorded(), formats, published)
     assert (DOCS / "support.md").read_text(encoding="utf-8") == page

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from cli_checks import call, speak
 from sametoken import LLM, SamplingParams
 from sametoken.checkpoint.gguf.directory import directory_of
-from sametoken.checkpoint.gguf.tokenizer import LLAMA3, QWEN2
+from sametoken.checkpoint.gguf.splitting import LLAMA3, QWEN2
 from sametoken.checkpoint.load import load_decoder, read_weights
 from sametoken.checkpoint.tokenizer import load_tokenizer
 from sametoken.model.formats.coded import Coded

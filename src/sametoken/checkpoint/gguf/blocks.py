@@ -11,10 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sametoken.checkpoint.gguf import codebooks
 from sametoken.checkpoint.gguf.container import Container
+from sametoken.kernels.cpu.library import BLOCK_KINDS
 from sametoken.kernels.cpu.variant import library
 from sametoken.model.formats.bits import join_bits
-from sametoken.model.formats.coded import Code, Coded
+from sametoken.model.formats.coded import BITS, Code, Coded
 
 UNQUANTISED_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 Parts = tuple[Tensor, ...]
@@ -50,7 +52,7 @@ def read_tensor(container: Container, name: str) -> Tensor | Coded:
 
 def coded_blocks(kind: str, blocks: Tensor, inputs: int) -> Coded:
     """The weight [out, inputs] of uint8 [out, blocks, bytes of a block], with compiled code where there is some."""
-    found, compiled = KINDS[kind], None if blocks.is_meta else library()
+    found, compiled = KINDS[kind], library() if kind in BLOCK_KINDS and not blocks.is_meta else None
     parts = found.in_torch(blocks) if compiled is None else compiled.read_blocks(kind, blocks, found.sizes)
     codes, scale, offset, step, offset_step = parts
     return Coded(
@@ -131,6 +133,102 @@ def _q6_k(blocks: Tensor) -> Parts:
     return _parts(blocks, codes, blocks[:, :, 192:208], None, blocks[:, :, 208:])
 
 
+# Types without codes of their own are held in those that are wide enough; their values are the same.
+
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def _constant(like: Tensor, value: int) -> Tensor:
+    """[out, blocks, 1] of a byte."""
+    return torch.full_like(like[:, :, :1], value % 256)
+
+
+def _five_bits(high: Tensor, low: Tensor) -> Tensor:
+    """Joined codes [out, blocks, 20] of upper bits, uint8 [out, blocks, 4], and the lower four [out, blocks, 16]."""
+    upper = high.unsqueeze(3) >> torch.arange(8, dtype=torch.uint8) & 1
+    return join_bits(_nibbles(low) | upper.flatten(2) << 4, 5)
+
+
+def _q5_0(blocks: Tensor) -> Parts:
+    return _parts(blocks, _five_bits(blocks[:, :, 2:6], blocks[:, :, 6:]), blocks[:, :, :2])
+
+
+def _q4_1(blocks: Tensor) -> Parts:
+    """d q + m as d q - (-1) m."""
+    codes = _four_bits(_nibbles(blocks[:, :, 4:]))
+    return _parts(blocks, codes, blocks[:, :, :2], _constant(blocks, -1), None, blocks[:, :, 2:4])
+
+
+def _q5_1(blocks: Tensor) -> Parts:
+    codes = _five_bits(blocks[:, :, 4:8], blocks[:, :, 8:])
+    return _parts(blocks, codes, blocks[:, :, :2], _constant(blocks, -1), None, blocks[:, :, 2:4])
+
+
+def _iq4(numbers: Tensor) -> Tensor:
+    """The values of codes 0 .. 15 as bytes."""
+    return torch.tensor(IQ4_VALUES, dtype=torch.int8).view(torch.uint8)[numbers.int()]
+
+
+def _iq4_nl(blocks: Tensor) -> Parts:
+    return _parts(blocks, _iq4(_nibbles(blocks[:, :, 2:])), blocks[:, :, :2])
+
+
+def _iq4_xs(blocks: Tensor) -> Parts:
+    shape = blocks.shape[:2]
+    low = torch.stack([blocks[:, :, 4:8] & 15, blocks[:, :, 4:8] >> 4], 3).flatten(2)
+    high = (blocks[:, :, 2:4].unsqueeze(3) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8) & 3).flatten(2)
+    codes = _iq4(_nibbles(blocks[:, :, 8:].reshape(shape[0], -1, 16))).view(*shape, 256)
+    return _parts(blocks, codes, (low | high << 4) - 32, None, blocks[:, :, :2])
+
+
+def _two_bits(data: Tensor) -> Tensor:
+    """[out, blocks, 256] of uint8 [out, blocks, 64]: 32 bytes hold four times 32 numbers, the lowest bits first."""
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1)
+    return (data.reshape(*data.shape[:2], 2, 1, 32) >> shifts & 3).flatten(2)
+
+
+def _q3_k(blocks: Tensor) -> Parts:
+    """Bytes of a block: a bit above each number (32), the numbers (64), scales of six bits (12), the step."""
+    upper = (blocks[:, :, :32].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1).flatten(2)
+    packed = blocks[:, :, 96:108]
+    low = torch.cat([packed[:, :, :8] & 15, packed[:, :, :8] >> 4], 2)
+    high = packed[:, :, 8:].unsqueeze(2) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1) & 3
+    codes = join_bits((_two_bits(blocks[:, :, 32:96]) | upper << 2) + 28, 6)  # 0 .. 7 for -4 .. 3, whose zero is 32
+    return _parts(blocks, codes, (low | high.flatten(2) << 4) - 32, None, blocks[:, :, 108:])
+
+
+def _q2_k(blocks: Tensor) -> Parts:
+    codes = join_bits(_two_bits(blocks[:, :, 16:80]) + 32, 6)
+    packed = blocks[:, :, :16]
+    return _parts(blocks, codes, packed & 15, packed >> 4, blocks[:, :, 80:82], blocks[:, :, 82:])
+
+
+def _nvfp4(blocks: Tensor) -> Parts:
+    """Bytes of a block: scales of 16 numbers (4), the numbers (32). A scale of 127 is zero."""
+    numbers = _nibbles(blocks[:, :, 4:].reshape(blocks.shape[0], -1, 8)).view(*blocks.shape[:2], 64)
+    scale = torch.where(blocks[:, :, :4] == 127, 0, blocks[:, :, :4] & 127)
+    return _parts(blocks, _four_bits(torch.where(numbers == 8, 0, numbers)), scale)
+
+
+def _of_numbers(read: Callable[[Tensor], codebooks.Numbers], code: Code) -> Callable[[Tensor], Parts]:
+    """The parts of blocks whose whole numbers `read` gives, in codes that are wide enough."""
+
+    def parts(blocks: Tensor) -> Parts:
+        found = read(blocks)
+        codes = (found.values + WIDE_ZEROS[code]).view(torch.uint8)
+        if code is Code.INT4:
+            codes = _four_bits(codes)
+        elif code is not Code.INT8:
+            compiled = None if blocks.is_meta else library()
+            bits, codes = BITS[code], codes.flatten(1)
+            joined = join_bits(codes, bits) if compiled is None else compiled.join_bits(codes, bits)
+            codes = joined.view(*blocks.shape[:2], -1)
+        return _parts(blocks, codes, found.scale.contiguous().view(torch.uint8), None, found.step)
+
+    return parts
+
+
+WIDE_ZEROS = {Code.INT4: 8, Code.INT5: 16, Code.INT6: 32, Code.INT8: 0}
 KINDS = {
     "Q8_0": BlockLayout(Code.INT8, 32, (32, 2, 0, 0, 0), torch.float16, _q8_0),
     "Q4_0": BlockLayout(Code.INT4, 32, (16, 2, 0, 0, 0), torch.float16, _q4_0),
@@ -138,4 +236,21 @@ KINDS = {
     "Q4_K": BlockLayout(Code.INT4, 32, (128, 8, 8, 2, 2), torch.int8, _q4_k),
     "Q5_K": BlockLayout(Code.INT5, 32, (160, 8, 8, 2, 2), torch.int8, _q5_k),
     "Q6_K": BlockLayout(Code.INT6, 16, (192, 16, 0, 2, 0), torch.int8, _q6_k),
+    "Q5_0": BlockLayout(Code.INT5, 32, (20, 2, 0, 0, 0), torch.float16, _q5_0),
+    "Q4_1": BlockLayout(Code.INT4, 32, (16, 2, 1, 0, 2), torch.float16, _q4_1),
+    "Q5_1": BlockLayout(Code.INT5, 32, (20, 2, 1, 0, 2), torch.float16, _q5_1),
+    "IQ4_NL": BlockLayout(Code.INT8, 32, (32, 2, 0, 0, 0), torch.float16, _iq4_nl),
+    "IQ4_XS": BlockLayout(Code.INT8, 32, (256, 8, 0, 2, 0), torch.int8, _iq4_xs),
+    "Q3_K": BlockLayout(Code.INT6, 16, (192, 16, 0, 2, 0), torch.int8, _q3_k),
+    "Q2_K": BlockLayout(Code.INT6, 16, (192, 16, 16, 2, 2), torch.int8, _q2_k),
+    "NVFP4": BlockLayout(Code.FP4, 16, (32, 4, 0, 0, 0), torch.float8_e4m3fn, _nvfp4),
+    "IQ1_S": BlockLayout(Code.INT5, 32, (160, 32, 0, 0, 0), torch.float32, _of_numbers(codebooks.iq1_s, Code.INT5)),
+    "IQ1_M": BlockLayout(Code.INT6, 16, (192, 64, 0, 0, 0), torch.float32, _of_numbers(codebooks.iq1_m, Code.INT6)),
+    "IQ2_XXS": BlockLayout(Code.INT8, 32, (256, 32, 0, 0, 0), torch.float32, _of_numbers(codebooks.iq2_xxs, Code.INT8)),
+    "IQ2_XS": BlockLayout(Code.INT8, 16, (256, 64, 0, 0, 0), torch.float32, _of_numbers(codebooks.iq2_xs, Code.INT8)),
+    "IQ2_S": BlockLayout(Code.INT8, 16, (256, 64, 0, 0, 0), torch.float32, _of_numbers(codebooks.iq2_s, Code.INT8)),
+    "IQ3_XXS": BlockLayout(Code.INT8, 32, (256, 32, 0, 0, 0), torch.float32, _of_numbers(codebooks.iq3_xxs, Code.INT8)),
+    "IQ3_S": BlockLayout(Code.INT5, 32, (160, 8, 0, 2, 0), torch.int8, _of_numbers(codebooks.iq3_s, Code.INT5)),
+    "TQ1_0": BlockLayout(Code.INT4, 32, (128, 8, 0, 2, 0), torch.int8, _of_numbers(codebooks.tq1_0, Code.INT4)),
+    "TQ2_0": BlockLayout(Code.INT4, 32, (128, 8, 0, 2, 0), torch.int8, _of_numbers(codebooks.tq2_0, Code.INT4)),
 }

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sametoken.checkpoint.gguf.blocks import UNQUANTISED_TYPES, read_tensor
-from sametoken.checkpoint.gguf.container import Container
+from sametoken.checkpoint.gguf.container import AGAIN, Container
 from sametoken.checkpoint.gguf.families import EACH, FAMILIES, QWEN, SHARED, WINDOW_KEY, GgufFamily, special_case
 from sametoken.errors import CheckpointError, SametokenError, UnsupportedModelError, shown
 from sametoken.model.formats.coded import Coded
@@ -32,6 +33,8 @@ INSIDE = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }  # fmt: skip
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+SCALE = re.compile(r"\.(input_)?scale$")  # of NVFP4: of a weight, which `restored` reads with it, and of rows
+BEHIND = re.compile(r"blk\.\d+\.nextn\.")
 BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # Keys of an architecture that are read below, and those without effect on what is computed.
 SIZES = {
@@ -112,6 +115,8 @@ def _head(
             f"{container.file}: embedding_length is {shown(hidden)} and attention.head_count {shown(heads)}, expected "
             "positive integers, the same for all layers"
         )
+    if "kv_lora_rank" in family.sizes.values():
+        return {}  # which `differs` reads
     size = stated.get("attention.key_length", hidden // heads)
     if stated.get("attention.value_length", size) != size:
         raise UnsupportedModelError(f"{container.file}: keys and values of different sizes are not supported")
@@ -170,15 +175,20 @@ def tensor_name(container: Container, name: str) -> str | None:
 
     The name of one that holds the weights of all experts has `EACH` in the place of the expert's number.
     """
-    if name in FREQUENCIES:
+    if name in FREQUENCIES or SCALE.search(name):
         return None
     module, _, kind = name.rpartition(".")
     if module in OUTSIDE:
         return f"{OUTSIDE[module]}.{kind}"
     found = BLOCK.fullmatch(name)
-    if found is None or found[2] not in INSIDE:
+    family = _family(container)
+    if BEHIND.match(name) or (found is not None and found[2] == "attn_v_b"):
+        return None  # weights that predict further tokens; a part that `restored` reads with the other
+    path = None if found is None else family.names.get(found[2], INSIDE.get(found[2]))
+    if found is None or path is None:
         return name
-    path = _family(container).names.get(found[2], INSIDE[found[2]])
+    if path.endswith("_bias"):
+        return f"model.layers.{found[1]}.{path}"
     if found[2] == "attn_sinks":
         return f"model.layers.{found[1]}.{path}.sinks"
     if found[2] == "ffn_up" and f"blk.{found[1]}.ffn_gate.weight" not in container.entries:
@@ -203,8 +213,12 @@ def single_weights(
 def restored(container: Container, name: str, tensor: Tensor | Coded) -> Tensor | Coded:
     """A tensor as a checkpoint has it, where llama.cpp has another order of the rows of q and k or other norms."""
     architecture, family = container.metadata["general.architecture"], _family(container)
+    if isinstance(tensor, Coded) and (scale := f"{name.removesuffix('weight')}scale") in container.entries:
+        tensor = replace(tensor, factor=_factor(container, scale, tensor.shape[0]))
     if family.norm_shift and name.endswith("_norm.weight") and isinstance(tensor, Tensor):
         return tensor - family.norm_shift
+    if name.endswith(".attn_k_b.weight"):
+        return _keys_and_values(container, name)
     part = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}.get(name.split(".")[-2])
     if part is None or not family.paired:
         return tensor
@@ -213,3 +227,27 @@ def restored(container: Container, name: str, tensor: Tensor | Coded) -> Tensor 
         raise CheckpointError(f"{container.file}: {name} has {tensor.shape[0]} rows for {shown(heads)} heads")
     rows = torch.arange(tensor.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
     return tensor.outputs(rows) if isinstance(tensor, Coded) else tensor[rows]
+
+
+def _factor(container: Container, name: str, outputs: int) -> Tensor:
+    """[outputs] float32: what an NVFP4 weight, or each of a layer's experts, is multiplied by."""
+    found = read_tensor(container, name)
+    if isinstance(found, Coded) or outputs % found.numel():
+        raise CheckpointError(f"{container.file}: {name} has no number for a share of {outputs} rows; {AGAIN}")
+    return found.to(torch.float32).flatten().repeat_interleave(outputs // found.numel())
+
+
+def _keys_and_values(container: Container, name: str) -> Tensor:
+    """The weight [heads * (key + value), rank] of latent attention, which files have as keys and values by head.
+
+    Keys stand with their inputs as outputs, so that their blocks are not those of a weight: both become plain numbers.
+    """
+    other = name.replace("attn_k_b", "attn_v_b")
+    shapes = [container.entries[each].shape if each in container.entries else () for each in (name, other)]
+    if [len(shape) for shape in shapes] != [3, 3] or shapes[0][:2] != (shapes[1][0], shapes[1][2]):
+        words = f"{name} has shape {list(shapes[0])} and {other} {list(shapes[1])}, expected [heads, rank, key] and"
+        raise CheckpointError(f"{container.file}: {words} [heads, value, rank]; {AGAIN}")
+    found = [read_tensor(container, each) for each in (name, other)]
+    numbers = [each.dequantize() if isinstance(each, Coded) else each.to(torch.float32) for each in found]
+    keys, values = (each.view(shape) for each, shape in zip(numbers, shapes, strict=True))
+    return torch.cat([keys.transpose(1, 2), values], 1).flatten(0, 1)

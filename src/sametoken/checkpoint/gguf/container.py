@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sametoken.checkpoint.gguf.parts import check_parts, part_files
 from sametoken.checkpoint.mapped import mapped
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 
@@ -45,17 +46,33 @@ TYPES = {
     0: BlockType("F32", 1, 4),
     1: BlockType("F16", 1, 2),
     2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
     8: BlockType("Q8_0", 32, 34),
+    10: BlockType("Q2_K", 256, 84),
+    11: BlockType("Q3_K", 256, 110),
     12: BlockType("Q4_K", 256, 144),
     13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
+    16: BlockType("IQ2_XXS", 256, 66),
+    17: BlockType("IQ2_XS", 256, 74),
+    18: BlockType("IQ3_XXS", 256, 98),
+    19: BlockType("IQ1_S", 256, 50),
+    20: BlockType("IQ4_NL", 32, 18),
+    21: BlockType("IQ3_S", 256, 110),
+    22: BlockType("IQ2_S", 256, 82),
+    23: BlockType("IQ4_XS", 256, 136),
+    29: BlockType("IQ1_M", 256, 56),
     30: BlockType("BF16", 1, 2),
+    34: BlockType("TQ1_0", 256, 54),
+    35: BlockType("TQ2_0", 256, 66),
     39: BlockType("MXFP4", 32, 17),
+    40: BlockType("NVFP4", 64, 36),
 }
 OTHERS = {
-    3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
-    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32",
-    27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 31: "Q4_0_4_4",
+    32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 41: "Q1_0", 42: "Q2_0",
 }  # fmt: skip
 
 
@@ -66,11 +83,13 @@ class Entry(NamedTuple):
         shape: outermost dimension first, as torch has it.
         type: how its numbers are stored.
         start: of its data, in bytes from the start of the file.
+        file: where it lies.
     """
 
     shape: tuple[int, ...]
     type: BlockType
     start: int
+    file: Path
 
     @property
     def nbytes(self) -> int:
@@ -82,10 +101,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Container:
-    """A GGUF file without its data.
+    """A GGUF file, or a model in several, without the data.
 
     Attributes:
-        file: where it lies.
+        file: the first one.
         metadata: values by key.
         entries: tensors by name, in the order of the file.
         data: whether `read` reads; otherwise it gives tensors on the meta device.
@@ -103,10 +122,10 @@ class Container:
         if not self.data:
             return torch.empty(entry.nbytes // row, row, dtype=torch.uint8, device="meta")
         try:
-            with self.file.open("rb") as opened:
+            with entry.file.open("rb") as opened:
                 return mapped(opened, entry.start, (entry.nbytes // row, row), torch.uint8)
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.file}: ends within {name}; {AGAIN}") from error
+            raise CheckpointError(f"{entry.file}: ends within {name}; {AGAIN}") from error
 
 
 class _Bytes:
@@ -147,16 +166,41 @@ class _Bytes:
             raise self.bad(f"a list of values of type {inner}")
         if count * 8 > len(self.data) - self.at:
             raise self.bad(f"a list of {count} texts")
-        return [self.text() for _ in range(count)]
+        return self._texts(count)
+
+    def _texts(self, count: int) -> list[str]:
+        """Texts one after the other; a vocabulary has hundreds of thousands, so that this loop calls little."""
+        data, at, end, size_of = self.data, self.at, len(self.data), struct.Struct("<Q").unpack_from
+        found = []
+        for _ in range(count):
+            if end - at < 8:
+                break
+            (size,) = size_of(data, at)
+            at += 8 + size
+            if at > end:
+                break
+            found.append(data[at - size : at].decode("utf-8", "replace"))
+        if len(found) < count:
+            raise self.bad(f"a list of {count} texts, of which {len(found)} are whole,")
+        self.at = at
+        return found
 
 
 def read_container(file: Path) -> Container:
-    """Metadata and tensors of a GGUF file.
+    """Metadata and tensors of a GGUF file, or of all parts of a model of which one is given.
 
     Raises:
-        CheckpointError: it is no GGUF file, or truncated or damaged.
-        UnsupportedModelError: it is one part of several, or a tensor is stored in a way that is not implemented.
+        CheckpointError: it is no GGUF file, or truncated or damaged, or a part of the model is missing or another's.
+        UnsupportedModelError: a tensor is stored in a way that is not implemented.
     """
+    files = part_files(file)
+    parts = [_read_file(each) for each in files]
+    check_parts(files, [part.metadata for part in parts], [part.entries for part in parts])
+    entries = {name: entry for part in parts for name, entry in part.entries.items()}
+    return Container(files[0], parts[0].metadata, entries)
+
+
+def _read_file(file: Path) -> Container:
     try:
         if file.stat().st_size < 24:
             raise CheckpointError(f"{file}: {file.stat().st_size} bytes are no GGUF file; {AGAIN}")
@@ -178,27 +222,31 @@ def _read(file: Path, data: _Bytes) -> Container:
     metadata: dict[str, Any] = {}
     for _ in range(keys):
         key = data.text()
+        if key in metadata:
+            raise data.bad(f"a second value of {shown(key)}")
         metadata[key] = data.value(data.number("I"))
-    parts = metadata.get("split.count", 0)
-    if not isinstance(parts, int):
-        raise data.bad(f"split.count is {shown(parts)}, expected a number")
-    if parts > 1:
-        raise UnsupportedModelError(
-            f"{file}: one of {parts} parts of a model, expected a single file; join them with llama-gguf-split --merge"
-        )
     stated = [_entry(file, data) for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
     if isinstance(alignment, bool) or not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
         raise data.bad(f"an alignment of {shown(alignment)}")
     start = data.at + -data.at % alignment
     entries = {name: entry._replace(start=start + entry.start) for name, entry in stated}
-    for name, entry in entries.items():
-        if entry.start + entry.nbytes > len(data.data):
-            raise CheckpointError(
-                f"{file}: truncated: {name} ends at byte {entry.start + entry.nbytes}, the file has {len(data.data)}; "
-                f"{AGAIN}"
-            )
+    if len(entries) < len(stated):
+        raise data.bad(f"{len(stated) - len(entries)} names of tensors are there twice")
+    _check_places(file, entries, len(data.data))
     return Container(file, metadata, entries)
+
+
+def _check_places(file: Path, entries: Mapping[str, Entry], size: int) -> None:
+    """Refuses tensors that end beyond the file or lie over one another."""
+    before, end = "", 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].start):
+        if entry.start < end:
+            words = f"{shown(name)} begins at byte {entry.start}, within {shown(before)}, which ends at byte {end}"
+            raise CheckpointError(f"{file}: damaged: {words}; {AGAIN}")
+        before, end = name, entry.start + entry.nbytes
+    if end > size:
+        raise CheckpointError(f"{file}: truncated: {before} ends at byte {end}, the file has {size}; {AGAIN}")
 
 
 def _entry(file: Path, data: _Bytes) -> tuple[str, Entry]:
@@ -208,11 +256,15 @@ def _entry(file: Path, data: _Bytes) -> tuple[str, Entry]:
     shape = tuple(data.number("Q") for _ in range(dimensions))[::-1]
     kind, start = data.number("I"), data.number("Q")
     if kind not in TYPES:
-        words = OTHERS.get(kind, f"of type {kind}")
-        raise UnsupportedModelError(
-            f"{file}: {name} is stored as {words}, which is not supported; use a file with "
-            f"{', '.join(each.name for each in TYPES.values())}, for example Q4_K_M or Q8_0"
-        )
+        stored, becomes = OTHERS.get(kind, f"type {kind}"), _in_q4_k_m(shape[-1])
+        advice = f"llama-quantize --allow-requantize {file.name} NEW Q4_K_M makes it {becomes}, at some loss"
+        words = f"{name} is stored as {stored}, which is not supported; {advice}; or download a file of another kind"
+        raise UnsupportedModelError(f"{file}: {words}")
     if min(shape) < 1 or max(shape) > 1 << 32 or shape[-1] % TYPES[kind].numbers:
         raise data.bad(f"{name} has shape {list(shape)}, expected rows of whole blocks of {TYPES[kind].numbers}")
-    return name, Entry(shape, TYPES[kind], start)
+    return name, Entry(shape, TYPES[kind], start, file)
+
+
+def _in_q4_k_m(inputs: int) -> str:
+    """What llama-quantize stores rows as where Q4_K_M is asked for."""
+    return "Q4_K" if inputs % 256 == 0 else "Q5_0" if inputs % 32 == 0 else "F16"

@@ -8,23 +8,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.blocks import read_tensor
 from sametoken.checkpoint.gguf.config import config_of, restored, single_weights, tensor_name
-from sametoken.checkpoint.gguf.container import read_container
+from sametoken.checkpoint.gguf.container import AGAIN, read_container
+from sametoken.checkpoint.gguf.parts import part_files
 from sametoken.checkpoint.gguf.tokenizer import tokenizer_files
 from sametoken.errors import CheckpointError
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Coded
 
-VERSION = 3  # of what is written into the directory
+VERSION = 4  # of what is written into the directory
+MOST = 64  # directories that are kept
+PART, ABANDONED_S = ".part-", 3600  # the name of what is being written; older ones are of killed processes
 
 
 def directory_of(file: Path, cache: Path) -> Path:
@@ -37,34 +44,65 @@ def directory_of(file: Path, cache: Path) -> Path:
         CheckpointError: the file is damaged.
         UnsupportedModelError: its architecture, tokenizer or a type of its blocks is not implemented.
     """
-    stem, file = file.stem, file.resolve()
+    files = part_files(file)
+    stem, file = files[0].stem, files[0].resolve() if len(files) == 1 else files[0].absolute()
     try:
-        state = file.stat()
+        states = [each.stat() for each in files]
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read ({error.strerror}); check its permissions") from error
-    key = f"{VERSION} {file} {state.st_size} {state.st_mtime_ns}"
+        raise CheckpointError(f"{error.filename} cannot be read ({error.strerror}); check its permissions") from error
+    key = " ".join([f"{VERSION} {file}", *(f"{state.st_size} {state.st_mtime_ns}" for state in states)])
     place = cache / f"{stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if (place / LINK).exists():
+        with suppress(OSError):  # of another user
+            os.utime(place)
         return place
     container = read_container(file)
     config = config_of(container)
     ModelConfig.from_hf({key: value for key, value in config.items() if key != "quantization_config"})
-    files = {"config.json": config, **tokenizer_files(container.metadata, file)}
+    written = {"config.json": config, **tokenizer_files(container.metadata, file)}
+    if (tokens := len(written["tokenizer.json"]["model"]["vocab"])) > config["vocab_size"]:
+        words = f"{tokens} tokens and {config['vocab_size']} rows in token_embd.weight, expected a row for each token"
+        raise CheckpointError(f"{file}: {words}; {AGAIN}")
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=".part-", dir=cache))
-    except OSError:
-        part = place = Path(tempfile.mkdtemp(prefix="sametoken-"))
-    for name, content in files.items():
-        (part / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    (part / LINK).symlink_to(file)
-    part.chmod(0o755)
-    if part != place:
-        try:
-            os.replace(part, place)
-        except OSError:  # another process was faster
-            return place if (place / LINK).exists() else part
+        _tidy(cache, file)
+        part = _written(Path(tempfile.mkdtemp(prefix=PART, dir=cache)), written, file)
+    except OSError:  # full, or not writable
+        return _written(Path(tempfile.mkdtemp(prefix="sametoken-")), written, file)
+    try:
+        os.replace(part, place)
+    except OSError:  # another process was faster
+        return place if (place / LINK).exists() else part
     return place
+
+
+def _written(place: Path, contents: Mapping[str, Any], file: Path) -> Path:
+    try:
+        for name, content in contents.items():
+            (place / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        (place / LINK).symlink_to(file)
+        place.chmod(0o755)
+    except OSError:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    return place
+
+
+def _tidy(cache: Path, file: Path) -> None:
+    """Removes directories of files that are gone, of this one as it was, and of killed processes; then the oldest."""
+    now, kept = time.time(), []
+    for place in cache.iterdir():
+        link, age = place / LINK, now - place.lstat().st_mtime
+        if place.name.startswith(PART):
+            useless = age > ABANDONED_S
+        else:
+            useless = link.is_symlink() and (not link.exists() or link.readlink() == file)
+        if useless:
+            shutil.rmtree(place, ignore_errors=True)
+        elif link.is_symlink() and not place.name.startswith(PART):
+            kept.append((age, place))
+    for _, place in sorted(kept)[MOST - 1 :]:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def read_gguf(file: Path, *, data: bool = True) -> Iterator[tuple[str, Tensor | Coded]]:

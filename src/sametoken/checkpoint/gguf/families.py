@@ -100,12 +100,72 @@ def _granite(stated: Stated, config: Stated) -> dict[str, Any]:
     return {"attention_multiplier": stated.get("attention.scale") or config["head_dim"] ** -0.5}
 
 
+def _without_further(stated: Stated, config: Stated) -> dict[str, Any]:
+    """The layers without those that predict further tokens, which stand behind them."""
+    further, layers = stated.get(FURTHER, 0), config.get("num_hidden_layers")
+    if not isinstance(further, int) or not isinstance(layers, int) or not 0 <= further < max(layers, 1):
+        raise CheckpointError(f"{FURTHER} is {shown(further)} of {shown(layers)} layers, expected fewer than there are")
+    return {"num_hidden_layers": layers - further, "num_nextn_predict_layers": further}
+
+
+def _glm4_moe(stated: Stated, config: Stated) -> dict[str, Any]:
+    if stated.get(GATING, SIGMOID) != SIGMOID:
+        raise UnsupportedModelError(f"{GATING} is {shown(stated[GATING])}, which is not supported; expected {SIGMOID}")
+    return {**_without_further(stated, config), "norm_topk_prob": bool(stated.get(NORMALISED, False))}
+
+
+def _deepseek(stated: Stated, config: Stated) -> dict[str, Any]:
+    """DeepSeek V2, and V3, whose experts are chosen by sigmoids; keys and values are products of a small vector."""
+    rotated, key = stated.get("rope.dimension_count"), stated.get(f"{KEY}_mla", stated.get(KEY))
+    value = stated.get(f"{VALUE}_mla", stated.get(VALUE))
+    if not all(isinstance(each, int) and each > 0 for each in (rotated, key, value)) or key <= rotated:
+        words = f"{KEY} of {shown(key)} with {shown(rotated)} rotated dimensions, and {VALUE} of {shown(value)}"
+        raise CheckpointError(f"{words}; expected sizes, and some dimensions that are not rotated")
+    found = {
+        **_without_further(stated, config), "norm_topk_prob": bool(stated.get(NORMALISED, False)),
+        "num_key_value_heads": config["num_attention_heads"], "q_lora_rank": stated.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": rotated, "qk_nope_head_dim": key - rotated, "v_head_dim": value,
+    }  # fmt: skip
+    if stated.get(GATING) == SIGMOID:
+        found |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+        found |= {"n_group": stated.get(GROUPS, 1), "topk_group": stated.get(GROUPS_USED, 1)}
+    elif stated.get(GROUPS, 1) != 1:
+        found |= {"n_group": stated[GROUPS], "topk_group": stated.get(GROUPS_USED)}
+        found["topk_method"] = "group_limited_greedy"
+    if stated.get(STRETCH) and "rope_scaling" in config:  # the file has a tenth of it, and it is that of both keys
+        share = round(10 * stated[STRETCH], 6)
+        found["rope_scaling"] = {**config["rope_scaling"], "mscale": share, "mscale_all_dim": share}
+    return found
+
+
+def _llama4(stated: Stated, config: Stated) -> dict[str, Any]:
+    """As published: three of four layers in chunks; the largest model has no norms of queries and keys."""
+    if stated.get(WINDOW_KEY, CHUNK) != CHUNK:
+        raise UnsupportedModelError(f"Llama 4 with {WINDOW_KEY} {shown(stated[WINDOW_KEY])} is not supported")
+    norms = config.get("num_local_experts") != WITHOUT_NORMS
+    return {"attention_chunk_size": CHUNK, "use_qk_norm": norms}
+
+
+CHUNK, WITHOUT_NORMS = 8192, 128  # tokens, and experts
+KEY, VALUE, STRETCH = "attention.key_length", "attention.value_length", "rope.scaling.yarn_log_multiplier"
+FURTHER, GATING, NORMALISED = "nextn_predict_layers", "expert_gating_func", "expert_weights_norm"
+GROUPS, GROUPS_USED = "expert_group_count", "expert_group_used_count"
+SIGMOID = 2  # of ways to score experts
 ROPE = "rope.freq_base"
 CHOSEN = {"expert_used_count": "num_experts_per_tok"}
 QWEN = {**CHOSEN, "expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"}
 SHARED = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 LOCAL = {**CHOSEN, "expert_count": "num_local_experts"}
 WINDOWED = {WINDOW_KEY: "sliding_window"}
+BEHIND_DENSE = {
+    **CHOSEN, "expert_count": "n_routed_experts", "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts", "leading_dense_block_count": "first_k_dense_replace",
+    "expert_weights_scale": "routed_scaling_factor",
+}  # fmt: skip
+SHARED_NAMES = {
+    **{f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+}
 CAPPED = {"final_logit_softcapping": "final_logit_softcapping"}
 ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 BIASES = {**ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_gate.bias"}
@@ -114,8 +174,24 @@ GLM4_NORMS = {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm"
 PATTERN = (f"{WINDOW_KEY}_pattern",)
 LAYERS = (*PATTERN, f"{ROPE}_swa")
 
+LATENT_NAMES = {
+    "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj", "attn_k_b": "self_attn.kv_b_proj",
+}  # fmt: skip
+
 # By the architecture's name; one that stands for several families has the words of `special_case` behind it.
 FAMILIES = {
+    "chatglm": GgufFamily("GlmForCausalLM", "glm", partial=True, biases=ATTENTION_BIAS),
+    "deepseek2": GgufFamily(
+        "DeepseekV2ForCausalLM", "deepseek_v2", differs=_deepseek, names={**SHARED_NAMES, **LATENT_NAMES},
+        sizes={**BEHIND_DENSE, "attention.kv_lora_rank": "kv_lora_rank"},
+        biases={"attention_bias": "blk.0.attn_kv_a_mqa.bias"},
+        more=(
+            "attention.q_lora_rank", f"{KEY}_mla", f"{VALUE}_mla", STRETCH, FURTHER, GATING, NORMALISED, GROUPS,
+            GROUPS_USED,
+        ),
+    ),
     "gemma2": GgufFamily(
         "Gemma2ForCausalLM", "gemma2", norm_shift=1.0, biases=ATTENTION_BIAS, names=GEMMA_NORMS, more=PATTERN,
         sizes={**WINDOWED, **CAPPED, "attn_logit_softcapping": "attn_logit_softcapping"}, differs=_gemma2,
@@ -126,6 +202,11 @@ FAMILIES = {
     ),
     "glm4": GgufFamily(
         "Glm4ForCausalLM", "glm4", partial=True, biases=ATTENTION_BIAS, names=GLM4_NORMS
+    ),
+    "glm4moe": GgufFamily(
+        "Glm4MoeForCausalLM", "glm4_moe", partial=True, names=SHARED_NAMES, differs=_glm4_moe,
+        biases={**ATTENTION_BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"}, more=(FURTHER, GATING, NORMALISED),
+        sizes={**BEHIND_DENSE, GROUPS: "n_group", GROUPS_USED: "topk_group"},
     ),
     "gpt-oss": GgufFamily(
         "GptOssForCausalLM", "gpt_oss", facts={"attention_bias": True},
@@ -140,6 +221,13 @@ FAMILIES = {
     ),
     "llama": GgufFamily("LlamaForCausalLM", "llama", paired=True, biases=BIASES),
     "llama with experts": GgufFamily("MixtralForCausalLM", "mixtral", paired=True, sizes=LOCAL),
+    "llama4": GgufFamily(
+        "Llama4ForCausalLM", "llama4_text", biases=ATTENTION_BIAS, differs=_llama4, more=(WINDOW_KEY,),
+        sizes={
+            **LOCAL, "expert_feed_forward_length": "intermediate_size", "feed_forward_length": "intermediate_size_mlp",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+    ),
     "olmo2": GgufFamily("Olmo2ForCausalLM", "olmo2", biases=ATTENTION_BIAS),
     "olmo2 with windows": GgufFamily(
         "Olmo3ForCausalLM", "olmo3", biases=ATTENTION_BIAS, sizes=WINDOWED, more=LAYERS, differs=_olmo3

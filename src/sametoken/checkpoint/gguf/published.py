@@ -1,45 +1,65 @@
-"""Which GGUF file of a Hub repository a name such as "owner/name:Q4_K_M" means, as llama.cpp and vLLM spell it."""
+"""Which GGUF files of a Hub repository a name such as "owner/name:Q4_K_M" means, as llama.cpp and vLLM spell it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
+from sametoken.checkpoint.gguf.parts import models, siblings
 from sametoken.errors import HubError
 
-KIND = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|MXFP4\w*|BF16|F16|F32))(?:-\d+-of-\d+)?\.gguf$", re.IGNORECASE)
-SPLIT_PART = re.compile(r"-\d+-of-\d+\.gguf$", re.IGNORECASE)
+KIND = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:[IT]?Q\d\w*|(?:MX|NV)FP4\w*|BF16|F16|F32))(?:-\d+-of-\d+)?\.gguf$", re.IGNORECASE
+)
+UNSLOTH = "UD-"  # before kinds of theirs, which people leave out
+FIRST_KINDS = ("Q4_K_M", "Q8_0")  # that llama.cpp takes where none is named; then the first file
+NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # in names of what belongs to a model
 
 
-def chosen_file(repository: str, kind: str, names: Iterable[str]) -> str:
-    """The one file that `kind` names.
+def chosen_files(repository: str, kind: str, names: Iterable[str]) -> list[str]:
+    """The file that `kind` names, or all its parts, the first of which stands for them.
 
     Args:
-        kind: how the blocks are stored ("Q4_K_M", in any case), or the name of a file.
+        kind: how the blocks are stored ("Q4_K_M", in any case), or the name of a file; "" for the usual one.
         names: the files of the repository.
 
     Raises:
-        HubError: no file, several files, or a file in several parts.
+        HubError: no file, several files, or parts of a file are missing.
     """
-    files = kinds_of(names)
-    found = [name for name, of in files.items() if kind in (name, name.rpartition("/")[2]) or of == kind.upper()]
+    parts = models(name for name in names if is_model(name))
+    files = {name: kind_of(name) for name in parts}
+    found = _named(files, kind) if kind else _usual(files)
     if not found:
         there = ", ".join(sorted(set(files.values()))) or "no GGUF files"
         raise HubError(f"{repository} has no file for {kind!r}, it has {there}; name one of them after the colon")
-    if any(SPLIT_PART.search(name) for name in found):
-        raise HubError(
-            f"{repository} holds {kind} in {len(found)} parts; download them, join them with "
-            "`llama-gguf-split --merge`, and give the path of the joined file"
-        )
     if len(found) > 1:
         raise HubError(
             f"{repository} holds {len(found)} files for {kind!r} ({', '.join(found)}); name one of them after the colon"
         )
-    return found[0]
+    if missing := [name for name in siblings(found[0]) if name not in parts[found[0]]]:
+        raise HubError(f"{repository} has only parts of {found[0]}: {', '.join(missing[:8])} not; name another file")
+    return parts[found[0]]
 
 
-def kinds_of(names: Iterable[str]) -> dict[str, str]:
-    """The GGUF files that hold a model, with the kind of their blocks in capitals ("" where the name states none)."""
-    files = [name for name in names if name.lower().endswith(".gguf")]
-    models = [name for name in files if not name.rpartition("/")[2].lower().startswith(("mmproj", "imatrix"))]
-    return {name: found[1].upper() if (found := KIND.search(name)) else "" for name in models}
+def _named(files: dict[str, str], kind: str) -> list[str]:
+    """The models that a kind, or the name of a file or of a part of it, names."""
+    for name in files:
+        if kind in (name, name.rpartition("/")[2]) or kind in {*siblings(name), *siblings(name.rpartition("/")[2])}:
+            return [name]
+    exact = [name for name, of in files.items() if of == kind.upper()]
+    return exact or [name for name, of in files.items() if of == UNSLOTH + kind.upper()]
+
+
+def _usual(files: dict[str, str]) -> list[str]:
+    return next((found for kind in FIRST_KINDS if (found := _named(files, kind))), list(files))[:1]
+
+
+def is_model(name: str) -> bool:
+    """Whether a file is a model in GGUF, by its name."""
+    name = name.rpartition("/")[2].lower()
+    return name.endswith(".gguf") and not any(other in name for other in NO_MODELS)
+
+
+def kind_of(name: str) -> str:
+    """The kind of a file's blocks in capitals; "" where its name states none."""
+    return found[1].upper() if (found := KIND.search(name)) else ""

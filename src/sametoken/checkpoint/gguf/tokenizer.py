@@ -9,51 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sametoken.checkpoint.gguf.container import AGAIN
+from sametoken.checkpoint.gguf.splitting import BEGUN, NORMALISED, SPLITS, WHOLE_WORDS
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 
-CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-SLASHED = REST.replace(r"[\r\n]*", r"[\r\n/]*", 1)
-
-
-def _by_case(after: str, digits: str) -> str:
-    """Words that end where the case changes, with what may follow a word, and numbers."""
-    start = r"[^\r\n\p{L}\p{N}]?"
-    return rf"{start}{UPPER}*{LOWER}+{after}|{start}{UPPER}+{LOWER}*{after}|{digits}|{SLASHED}"
-
-
-LLAMA3 = (rf"{CONTRACTIONS}|{WORDS}|\p{{N}}{{1,3}}|{REST}",)
-QWEN2 = (rf"{CONTRACTIONS}|{WORDS}|\p{{N}}|{REST}",)
-QWEN35 = (
-    QWEN2[0].replace(WORDS, WORDS.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+")).replace(r"[^\s\p{L}\p", r"[^\s\p{L}\p{M}\p"),
-)
-DEEPSEEK3 = (
-    r"\p{N}{1,3}",
-    r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-# Values of tokenizer.ggml.pre: the expressions that split a text one after the other; GPT-2's expression splits what
-# an empty tuple names, "digits" the same after each digit.
-SPLITS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), LLAMA3),
-    **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe", "glm4"), LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), QWEN2),
-    "qwen35": QWEN35,
-    "tekken": (_by_case("", r"\p{N}"),),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (_by_case(f"{CONTRACTIONS}?", r"\p{N}{1,3}"),)),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), DEEPSEEK3),
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "exaone4", "jina-es", "jina-de"), ()),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), ("digits",)),
-}
-BEGUN = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}  # texts begin by BOS
-WHOLE_WORDS = {*BEGUN, "tekken", "glm4"}  # a piece that is a token is not merged
 # Tokens that llama.cpp takes as ends of a text wherever a vocabulary has them as control tokens.
 END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "</s>")
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+TOKEN_TYPES = range(7)  # undefined, normal, unknown, control, user defined, unused, byte
+NO_TOKEN = (-1, 2**32 - 1)  # ids that stand for none
 SPACE = "\u2581"
+BYTES = 512  # tokens that a vocabulary of single bytes and marks may have
 
 
 def tokenizer_files(metadata: Mapping[str, Any], where: object) -> dict[str, dict[str, Any]]:
@@ -68,7 +34,7 @@ def tokenizer_files(metadata: Mapping[str, Any], where: object) -> dict[str, dic
     """
     facts = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
     tokens = _texts(facts, "tokens", where)
-    types = _list(facts, "token_type", where) if facts.get("token_type") else [1] * len(tokens)
+    types = _types(facts, tokens, where)
     if not isinstance(pre := facts.get("pre"), str | None):
         raise CheckpointError(f"{where}: tokenizer.ggml.pre is {shown(pre)}, expected a text")
     model = facts.get("model")
@@ -76,10 +42,8 @@ def tokenizer_files(metadata: Mapping[str, Any], where: object) -> dict[str, dic
         raise UnsupportedModelError(
             f"{where}: a tokenizer of kind {shown(model)} is not supported, expected gpt2 or llama"
         )
-    if len(set(tokens)) != len(tokens) or len(types) != len(tokens):
-        raise CheckpointError(
-            f"{where}: {len(tokens)} tokens with {len(types)} types, expected unique tokens, one each"
-        )
+    for name in (key.removesuffix("_token_id") for key in facts if key.endswith("_token_id")):
+        _token(facts, name, tokens, where)
     bos, eos = _token(facts, "bos", tokens, where), _token(facts, "eos", tokens, where)
     content = _byte_pairs(facts, tokens, where) if model == "gpt2" else _pieces(facts, tokens, types, where)
     content["added_tokens"] = [
@@ -113,13 +77,29 @@ def _list(facts: Mapping[str, Any], key: str, where: object) -> list[Any]:
     return value
 
 
+def _types(facts: Mapping[str, Any], tokens: Sequence[str], where: object) -> list[int]:
+    """The type of each token."""
+    types = _list(facts, "token_type", where) if facts.get("token_type") else [1] * len(tokens)
+    if len(set(tokens)) != len(tokens) or len(types) != len(tokens):
+        raise CheckpointError(
+            f"{where}: {len(tokens)} tokens with {len(types)} types, expected unique tokens, one each; {AGAIN}"
+        )
+    if other := set(types).difference(TOKEN_TYPES):
+        raise CheckpointError(
+            f"{where}: tokenizer.ggml.token_type has {shown(next(iter(other)))}, expected 0 to {TOKEN_TYPES[-1]}; "
+            f"{AGAIN}"
+        )
+    return types
+
+
 def _token(facts: Mapping[str, Any], name: str, tokens: Sequence[str], where: object) -> int | None:
     """The id of a named token, None if the file names none."""
     value = facts.get(f"{name}_token_id")
-    if value is None:
+    if value is None or value in NO_TOKEN:
         return None
-    if not isinstance(value, int) or not 0 <= value < len(tokens):
-        raise CheckpointError(f"{where}: {name}_token_id is {shown(value)}, expected one of {len(tokens)} tokens")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
+        words = f"{name}_token_id is {shown(value)}, expected one of {len(tokens)} tokens"
+        raise CheckpointError(f"{where}: {words}; {AGAIN}")
     return value
 
 
@@ -160,14 +140,14 @@ def _byte_pairs(facts: Mapping[str, Any], tokens: Sequence[str], where: object) 
     }
     splits = [_split(expression) for expression in expressions]
     return {
-        "normalizer": {"type": "NFC"} if expressions is QWEN2 else None,
+        "normalizer": {"type": "NFC"} if kind in NORMALISED else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, level]},
         "decoder": {**level, "use_regex": True},
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
             "ignore_merges": kind in WHOLE_WORDS, "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [_pair(merge, where) for merge in _texts(facts, "merges", where)],
+            "merges": _merges(facts, tokens, where),
         },
     }  # fmt: skip
 
@@ -184,6 +164,18 @@ def _texts(facts: Mapping[str, Any], name: str, where: object) -> list[str]:
     if other is not None:
         raise CheckpointError(f"{where}: tokenizer.ggml.{name} has {shown(other)}, expected texts")
     return values
+
+
+def _merges(facts: Mapping[str, Any], tokens: Sequence[str], where: object) -> list[list[str]]:
+    """The merges, in their order; each makes a token of two others."""
+    pairs, known = [_pair(merge, where) for merge in _texts(facts, "merges", where)], set(tokens)
+    if not pairs and len(tokens) > BYTES:
+        raise CheckpointError(f"{where}: no merges (tokenizer.ggml.merges) for {len(tokens)} tokens; {AGAIN}")
+    for first, second in pairs:
+        if first not in known or second not in known or first + second not in known:
+            words = f"{where}: the merge of {shown(first)} and {shown(second)} has a part or a result that is no token"
+            raise CheckpointError(f"{words}; {AGAIN}")
+    return pairs
 
 
 def _pair(merge: str, where: object) -> list[str]:

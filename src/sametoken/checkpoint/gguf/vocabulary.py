@@ -15,7 +15,7 @@ from sametoken.checkpoint.tokenizer import BYTE_TOKEN, load_tokenizer
 from sametoken.errors import CheckpointError, UnsupportedModelError
 
 NORMAL, UNUSED, BYTE = 1, 5, 6
-PREFIX = "tokenizer.ggml."
+TOKENIZER = "tokenizer.ggml."
 # Ways to split a text that differ, the frequent ones first; a file must name one.
 KINDS = (
     "llama-bpe", "qwen2", "gpt-2", "tekken", "smollm", "smaug-bpe", "falcon3", "gpt-4o", "deepseek-v3", "qwen35",
@@ -42,15 +42,15 @@ def vocabulary(directory: Path, size: int, texts: Sequence[str]) -> dict[str, An
     tokenizer = load_tokenizer(directory)
     info = tokenizer.info()
     common = _tokens(content, size)
-    ids = {token: number for number, token in enumerate(common[f"{PREFIX}tokens"])}
+    ids = {token: number for number, token in enumerate(common[f"{TOKENIZER}tokens"])}
     for key, name in NAMED.items():
         if info.get(key) in ids:
-            common[f"{PREFIX}{name}_token_id"] = ids[info[key]]
+            common[f"{TOKENIZER}{name}_token_id"] = ids[info[key]]
     if isinstance(info["chat_template"], str):
         common["tokenizer.chat_template"] = info["chat_template"]
     merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
     with_bos, without = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
-    common[f"{PREFIX}add_bos_token"] = with_bos != without and with_bos[0] == common.get(f"{PREFIX}bos_token_id")
+    common[f"{TOKENIZER}add_bos_token"] = with_bos != without and with_bos[0] == common.get(f"{TOKENIZER}bos_token_id")
     expected = [(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     for candidate in _candidates(common, merges, bool(model.get("byte_fallback"))):
         if _encoded(candidate, directory, texts) == expected:
@@ -74,24 +74,24 @@ def _tokens(content: Mapping[str, Any], size: int) -> dict[str, Any]:
     if tokens and max(tokens) >= size:
         raise CheckpointError(f"tokenizer.json has token {max(tokens)}, the model {size} rows of token vectors")
     return {
-        f"{PREFIX}tokens": [tokens.get(number, f"[PAD{number}]") for number in range(size)],
-        f"{PREFIX}token_type": [types.get(number, UNUSED) for number in range(size)],
+        f"{TOKENIZER}tokens": [tokens.get(number, f"[PAD{number}]") for number in range(size)],
+        f"{TOKENIZER}token_type": [types.get(number, UNUSED) for number in range(size)],
     }
 
 
 def _candidates(common: Mapping[str, Any], merges: Sequence[str], pieces: bool) -> Iterator[dict[str, Any]]:
     if not pieces:
         for kind in KINDS:
-            yield {**common, f"{PREFIX}model": "gpt2", f"{PREFIX}pre": kind, f"{PREFIX}merges": list(merges)}
+            yield {**common, f"{TOKENIZER}model": "gpt2", f"{TOKENIZER}pre": kind, f"{TOKENIZER}merges": list(merges)}
         return
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(merges):
         ranks.setdefault(merge.replace(" ", ""), rank)
     last = len(merges)
-    scores = [-float(ranks.get(token, last)) for token in common[f"{PREFIX}tokens"]]
+    scores = [-float(ranks.get(token, last)) for token in common[f"{TOKENIZER}tokens"]]
     for prefix in (True, False):
-        spaced = {f"{PREFIX}add_space_prefix": prefix, f"{PREFIX}scores": scores}
-        yield {**common, f"{PREFIX}model": "llama", f"{PREFIX}pre": "default", **spaced}
+        spaced = {f"{TOKENIZER}add_space_prefix": prefix, f"{TOKENIZER}scores": scores}
+        yield {**common, f"{TOKENIZER}model": "llama", f"{TOKENIZER}pre": "default", **spaced}
 
 
 def _encoded(candidate: Mapping[str, Any], where: Path, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:

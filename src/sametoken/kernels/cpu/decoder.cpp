@@ -7,6 +7,7 @@
 #include "draw.h"
 #include "exchange.h"
 #include "forward.h"
+#include "gguf_blocks.h"
 #include "grow.h"
 #include "pack.h"
 #include "sample.h"
@@ -232,7 +233,7 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 24; }
+int32_t sametoken_interface() { return 27; }
 
 // 1 where this process may use the processor's matrix unit from now on.
 int32_t sametoken_matrix() { return ask_for_matrix_unit(); }
@@ -277,9 +278,27 @@ int32_t sametoken_blocks(int32_t kind, const uint8_t* blocks, int64_t count, uin
   return guarded([&] { read_blocks(kind, blocks, count, parts, threads); });
 }
 
+// Numbers of a codebook with four or eight in an entry.
+int32_t sametoken_entries(const int8_t* book, int32_t width, const int32_t* entries, const int8_t* signs, const int32_t* rows,
+                          int64_t count, int8_t* to, int32_t threads) {
+  return guarded([&] { (width == 4 ? read_entries<4> : read_entries<8>)(book, entries, signs, rows, count, to, threads); });
+}
+
+// Codes of 5 or 6 bits, a byte each, in `groups` of 32, as blocks.h has them.
+int32_t sametoken_join(const uint8_t* codes, int64_t groups, int32_t bits, uint8_t* to, int32_t threads) {
+  return guarded([&] { join_bits(codes, groups, bits, to, threads); });
+}
+
 // What rows of codes mean, in bfloat16.
 int32_t sametoken_numbers(const CodedRows* rows, int32_t threads) {
   return guarded([&] { read_numbers(*rows, threads); });
+}
+
+// x [count][in]: rows of a packed weight.
+int32_t sametoken_rows(const Weight* weight, const int64_t* rows, int64_t count, bf16* x) {
+  return guarded([&] {
+    for (int64_t i = 0; i < count; i++) read_row(*weight, rows[i], x + i * weight->in);
+  });
 }
 
 // 1 where float8_e4m3fn codes hold NaN.

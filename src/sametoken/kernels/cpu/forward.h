@@ -9,6 +9,7 @@
 #include "experts.h"
 #include "input.h"
 #include "pointwise.h"
+#include "table.h"
 
 namespace sametoken {
 
@@ -37,9 +38,9 @@ struct Join {
 struct Model {
   int32_t layers, hidden, heads, kv_heads, head_size, rotated, intermediate, activation;
   float eps;
-  int32_t embed_packed;  // whether the table lies in BF16 tiles, so that a tied head reads it too
   int64_t vocabulary;
-  const bf16* embed;  // [vocabulary][hidden]
+  const bf16* embed;    // [vocabulary][hidden], or null
+  const Weight* table;  // the same, packed
   int64_t positions;  // of the layers' rotations
   const Layer* layer;
   const Join* join;  // null for a decoder, which reads tokens alone
@@ -62,13 +63,8 @@ struct Pages {
 };
 
 inline void embed(const Model& model, int64_t token, bf16* x) {
-  if (!model.embed_packed) {
-    std::copy(model.embed + token * model.hidden, model.embed + (token + 1) * model.hidden, x);
-    return;
-  }
-  int64_t steps = padded(model.hidden, 128) / 2;
-  const bf16* tile = model.embed + token / LANES * steps * 2 * LANES + token % LANES * 2;
-  for (int64_t k = 0; k < model.hidden / 2; k++) std::memcpy(x + 2 * k, tile + k * 2 * LANES, 4);
+  if (model.embed == nullptr) read_row(*model.table, token, x);
+  else std::copy(model.embed + token * model.hidden, model.embed + (token + 1) * model.hidden, x);
 }
 
 // One forward over all layers; every thread of the team runs `run`.

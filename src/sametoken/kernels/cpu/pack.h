@@ -1,5 +1,5 @@
 // Weights as files hold them, in the layouts that the kernels read: tiles of 16 outputs, within a tile step by step of the
-// inputs; and llama.cpp's blocks and AWQ's words as rows of codes.
+// inputs; and AWQ's words as rows of codes.
 #pragma once
 #include <cstring>
 
@@ -167,18 +167,6 @@ struct CodedRows {
   bf16* numbers;                 // [rows][inputs]
 };
 
-// 32 codes of 5 or 6 bits as blocks.h has them, in 4 * BITS bytes: code i = 4 j + b of each.
-template <int BITS>
-inline void join_bits(const uint8_t* codes, uint8_t* to) {
-  constexpr int FIELDS = BITS == 6 ? 4 : 8, SIZE = 8 / FIELDS;
-  std::memset(to, 0, 4 * BITS);
-  for (int j = 0; j < 8; j++)
-    for (int b = 0; b < 4; b++) {
-      to[j / 2 * 4 + b] |= uint8_t((codes[4 * j + b] & 15) << (j % 2 * 4));
-      to[16 + j / FIELDS * 4 + b] |= uint8_t(codes[4 * j + b] >> 4 << (j % FIELDS * SIZE));
-    }
-}
-
 template <int BITS>
 inline int code_at(const uint8_t* from, int i) {
   constexpr int FIELDS = BITS == 6 ? 4 : 8, SIZE = 8 / FIELDS;
@@ -197,7 +185,7 @@ void read_numbers(const CodedRows& r, int64_t row) {
     switch (FORMAT) {
       case GROUPED_INT8: return float(int8_t(codes[i]));
       case FP4: return to_float(FP4_VALUES[four_bits]);
-      case BLOCK_INT5: return float(code_at<5>(codes, i));
+      case BLOCK_INT5: return float(code_at<5>(codes, i) - r.zero);
       case BLOCK_INT6: return float(code_at<6>(codes, i) - 32);
       default: return float(four_bits - r.zero);
     }
@@ -218,130 +206,6 @@ inline void read_numbers(const CodedRows& r, int threads) {
   Pool::instance().run(threads, 1, [&](Worker& worker) {
     worker.each(int(r.rows), [&](int row) { work(r, row); });
   });
-}
-
-// Blocks of llama.cpp as Coded has them: codes, four-bit ones with an even input in the low half of a byte, those of 5 and
-// 6 bits as join_bits makes them, and scales, offsets, steps and offset steps as they are where a kind has them. SIZES
-// says how many bytes of each a block has.
-enum BlockKind : int32_t { Q8_0 = 0, Q4_0 = 1, MXFP4 = 2, Q4_K = 3, Q5_K = 4, Q6_K = 5 };
-enum BlockPart : int { CODES, SCALE, OFFSET, STEP, OFFSET_STEP, PARTS };
-
-// 2 * N four-bit codes, the low halves of N bytes and then the high ones, as N bytes of pairs.
-template <int N>
-inline void pair_halves(const uint8_t* from, uint8_t* to) {
-  for (int i = 0; i < N / 2; i++) {
-    to[i] = uint8_t((from[2 * i] & 15) | from[2 * i + 1] << 4);
-    to[N / 2 + i] = uint8_t(from[2 * i] >> 4 | (from[2 * i + 1] & 240));
-  }
-}
-
-// Steps of scales and offsets, and eight six-bit numbers of each.
-inline void read_k_scales(const uint8_t* from, uint8_t* const* to) {
-  std::memcpy(to[STEP], from, 2);
-  std::memcpy(to[OFFSET_STEP], from + 2, 2);
-  const uint8_t *first = from + 4, *second = from + 8, *both = from + 12;
-  for (int i = 0; i < 4; i++) {
-    to[SCALE][i] = first[i] & 63;
-    to[SCALE][4 + i] = uint8_t((both[i] & 15) | (first[i] >> 2 & 48));
-    to[OFFSET][i] = second[i] & 63;
-    to[OFFSET][4 + i] = uint8_t(both[i] >> 4 | (second[i] >> 2 & 48));
-  }
-}
-
-template <int KIND>
-struct BlockOf;
-template <>
-struct BlockOf<Q8_0> {
-  static constexpr int BYTES = 34, SIZES[PARTS] = {32, 2, 0, 0, 0};
-  static void read(const uint8_t* from, uint8_t* const* to) {
-    std::memcpy(to[SCALE], from, 2);
-    std::memcpy(to[CODES], from + 2, 32);
-  }
-};
-template <>
-struct BlockOf<Q4_0> {
-  static constexpr int BYTES = 18, SIZES[PARTS] = {16, 2, 0, 0, 0};
-  static void read(const uint8_t* from, uint8_t* const* to) {
-    std::memcpy(to[SCALE], from, 2);
-    pair_halves<16>(from + 2, to[CODES]);
-  }
-};
-template <>
-struct BlockOf<MXFP4> {
-  static constexpr int BYTES = 17, SIZES[PARTS] = {16, 1, 0, 0, 0};
-  static void read(const uint8_t* from, uint8_t* const* to) {
-    uint8_t* codes = to[CODES];
-    to[SCALE][0] = from[0];
-    pair_halves<16>(from + 1, codes);
-    for (int i = 0; i < 16; i++) {  // ggml has no negative zero
-      uint8_t even = codes[i] & 15, odd = codes[i] >> 4;
-      codes[i] = uint8_t((even == 8 ? 0 : even) | (odd == 8 ? 0 : odd) << 4);
-    }
-  }
-};
-template <>
-struct BlockOf<Q4_K> {
-  static constexpr int BYTES = 144, SIZES[PARTS] = {128, 8, 8, 2, 2};
-  static void read(const uint8_t* from, uint8_t* const* to) {
-    read_k_scales(from, to);
-    for (int part = 0; part < 4; part++) pair_halves<32>(from + 16 + 32 * part, to[CODES] + 32 * part);
-  }
-};
-template <>
-struct BlockOf<Q5_K> {
-  static constexpr int BYTES = 176, SIZES[PARTS] = {160, 8, 8, 2, 2};
-  static void read(const uint8_t* from, uint8_t* const* to) {
-    read_k_scales(from, to);
-    const uint8_t *high = from + 16, *low = from + 48;
-    for (int part = 0; part < 8; part++) {
-      uint8_t codes[32];
-      for (int i = 0; i < 32; i++)
-        codes[i] = uint8_t((low[part / 2 * 32 + i] >> (part % 2 * 4) & 15) | (high[i] >> part & 1) << 4);
-      join_bits<5>(codes, to[CODES] + 20 * part);
-    }
-  }
-};
-template <>
-struct BlockOf<Q6_K> {
-  static constexpr int BYTES = 210, SIZES[PARTS] = {192, 16, 0, 2, 0};
-  static void read(const uint8_t* from, uint8_t* const* to) {
-    std::memcpy(to[SCALE], from + 192, 16);
-    std::memcpy(to[STEP], from + 208, 2);
-    for (int part = 0; part < 8; part++) {
-      const uint8_t *low = from + part / 4 * 64 + part % 2 * 32, *high = from + 128 + part / 4 * 32;
-      int low_half = part % 4 / 2 * 4, bits = part % 4 * 2;
-      uint8_t codes[32];
-      for (int i = 0; i < 32; i++) codes[i] = uint8_t((low[i] >> low_half & 15) | (high[i] >> bits & 3) << 4);
-      join_bits<6>(codes, to[CODES] + 24 * part);
-    }
-  }
-};
-
-template <int KIND>
-void read_blocks(const uint8_t* blocks, int64_t count, uint8_t* const* parts, int threads) {
-  using Block = BlockOf<KIND>;
-  constexpr int64_t SHARE = 256;
-  Pool::instance().run(threads, 1, [&](Worker& worker) {
-    worker.each(int((count + SHARE - 1) / SHARE), [&](int task) {
-      for (int64_t i = task * SHARE; i < std::min(count, (task + 1) * SHARE); i++) {
-        uint8_t* to[PARTS];
-        for (int part = 0; part < PARTS; part++) to[part] = parts[part] + i * Block::SIZES[part];
-        Block::read(blocks + i * Block::BYTES, to);
-      }
-    });
-  });
-}
-
-// The parts of `count` blocks, each kind of part one after the other.
-inline void read_blocks(int kind, const uint8_t* blocks, int64_t count, uint8_t* const* parts, int threads) {
-  switch (kind) {
-    case Q8_0: return read_blocks<Q8_0>(blocks, count, parts, threads);
-    case Q4_0: return read_blocks<Q4_0>(blocks, count, parts, threads);
-    case MXFP4: return read_blocks<MXFP4>(blocks, count, parts, threads);
-    case Q4_K: return read_blocks<Q4_K>(blocks, count, parts, threads);
-    case Q5_K: return read_blocks<Q5_K>(blocks, count, parts, threads);
-    default: return read_blocks<Q6_K>(blocks, count, parts, threads);
-  }
 }
 
 }  // namespace sametoken

@@ -50,7 +50,8 @@ inline bool in_lines(const Weight& w, int count) {
 // The code of zero, where rows are blocks of bytes.
 inline int32_t zero_of(const Weight& w) {
   if (w.format == BLOCK_INT4) return codes_of(w)->offset == nullptr ? 8 : 0;
-  return w.format == BLOCK_INT5 ? 0 : w.format == BLOCK_INT6 ? 32 : INT8_OFFSET;
+  if (w.format == BLOCK_INT5) return codes_of(w)->offset == nullptr ? 16 : 0;
+  return w.format == BLOCK_INT6 ? 32 : INT8_OFFSET;
 }
 
 inline int64_t padded(int64_t n, int64_t step) { return (n + step - 1) / step * step; }

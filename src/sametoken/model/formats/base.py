@@ -50,10 +50,6 @@ class WeightFormat(Protocol):
         """The weight and its bias [out] in the compiled kernel's layout."""
         ...
 
-    def packed(self, shape: tuple[int, int], data: Tensor, scale: Tensor, bias: Tensor | None) -> PackedWeight:
-        """The same of a weight [out, in] that lies in this layout already, as `PackedWeight.kept` has it."""
-        ...
-
 
 def signed_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows in eight bits: q [M, in] int8 and scale [M, 1] float32 with x = q * scale, as the kernels round them."""

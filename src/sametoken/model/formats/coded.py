@@ -46,12 +46,13 @@ class Code(Enum):
     FP8 = FP8  # float8_e4m3fn
     FP4 = FP4  # 4-bit floats E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the same below zero
     INT4 = GROUPED_INT4  # 0 .. 15, zero at 8 unless zero points say otherwise
-    INT5 = BLOCK_INT5  # 0 .. 31
+    INT5 = BLOCK_INT5  # 0 .. 31, zero at 16 unless there are offsets
     INT6 = BLOCK_INT6  # 0 .. 63, zero at 32
     INT8 = GROUPED_INT8  # -128 .. 127, zero at 0 unless zero points say otherwise
 
 
 BITS = {Code.FP8: 8, Code.FP4: 4, Code.INT4: 4, Code.INT5: 5, Code.INT6: 6, Code.INT8: 8}
+ZEROS = {Code.INT4: 8, Code.INT5: 16}  # of integers without offsets
 INTEGERS = (Code.INT4, Code.INT5, Code.INT6, Code.INT8)
 
 
@@ -74,7 +75,7 @@ class Coded:
         block_rows: products of bfloat16 rows on a CPU round them to int8, each `ROW_BLOCK` inputs with one scale.
         step: [out, blocks] float16, by which the scales of a block's groups are multiplied; None for 1.
         offset: [out, groups] float32, or int8 with `offset_step`, which is subtracted from scaled values; None for 0.
-            With it the zero of four-bit integers is 0 instead of 8.
+            With it the zero of four-bit integers is 0 instead of 8, and of five-bit ones 0 instead of 16.
         offset_step: [out, blocks] float16, by which offsets are multiplied; None for 1.
     """
 
@@ -153,7 +154,8 @@ class Coded:
             return self.codes
         if self.code in (Code.INT5, Code.INT6):
             found = split_bits(self.codes, BITS[self.code]).view(torch.int8)
-            return found if self.code is Code.INT5 else found.sub_(32)
+            zero = 32 if self.code is Code.INT6 else 16
+            return found if self.code is Code.INT5 and self.offset is not None else found.sub_(zero)
         nibbles = self._nibbles().view(torch.int8)
         return nibbles if self.zero is not None or self.offset is not None else nibbles.sub_(8)
 
@@ -190,8 +192,8 @@ class Coded:
         offset = None if self.offset is None else stepped(self.offset, self.offset_step).contiguous()
         rows = struct_of(
             CodedRows, codes=self.codes, rows=len(self.codes), row_bytes=self.codes.stride(0), format=self.code.value,
-            inputs=self.inputs, group=self.group, zero=8 if offset is None else 0, scale=scale, offset=offset,
-            numbers=target,
+            inputs=self.inputs, group=self.group, zero=ZEROS.get(self.code, 0) if offset is None else 0,
+            scale=scale, offset=offset, numbers=target,
         )  # fmt: skip
         compiled.numbers(rows)
 
@@ -283,13 +285,19 @@ def alike(parts: Sequence[Coded]) -> list[Coded]:
         if not stepped_all:
             scale, offset, offset_step = part.scales(), stepped(offset, offset_step), None
         return Coded(
-            code, numbers if code is Code.INT8 else join_bits((numbers + 32).view(torch.uint8), 6),
+            code, numbers if code is Code.INT8 else _six_bits(numbers),
             scale.repeat_interleave(times, 1), part.inputs, group, step=part.step if stepped_all else None,
             offset=offset.repeat_interleave(times, 1) if shifted else None,
             offset_step=offset_step if shifted else None, block_rows=in_blocks,
         )  # fmt: skip
 
     return list(map(spread, parts))
+
+
+def _six_bits(numbers: Tensor) -> Tensor:
+    """Codes whose zero is 32, joined, of int8 [out, inputs]."""
+    codes, compiled = (numbers + 32).view(torch.uint8), None if numbers.is_meta else library()
+    return join_bits(codes, 6) if compiled is None else compiled.join_bits(codes, 6)
 
 
 def _is_blocks(part: Coded) -> bool:

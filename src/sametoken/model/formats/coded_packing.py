@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from sametoken.kernels.cpu.library import (
+    BF16,
     BLOCK_INT4,
     BLOCK_INT5,
     BLOCK_INT6,
     BLOCK_INT8,
     FP8,
     GROUPED_INT8,
+    INT4,
+    INT8,
+    INT8_WEIGHT_ONLY,
     PackedWeight,
 )
 from sametoken.kernels.cpu.structures import FINITE_FP8, NIBBLE_QUADS, NIBBLES, address
@@ -24,6 +28,8 @@ from sametoken.model.formats.packing import quads as flipped_quads
 SCALES = {dtype: i for i, dtype in enumerate(
     (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.int8)
 )}  # fmt: skip
+PARTS = ("scale", "factor", "zero", "order", "offset", "step", "offset_step")  # in the order of the table's pointers
+TABLE = "table"
 
 
 def pack_codes(
@@ -49,20 +55,46 @@ def pack_codes(
         codes: of the outputs one below the other.
         bias: [out] bfloat16.
     """  # fmt: skip
-    data = LAYOUTS.get(kind, words)(*codes)
-    parts = (
-        by_group(scale),
-        None if factor is None else padded_outputs(factor),
-        None if zero is None else by_group(zero),
-        None if order is None else padded_order(order),
-        *(None if part is None else by_group(part) for part in (offset, step, offset_step)),
-    )
-    pointers = [address(part) or 0 for part in parts]
+    parts = {"scale": scale, "zero": zero, "offset": offset, "step": step, "offset_step": offset_step}
+    return coded_weight(
+        kind, shape, LAYOUTS.get(kind, words)(*codes), group, bias,
+        factor=None if factor is None else padded_outputs(factor), order=None if order is None else padded_order(order),
+        **{name: None if part is None else by_group(part) for name, part in parts.items()},
+    )  # fmt: skip
+
+
+def coded_weight(
+    kind: int, shape: tuple[int, int], data: Tensor, group: int, bias: Tensor | None, **parts: Tensor | None
+) -> PackedWeight:
+    """A weight whose codes and numbers lie in tiles: "scale" and the others of `PARTS` that it has."""
+    found = [parts.get(name) for name in PARTS]
+    scale, step = parts["scale"], parts.get("step")
+    assert scale is not None
+    pointers = [address(part) or 0 for part in found]
     per_step = 1 if step is None else scale.shape[1] // step.shape[1]
     numbers = [*pointers[:4], SCALES[scale.dtype], *pointers[4:], per_step]
     table = torch.tensor(numbers, dtype=torch.int64)  # Codes
     packed = packed_weight(kind, shape, data, scale=table, bias=bias, group=group)
-    return PackedWeight(packed.weight, (*packed.kept, *(part for part in parts if part is not None)))
+    kept = {name: part for name, part in zip(PARTS, found, strict=True) if part is not None}
+    return PackedWeight(packed.weight, {**packed.parts, TABLE: table, **kept})
+
+
+def stored_parts(packed: PackedWeight) -> dict[str, Tensor]:
+    """The tensors from which `restored` makes the same weight: all but the table, which holds addresses."""
+    return {name: part for name, part in packed.parts.items() if name != TABLE}
+
+
+def restored(kind: int, shape: tuple[int, int], group: int, parts: Mapping[str, Tensor]) -> PackedWeight:
+    """A weight of tensors that lie in the kernels' layout already.
+
+    Raises:
+        KeyError: a tensor is missing.
+    """
+    data, bias = parts["data"], parts.get("bias")
+    if kind in (BF16, INT8, INT8_WEIGHT_ONLY, INT4):
+        return packed_weight(kind, shape, data, scale=parts.get("scale"), bias=bias, group=group)
+    own = {name: part for name, part in parts.items() if name not in ("data", "bias")}
+    return coded_weight(kind, shape, data, group, bias, **{"scale": parts["scale"], **own})
 
 
 def words(*parts: Tensor) -> Tensor:

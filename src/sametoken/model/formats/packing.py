@@ -66,11 +66,6 @@ def pairs(*parts: Tensor) -> Tensor:
     return pair_tiles(sum(map(len, parts)), first.shape[1], first.dtype).filled(parts, turn)
 
 
-def unpaired(packed: Tensor, rows: Tensor, size: int) -> Tensor:
-    """[R, size] rows of the weight that `pairs` packed."""
-    return packed[rows // TILE, :, rows % TILE].flatten(1)[:, :size]
-
-
 def quads(*parts: Tensor) -> Tensor:
     """[tiles, in / 4, 16, 4] bytes, each value + 128, of int8 values whose parts [out, in] are one below the other."""
     return Tiles(sum(map(len, parts)), wide(parts[0].shape[1]) // 4, (4,), torch.uint8).filled(parts, FLIPPED)
@@ -100,13 +95,18 @@ def packed_weight(
     bias: Tensor | None = None,
     group: int = 0,
 ) -> PackedWeight:
-    """A weight of `shape` [out, in] as the kernels take it; `bias` [out] bfloat16."""
+    """A weight of `shape` [out, in] as the kernels take it.
+
+    Args:
+        bias: [out] bfloat16, or what `padded_outputs` made of it.
+    """
     whole = None if bias is None else padded_outputs(bias)
     outputs, inputs = shape
     kernels = library()
     matrix = kernels is not None and kernels.matrix
     weight = Weight(kind, inputs, outputs, group, matrix, address(data), address(scale), address(whole))
-    return PackedWeight(weight, tuple(tensor for tensor in (data, scale, whole) if tensor is not None))
+    parts = {"data": data, "scale": scale, "bias": whole}
+    return PackedWeight(weight, {name: part for name, part in parts.items() if part is not None})
 
 
 def pack_bfloat16(weight: Tensor, bias: Tensor | None) -> PackedWeight:

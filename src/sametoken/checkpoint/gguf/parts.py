@@ -1,0 +1,82 @@
+"""A model that llama-gguf-split or a converter cut into several files: their names, and whether they belong together.
+
+The first has the metadata of the model; tensors lie in all of them. Any of them stands for the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sametoken.errors import CheckpointError, shown
+
+NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+COUNT, NUMBER, TENSORS = "split.count", "split.no", "split.tensors.count"
+ALL_OF_IT = "put all parts of one model into one directory, with the names that they had"
+
+
+def siblings(name: str) -> list[str]:
+    """The names of all parts, where a name is that of one; the name alone otherwise."""
+    found = NAME.fullmatch(name)
+    if found is None or not 0 < int(found["number"]) <= int(found["count"]):
+        return [name]
+    count = int(found["count"])
+    return [f"{found['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+
+
+def models(names: Iterable[str]) -> dict[str, list[str]]:
+    """The files of each model among these names, by the name of its first file."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        found.setdefault(siblings(name)[0], []).append(name)
+    return found
+
+
+def part_files(file: Path) -> list[Path]:
+    """All files of a model, of which one is given; also of a link that stands for the first of them.
+
+    Raises:
+        CheckpointError: one is missing.
+    """
+    link = file.parent / file.readlink() if file.is_symlink() else file
+    target = link if NAME.fullmatch(link.name) else file
+    files = [target.with_name(name) for name in siblings(target.name)]
+    missing = [each.name for each in files if not each.exists()]
+    if missing and file.exists():
+        words = f"one of {len(files)} parts of a model, of which {len(missing)} are missing: {', '.join(missing[:8])}"
+        raise CheckpointError(f"{file}: {words}; {ALL_OF_IT}")
+    return files if len(files) > 1 else [file]
+
+
+def check_parts(files: Sequence[Path], metadata: Sequence[Mapping[str, Any]], tensors: Sequence[Iterable[str]]) -> None:
+    """Refuses files that are not the parts of one model, in their order.
+
+    Args:
+        metadata: of each file. `tensors`: the names of those in it.
+
+    Raises:
+        CheckpointError: a file is no part, another part than its name says, or a part of another model.
+    """
+    owner: dict[str, Path] = {}
+    for i, (file, stated, names) in enumerate(zip(files, metadata, tensors, strict=True)):
+        count, number = stated.get(COUNT, 1), stated.get(NUMBER, 0)
+        for key, value in ((COUNT, count), (NUMBER, number)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 16:
+                raise CheckpointError(f"{file}: {key} is {shown(value)}, expected a number")
+        if count > 1 and len(files) == 1:
+            words = f"part {number + 1} of {count} of a model, expected a name such as MODEL-00001-of-{count:05}.gguf"
+            raise CheckpointError(f"{file}: {words}; {ALL_OF_IT}")
+        if len(files) > 1 and (count, number) != (len(files), i):
+            words = f"holds part {number + 1} of {count}, its name says part {i + 1} of {len(files)}"
+            raise CheckpointError(f"{file}: {words}; {ALL_OF_IT}")
+        for name in names:
+            if (first := owner.setdefault(name, file)) != file:
+                words = f"{shown(name)} is also in {first.name}: parts of different models"
+                raise CheckpointError(f"{file}: {words}; {ALL_OF_IT}")
+    for file, stated in zip(files, metadata, strict=True):
+        expected = stated.get(TENSORS, len(owner))
+        if len(files) > 1 and expected != len(owner):
+            words = f"its model has {shown(expected)} tensors, the {len(files)} parts together {len(owner)}"
+            raise CheckpointError(f"{file}: {words}: parts of different models; {ALL_OF_IT}")
