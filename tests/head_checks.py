@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import tiny_models
 from engine_checks import make_llm
 from sametoken import LLM
 from sametoken.checkpoint.hub import read_config, resolve
@@ -87,21 +88,31 @@ def random_weights(head: EagleHead | MedusaHeads, seed: int = 1) -> None:
 
 
 def make_eagle(
-    target: str, version: int = 3, *, seed: int = 1, dtype: torch.dtype = torch.float32, **options: Any
+    target: str,
+    version: int = 3,
+    *,
+    seed: int = 1,
+    dtype: torch.dtype = torch.float32,
+    device: str = "",
+    **options: Any,
 ) -> EagleHead:
     """A packed random head for a target on disk."""
     head = EagleHead(eagle_config(shape_of(target), version, **options), dtype)
     random_weights(head, seed)
+    head.to(device or tiny_models.DEVICE)  # before packing: what is packed stays where it is
     pack(head)
     return head
 
 
-def make_medusa(target: str, *, seed: int = 1, dtype: torch.dtype = torch.float32, **options: Any) -> MedusaHeads:
+def make_medusa(
+    target: str, *, seed: int = 1, dtype: torch.dtype = torch.float32, device: str = "", **options: Any
+) -> MedusaHeads:
     """Packed random heads for a target on disk, unsure enough to guess differently."""
     shape = shape_of(target)
     facts = {"num_heads": 4, "num_layers": 2, **options}
     heads = MedusaHeads(MedusaConfig(hidden_size=shape.hidden_size, vocab_size=shape.vocab_size, **facts), dtype)
     random_weights(heads, seed)
+    heads.to(device or tiny_models.DEVICE)
     pack(heads)
     return heads
 

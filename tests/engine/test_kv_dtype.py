@@ -133,7 +133,7 @@ def test_the_pool_holds_more_tokens(pair: tuple[str, str], monkeypatch: pytest.M
     options = {"dtype": "bfloat16", "max_batch_size": 4096}
     pages = {}
     for dtype in ("auto", "int8", "fp8"):
-        llm = LLM(*pair, kv_cache={"tokens_per_block": 8}, kv_cache_dtype=dtype, **options)  # type: ignore[arg-type]
+        llm = LLM(*pair, kv_cache={"tokens_per_block": 8, "free_memory_fraction": 0.9}, kv_cache_dtype=dtype, **options)  # type: ignore[arg-type]
         pages[dtype] = llm.engine.runner.cache.table.pages
         cache = llm.engine.runner.cache
         assert cache.keys.shape[-1] == 16

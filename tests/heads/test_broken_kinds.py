@@ -124,7 +124,7 @@ def test_a_broken_kind_that_is_named_is_an_error(site: Path, method: str) -> Non
 
 
 def test_a_kind_whose_training_is_broken_has_no_mode(site: Path) -> None:
-    done = call(site, "train", "--mode", "abstract", "--data", "none.jsonl", code=2)
+    done = call(site, "train", "embedded", "--mode", "abstract", "--data", "none.jsonl", code=2)
     assert "breaking_code:TRAINING is 'a text', expected a Training; update or uninstall breaking 1.5" in done.stderr
     assert "mode = 'abstract': expected" in done.stderr
 

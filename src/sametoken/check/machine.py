@@ -30,7 +30,7 @@ class Machine:
         threads: that compute.
         memory, memory_free: bytes; free counts what the system would give back from its file cache.
         cache: where models of the Hub are kept. `cache_free`: bytes free there.
-        quantised: where weights are kept that `quantization` rounded, None if they are not. `quantised_bytes`: of all.
+        weights: where packed weights are kept, None if they are not. `weights_bytes`: of all.
         drafters: kinds of drafters, each with the distribution that provides it.
         versions: of Python, this package and the packages that matter, those that are installed.
     """
@@ -49,8 +49,8 @@ class Machine:
     memory_free: int
     cache: str
     cache_free: int
-    quantised: str | None
-    quantised_bytes: int
+    weights: str | None
+    weights_bytes: int
     drafters: dict[str, str]
     versions: dict[str, str]
 
@@ -69,7 +69,7 @@ class Machine:
             "CUDA devices": ", ".join(self.devices) or "none",
             "memory": f"{self.memory_free / GIB:.1f} GiB free of {self.memory / GIB:.1f} GiB",
             "Hub cache": f"{self.cache}, {self.cache_free / GIB:.1f} GiB free",
-            "quantised weights": f"{self.quantised_bytes / GIB:.1f} GiB in {self.quantised}" if self.quantised else "",
+            "packed weights": f"{self.weights_bytes / GIB:.1f} GiB in {self.weights}" if self.weights else "",
             "drafters": ", ".join(
                 name if source == OURS else f"{name} ({source})" for name, source in self.drafters.items()
             ),
@@ -86,11 +86,11 @@ def describe_machine() -> Machine:
     """
     import torch  # like the imports below; measuring another server needs this module, but not torch
 
-    from sametoken.checkpoint.rounded import rounded_directory
+    from sametoken.checkpoint.weight_cache import weights_directory
     from sametoken.kernels.cpu.variant import status
     from sametoken.runtime.memory import available_bytes, total_bytes
 
-    kernels, cache, quantised = status(), cache_directory(), rounded_directory()
+    kernels, cache, weights = status(), cache_directory(), weights_directory()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return Machine(
         platform=platform.platform(),
@@ -107,8 +107,8 @@ def describe_machine() -> Machine:
         memory_free=available_bytes(torch.device("cpu")),
         cache=str(cache),
         cache_free=shutil.disk_usage(_existing(cache)).free,
-        quantised=None if quantised is None else str(quantised),
-        quantised_bytes=_bytes_in(quantised) if quantised else 0,
+        weights=None if weights is None else str(weights),
+        weights_bytes=_bytes_in(weights) if weights else 0,
         drafters={kind.name: kind.source for kind in kinds()},
         versions={"sametoken": sametoken.__version__, "python": platform.python_version(), **package_versions()},
     )

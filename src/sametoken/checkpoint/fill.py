@@ -16,7 +16,7 @@ from sametoken.checkpoint.tensors import Stored
 from sametoken.errors import CheckpointError, UnsupportedModelError
 from sametoken.kernels.cpu.memory import new_memory
 from sametoken.model.formats.coded import Coded
-from sametoken.model.linear import Linear
+from sametoken.model.linear import Embedding, Linear
 
 CHUNK = 1 << 20  # numbers of a quantised tensor that are dequantised at once
 PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -119,7 +119,7 @@ class _Filling:
         module = self.module.get_submodule(_parent(name))
         linear = isinstance(module, Linear) and name.endswith(".weight")
         dense = item.file.name == LINK or getattr(module, "dense", False)
-        if isinstance(stored, Coded) and self.pack and (linear or not dense):
+        if isinstance(stored, Coded) and self.pack and (linear or not dense or self._reads_rows(module, stored)):
             self._adopt(name, rows, item, stored)
             self._arrived(name, len(rows))
             return
@@ -148,10 +148,13 @@ class _Filling:
     def _packs_parts(self, module: Linear) -> bool:
         return self.pack and module.packs_plain(self.device)
 
+    def _reads_rows(self, module: nn.Module, stored: Coded) -> bool:
+        return isinstance(module, Embedding) and module.adopts(stored)
+
     def _adopt(self, name: str, rows: range, item: Stored | Item, weight: Coded) -> None:
         """Leaves a quantised weight to its linear layer."""
         module = self.module.get_submodule(_parent(name))
-        if not isinstance(module, Linear):
+        if not isinstance(module, Linear | Embedding):
             raise UnsupportedModelError(
                 f"{item.name} is quantised, which only linear layers can be; use another version of the model",
                 field=str(item.file),

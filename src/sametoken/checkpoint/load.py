@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from sametoken.checkpoint import rounded
+from sametoken.checkpoint import weight_cache
 from sametoken.checkpoint.cut import own_part
 from sametoken.checkpoint.experts import single_experts
 from sametoken.checkpoint.fill import load_parameters as load_parameters  # drafters of other packages import it here
@@ -18,7 +18,7 @@ from sametoken.checkpoint.gguf.directory import read_gguf
 from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.quantised.collect import Item, collected
-from sametoken.checkpoint.tensors import WEIGHT_FILES, Wanted, read_tensors, tensor_names, weight_files
+from sametoken.checkpoint.tensors import WEIGHT_FILES, read_tensors, tensor_names, weight_files
 from sametoken.checkpoint.tensors import Stored as Stored  # the same
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.kernels.cpu.memory import release
@@ -41,6 +41,8 @@ def load_decoder(
     max_seq_len: int | None = None,
     quantization: str = "none",
     part: RankPart = WHOLE,
+    *,
+    cache: bool = False,
 ) -> Decoder:
     """The decoder of a checkpoint directory with its weights in place.
 
@@ -51,6 +53,7 @@ def load_decoder(
         max_seq_len: longest sequence to serve; by default what config.json states.
         quantization: a name in `model.formats.names`, or "none".
         part: what this process holds of the decoder.
+        cache: take packed weights from the cache of them, or write them there, see `weight_cache`.
 
     Raises:
         CheckpointError: a file is missing, unreadable or does not fit the configuration.
@@ -68,26 +71,21 @@ def load_decoder(
         if rules.images:
             LOG.warning(f"{directory} also reads images; only its text part is loaded")
         entry = None
-        if quantization != "none" and part == WHOLE:
-            entry = rounded.entry_of(directory, config.parameters, quantization, dtype, device)
+        if cache and part == WHOLE:
+            entry = weight_cache.entry_of(directory, config.parameters, quantization, dtype, device)
+        decoder = _empty(own, dtype, quantization)
         if entry is not None and entry.exists():
-            try:
-                return _kept_decoder(directory, config, dtype, quantization, entry)
-            except CheckpointError as error:
-                if error.field != str(entry):
-                    raise
-                LOG.warning(f"{error}; the weights are quantised again")
-                rounded.discard(entry)
-        with torch.device("meta"):
-            decoder = Decoder(own, dtype, FORMATS.get(quantization))
+            if weight_cache.restored(decoder, entry):
+                return decoder
+            decoder = _empty(own, dtype, quantization)  # parts of it are filled
         # Compiled code reads the weights in parallel; torch's threads would wait for each other over what is left.
         compiled = device.type == "cpu" and library() is not None
         with serial_torch() if compiled else nullcontext():
             stored = own_part(decoder_weights(directory, config), config, rules, part)
             load_parameters(decoder, stored, rules_for(own), dtype, device)
-        if entry is not None:
-            rounded.keep(decoder, entry)
         release()
+        if entry is not None:
+            weight_cache.keep(decoder, entry)
     except CheckpointError as error:
         if error.field:
             raise
@@ -95,20 +93,9 @@ def load_decoder(
     return decoder
 
 
-def _kept_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, quantization: str, entry: Path) -> Decoder:
-    """The same on the CPU, with rounded weights as an earlier start kept them, and the others from the files."""
+def _empty(config: ModelConfig, dtype: torch.dtype, quantization: str) -> Decoder:
     with torch.device("meta"):
-        decoder = Decoder(config, dtype, FORMATS[quantization])
-    taken, rules = rounded.take_weights(decoder), rules_for(config)
-
-    def wanted(name: str) -> bool:
-        place = rules.place(name)
-        return place is None or place.parameter not in taken
-
-    stored = (item for item in decoder_weights(directory, config, wanted) if wanted(item.name))
-    load_parameters(decoder, stored, rules, dtype, "cpu", pack=False)
-    rounded.restore(decoder, entry)
-    return decoder
+        return Decoder(config, dtype, FORMATS.get(quantization))
 
 
 def refuse_to_round_again(directory: Path, quantization: str, option: str = "quantization") -> None:
@@ -125,13 +112,10 @@ def refuse_to_round_again(directory: Path, quantization: str, option: str = "qua
         )
 
 
-def read_weights(
-    directory: Path, wanted: Wanted = lambda name: True, names: Sequence[str] = WEIGHT_FILES, *, data: bool = True
-) -> Iterator[Stored | Item]:
+def read_weights(directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: bool = True) -> Iterator[Stored | Item]:
     """The tensors of a model or a head, with those of each layer that another tool quantised as one weight.
 
     Args:
-        wanted: whether to read the tensor of a name, where no other tool quantised them.
         names: the weight files that it may have, the first that is there counts.
         data: False gives tensors on the meta device, from the files' headers alone.
 
@@ -142,7 +126,7 @@ def read_weights(
     """
     scheme = stored_scheme(directory)
     if scheme is None:
-        return read_tensors(directory, names, data=data, wanted=wanted)
+        return read_tensors(directory, names, data=data)
     if scheme.tool == "gguf":
         file = directory / LINK
         return (Item(name, tensor, file) for name, tensor in read_gguf(file, data=data))
@@ -155,7 +139,7 @@ def read_weights(
     return collected((Item(*item) for item in read_tensors(directory, names, data=data)), seen, scheme)
 
 
-def decoder_weights(directory: Path, config: ModelConfig, wanted: Wanted = lambda name: True) -> Iterator[Item]:
-    """The same, with each expert's weights under their own names; raises as above."""
-    stored = (Item(*item) for item in read_weights(directory, wanted))
+def decoder_weights(directory: Path, config: ModelConfig) -> Iterator[Item]:
+    """The tensors of a decoder, with each expert's weights under their own names; raises as `read_weights`."""
+    stored = (Item(*item) for item in read_weights(directory))
     return single_experts(stored, config, stored_scheme(directory))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from sametoken.checkpoint.damage import damaged
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.container import AGAIN
 from sametoken.checkpoint.gguf.directory import read_gguf
+from sametoken.checkpoint.gguf.parts import part_files
 from sametoken.checkpoint.headers import safetensors_header
 from sametoken.checkpoint.mapped import mapped
 from sametoken.errors import CheckpointError, shown
@@ -35,7 +36,6 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     LINK,
 )
-Wanted = Callable[[str], bool]  # whether to read the tensor of a name
 FILE_NAME = re.compile(r"(?!\.)[^/\\\x00]{1,255}")
 
 
@@ -47,9 +47,7 @@ class Stored(NamedTuple):
     file: Path
 
 
-def read_tensors(
-    directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: bool = True, wanted: Wanted = lambda name: True
-) -> Iterator[Stored]:
+def read_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: bool = True) -> Iterator[Stored]:
     """Every tensor of a checkpoint directory, file by file in the order of the data.
 
     Reads `model.safetensors` or `pytorch_model.bin`, whole or sharded with an index.
@@ -57,18 +55,17 @@ def read_tensors(
     Args:
         names: the weight files that it may have, the first that is there counts.
         data: False gives tensors on the meta device, from the files' headers alone.
-        wanted: whether to read the tensor of a name, where data are read.
 
     Raises:
         CheckpointError: there are no weights, an index names an absent file, or a file is damaged.
     """
     for file in weight_files(directory, names):
         if data:
-            yield from READERS[file.suffix](file, wanted)
+            yield from READERS[file.suffix](file)
         elif file.suffix == ".safetensors":
             yield from (Stored(name, tensor, file) for name, tensor, _ in safetensors_header(file))
         else:
-            yield from (item._replace(tensor=item.tensor.to("meta")) for item in READERS[file.suffix](file, wanted))
+            yield from (item._replace(tensor=item.tensor.to("meta")) for item in READERS[file.suffix](file))
 
 
 def absent_tensors(directory: Path) -> list[str]:
@@ -84,6 +81,8 @@ def weight_files(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> list[P
     """The files that hold the weights of a checkpoint directory, all of them present."""
     for name in names:
         if (directory / name).exists():
+            if name == LINK:
+                return [directory / name, *part_files(directory / name)[1:]]
             return _shards(directory / name) if name.endswith(".json") else [directory / name]
     words = f"no weights, expected one of {', '.join(names)}: {of_directory(directory)}"
     raise CheckpointError(words, field=str(directory))
@@ -129,18 +128,17 @@ def tensor_names(file: Path) -> list[str]:
         raise CheckpointError(damaged(file, error), field=str(file)) from error
 
 
-def _read_safetensors(file: Path, wanted: Wanted) -> Iterator[Stored]:
+def _read_safetensors(file: Path) -> Iterator[Stored]:
     tensor_names(file)  # the library looks at the whole header, and whether the file is as long as it says
     try:
         with file.open("rb") as opened:
             for name, tensor, start in safetensors_header(file):
-                if wanted(name):
-                    yield Stored(name, mapped(opened, start, tensor.shape, tensor.dtype), file)
+                yield Stored(name, mapped(opened, start, tensor.shape, tensor.dtype), file)
     except (OSError, ValueError) as error:
         raise CheckpointError(damaged(file, error), field=str(file)) from error
 
 
-def _read_bin(file: Path, wanted: Wanted) -> Iterator[Stored]:
+def _read_bin(file: Path) -> Iterator[Stored]:
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
@@ -152,14 +150,13 @@ def _read_bin(file: Path, wanted: Wanted) -> Iterator[Stored]:
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         words = "holds something else than a dictionary of tensors; convert it to safetensors"
         raise CheckpointError(words, field=str(file))
-    for name in filter(wanted, tensors):
+    for name in tensors:
         yield Stored(name, tensors[name], file)
 
 
-def _read_gguf(file: Path, wanted: Wanted) -> Iterator[Stored]:
+def _read_gguf(file: Path) -> Iterator[Stored]:
     for name, tensor in read_gguf(file):
-        if wanted(name):
-            yield Stored(name, tensor.dequantize() if isinstance(tensor, Coded) else tensor, file)
+        yield Stored(name, tensor.dequantize() if isinstance(tensor, Coded) else tensor, file)
 
 
 READERS = {".safetensors": _read_safetensors, ".bin": _read_bin, ".pt": _read_bin, ".gguf": _read_gguf}

@@ -29,13 +29,23 @@ from sametoken.checkpoint.chat import (
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.hub import read_json, transformers_tokenizer
 from sametoken.checkpoint.taken_as_is import NAMED, is_taken_as_is, spelling
-from sametoken.errors import CheckpointError, DraftMismatchError, RequestError, UnsupportedModelError, shown
+from sametoken.errors import (
+    CheckpointError,
+    DraftMismatchError,
+    PromptTooLongError,
+    RequestError,
+    UnsupportedModelError,
+    shown,
+)
 
 SPACE_SIGN = "\u2581"  # SentencePiece's space
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Any of these makes a directory one with a tokenizer of its own.
 FILES = ("tokenizer*", "vocab.json", "*.model", "*.tiktoken")
 LONG_TEXT = 20_000  # characters from which other threads run while a text is tokenised
+
+SHRINKS = 4  # times that normalisation shortens a text at most
+MOST_TEXT = 2**22  # bytes of a request's text that is tokenised: a million tokens of English, some 5 s and 0.5 GB
 
 
 class Tokenizer:
@@ -72,7 +82,9 @@ class Tokenizer:
         decoder = b"" if backend.decoder is None else backend.decoder.__getstate__()
         self._byte_level = _byte_signs() if b'"ByteLevel"' in decoder else None
         self._space_signs = SPACE_SIGN.encode() in decoder or b'"Metaspace"' in decoder
-        self.vocab_size: int = max(backend.get_vocab().values(), default=-1) + 1
+        vocabulary: dict[str, int] = backend.get_vocab()
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self._longest = max(map(len, map(str.encode, vocabulary)), default=1)
 
     def with_chat_template(self, given: str) -> Tokenizer:
         """This tokenizer with another chat template, given as a file or as its text.
@@ -81,6 +93,18 @@ class Tokenizer:
             CheckpointError: the file cannot be read, or the template is not valid.
         """
         return Tokenizer(self._backend, self._special_tokens, {"default": read_template(given)}, self.eos_ids)
+
+    def check_rows(self, rows: int, where: object) -> None:
+        """Refuses a vocabulary with tokens of texts for which a model has no token vector; marks may lie beyond them.
+
+        Raises:
+            CheckpointError: names such a token.
+        """
+        if self.vocab_size > rows:
+            found = {index: text for text, index in self._backend.get_vocab(with_added_tokens=False).items()}
+            if (highest := max(found, default=-1)) >= rows:
+                words = f"tokenizer.json gives {shown(found[highest])} the id {highest}, the model has {rows} tokens"
+                raise CheckpointError(f"{where}: {words}; use the tokenizer that the model was made with")
 
     def info(self) -> dict[str, Any]:
         """Special tokens by what they are for, the vocabulary's size and the default chat template, which may be None.
@@ -109,6 +133,21 @@ class Tokenizer:
             ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def check_length(self, text: str, context: int, remedy: str) -> None:
+        """Refuses a text whose bytes alone say that it does not fit, before it is tokenised for seconds.
+
+        Args:
+            context: tokens that there is room for. `remedy`: what else helps.
+
+        Raises:
+            PromptTooLongError: it has at least as many tokens as the error says.
+        """
+        if len(text) <= context:
+            return
+        tokens = len(text.encode(errors="replace")) // (self._longest * SHRINKS)
+        if tokens > context:
+            raise PromptTooLongError.of(tokens, context, remedy, at_least=True)
+
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids of a text without tokens around it, and the [start, end) of each in characters.
 
@@ -125,8 +164,18 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids beyond the vocabulary have none."""
-        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
+        # As for `encode`: a batch lets other threads run meanwhile.
+        texts: list[str] = (
+            self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+            if len(ids) > LONG_TEXT
+            else [self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)]
+        )
+        return texts[0]
+
+    def token_id(self, text: str) -> int | None:
+        """The token that the vocabulary spells so; None where there is none."""
+        found: int | None = self._backend.token_to_id(text)
+        return found
 
     def token_text(self, token: int) -> str:
         """A token as the vocabulary spells it, for example "▁the"; "<no token 9>" for a padding row of the model."""
@@ -199,6 +248,16 @@ class Tokenizer:
         return (render_open if continue_final_message else render)(self._templates, messages, known)
 
 
+def check_tokenisable(text: str) -> None:
+    """Refuses a text of a request that takes too long to tokenise.
+
+    Raises:
+        RequestError: it has more than MOST_TEXT bytes.
+    """
+    if len(text) * 4 > MOST_TEXT and (size := len(text.encode(errors="replace"))) > MOST_TEXT:
+        raise RequestError(f"the text has {size} bytes, expected at most {MOST_TEXT}", advice="send it in parts")
+
+
 def _byte_signs() -> dict[str, int]:
     """The byte behind each sign of a byte-level vocabulary: printable ones stand for themselves, the rest from 256 on.
 
@@ -232,13 +291,13 @@ def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
         )
     config = read_json(directory / "config.json") or {}
     settings = read_json(directory / "tokenizer_config.json") or {}
-    content = read_json(directory / "tokenizer.json")
+    ours = (directory / LINK).exists()  # tokenizer.json was written from a GGUF file
+    content = None if ours else read_json(directory / "tokenizer.json")
     configs = [read_json((model or directory) / name) or {} for name in ("generation_config.json", "config.json")]
     configs += [inner for stated in configs if isinstance(inner := stated.get("text_config"), dict)]
     eos_ids = [index for stated in configs for index in _ids(stated.get("eos_token_id"))]
     templates = read_templates(directory, settings)
-    ours = (directory / LINK).exists()  # tokenizer.json was written from a GGUF file
-    if content is not None and (ours or is_taken_as_is(directory, config, settings, content)):
+    if ours or (content is not None and is_taken_as_is(directory, config, settings, content)):
         named = {key: spelling(settings[key]) for key in NAMED if settings.get(key)}
         return Tokenizer(_backend(directory), named, templates, eos_ids)
     rebuilt = transformers_tokenizer(directory)

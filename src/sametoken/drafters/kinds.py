@@ -14,7 +14,8 @@ NGRAM = Kind(
         "llama-server": ("ngram-simple",),
         "sglang": ("NGRAM",),
         "trtllm": ("NGram",),
-        "trtllm-pytorch": ("NGram",),
+        "trtllm-1.2": ("NGram",),
+        "trtllm-1.3": ("NGram",),
     },
     settings=("max_matching_ngram_size", "min_matching_ngram_size", "is_use_oldest", "is_public_pool"),
 )
@@ -23,7 +24,7 @@ SUFFIX = Kind(
     title="suffix lookup",
     what="suffix lookup",
     drafts="sametoken.drafters.suffix:build",
-    aliases={"vllm": ("suffix",), "trtllm": ("SA",), "trtllm-pytorch": ("SA",)},
+    aliases={"vllm": ("suffix",), "trtllm": ("SA",), "trtllm-1.3": ("SA",)},
     settings=(
         "suffix_decoding_max_tree_depth",
         "suffix_decoding_max_cached_requests",

@@ -25,8 +25,10 @@ from sametoken.engine.report import StepReport
 from sametoken.engine.request import Emission, Request
 from sametoken.errors import EngineError, SametokenError
 from sametoken.options.sampling import SamplingParams
+from sametoken.options.speculation import NO_DRAFT
 
 T = TypeVar("T")
+IDLE_S = 600.0  # without a request, until the KV cache's memory goes back to the system
 LONGEST_HOLD = 0.05  # seconds that a token may wait for others to share its chunk: hardly seen by a reader
 
 
@@ -242,9 +244,11 @@ class AsyncLLM:
         """The engine thread: takes messages between steps, and waits for one when there is nothing to do."""
         engine = self.llm.engine
         try:
+            if self.llm.speculative.adaptive and self.llm.method != NO_DRAFT:
+                engine.calibrate(lambda: not self._inbox.empty())
             while True:
                 while not (engine.busy and self._inbox.empty()):
-                    match self._inbox.get():
+                    match self._next():
                         case None:
                             self._fail(SametokenError("the engine has stopped"))
                             return
@@ -265,6 +269,14 @@ class AsyncLLM:
             self._fail(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
             self.on_failure()
             raise
+
+    def _next(self) -> _Add | _Abort | _Call | EngineError | None:
+        """The next message; while none comes for `IDLE_S`, the engine gives its memory back."""
+        if not self.llm.engine.busy:
+            with contextlib.suppress(queue.Empty):
+                return self._inbox.get(timeout=IDLE_S)
+            self.llm.engine.give_back()
+        return self._inbox.get()
 
     def _hand_out(self, report: StepReport) -> None:
         """Gives every stream the chunks that are due after a step."""

@@ -135,6 +135,11 @@ class BlockManager:
             else:
                 self._free.add(page)
 
+    def forget(self) -> None:
+        """Drops every prefix that no row owns; its pages are free."""
+        for page in list(self._idle):
+            self._drop(page)
+
     def match(self, tokens: Sequence[int], draft_kv: str = "", *, complete: bool = False) -> PrefixMatch:
         """Takes ownership of the longest run of shared pages that hold a proper prefix of `tokens`.
 

@@ -29,7 +29,7 @@ from sametoken.options.speculation import MODEL_METHODS, NO_DRAFT, SpeculativeCo
 from sametoken.parallel.messages import Cache
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.kv_format import FORMATS
-from sametoken.runtime.memory import available_bytes
+from sametoken.runtime.memory import available_bytes, default_share
 
 LOG = logging.getLogger("sametoken")
 
@@ -50,7 +50,7 @@ def build_engine(
         MemoryPlanError: the pool cannot hold a sequence of the length asked for, or of any.
     """
     target, draft = loaded.target, loaded.draft
-    device = target.embed.weight.device
+    device = target.embed.device
     page = cache.tokens_per_block
     lookahead = lookahead_of(speculative, draft)
     pages, context = _plan_pages(loaded, config, cache, lookahead)
@@ -60,9 +60,11 @@ def build_engine(
         loaded.ranks.hold(Cache(config.max_batch_size, pages, per_row, page, cache.dtype))
 
     kv_format = FORMATS[cache.dtype]
+    caches: list[KVCache] = []
 
     def cache_for(shape: ModelConfig, dtype: torch.dtype) -> KVCache:
-        return KVCache.of(shape, table, dtype, device, kv_format)
+        caches.append(KVCache.of(shape, table, dtype, device, kv_format))
+        return caches[-1]
 
     drafters = model_free_drafters(speculative)
     if draft is not None:
@@ -73,7 +75,7 @@ def build_engine(
         max_draft_len=speculative.longest,
         schedule=speculative.schedule,
         gate=Gate(speculative.acceptance_window, speculative.acceptance_length_threshold),
-        ragged=target.embed.weight.device.type == "cpu",
+        ragged=target.embed.device.type == "cpu",
     )
     pace = Pace(config.max_prefill_share, config.max_mixed_prefill_tokens)
     rows, meter = Rows(), Meter(pace, policy)
@@ -88,6 +90,7 @@ def build_engine(
         max_num_tokens=config.max_num_tokens,
         pace=pace,
         captured=_captured(runner, drafting, config),
+        caches=caches,
     )
     return engine, context
 
@@ -124,8 +127,10 @@ def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, look
     cached = cached_by(Cached(loaded.target.config, loaded.target.dtype, cache.dtype), loaded.draft)
     per_page = pool_bytes(cached, page, 1)
     sharing = 1 if loaded.ranks is None else loaded.ranks.place.here  # of this host's memory
-    free = available_bytes(loaded.target.embed.weight.device) // sharing
-    fits = int(free * cache.free_memory_fraction) // per_page
+    device = loaded.target.embed.device
+    free = available_bytes(device) // sharing
+    share = cache.free_memory_fraction or default_share(device)
+    fits = int(free * share) // per_page
     wanted = -(-cache.max_tokens // page) if cache.max_tokens else None
     pages = min(wanted or pool_pages(config.max_batch_size, context, lookahead, page), fits)
     if cache.max_tokens is not None and pages * page < cache.max_tokens:
@@ -134,13 +139,17 @@ def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, look
             f"for {pages * page} tokens; lower max_tokens, max_batch_size or max_seq_len"
         )
     longest, option = pages * page - lookahead, "free_memory_fraction" if cache.max_tokens is None else "max_tokens"
-    pool = (
-        f"the cache holds {pages * page} tokens ({option} {getattr(cache, option)}), of which drafts take {lookahead}"
-    )
+    limit = f"{share:.2g}" if cache.max_tokens is None else cache.max_tokens
+    pool = f"the cache holds {pages * page} tokens ({option} {limit}), of which drafts take {lookahead}"
     if longest < 2 or (asked and longest < context):
         least = f"max_seq_len {context}" if asked else "a sequence of 2 tokens"
         raise MemoryPlanError(f"{pool}: too few for {least}; raise kv_cache {option} or ask for a shorter context")
     if longest < context:
         LOG.warning(f"{pool}: the context is {longest} tokens instead of {context}; raise kv_cache {option} for more")
         return pages + 1, Context(longest, f"raise kv_cache {option}")
+    if device.type == "cpu":
+        LOG.info(
+            f"KV cache: at most {pages * page} tokens ({pages * per_page / 2**30:.2f} GiB), taken as they are written; "
+            f"--kv-cache-max-tokens or --kv-cache-free-memory-fraction ({share:.2g}) change this"
+        )
     return pages + 1, Context(context, "raise max_seq_len" if asked else "take a model with a longer context")

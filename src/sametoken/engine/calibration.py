@@ -52,8 +52,14 @@ class Calibration:
         self._vocab = runner.decoder.config.vocab_size
         self._sampling = RowSampling(SamplingParams(temperature=0), 0, [0], self._vocab, [], [], runner.device)
 
-    def measure(self, drafters: Mapping[str, Drafter], longest: int) -> Measured:
-        """Times forwards and drafts of up to `longest` tokens by the drafters that run a model, in turns."""
+    def measure(
+        self, drafters: Mapping[str, Drafter], longest: int, stop: Callable[[], bool] = lambda: False
+    ) -> Measured:
+        """Times forwards and drafts of up to `longest` tokens by the drafters that run a model, in turns.
+
+        Args:
+            stop: whether to end after what is measured in any case.
+        """
         models = {method: drafter for method, drafter in drafters.items() if drafter.runs_model}
         # Wall time: a thread's own time is too short where other threads did its work while it had to wait.
         begin = time.perf_counter()
@@ -67,7 +73,7 @@ class Calibration:
             for key, work in rest + telling if lap else telling:
                 start = time.perf_counter()
                 expected = times.get(key, GUESSED * plain * self._tokens(key))
-                if lap and start + expected > begin + budget:
+                if lap and (start + expected > begin + budget or stop()):
                     continue
                 work()
                 seconds = time.perf_counter() - start

@@ -6,7 +6,7 @@ Holds the requests of one target and the drafters they use; tokens in, tokens ou
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from sametoken.control.cost import Costs
@@ -22,8 +22,9 @@ from sametoken.engine.plan import Plan
 from sametoken.engine.report import Done, StepReport
 from sametoken.engine.request import Emission, Request
 from sametoken.engine.scheduler import Scheduler
+from sametoken.kernels.cpu.memory import release
 from sametoken.kernels.cpu.threads import serial_torch
-from sametoken.runtime.cache import PageTable
+from sametoken.runtime.cache import KVCache, PageTable
 
 __all__ = ["Engine", "EngineLoad"]
 
@@ -38,6 +39,7 @@ class Engine:
         drafting: the drafters by method name, and who uses them when.
         max_batch_size, max_num_tokens, pace: see `Scheduler`.
         captured: plans and runs steps that only decode, None for none.
+        caches: the target's and the drafters', whose memory `give_back` returns.
 
     Attributes:
         reports: called with the report of every step.
@@ -54,8 +56,9 @@ class Engine:
         max_num_tokens: int,
         pace: Pace,
         captured: CapturedSteps | None = None,
+        caches: Sequence[KVCache] = (),
     ) -> None:
-        self.captured, self.max_batch_size = captured, max_batch_size
+        self.captured, self.max_batch_size, self._caches = captured, max_batch_size, caches
         # Small tensors between calls of the compiled kernels are faster on one thread than beside the kernels' own.
         self._threads = nullcontext if runner.decoder.native is None else serial_torch
         self.runner, self.table, self.drafting = runner, table, drafting
@@ -102,10 +105,21 @@ class Engine:
             self._retire(request)
             self._aborted.append(Emission.end(request))
 
-    def calibrate(self) -> None:
+    def give_back(self) -> None:
+        """Gives memory back to the system while there is no request; prefixes are computed again when they return."""
+        if not self.busy:
+            self.scheduler.blocks.forget()
+            for cache in self._caches:
+                cache.clear()
+            release()
+
+    def calibrate(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Measures what drafts cost on this machine, in about 0.3 seconds, unless that is known or nothing drafts.
 
         The first request that leaves its draft's length to the engine waits for it otherwise.
+
+        Args:
+            stop: whether somebody waits: then only what is needed most is measured.
         """
         scheduler, policy = self.scheduler, self.drafting.policy
         if policy.costs is not None or not scheduler.free_rows or not self.drafters:
@@ -115,7 +129,7 @@ class Engine:
         experts = self.runner.decoder.config.experts
         with self._threads():
             measured = Calibration(self.runner, scheduler.free_rows, most, context).measure(
-                self.drafters, policy.longest
+                self.drafters, policy.longest, stop
             )
         policy.costs = Costs(measured, float if experts is None else experts.work)
 

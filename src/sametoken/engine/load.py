@@ -97,10 +97,12 @@ def load_models(
     if place is not None:
         guesser = load_draft(
             place, replace(plan.stated, max_position=plan.limit), plan.dtype, plan.device, config.draft_quantization,
-            plan.deterministic, speculative.method, draft_part,
+            plan.deterministic, speculative.method, draft_part, cache=config.weight_cache,
         )  # fmt: skip
         part = part._replace(whole_head=ranks is not None and guesser.reads_target_head)
-    target = load_decoder(directory, plan.dtype, plan.device, plan.limit, config.quantization, part)
+    target = load_decoder(
+        directory, plan.dtype, plan.device, plan.limit, config.quantization, part, cache=config.weight_cache
+    )
     target.set_deterministic(plan.deterministic)
     if ranks is not None:
         target.join(ranks.target)
@@ -224,6 +226,7 @@ def _tokenizer(directory: Path, target: ModelConfig, config: EngineConfig) -> To
             f"tokenizer {config.tokenizer} has {tokenizer.vocab_size} tokens and the target {target.vocab_size} rows; "
             "expected a tokenizer that the target was made for"
         )
+    tokenizer.check_rows(target.vocab_size, place)
     return tokenizer if config.chat_template is None else tokenizer.with_chat_template(config.chat_template)
 
 

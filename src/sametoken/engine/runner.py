@@ -57,7 +57,7 @@ class Runner:
 
     def __init__(self, decoder: Decoder, cache: KVCache, taps: tuple[int, ...]) -> None:
         self.decoder, self.cache, self.taps = decoder, decoder.owns(cache), taps
-        self.device = decoder.embed.weight.device
+        self.device = decoder.embed.device
 
     def _ints(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

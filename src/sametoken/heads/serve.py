@@ -72,6 +72,8 @@ def load_draft(
     deterministic: bool,
     method: str | None = None,
     part: RankPart = WHOLE,
+    *,
+    cache: bool = False,
 ) -> LoadedDraft:
     """The head or the draft model of a directory.
 
@@ -81,6 +83,7 @@ def load_draft(
         deterministic: whether a draft model gives a token the same bits beside any other rows.
         method: what the user named, which may say of what kind a draft model is.
         part: what this process holds of a draft model.
+        cache: see `load_decoder`.
 
     Raises:
         ConfigError: the distribution of the kind that was named, or that the files name, is broken; or weights that
@@ -95,6 +98,6 @@ def load_draft(
             LOG.warning(f"{directory}: {note}")
         return LoadedDraft(head_kind(head.config), head.module)
     kind = weighted(draft_model(read_json(directory / "config.json") or {}, method).name)
-    decoder = load_decoder(directory, dtype, device, target.max_position, quantization, part)
+    decoder = load_decoder(directory, dtype, device, target.max_position, quantization, part, cache=cache)
     decoder.set_deterministic(deterministic)
     return LoadedDraft(kind, decoder)

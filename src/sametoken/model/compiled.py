@@ -93,7 +93,7 @@ class Parts(NamedTuple):
         if not_compiled(self.config) is not None:
             return False
         config, linears = self.config, [*chain.from_iterable(map(linears_of, self.blocks)), self.head, *others]
-        whole = all(linear.native is not None for linear in linears) and self.embed.weight.dtype == torch.bfloat16
+        whole = all(linear.native is not None for linear in linears) and self.embed.dtype == torch.bfloat16
         sparse = (0, 0) if config.experts is None else (config.experts.width, config.experts.shared)
         widths = config.hidden_size, config.intermediate_size, config.head_dim, *sparse
         return library() is not None and whole and not any(width % LANES for width in widths)
@@ -129,7 +129,8 @@ class Compiled:
             Model, layers=config.num_layers, hidden=config.hidden_size, heads=config.num_heads,
             kv_heads=config.num_kv_heads, head_size=config.head_dim, rotated=config.rope.dim,
             intermediate=config.intermediate_size, activation=ACTIVATIONS[config.activation], eps=config.norm_eps,
-            embed_packed=embed.paired, embed=embed.weight.detach(), vocabulary=embed.count,
+            embed=None if embed.table else embed.weight.detach(), table=embed.table and pointer(embed.table.weight),
+            vocabulary=embed.count,
             positions=config.max_position, layer=layers, join=join, whole_norms=config.whole_qk_norm,
             interleaved=config.rope.interleaved, norm_shift=config.norm_shift, residual_scale=config.residual_scale,
             embed_scale=torch.tensor(config.embed_scale, dtype=torch.bfloat16).item(),

@@ -135,7 +135,7 @@ class Decoder(nn.Module):
     @property
     def least_rows(self) -> int:
         """Fewest tokens of a forward: torch computes a lone row with another kernel than two, see `model.linear`."""
-        return 1 if self.native is not None or self.embed.weight.is_cuda else 2
+        return 1 if self.native is not None or self.embed.device.type == "cuda" else 2
 
     def set_deterministic(self, deterministic: bool) -> None:
         """Whether a token's numbers may depend on what is computed beside it; they do not unless this is turned off."""

@@ -23,7 +23,7 @@ from sametoken.kernels.cpu.library import (
     INT8,
     INT8_WEIGHT_ONLY,
 )
-from sametoken.model.linear import Linear
+from sametoken.model.linear import Embedding, Linear
 
 # Layouts of the compiled kernels.
 KERNELS = {
@@ -75,7 +75,9 @@ def summed(shares: Iterable[Mapping[str, Share]]) -> dict[str, Share]:
 
 
 def _format(module: nn.Module) -> str | None:
-    """The format of a linear's weight where it is no plain tensor."""
+    """The format of a linear's weight, or of token vectors, where it is no plain tensor."""
+    if isinstance(module, Embedding) and module.table is not None:
+        return KERNELS[module.table.weight.format]
     if not isinstance(module, Linear):
         return None
     if module.native is not None:

@@ -16,7 +16,7 @@ from sametoken.kernels.cpu.variant import library
 from sametoken.kernels.devices import device_type
 from sametoken.model.formats.base import UnpackedWeight, WeightFormat
 from sametoken.model.formats.coded import Coded, alike, differs, joined, packed
-from sametoken.model.formats.packing import TILE, Tiles, pack_bfloat16, packed_weight, pair_tiles, unpaired
+from sametoken.model.formats.packing import Tiles, pack_bfloat16, packed_weight, pair_tiles
 from sametoken.model.formats.straight import TrainedForm
 from sametoken.model.product import can_pack, linear
 
@@ -129,17 +129,16 @@ class Linear(nn.Module):
             return
         del self.weight
 
-    def restore(self, data: Tensor, scale: Tensor) -> None:
-        """Takes a weight that lies in the layout of its format for the compiled kernels, beside the bias that is there.
+    def restore(self, packed: PackedWeight) -> None:
+        """Takes a weight that is packed already, beside the plain bias.
 
         Raises:
-            ValueError: it is of another size.
+            ValueError: it has another shape.
         """
-        if self.format is None or scale.numel() % (-(-self.out_features // TILE) * TILE):
-            raise ValueError(f"scales of shape {list(scale.shape)} for {self.out_features} outputs")
-        bias = None if self.bias is None else self.bias.detach()
-        self.native = self.format.packed((self.out_features, self.in_features), data, scale, bias)
-        self._library = library()
+        if (packed.weight.outputs, packed.weight.inputs) != (self.out_features, self.in_features):
+            raise ValueError(f"weight of {packed.weight.outputs} outputs and {packed.weight.inputs} inputs")
+        self.native, self._library = packed, library()
+        del self.weight
 
     @property
     def matrix(self) -> Tensor:
@@ -175,8 +174,12 @@ class Embedding(nn.Module):
     Args:
         tied: whether `project` is used. The compiled kernels read one packed table for both. Without them a small table
             gets a second, prepacked copy, since repacking it in every call costs more than reading it; a large one is
-            read at memory speed as it is, and a copy would be felt. Quantised, the head is a copy of its own.
+            read at memory speed as it is, and a copy would be felt. Quantised by `format`, the head is a copy.
         scored: the tokens whose scores such a copy gives, None for all.
+
+    Attributes:
+        weight: [count, size] the vectors; absent where another tool quantised them, tiles where `table` is bfloat16.
+        table: the vectors in the compiled kernels' layout, None where they lie in `weight`.
     """
 
     COPY_BYTES = 32 * 2**20
@@ -197,11 +200,40 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(count, size, dtype=dtype), requires_grad=False)
         self.count, self.size, self.tied, self.format = count, size, tied, format
         self.scored = range(count) if scored is None or format is None else scored
+        self.dtype = dtype
         self.head: Linear | None = None
-        self.paired = False  # whether the table itself lies in the compiled kernels' layout
+        self.table: PackedWeight | None = None
+        self._coded: dict[int, Coded] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device if self.table is None else self.table.parts["data"].device
+
+    def adopts(self, part: Coded) -> bool:
+        """Whether `adopt` can take vectors that another tool quantised."""
+        compiled = device_type(part.codes) == "cpu" and self.dtype == torch.bfloat16 and library() is not None
+        return compiled and part.rounds_blocks and len(self.scored) == self.count
+
+    def adopt(self, row: int, part: Coded) -> None:
+        """Takes the vectors from `row` on as another tool quantised them; `pack` joins the parts.
+
+        Raises:
+            ValueError: see `Linear.adopt`.
+        """
+        self._coded[row] = part
 
     def pack(self) -> None:
-        """Packs what the head reads; a second call changes nothing."""
+        """Packs the vectors, and what the head reads; a second call changes nothing."""
+        if self._coded:
+            head = self._new_head()
+            for row, part in self._coded.items():
+                head.adopt(row, part)
+            head.pack()
+            self._coded.clear()
+            del self.weight
+            self.table, self.head = head.native, head if self.tied else None
+        if self.table is not None:
+            return
         weight = self.weight.detach()
         copied = weight.nbytes <= self.COPY_BYTES and can_pack(weight)
         if not self.tied or self.head is not None or not (self.format or kernels_for(weight) or copied):
@@ -211,20 +243,33 @@ class Embedding(nn.Module):
         head.pack()
         if self.format is None and head.native is not None:
             del self.weight
-            self.weight, self.paired = head.native.kept[0], True
+            self.weight, self.table = head.native.parts["data"], head.native
         self.head = head
 
-    def restore(self, data: Tensor, scale: Tensor) -> None:
-        """Takes the quantised head, see `Linear.restore`."""
-        self.head = self._new_head()
-        del self.head.weight
-        self.head.restore(data, scale)
+    def restore(self, packed: PackedWeight, *, table: bool) -> None:
+        """Takes packed vectors (`table`), which a tied model also reads as its head, or the head alone.
+
+        Raises:
+            ValueError: see `Linear.restore`.
+        """
+        head = self._new_head()
+        head.restore(packed)
+        if table:
+            del self.weight
+            self.table = packed
+            if packed.weight.format == BF16:
+                self.weight = packed.parts["data"]
+        if self.tied:
+            self.head = head
 
     def _new_head(self) -> Linear:
-        return Linear(self.size, len(self.scored), False, self.weight.dtype, self.format)
+        return Linear(self.size, len(self.scored), False, self.dtype, self.format)
 
     def forward(self, tokens: Tensor) -> Tensor:  # [T] -> [T, size]
-        return unpaired(self.weight, tokens, self.size) if self.paired else F.embedding(tokens, self.weight)
+        compiled = library()
+        if self.table is None or compiled is None:
+            return F.embedding(tokens, self.weight)
+        return compiled.rows(self.table, tokens)
 
     def project(self, x: Tensor) -> Tensor:  # [R, size] -> [R, count]
         if self.head is None:

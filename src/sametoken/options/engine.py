@@ -68,14 +68,15 @@ class KVCacheConfig(Settings):
     ] = None
     """number of tokens that the cache holds; without it: every sequence at full context, as far as memory allows."""
     free_memory_fraction: Annotated[
-        float,
-        Field(gt=0, le=1),
+        Annotated[float, Field(gt=0, le=1)] | None,
         Elsewhere(
             "trtllm kv_cache_config.free_gpu_memory_fraction",
             "trtllm-serve kv_cache_free_gpu_memory_fraction/free_gpu_memory_fraction",
         ),
-    ] = 0.9
-    """share that the cache may take of the memory that is free once the weights are loaded."""
+    ] = None
+    """share that the cache may take of the memory that is free once the weights are loaded; without it: 0.9 of a GPU's,
+    and on the CPU a quarter of the machine's memory, which is taken as the cache fills and given back after ten minutes
+    without a request."""
     dtype: Annotated[KVDType, BeforeValidator(_kv_dtype), Elsewhere("trtllm kv_cache_config.dtype")] = "auto"
     """number format of keys and values, those of a draft model or head too: "auto" is the model's dtype; int8 and fp8
     (E4M3, also written fp8_e4m3) have a scale for each token and head and take about half of bfloat16's bytes."""
@@ -117,6 +118,9 @@ class EngineConfig(Settings):
     bits too; int8_weight_only does not. int8 has a scale per output, int4 one per 32 inputs, int4_g128 one per 128."""
     draft_quantization: Quantization = "none"
     """format that the weights of a draft model or head are rounded to; the same values as for quantization."""
+    weight_cache: bool = True
+    """keep the weights as the CPU's kernels read them in files beside the Hub's cache, and map these at the next start,
+    which then takes a moment; processes share their memory. docs/checkpoints.md has the limits."""
     cuda_graphs: bool = True
     """on CUDA, run whole decoding steps as CUDA graphs, and start each before the host has read the result of the one
     before. No effect on the CPU."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from sametoken.kernels.cpu.memory import new_memory
+from sametoken.kernels.cpu.memory import clear, zeros
 from sametoken.runtime.chains import Chains, chains, is_chain
 from sametoken.runtime.kv_format import OWN, KVFormat
 from sametoken.runtime.transfer import upload
@@ -255,13 +255,13 @@ class KVCache:
         self.on_commit: Callable[[Tensor, Tensor, Tensor], object] = lambda rows, starts, path: None
         # Zeros, not empty: a masked key still enters the sum as 0 * value, which garbage NaN would poison.
         stored = (*shape, head_dim), kv_format.dtype(dtype), torch.device(device)
-        self.keys = new_memory(*stored).zero_()
-        self.values = self.keys if shared_values else new_memory(*stored).zero_()
+        self.keys = zeros(*stored)
+        self.values = self.keys if shared_values else zeros(*stored)
         self.key_scales: Tensor | None = None
         self.value_scales: Tensor | None = None
         if kv_format.greatest is not None:
             sizes = 2, layers, kv_heads * len(self.parts), shape[1]
-            scales = torch.zeros(sizes, dtype=torch.float32, device=device).transpose(2, 3)
+            scales = zeros(sizes, torch.float32, torch.device(device)).transpose(2, 3)
             self.key_scales, self.value_scales = (scales[0], scales[0]) if shared_values else scales.unbind()
 
     @staticmethod
@@ -282,6 +282,12 @@ class KVCache:
         """What is kept, with its scales: keys, and values where these are others."""
         found = [(self.keys, self.key_scales), (self.values, self.value_scales)]
         return found[:1] if self.values is self.keys else found
+
+    def clear(self) -> None:
+        """Forgets every vector, and gives the memory back to the system; on a GPU nothing happens."""
+        for stored in chain.from_iterable(self._stored):
+            if stored is not None:
+                clear(stored)
 
     def view(self, spans: Sequence[Span]) -> View:
         """How one forward reads and writes this cache."""

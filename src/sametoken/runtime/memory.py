@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 
+MOST = 0.9  # of what is free, so that activations have room
+CPU_MOST = 0.25  # of a machine that computes other things too
+
 
 def available_bytes(device: torch.device) -> int:
     """What new tensors may take; on the CPU with what the system would give back from its file cache."""
@@ -17,6 +20,13 @@ def available_bytes(device: torch.device) -> int:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):  # not Linux
         return total_bytes()
+
+
+def default_share(device: torch.device) -> float:
+    """The share of `available_bytes` that a KV cache may take at most: on the CPU a quarter of the machine's memory."""
+    if device.type != "cpu":
+        return MOST
+    return min(MOST, CPU_MOST * total_bytes() / max(1, available_bytes(device)))
 
 
 def flush_advice(device: torch.device, needed: int) -> str:

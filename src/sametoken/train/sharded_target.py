@@ -104,7 +104,7 @@ def read_in_step(decoder: Decoder, taps: tuple[int, ...], most: Callable[[int], 
 
 def _cache(decoder: Decoder, lengths: Sequence[int]) -> KVCache:
     """A cache for documents, one a row."""
-    device, pages = decoder.embed.weight.device, [-(-(length + 1) // PAGE) for length in lengths]
+    device, pages = decoder.embed.device, [-(-(length + 1) // PAGE) for length in lengths]
     table = PageTable(len(lengths), sum(pages) + 1, max(pages), PAGE, device)
     first = 1
     for row, count in enumerate(pages):

@@ -66,7 +66,7 @@ def sample(
         counts: tokens of each, at most and at least one.
         seeds: int64 of each.
     """
-    device = decoder.embed.weight.device
+    device = decoder.embed.device
     cache = _cache(decoder, len(prompts), max(len(p) + n for p, n in zip(prompts, counts, strict=True)), device)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     rows, host_rows = torch.arange(len(prompts), device=device), tuple(range(len(prompts)))

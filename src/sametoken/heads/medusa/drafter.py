@@ -67,7 +67,7 @@ class MedusaDrafter(Drafter):
         self.taps = (target.config.num_layers - 1,)
         self._tree = tree_of(heads, max_draft_len, budget)
         self.nodes = len(self._tree)
-        levels, device = max(map(len, self._tree)), target.embed.weight.device
+        levels, device = max(map(len, self._tree)), target.embed.device
         self.shapes = [_shape(self._tree, count, device) for count in range(1, levels + 1)]
         self.states: dict[int, LastFeature] = {}
 
@@ -102,7 +102,8 @@ class MedusaDrafter(Drafter):
         left_out = draft.tokens[:, 1:] == PADDING
         if not left_out.any():
             return draft
-        return trimmed(assembled(*draft, torch.arange(1, 1 + left_out.shape[1]).expand_as(left_out), left_out)[0])
+        order = torch.arange(1, 1 + left_out.shape[1], device=left_out.device).expand_as(left_out)
+        return trimmed(assembled(*draft, order, left_out)[0])
 
     def captured(self) -> Proposer:
         return CapturedMedusa(self)

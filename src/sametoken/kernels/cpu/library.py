@@ -6,7 +6,7 @@ Tensors that a structure points to must be kept alive by whoever holds the struc
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import NamedTuple
@@ -31,27 +31,28 @@ from sametoken.kernels.cpu.structures import (
 )
 from sametoken.kernels.cpu.threads import threads_for
 
-INTERFACE = 24  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 27  # as decoder.cpp: what was built from other sources has other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 BLOCK_INT4, BLOCK_INT5, BLOCK_INT6, BLOCK_INT8 = range(8, 12)
 DRAW_WORK = 8  # a sampled draw takes as long as reading so many times its scores as weights
-BLOCK_KINDS = ("Q8_0", "Q4_0", "MXFP4", "Q4_K", "Q5_K", "Q6_K")  # of llama.cpp, see BlockKind in pack.h
+BLOCK_KINDS = ("Q8_0", "Q4_0", "MXFP4", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q4_1", "Q5_1", "IQ4_NL", "IQ4_XS", "Q3_K",
+               "Q2_K", "NVFP4", "TQ1_0", "TQ2_0")  # of llama.cpp, see BlockKind in gguf_blocks.h  # fmt: skip
 
 
 class PackedWeight(NamedTuple):
     """A linear's weight in the library's layout.
 
     Attributes:
-        weight: the structure, which points into `kept`.
-        kept: data, and scale, bias and what belongs to them where there are any.
+        weight: the structure, which points into `parts`.
+        parts: "data", and "scale", "bias" and what else the format has.
     """
 
     weight: Weight
-    kept: tuple[Tensor, ...]
+    parts: Mapping[str, Tensor]
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.kept)
+        return sum(tensor.nbytes for tensor in self.parts.values())
 
 
 class Library:
@@ -96,9 +97,15 @@ class Library:
         self._pack.argtypes = [POINTER(Packing), c_int32, c_int32, c_int32]
         self._awq.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int32]
         self._blocks.argtypes = [c_int32, c_void_p, c_int64, POINTER(c_void_p), c_int32]
+        self._entries = library.sametoken_entries
+        self._entries.argtypes = [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int32]
+        self._join = library.sametoken_join
+        self._join.argtypes = [c_void_p, c_int64, c_int32, c_void_p, c_int32]
         self._numbers, self._check_fp8 = library.sametoken_numbers, library.sametoken_check_fp8
         self._numbers.argtypes = [POINTER(CodedRows), c_int32]
         self._check_fp8.argtypes = [c_void_p, c_int64, c_int32]
+        self._rows = library.sametoken_rows
+        self._rows.argtypes = [POINTER(Weight), c_void_p, c_int64, c_void_p]
 
         self._sum, self._send, self._gather = library.sametoken_sum, library.sametoken_send, library.sametoken_gather
         self._sum.argtypes = [POINTER(CExchange), c_void_p, c_int64]
@@ -176,9 +183,37 @@ class Library:
         _check(self._blocks(number, blocks.data_ptr(), outputs * count, parts, threads_for(blocks.nbytes)))
         return found
 
+    def read_entries(self, book: Tensor, entries: Tensor, signs: Tensor | None, rows: Tensor | None) -> Tensor:
+        """The numbers int8 [n * 8] of entries of a codebook.
+
+        Args:
+            book: int8 [N, 4 or 8]. `entries`: int32, contiguous, whose numbers follow each other.
+            signs: int8 [R, 8], by which each eight numbers are multiplied; None for ones.
+            rows: int32 [n], of these.
+        """
+        width = book.shape[1]
+        count = entries.numel() * width // 8
+        found = lent_memory((count * 8,), torch.int8)
+        pointers = [None if each is None else each.data_ptr() for each in (entries, signs, rows)]
+        _check(self._entries(book.data_ptr(), width, *pointers, count, found.data_ptr(), threads_for(found.nbytes)))
+        return found
+
+    def join_bits(self, codes: Tensor, bits: int) -> Tensor:
+        """uint8 [out, in * bits / 8] of codes [out, in], contiguous bytes below 2 ** bits; see `formats.bits`."""
+        found = lent_memory((codes.shape[0], codes.shape[1] * bits // 8), torch.uint8)
+        _check(self._join(codes.data_ptr(), codes.numel() // 32, bits, found.data_ptr(), threads_for(codes.nbytes)))
+        return found
+
     def numbers(self, rows: CodedRows) -> None:
         """Writes what rows of codes mean."""
         _check(self._numbers(rows, threads_for(rows.rows * rows.row_bytes)))
+
+    def rows(self, packed: PackedWeight, index: Tensor) -> Tensor:
+        """[R, in] bfloat16: rows `index` [R] int64 of a weight in bfloat16 or blocks; the caller checks the range."""
+        index = index.contiguous()
+        found = torch.empty(len(index), packed.weight.inputs, dtype=torch.bfloat16)
+        _check(self._rows(packed.weight, index.data_ptr(), len(index), found.data_ptr()))
+        return found
 
     def is_finite(self, codes: Tensor) -> bool:
         """Whether contiguous float8_e4m3fn codes hold no NaN."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +21,7 @@ from torch import Tensor
 
 HUGE = 2**21
 LEAST_BYTES = 2 * HUGE  # below this hardly one whole huge page fits
+POPULATE_READ = 22  # of madvise
 LEAST_LENT = 2**18  # below this the C library keeps memory itself
 MOST_WASTE = 4  # times what is asked for
 MOST_SPARE = 16  # pieces of memory: more are never lent at once but where tensors stay
@@ -40,6 +43,46 @@ def new_memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device | 
         # A refusal (no such feature, or switched off) leaves ordinary pages, which are as good but for speed.
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), advice)
     return target
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros; a large one on the CPU takes its memory from the system page by page, as it is written.
+
+    Raises:
+        MemoryError: the system grants no such address space.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < LEAST_BYTES:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    try:
+        memory = mmap.mmap(-1, -(-size // HUGE) * HUGE, mmap.MAP_PRIVATE)
+    except OSError as error:
+        raise MemoryError(f"cannot allocate {size} bytes") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(tuple(shape))
+
+
+def clear(tensor: Tensor) -> None:
+    """Gives the memory of a tensor of `zeros` back to the system, on Linux; its elements are zeros again."""
+    if tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() >= LEAST_BYTES and sys.platform == "linux":
+        storage = tensor.untyped_storage()
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), mmap.MADV_DONTNEED
+        )
+
+
+def read_ahead(pages: mmap.mmap) -> None:
+    """Lets a thread read a mapped file and enter its pages, on Linux 5.14 and later: a step then meets no faults."""
+
+    def populate(address: int, size: int) -> None:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), POPULATE_READ)
+        del held[:]
+
+    held = [ctypes.c_char.from_buffer(pages)]  # keeps the mapping there
+    if sys.platform == "linux":
+        threading.Thread(target=populate, args=(ctypes.addressof(held[0]), len(pages)), daemon=True).start()
 
 
 def lent_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

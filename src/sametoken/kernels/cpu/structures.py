@@ -67,7 +67,7 @@ class Model(Structure):
     _fields_ = [
         ("layers", c_int32), ("hidden", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_size", c_int32),
         ("rotated", c_int32), ("intermediate", c_int32), ("activation", c_int32), ("eps", c_float),
-        ("embed_packed", c_int32), ("vocabulary", c_int64), ("embed", c_void_p), ("positions", c_int64),
+        ("vocabulary", c_int64), ("embed", c_void_p), ("table", POINTER(Weight)), ("positions", c_int64),
         ("layer", POINTER(Layer)), ("join", POINTER(Join)), ("whole_norms", c_int32), ("interleaved", c_int32),
         ("norm_shift", c_float), ("embed_scale", c_float), ("residual_scale", c_float), ("attention_scale", c_float),
         ("attention_cap", c_float), ("chunks", c_int32), ("wide_rotation", c_int32),

@@ -54,7 +54,7 @@ class FeatureReader:
 
     def __init__(self, decoder: Decoder, taps: tuple[int, ...], longest: int) -> None:
         self._decoder, self._taps = decoder, taps
-        self.device = decoder.embed.weight.device
+        self.device = decoder.embed.device
         pages = -(-(longest + 1) // PAGE)
         self._table = PageTable(1, pages + 1, pages, PAGE, self.device)
         self._table.extend(0, range(1, pages + 1))

@@ -1,0 +1,192 @@
+"""The cache of packed weights, beside the Hub's: the first start writes them, later ones map them and share memory.
+
+An entry is a directory named by the content of the model's files, the format and the variant of the compiled kernels.
+It appears when it is whole; several processes may write it at once, and the first one stays. Where all entries would
+take more than a limit, those that were used longest ago are removed, unless a process is reading them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import re
+import shutil
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import torch
+
+from sametoken.checkpoint.hub import cache_directory
+from sametoken.checkpoint.identity import model_digest
+from sametoken.checkpoint.packed_file import FACTS, packed_bytes, read_packed, write_packed
+from sametoken.checkpoint.tensors import weight_files
+from sametoken.errors import ConfigError, SametokenError, shown
+from sametoken.files import UNFINISHED, discard_unfinished, holding, new_directory
+from sametoken.kernels.cpu.library import INTERFACE
+from sametoken.kernels.cpu.variant import library
+from sametoken.model.decoder import Decoder
+
+LOG = logging.getLogger("sametoken")
+CACHE_VARIABLE = "SAMETOKEN_WEIGHT_CACHE"  # "0" switches it off, another value is its directory
+LIMIT_VARIABLE = "SAMETOKEN_WEIGHT_CACHE_GB"  # that all entries take together
+LIMIT_GB = 64.0
+ENTRY = re.compile(r".+-[0-9a-f]{16}")  # names of entries: others' directories are not looked at
+VERSION = 3  # of how weights are rounded and lie; INTERFACE stands for what the kernels expect of them
+LEAST = 1 << 25  # numbers of a model; fewer are packed in a moment
+FREE_SHARE = 0.5  # of the free disk that an entry may take
+NICENESS = 5  # of the threads that write: they take what computing leaves
+_writers: list[threading.Thread] = []
+
+
+def weights_directory() -> Path | None:
+    """Where entries are kept, whether it is there yet or not; None if nothing is kept."""
+    given = os.environ.get(CACHE_VARIABLE, "")
+    if given == "0":
+        return None
+    return Path(given) if given else cache_directory().parent / "sametoken" / "weights"
+
+
+def limit_bytes() -> int:
+    """Bytes that all entries may take together.
+
+    Raises:
+        ConfigError: the environment states no number of gigabytes.
+    """
+    given = os.environ.get(LIMIT_VARIABLE) or str(LIMIT_GB)
+    try:
+        found = float(given)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise ConfigError(f"{LIMIT_VARIABLE} is {shown(given)}; expected a number of gigabytes, for example 20")
+    return int(found * 1e9)
+
+
+def entry_of(directory: Path, numbers: int, quantization: str, dtype: torch.dtype, device: torch.device) -> Path | None:
+    """Where the packed weights of a checkpoint are or will be; None where they are not kept.
+
+    Args:
+        numbers: of the model's weights.
+
+    Raises:
+        CheckpointError: the weight files cannot be read.
+        ConfigError: as `limit_bytes`.
+    """
+    root, kernels = weights_directory(), library()
+    if root is None or numbers < LEAST or dtype != torch.bfloat16 or device.type != "cpu" or kernels is None:
+        return None
+    limit_bytes()
+    # The digest reads samples of large files: a file that was written anew has another time.
+    times = [file.stat().st_mtime_ns for file in weight_files(directory)]
+    key = f"{VERSION} {INTERFACE} {kernels.name} {quantization} {model_digest(directory)} {times}"
+    name = directory.name if quantization == "none" else f"{directory.name}-{quantization}"
+    return root / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def restored(decoder: Decoder, entry: Path) -> bool:
+    """Gives a decoder on the meta device the weights of an entry, which stay in the system's file cache.
+
+    False where the entry is damaged: it is removed, and the decoder is of no more use.
+    """
+    try:
+        with holding(entry, shared=True):
+            with suppress(OSError):  # a directory that others wrote
+                os.utime(entry / FACTS)
+            read_packed(decoder, entry, VERSION)
+    except (SametokenError, OSError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+            struct.error) as error:  # fmt: skip
+        LOG.warning(f"{entry}: is damaged ({error}); the weights are packed again")
+        discard(entry)
+        return False
+    return True
+
+
+def keep(decoder: Decoder, entry: Path) -> None:
+    """Writes a decoder's weights in a thread of low priority; `finish` waits for it."""
+    writer = threading.Thread(target=_keep, args=(decoder, entry), name="weight cache", daemon=False)
+    _writers.append(writer)
+    writer.start()
+
+
+def finish() -> None:
+    """Waits until all that `keep` was given is written."""
+    while _writers:
+        _writers.pop().join()
+
+
+def _keep(decoder: Decoder, entry: Path) -> None:
+    """Writes a decoder's weights; what prevents it is logged and changes nothing else."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    try:
+        size = packed_bytes(decoder)
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        if entry.exists():  # another process was faster, and nothing needs to make room
+            return
+        discard_unfinished(entry.parent)
+        if not _make_room(entry.parent, size):
+            return
+        with new_directory(entry) as place:
+            write_packed(decoder, place, VERSION)
+    except (SametokenError, OSError) as error:
+        if not entry.exists():  # another process was not faster either
+            LOG.warning(f"packed weights are not kept for the next start ({error}); --no-weight-cache stops trying")
+        return
+    LOG.info(f"{entry} keeps {size / 1e9:.1f} GB of packed weights for the next start")
+
+
+def discard(entry: Path) -> None:
+    """Removes a damaged entry, unless another process is reading it or has removed it meanwhile."""
+    with holding(entry) as alone:
+        if alone:
+            _remove(entry)
+
+
+def _make_room(root: Path, size: int) -> bool:
+    """Whether `size` bytes more fit; entries are removed for them, the one that was read longest ago first.
+
+    None is removed if they do not fit all the same, which is logged.
+    """
+    limit, entries = limit_bytes(), sorted(_entries(root))
+    total, free = size + sum(used for _, used, _ in entries), shutil.disk_usage(root).free * FREE_SHARE - size
+    with ExitStack() as held:
+        chosen = []
+        for _, used, entry in entries:
+            if total <= limit:
+                break
+            if held.enter_context(holding(entry)):
+                chosen.append(entry)
+                total, free = total - used, free + used
+        if total > limit or free < 0:
+            lack = f"{LIMIT_VARIABLE}={limit / 1e9:g} allows no more" if total > limit else f"{root} has no room"
+            LOG.info(f"{size / 1e9:.1f} GB of packed weights are not kept for the next start: {lack}")
+            return False
+        for entry in chosen:
+            _remove(entry)
+            LOG.info(f"{entry} was removed: packed weights take {LIMIT_VARIABLE}={limit / 1e9:g} at most")
+    return True
+
+
+def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
+    """When each entry was read last, its bytes and its place."""
+    for facts in root.glob(f"*/{FACTS}"):
+        if not ENTRY.fullmatch(facts.parent.name) or facts.parent.is_symlink():
+            continue
+        with suppress(OSError):  # another process removes it
+            used = sum(file.stat().st_size for file in facts.parent.iterdir())
+            yield facts.stat().st_mtime, used, facts.parent
+
+
+def _remove(entry: Path) -> None:
+    """Removes an entry whose lock is held; for others it is gone at once."""
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{entry.name}-", suffix=UNFINISHED, dir=entry.parent) as place,
+        suppress(OSError),  # a directory that others wrote
+    ):
+        entry.rename(Path(place) / "removed")
