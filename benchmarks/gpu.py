@@ -39,6 +39,7 @@ CHANCES = (0.6, 0.8, 0.9)
 DEPTH = 4
 ROUNDS = 5
 KEYS = 512
+BATCHES = (1, 4, 16, 64)
 
 
 def finish(device: torch.device) -> None:
@@ -141,6 +142,8 @@ def equality(shape: str, device: torch.device, count: int) -> dict[str, Any]:
     ways = {
         "plain again": host.generate(PROMPT, plain)[0],
         "plain, captured": ahead.generate(PROMPT, plain)[0],
+        "plain, batch of 3": host.generate([PROMPT[:9], PROMPT[:50], PROMPT], plain)[2],
+        "plain, captured, batch of 3": ahead.generate([PROMPT[:9], PROMPT[:50], PROMPT], plain)[2],
         "speculative": host.generate(PROMPT, drafted)[0],
         "speculative, captured": ahead.generate(PROMPT, drafted)[0],
         "speculative, captured, batch of 3": ahead.generate([PROMPT] * 3, [drafted, plain, drafted])[0],
@@ -181,30 +184,63 @@ def transformers_rate(shape: str, device: torch.device, lengths: tuple[int, int]
     return statistics.median(rates)
 
 
-def speed(shape: str, device: torch.device, lengths: tuple[int, int], rounds: int) -> dict[str, Any]:
+def speed(
+    shape: str, device: torch.device, lengths: tuple[int, int], rounds: int, note: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """The table of one sequence, then the one of batches; `note` gets every row when it is measured."""
     decoder = gpu_models.random_decoder(shape, device, steady=True)
     rate = bandwidth(device, 2**30 if device.type == "cuda" else 2**22)
     limit = read_bytes(decoder) / rate
     report: dict[str, Any] = {"bandwidth GB/s": rate / 1e9, "weight-read limit ms": 1e3 * limit, "rows": []}
+    note(report)
+
+    def add(row: dict[str, Any]) -> None:
+        report["rows"].append(row)
+        note(row)
+
     for fixed in (False, True):
         decoder.set_deterministic(fixed)
         alone = {depth: device_step(decoder, proposer, rounds) for depth, proposer in (
             (0, Plain()), (DEPTH, gpu_models.Replay(PROMPT, DEPTH, 0.9, device).captured()))}  # fmt: skip
         report[f"five nodes / plain, {_mode(fixed)}"] = alone[DEPTH] / alone[0]
-        for ahead in (False, True):
+        for ahead in (True, False):
             llm = gpu_models.assemble(decoder, ahead=ahead, depth=DEPTH)
             often = rounds if ahead else 1  # eager steps are slow, and there for comparison
             plain = Decoding(llm, "none", lengths, often)
-            report["rows"].append(_row("plain", fixed, ahead, plain, (alone[0], limit, plain.tokens_per_s)))
+            add(_row("plain", fixed, ahead, plain, (alone[0], limit, plain.tokens_per_s)))
             for chance in CHANCES if ahead else CHANCES[1:2]:
                 gpu_models.replaying(llm, [*PROMPT, *plain.done.token_ids], DEPTH, chance)
                 found = Decoding(llm, gpu_models.REPLAY, lengths, often)
-                assert found.done.token_ids == plain.done.token_ids, "a draft changed the text"
-                timing = (alone[DEPTH], limit, plain.tokens_per_s)
-                report["rows"].append(_row(f"draft, {chance} a token", fixed, ahead, found, timing))
+                row = _row(f"draft, {chance} a token", fixed, ahead, found, (alone[DEPTH], limit, plain.tokens_per_s))
+                add({**row, "same text": found.done.token_ids == plain.done.token_ids})
+            if ahead:
+                gpu_models.replaying(llm, [*PROMPT, *plain.done.token_ids], DEPTH, 0.8)
+                for batch in BATCHES:
+                    add(_batch(llm, batch, lengths, fixed))
     del decoder, llm
     report["transformers tokens/s"] = transformers_rate(shape, device, lengths, max(1, rounds // 2))
+    note({"transformers tokens/s": report["transformers tokens/s"]})
     return report
+
+
+def _batch(llm: LLM, batch: int, lengths: tuple[int, int], fixed: bool) -> dict[str, Any]:
+    """Tokens per second of `batch` sequences together, plain and with a draft that is right four times in five."""
+    row: dict[str, Any] = {"what": f"batch of {batch}", "mode": _mode(fixed), "steps": "captured"}
+    if batch > gpu_models.ROWS:
+        return row
+    for method in ("none", gpu_models.REPLAY):
+        times, texts = {}, {}
+        for count in (*lengths, *lengths):  # the first two compile and capture
+            params = SamplingParams(
+                temperature=0, max_tokens=count, ignore_eos=True, speculative=RequestSpeculation(method=method)
+            )
+            begin = time.perf_counter()
+            texts[count] = [each.token_ids for each in llm.generate([PROMPT] * batch, params)]
+            times[count] = time.perf_counter() - begin
+        row[f"{method}: tokens/s"] = batch * (lengths[1] - lengths[0]) / (times[lengths[1]] - times[lengths[0]])
+        row[f"{method}: rows alike"] = sum(text == texts[lengths[1]][0] for text in texts[lengths[1]])
+    row["speed-up"] = row[f"{gpu_models.REPLAY}: tokens/s"] / row["none: tokens/s"]
+    return row
 
 
 def _mode(fixed: bool) -> str:
@@ -229,18 +265,6 @@ def _row(name: str, fixed: bool, ahead: bool, found: Decoding, timing: tuple[flo
     }
 
 
-def table(report: dict[str, Any]) -> str:
-    """The rows as Markdown, and what holds for all of them."""
-    rows = report["rows"]
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    for row in rows:
-        lines.append("| " + " | ".join(f"{x:.2f}" if isinstance(x, float) else x for x in row.values()) + " |")
-    rest = [f"{name}: {value:.3f}" for name, value in report.items() if name != "rows"]
-    best = max(row["tokens/s"] for row in rows if row["what"] == "plain")
-    rest.append(f"plain / transformers: {best / report['transformers tokens/s']:.3f}")
-    return "\n".join([*lines, "", *rest])
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="8b", choices=list(gpu_models.SHAPES))
@@ -248,7 +272,7 @@ def main() -> int:
     parser.add_argument("--part", default="all", choices=("all", "equality", "speed"))
     parser.add_argument("--tokens", type=int, default=256, help="of a long run; a short one is a quarter")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path, help="directory for gpu.json")
+    parser.add_argument("--out", type=Path, help="directory for gpu.jsonl")
     args = parser.parse_args()
     device = torch.device(args.device)
     report: dict[str, Any] = {
@@ -258,17 +282,24 @@ def main() -> int:
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }
+
+    def note(found: dict[str, Any]) -> None:
+        """A line on standard output and in the file at once: a run that is cut off keeps its lines."""
+        line = json.dumps({name: round(x, 4) if isinstance(x, float) else x for name, x in found.items()})
+        print(line, flush=True)
+        if args.out:
+            args.out.mkdir(parents=True, exist_ok=True)
+            with (args.out / "gpu.jsonl").open("a") as file:
+                file.write(line + "\n")
+
+    note(report)
     with torch.inference_mode():
         if args.part != "speed":
             report["equality"] = equality("tiny" if args.shape == "tiny" else "1b", device, args.tokens)
-            print(json.dumps(report["equality"], indent=2), flush=True)
+            note(report["equality"])
         if args.part != "equality":
             lengths = (args.tokens // 4, args.tokens)
-            report["speed"] = speed(args.shape, device, lengths, args.rounds)
-            print(table(report["speed"]), flush=True)
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "gpu.json").write_text(json.dumps(report, indent=2) + "\n")
+            report["speed"] = speed(args.shape, device, lengths, args.rounds, note)
     return 0 if report.get("equality", {"equal": True})["equal"] else 1
 
 

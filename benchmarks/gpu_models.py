@@ -45,6 +45,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 CONTEXT = 2048
 REPLAY = "replay"
+ROWS = 64 if torch.cuda.is_available() else 8  # of an engine
+PAGED = (16 if ROWS > 8 else 4) * CONTEXT  # tokens that its cache holds
 SEED = 11
 
 
@@ -152,7 +154,7 @@ def assemble(decoder: Decoder, *, ahead: bool, depth: int = 4) -> LLM:
     loaded = Loaded(decoder, None, load_tokenizer(TARGET), CONTEXT, sampling={}, pooling=None)
     with patch("sametoken.engine.llm.load_models", lambda *_: loaded):
         llm = LLM(
-            "in memory", None, {"max_draft_len": depth}, kv_cache={"max_tokens": 4 * CONTEXT}, max_batch_size=8,
+            "in memory", None, {"max_draft_len": depth}, kv_cache={"max_tokens": PAGED}, max_batch_size=ROWS,
             cuda_graphs=ahead,
         )  # fmt: skip
     engine = llm.engine

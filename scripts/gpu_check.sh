@@ -43,13 +43,14 @@ if [ "$device" = cuda ] && ! "$python" -c 'import sys, torch; sys.exit(not torch
 fi
 
 begin=$SECONDS failed=0
+[ -z "$out" ] || mkdir -p "$out" || exit 2
 # Runs one part within its limit of seconds and says how it ended.
 part() {
     local name=$1 limit=$2 code start=$SECONDS
     shift 2
     echo "== $name"
-    timeout "$limit" "$@"
-    code=$?
+    timeout -s INT -k 10 "$limit" "$@" 2>&1 | tee ${out:+"$out/${name// /_}.log"}
+    code=${PIPESTATUS[0]}
     [ $code -eq 0 ] || failed=1
     [ $code -eq 124 ] && echo "stopped after its limit of $limit s"
     echo "== $name: exit code $code after $((SECONDS - start)) s"
@@ -63,15 +64,20 @@ print("triton", __import__("triton").__version__ if __import__("importlib.util")
 files=(tests/engine/test_captured.py tests/engine/test_cuda.py tests/kernels/test_triton_*.py)
 [ $shape = tiny ] || files+=(tests/model/test_families.py tests/engine/test_engine_lossless.py tests/engine/test_engine_behaviour.py)
 workers=()
-[ -z "$(missing xdist)" ] && [ $shape != tiny ] && workers=(-n 6)
+[ -z "$(missing xdist)" ] && [ $shape != tiny ] && workers=(-n 8)
 export SAMETOKEN_TEST_DEVICE=$device
+marks=(-m "not thorough")
+[ -n "$(missing pytest_timeout)" ] || marks+=(--timeout=60)
 # Deprecations of other versions are no failures here.
-part "tests on $device" 230 "$python" -m pytest -q -W default -p no:cacheprovider "${workers[@]}" "${files[@]}"
+part "tests on $device" "${TESTS_LIMIT:-230}" "$python" -m pytest -v --tb=short -rfE --maxfail="${MAXFAIL:-30}" -W default \
+    -p no:cacheprovider "${marks[@]}" "${workers[@]}" "${files[@]}"
+[ $shape = tiny ] || part "probe" 60 "$python" benchmarks/gpu_probe.py
 size=()
 [ $shape = tiny ] && size=(--tokens 24 --rounds 1)
-part "equal tokens" 90 "$python" benchmarks/gpu.py --device "$device" --shape $shape --part equality "${size[@]}"
+part "equal tokens" 90 "$python" benchmarks/gpu.py --device "$device" --shape $shape --part equality "${size[@]}" \
+    ${out:+--out "$out"}
 [ $shape = tiny ] || size=(--tokens 192 --rounds 3)
-part "speed" 190 "$python" benchmarks/gpu.py --device "$device" --shape $shape --part speed "${size[@]}" \
+part "speed" "${SPEED_LIMIT:-190}" "$python" benchmarks/gpu.py --device "$device" --shape $shape --part speed "${size[@]}" \
     ${out:+--out "$out"}
 echo "== all parts: $([ $failed -eq 0 ] && echo passed || echo FAILED) after $((SECONDS - begin)) s"
 exit $failed

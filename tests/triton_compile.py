@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tempfile
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -20,23 +24,58 @@ STORED = ({}, dict.fromkeys(("keys", "values"), "*i8"), dict.fromkeys(("keys", "
 INTEGERS = ("rows", "starts", "depths", "paths", "table", "seeds", "positions")
 
 
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+MOST_SHARED = 232448  # bytes that a block may have on sm_90
+
+
 def compiled(kernel: Any, dtype: str, constants: dict[str, Any], **options: Any) -> int:
-    """Bytes of the cubin; tensors that are nothing special hold `dtype`."""
+    """Bytes of the cubin; tensors that are nothing special hold `dtype`.
+
+    Pointers are multiples of 16, as torch's are: that decides the width of loads and whether they are pipelined.
+
+    Raises:
+        AssertionError: the kernel takes more shared memory than there is, or registers are spilled.
+    """
     kinds = dict.fromkeys(INTEGERS, "*i64") | POINTERS | SCALARS | STORED[constants.get("CODES", 0)]
     signature = {n: "constexpr" if n in constants else kinds.get(n, f"*{dtype}") for n in kernel.arg_names}
-    source = ASTSource(kernel, signature, constexprs={(kernel.arg_names.index(n),): v for n, v in constants.items()})
-    return len(triton.compile(source, target=TARGET, options=options).asm["cubin"])
+    attributes = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind[0] == "*"}
+    source = ASTSource(
+        kernel, signature, constexprs={(kernel.arg_names.index(n),): v for n, v in constants.items()}, attrs=attributes
+    )
+    found = triton.compile(source, target=TARGET, options=options)
+    what = kernel.__name__, dtype, constants
+    assert found.metadata.shared <= MOST_SHARED, (what, found.metadata.shared)
+    used = usage(found.asm["cubin"])
+    # float32 is for comparisons; no model is served in it on a GPU.
+    assert used["STACK"] == 0 or dtype == "fp32", (what, used)
+    worst[kernel.__name__, dtype] = tuple(map(max, worst.get((kernel.__name__, dtype), (0, 0, 0)), (
+        used["REG"], found.metadata.shared, used["STACK"])))  # fmt: skip
+    return len(found.asm["cubin"])
+
+
+worst: dict[tuple[str, str], tuple[int, ...]] = {}  # registers, shared memory and stack, the most of each
+
+
+def usage(cubin: bytes) -> dict[str, int]:
+    """What cuobjdump prints of a kernel: REG, STACK (bytes of spills and local arrays) and others."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"([A-Z]+):(\d+)", printed)}
 
 
 def main() -> None:
-    for dtype in ("bf16", "fp16", "fp32"):
-        for size, window, group in ((64, 0, 4), (96, 128, 1), (128, 0, 4), (128, 512, 8)):
+    for dtype in DTYPES:
+        for size, window, group in ((64, 0, 4), (96, 128, 1), (128, 0, 4), (128, 512, 8), (128, 0, 7), (256, 0, 5)):
             shape = {"SIZE": size, "PADDED": triton.next_power_of_2(size), "WINDOW": window}
             blocks = {"BLOCK": attention.BLOCK, "CHUNK": attention.CHUNK, "ROWS": attention.TILE_ROWS}
             heads = {"KV_HEADS": 8, "GROUP": group, "PAGE": 32}
             for codes in range(len(STORED)):
                 chunk = {**heads, **shape, **blocks, "CODES": codes, "CAPPED": codes == 0}
-                assert compiled(attention._chunk, dtype, chunk, num_warps=4, enable_fp_fusion=False)
+                launch = attention.launch(DTYPES[dtype], shape["PADDED"], codes)
+                assert compiled(attention._chunk, dtype, chunk, enable_fp_fusion=False, **launch)
             joined = {"HEADS": 8 * group, "CHUNK": attention.CHUNK, **shape}
             assert compiled(attention._join, dtype, joined, num_warps=1, enable_fp_fusion=False)
             rotated = {"SIZE": size, "DIM": size, "PADDED": triton.next_power_of_2(size), "INTERLEAVED": window > 0}
@@ -47,7 +86,8 @@ def main() -> None:
         for noisy in (True, False):
             kind = {"SPLITS": 16, "NOISY": noisy, "TEMPERED": noisy, "MIXED": noisy}
             assert compiled(draw._race, dtype, {**split, **kind}, enable_fp_fusion=False)
-    print("compiled")
+    for (name, dtype), (registers, shared, stack) in worst.items():
+        print(f"{name} {dtype}: at most {registers} registers, {shared} bytes of shared memory, {stack} bytes of stack")
 
 
 if __name__ == "__main__":

@@ -24,14 +24,20 @@ def test_the_measurement_runs(tmp_path: Path) -> None:
     options = ["--device", "cpu", "--shape", "tiny", "--tokens", "24", "--rounds", "1", "--out", str(tmp_path)]
     done = run(sys.executable, program, *options)
     assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "gpu.json").read_text())
-    assert report["equality"]["equal"]
-    assert set(report["equality"]["first difference at"].values()) == {None}
-    rows = report["speed"]["rows"]
+    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == lines
+    equality = next(line for line in lines if "equal" in line)
+    assert equality["equal"]
+    assert set(equality["first difference at"].values()) == {None}
+    rows = [line for line in lines if "acceptance length" in line]
+    assert all(row.get("same text", True) for row in rows)
     lengths = {row["what"]: row["acceptance length"] for row in rows if row["steps"] == "captured"}
     assert lengths["plain"] == 1
     assert 1 < lengths["draft, 0.6 a token"] < lengths["draft, 0.9 a token"] <= 5
-    assert "| plain | free | captured |" in done.stdout
+    batches = [line for line in lines if line.get("what") == "batch of 4"]
+    assert all(line["none: rows alike"] == line["replay: rows alike"] == 4 for line in batches)
+    assert len(batches) == 2
+    assert "transformers tokens/s" in lines[-1]
 
 
 def test_the_script_names_what_is_missing(tmp_path: Path) -> None:

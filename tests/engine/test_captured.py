@@ -145,6 +145,7 @@ def noted_in_steps(llm: LLM) -> Seen:
     """What captured steps propose from now on, for graph slots that are no padding."""
     assert llm.engine.captured is not None
     proposer, seen = llm.engine.captured.proposers[llm.method], {}
+    llm.engine.captured.graphs.captures = False  # reading values is not allowed in a capture
     guess = proposer.guess
 
     def noted(graph_slots: GraphSlots, *rest: Any) -> Draft:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from adversaries import adversaries
 from engine_checks import DEPTH, alone, inject, make_llm, prompts, said, save_pair, using
 from head_checks import llm_with, make_eagle, make_medusa
 from sametoken import LLM, SamplingParams, embedded
-from sametoken.kernels import devices
+from sametoken.runtime.draw import draw
 from sametoken.speculation.draft import Draft, ancestors, chain_parents
 from sametoken.speculation.sampling import RowSampling, Sampling, sample
 
@@ -20,10 +19,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this mach
 
 VOCAB, BF16 = 90, torch.bfloat16
 BFLOAT16 = {"device": "cuda", "dtype": "bfloat16"}
-
-
-def on_cuda(head: Any) -> Any:
-    return head.to("cuda")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +39,7 @@ def test_graphs_say_what_eager_steps_say(models: tuple[str, str], method: str | 
         found = graphs.generate(prompts(3, VOCAB), params)
         assert [said(each) for each in found] == [said(each) for each in eager.generate(prompts(3, VOCAB), params)]
     assert graphs.engine.captured is not None
-    assert len(graphs.engine.captured.graphs) >= 3  # batches of 4, 2 and 1
+    assert len(graphs.engine.captured.graphs) >= 2  # of batches; a draft may end two requests in one step
 
 
 TREE = {"tree_top_k": 3, "max_total_draft_tokens": 7}
@@ -53,9 +48,11 @@ KINDS: dict[str, Callable[..., LLM]] = {
     "draft tree": lambda models, **options: make_llm(*models, **TREE, **options),
     "trained head": lambda _, **options: make_llm(str(embedded.TARGET), str(embedded.HEAD), **options),
     "trained head tree": lambda _, **options: make_llm(str(embedded.TARGET), str(embedded.HEAD), **TREE, **options),
-    "eagle1": lambda models, **options: llm_with(models[0], on_cuda(make_eagle(models[0], 1, dtype=BF16)), **options),
+    "eagle1": lambda models, **options: llm_with(
+        models[0], make_eagle(models[0], 1, dtype=BF16, device="cuda"), **options
+    ),
     "medusa tree": lambda models, **options: llm_with(
-        models[0], on_cuda(make_medusa(models[0], dtype=BF16, choices=CHOICES)), **options
+        models[0], make_medusa(models[0], dtype=BF16, device="cuda", choices=CHOICES), **options
     ),
 }
 
@@ -92,7 +89,7 @@ def test_no_drafter_changes_a_token_in_bfloat16(models: tuple[str, str]) -> None
 
 
 @pytest.mark.parametrize("temperatures", [(0.0, 0.0), (1.0, 1.0), (0.7, 1.3), (0.0, 0.8)])
-def test_the_fused_draw_is_the_draw(monkeypatch: pytest.MonkeyPatch, temperatures: tuple[float, float]) -> None:
+def test_the_fused_draw_is_the_draw(temperatures: tuple[float, float]) -> None:
     """Over a large vocabulary, bit for bit the noise of torch's own kernels: thousands of draws agree."""
     pytest.importorskip("triton")
     vocabulary, nodes = 128256, 200
@@ -104,6 +101,4 @@ def test_the_fused_draw_is_the_draw(monkeypatch: pytest.MonkeyPatch, temperature
     batch = Sampling.of(rows)
     parents = chain_parents(2, nodes, "cuda")
     asked = (scores, Draft(torch.zeros_like(parents), parents), ancestors(parents), torch.tensor([3, 9], device="cuda"))
-    fused = sample(*asked, batch)
-    monkeypatch.setattr(devices, "TRITON", False)
-    assert torch.equal(fused, sample(*asked, batch))
+    assert torch.equal(draw(*asked, batch), sample(*asked, batch))

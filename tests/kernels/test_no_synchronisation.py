@@ -19,11 +19,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sametoken.drafters import tree
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.device import Plain, Proposer
 from sametoken.engine.device_step import decode_step
-from sametoken.engine.plan import Decode, Plan
-from sametoken.engine.runner import Runner
+from sametoken.engine.plan import Decode, Plan, PromptPiece
+from sametoken.engine.runner import Runner, merge
 from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.drafter import EagleDrafter
@@ -36,6 +37,7 @@ from sametoken.model.decoder import Decoder
 from sametoken.model.formats.coded import Code, Coded
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.graph_slots import GraphSlots
+from sametoken.speculation import draft
 from sametoken.speculation.draft import Draft, chain_parents
 from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling, Sampling
@@ -96,6 +98,8 @@ class Guardless(TorchFunctionMode):
         places: list[Tensor | None] = []
         for part in parts:
             at = len(places)
+            if isinstance(part, list):
+                part = torch.tensor(part, device=x.device)
             if isinstance(part, int):
                 x = x.select(at, part)
                 continue
@@ -107,8 +111,13 @@ class Guardless(TorchFunctionMode):
 
 @pytest.fixture(autouse=True)
 def fakes() -> Iterator[None]:
+    kept = (draft._kept, tree._kept_written)  # a fake tensor must not outlive its mode
+    for function in kept:
+        function.cache_clear()
     with FakeTensorMode(), Guardless():
         yield
+    for function in kept:
+        function.cache_clear()
 
 
 def made(module: Callable[[], M]) -> M:
@@ -124,15 +133,21 @@ def made(module: Callable[[], M]) -> M:
 
 
 def proposer_of(method: str, target: Decoder, config: ModelConfig, table: PageTable) -> Proposer:
-    kind, *tree = method.split()
-    if kind == "plain":
+    if method == "plain":
         return Plain()
+    found = drafter_of(method, target, config, table).captured()
+    assert found is not None
+    return found
+
+
+def drafter_of(method: str, target: Decoder, config: ModelConfig, table: PageTable) -> Drafter:
+    kind, *branching = method.split()
     options: dict[str, Any] = {"max_draft_len": DEPTH}
     if kind == "medusa":
         medusa = MedusaConfig(3, 1, config.hidden_size, config.vocab_size, choices=TREE)
         drafter: Drafter = MedusaDrafter(made(lambda: MedusaHeads(medusa, torch.bfloat16)), target, **options)
     else:
-        options |= {"branches": 3, "budget": 7} if tree else {}
+        options |= {"branches": 3, "budget": 7} if branching else {}
         cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, torch.bfloat16, CUDA)
         if kind == "draft":
             drafter = DraftModelDrafter(made(lambda: Decoder(config, torch.bfloat16)), cache, **options)
@@ -144,9 +159,7 @@ def proposer_of(method: str, target: Decoder, config: ModelConfig, table: PageTa
             facts = EagleConfig(one, version, () if version == 1 else (0, 1), config.hidden_size, reduced, **old)
             head = made(lambda: EagleHead(facts, torch.bfloat16))
             drafter = EagleDrafter(head, target, cache, **options)
-    found = drafter.captured()
-    assert found is not None
-    return found
+    return drafter
 
 
 def parts(batch: int, method: str) -> tuple[Runner, Proposer, GraphSlots]:
@@ -183,13 +196,70 @@ def test_a_step_looks_at_no_value(method: str, batch: int, rule: str) -> None:
     assert graph_slots.emitted.shape == (batch, 1 + proposer.depth + proposer.nodes)
 
 
+class Answers(TorchFunctionMode):
+    """Answers a look at a number with 0, and a question with `truth`, so that both branches run."""
+
+    def __init__(self, truth: bool) -> None:
+        super().__init__()
+        self.truth = truth
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.tolist:
+            found: Any = 0
+            for size in reversed(args[0].shape):
+                found = [found] * size
+            return found
+        if func in (Tensor.item, Tensor.__int__, Tensor.__float__, Tensor.min, Tensor.max) and args[0].dim() == 0:
+            return 0
+        if func in (Tensor.__bool__, torch.equal):
+            return self.truth
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.cover
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("truth", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_hosts_step_mixes_no_devices(method: str, truth: bool, rule: str) -> None:
+    """Prompts, guesses, forward, draw, verification and what drafters observe; padding where a row's limit is short."""
+    table = PageTable(2, 64, 16, 16, CUDA)
+    config = ModelConfig.from_hf(LLAMA)
+    cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, table, torch.bfloat16, CUDA)
+    target = made(lambda: Decoder(config, torch.bfloat16))
+    drafter = None if method == "plain" else drafter_of(method, target, config, table)
+    runner = Runner(target, cache, () if drafter is None else drafter.taps)
+    rows = [RowSampling(SamplingParams(**RULES[rule], seed=1), 1, [1], 96, (2,), device=CUDA) for _ in range(2)]
+    prompt, known = [3, 4, 5], [[3, 4, 5], [3, 4, 5]]
+    with Answers(truth):
+        pieces = tuple(PromptPiece(row, 0, tuple(prompt), last=True) for row in range(2))
+        read = runner.forward(Plan(prefill=pieces), merge([], []), lambda at: Sampling.of([rows[i] for i in at]))
+        for step in range(3):
+            pending = [0, 0]
+            if drafter is None:
+                guessed = merge(pending, [])
+            else:
+                if step == 0:
+                    for row in range(2):
+                        drafter.admit(row, [])
+                features = None if read.features is None else torch.cat([*read.features])
+                drafter.observe([0, 1], known, features)
+                guessed = drafter.propose([0, 1], pending, [DEPTH, 1], Sampling.of(rows))
+            start = 3 + step
+            decode = tuple(Decode(row, DEPTH, start=start) for row in range(2))
+            read = runner.forward(Plan(decode=decode), guessed, lambda at: Sampling.of([rows[i] for i in at]))
+            known = [[0], [0]]
+            assert len(read.paths) == 2
+            for row in rows:
+                row.extend([0])
+
+
 def test_a_look_would_be_noticed() -> None:
     """The engine's own step compares the accepted path on the host."""
     runner, _, _ = parts(2, "plain")
-    draft = Draft(torch.zeros(2, 3, dtype=torch.int64, device=CUDA), chain_parents(2, 3, CUDA))
+    guessed = Draft(torch.zeros(2, 3, dtype=torch.int64, device=CUDA), chain_parents(2, 3, CUDA))
     sampling = Sampling.of([RowSampling(SamplingParams(temperature=0.0), 1, [1], 96, device=CUDA)] * 2)
     with pytest.raises(DataDependentOutputException):
-        runner.forward(Plan(decode=(Decode(0, 2, start=4), Decode(1, 2, start=4))), draft, lambda at: sampling)
+        runner.forward(Plan(decode=(Decode(0, 2, start=4), Decode(1, 2, start=4))), guessed, lambda at: sampling)
     with pytest.raises(AssertionError, match="Python numbers"), Watch():
         torch.tensor([1, 2], device=CUDA)
 

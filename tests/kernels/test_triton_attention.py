@@ -92,7 +92,9 @@ class Stored:
         cache, scales = self.cache, None
         if cache.key_scales is not None and cache.value_scales is not None:
             scales = cache.key_scales[0], cache.value_scales[0]
-        out = paged_attention(self.q[tokens], cache.keys[0], cache.values[0], tree, window, scales, scale, cap)
+        # Queries lie beside the keys, as a rotation of both leaves them.
+        q = torch.cat([self.q[tokens], torch.full_like(self.q[tokens], float("nan"))], dim=1)[:, : self.heads]
+        out = paged_attention(q, cache.keys[0], cache.values[0], tree, window, scales, scale, cap)
         return out.view(len(rows), count, -1)
 
     def oracle(self, position: int, window: int | None) -> Tensor:
@@ -142,6 +144,30 @@ def test_it_is_attention(heads: tuple[int, int, int], dtype: torch.dtype, window
         for node in (0, 4):
             expected = stored.oracle(start + node, window)
             torch.testing.assert_close(found[row, node].float(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_rejected_value_that_is_not_finite_changes_nobody_else(value: float) -> None:
+    """The root and the second of two siblings, whose tile reads the first one's value as well."""
+    stored = Stored(1, 40, (4, 2, 64), torch.float32)
+    stored.write(0, 0, 30, [*range(10), 10, 11, 11, *range(13, 30)])
+    expected = stored.attend([0], [10], [-1, 0, 0])[0]
+    stored.cache.values[
+        0, stored.table.slots(torch.tensor([0], device=DEVICE), torch.tensor([[11]], device=DEVICE)).flatten()
+    ] = value
+    found = stored.attend([0], [10], [-1, 0, 0])[0]
+    assert torch.equal(found[[0, 2]], expected[[0, 2]])
+    assert found.isfinite().all()
+
+
+def test_rows_of_one_node_read_their_own_queries() -> None:
+    stored = Stored(3, 40, (4, 2, 64), torch.float32)
+    starts = [5, 9, 30]
+    for row, start in enumerate(starts):
+        stored.write(row, 0, start + 1)
+    found = stored.attend([0, 1, 2], starts, [-1])
+    for row, start in enumerate(starts):
+        torch.testing.assert_close(found[row, 0], stored.oracle(start, None), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", [INT8, FP8, FORMATS["bfloat16"]])

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from sametoken.kernels.triton.draw import SPLIT, _hash, draw
 from sametoken.speculation import noise as reference
-from sametoken.speculation.draft import Draft, ancestors
+from sametoken.speculation.draft import PADDING, Draft, ancestors
 from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling, Sampling, sample
 
@@ -58,7 +58,10 @@ def test_draws_are_those_of_sample(temperatures: tuple[float, ...], vocabulary: 
     nodes = 10 if vocabulary < SPLIT else 3
     scores = (3 * torch.randn(2, nodes, vocabulary, generator=generator)).to(dtype).to(DEVICE)
     scores[1, 0, 5:90] = float("-inf")
-    rows = [RowSampling(SamplingParams(temperature=t), 17 + i, [1], vocabulary) for i, t in enumerate(temperatures)]
+    rows = [
+        RowSampling(SamplingParams(temperature=t), 17 + i, [1], vocabulary, device=DEVICE)
+        for i, t in enumerate(temperatures)
+    ]
     sampling = Sampling.of(rows)
     kernel, ours = drawn(scores, torch.tensor([3, 1000], device=DEVICE), sampling)
     assert torch.equal(kernel, ours)
@@ -71,4 +74,4 @@ def test_equals_go_to_the_lowest_token() -> None:
     scores[0, 1, [1100, SPLIT + 3]] = 2.0
     at = torch.tensor([[1, 2]], device=DEVICE)
     assert draw(scores, at, None, None, None).tolist() == [[4, 1100]]
-    assert draw(torch.full_like(scores, float("-inf")), at, None, None, None).tolist() == [[0, 0]]
+    assert draw(torch.full_like(scores, float("-inf")), at, None, None, None).tolist() == [[PADDING, PADDING]]

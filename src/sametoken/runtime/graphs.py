@@ -6,12 +6,15 @@ they are and are filled before a replay.
 
 from __future__ import annotations
 
+import gc
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
 WARM_UPS = 2  # libraries allocate and kernels are compiled in their first calls, which a capture does not allow
 
 
@@ -37,12 +40,16 @@ class GraphKey:
 
 
 class Graphs:
-    """Captured work of one device; all graphs share one pool of memory for what they compute on the way."""
+    """Captured work of one device; all graphs share one pool of memory for what they compute on the way.
+
+    Attributes:
+        captures: whether work is captured. A failed capture sets it to False for good; work is then done eagerly.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._captures = device.type == "cuda"
+        self.captures = device.type == "cuda"
         self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self._captures else None
+        self._pool = torch.cuda.graph_pool_handle() if self.captures else None
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -55,26 +62,41 @@ class Graphs:
             work: launches kernels only; it may read and write tensors in place, never look at their values.
             state: tensors that `work` changes and that a rehearsal must not change.
         """
-        if not self._captures:
+        if not self.captures:
             work()
             return
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = self._capture(work, state)
+            try:
+                graph = self._graphs[key] = self._capture(work, state)
+            except RuntimeError as error:  # torch.OutOfMemoryError and torch.AcceleratorError are such errors
+                self.captures = False
+                logger.warning("CUDA graphs are off: a step of %d rows was not captured: %s", key.batch, error)
+                work()
+                return
         graph.replay()
 
     def _capture(self, work: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         kept = [tensor.clone() for tensor in state]
+        # torch.cuda.graph has one stream for all devices; this one belongs to the current device.
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(WARM_UPS):
-                work()
-                for tensor, before in zip(state, kept, strict=True):
-                    tensor.copy_(before)
+                try:
+                    work()
+                finally:
+                    for tensor, before in zip(state, kept, strict=True):
+                        tensor.copy_(before)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            work()
+        collects = gc.isenabled()
+        gc.disable()  # a graph of an old engine must not be destroyed in the middle of a capture
+        try:
+            # Other threads of the process may use the device meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
+                work()
+        finally:
+            if collects:
+                gc.enable()
         return graph

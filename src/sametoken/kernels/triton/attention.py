@@ -27,6 +27,17 @@ CODES = {torch.int8: 1, torch.uint8: 2}  # by the dtype of a cache: int8, or the
 WORKSPACE = 32 * 2**20  # bytes of partial results; wide prompts are attended for in slabs of nodes
 
 
+def launch(dtype: torch.dtype, padded: int, codes: int) -> dict[str, int]:
+    """Warps and stages of `_chunk` with which 16-bit models spill no register on sm_90 (`tests/triton_compile.py`).
+
+    Args:
+        padded: head size, rounded up to a power of two.
+        codes: of `CODES`.
+    """
+    wide = padded * (2 if codes else 1) > 128 or dtype == torch.float32
+    return {"num_warps": 8, "num_stages": 1} if wide else {"num_warps": 4, "num_stages": 3}
+
+
 class TreeTiles(NamedTuple):
     """A span as the kernel sees it; the same for every layer.
 
@@ -162,6 +173,8 @@ def _chunk(  # type: ignore[no-untyped-def]
             v_scale = tl.load(value_scales + of_head, mask=inside, other=0.0)
             k = _numbers(k, CODES)
             v = _numbers(v, CODES) * v_scale[:, None]
+        # A draft's value that is not finite must not reach others in the tile, whose weight for it is 0.
+        v = tl.where(tl.abs(v.to(tl.float32)) < float("inf"), v, 0.0)
         k, v = k.to(x.dtype), v.to(x.dtype)
         scores = tl.dot(x, k, input_precision="ieee") * scale
         if CODES > 0:
@@ -278,15 +291,17 @@ def _slab(
     kv_heads, tiles = stored[0].shape[1], straight.shape[1]
     group, padded = heads // kv_heads, max(16, triton.next_power_of_2(size))
     partial = [q.new_empty(batch, nodes, heads, chunks, *shape, dtype=torch.float32) for shape in ((), (), (size,))]
+    codes = CODES.get(stored[0].dtype, 0)
     scales = stored[2:] or stored  # nobody reads those of numbers
     _chunk[(batch * tiles, kv_heads, chunks)](
         q, *stored[:2], *scales, rows, starts, depths, paths, straight, table, *partial,
         2 * scale / cap if cap else scale, math.log2(math.e) * cap,
-        nodes, paths.shape[2], tiles, table.shape[1], chunks, q.stride(1),
+        # Not stride(1): of a single node, torch makes it up.
+        nodes, paths.shape[2], tiles, table.shape[1], chunks, q.stride(0) // nodes,
         stored[0].shape[0],
         KV_HEADS=kv_heads, GROUP=group, SIZE=size, PADDED=padded, PAGE=page_size,
-        WINDOW=window, CAPPED=cap > 0, ROWS=_height(group), BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4,
-        enable_fp_fusion=False, CODES=CODES.get(stored[0].dtype, 0),
+        WINDOW=window, CAPPED=cap > 0, ROWS=_height(group), BLOCK=BLOCK, CHUNK=CHUNK, CODES=codes,
+        enable_fp_fusion=False, **launch(q.dtype, padded, codes),
     )  # fmt: skip
     result = q.new_empty(q.shape)
     _join[(batch * nodes, heads)](
