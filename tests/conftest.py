@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 if not torch.cuda.is_available():  # Triton's kernels run in its interpreter; read when triton is imported first
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import tiny_models
 from cli_checks import Pair, call, make_pair
 from matrix import cover
 from sametoken.engine.load import note_missing_kernels
+from sametoken.errors import ConfigError, UnsupportedModelError
 from sametoken.train import journal
 
 DRAW = journal.draw
@@ -41,6 +44,30 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _fail_if_skipped(report)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None]:
+    """Skips what CUDA refuses: the tests of its families and formats are those of a CPU."""
+    with _refusals_skip():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    """As in the set-up."""
+    with _refusals_skip():
+        yield
+
+
+@contextmanager
+def _refusals_skip() -> Iterator[None]:
+    try:
+        yield
+    except (ConfigError, UnsupportedModelError) as error:
+        if tiny_models.DEVICE != "cpu" and ("on CUDA; use --device cpu" in str(error) or "CPU only" in str(error)):
+            pytest.skip(str(error))
+        raise
 
 
 @pytest.hookimpl(wrapper=True)

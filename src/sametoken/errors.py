@@ -71,7 +71,26 @@ class RequestError(SametokenError, ValueError):
 
 
 class PromptTooLongError(RequestError):
-    """The prompt does not fit the context."""
+    """The prompt does not fit the context.
+
+    Attributes:
+        tokens: of the prompt. `context`: tokens that the context holds.
+    """
+
+    tokens = 0
+    context = 0
+
+    @classmethod
+    def of(cls, tokens: int, context: int, remedy: str, *, at_least: bool = False) -> Self:
+        """The error for a prompt of a request; `remedy` is what else helps."""
+        size = f"at least {tokens}" if at_least else f"{tokens}"
+        error = cls(
+            f"the prompt has {size} tokens, the context holds {context} with at least one of output",
+            field="prompt",
+            advice=f"shorten the prompt or {remedy}",
+        )
+        error.tokens, error.context = tokens, context
+        return error
 
 
 class DataError(SametokenError):

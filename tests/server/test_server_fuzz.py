@@ -187,8 +187,8 @@ def test_a_request_that_asks_too_much_is_answered(served: Running, case: str) ->
 
 HEADERS: dict[str, tuple[dict[str, str], bytes, int]] = {
     "no content type": ({}, SENT, 200),
-    "what curl says by itself": ({"Content-Type": "application/x-www-form-urlencoded"}, SENT, 200),
-    "a form": ({"Content-Type": "multipart/form-data; boundary=x"}, b"--x\r\n\r\na\r\n--x--", 400),
+    "what curl says by itself": ({"Content-Type": "application/x-www-form-urlencoded"}, SENT, 415),
+    "a form": ({"Content-Type": "multipart/form-data; boundary=x"}, b"--x\r\n\r\na\r\n--x--", 415),
     "an unknown charset": ({"Content-Type": "application/json; charset=klingon"}, b"{}", 400),
     "utf-16": ({"Content-Type": "application/json; charset=utf-16"}, '{"prompt": "a"}'.encode("utf-16"), 400),
     "a mark at the beginning": ({}, b"\xef\xbb\xbf" + SENT, 400),
@@ -222,7 +222,7 @@ def answer(connection: socket.socket) -> bytes:
 
 
 def post(*headers: str, body: bytes = b"", path: str = "/v1/completions") -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: here", "Connection: close", *headers]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
@@ -231,14 +231,14 @@ SOCKET = (
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 JAVA = (
-    b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings, close\r\nHost: here\r\n"
+    b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings, close\r\nHost: localhost\r\n"
     b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: h2c\r\n"
     + f"Content-Length: {len(SENT)}\r\n\r\n".encode() + SENT
 )  # fmt: skip
 RAW: dict[str, tuple[bytes, int]] = {
     "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00garbage\r\n\r\n", 400),
     "an unknown version": (b"GET / HTTP/9.9\r\n\r\n", 400),
-    "an unknown method": (b"BREW /v1/models HTTP/1.1\r\nHost: here\r\n\r\n", 400),
+    "an unknown method": (b"BREW /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     "a length that is no number": (post("Content-Length: ten", body=SENT), 400),
     "a negative length": (post("Content-Length: -5", body=SENT), 400),
     "two lengths": (post("Content-Length: 5", "Content-Length: 32", body=SENT), 400),
@@ -311,7 +311,7 @@ def test_a_client_that_never_reads_does_not_stay(served: Running, monkeypatch: p
     with closing(dial(served)) as to:
         to.settimeout(0.2)
         with suppress(TimeoutError):  # until the server takes no more, since it gets rid of nothing
-            to.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: here\r\n\r\n" * 10_000)
+            to.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10_000)
         wait_until(lambda: bool(served.server.server_state.connections - others))
         wait_until(lambda: not served.server.server_state.connections - others)
     assert served.get("/health").status_code == 200
@@ -320,7 +320,7 @@ def test_a_client_that_never_reads_does_not_stay(served: Running, monkeypatch: p
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_with_requests_to_come_is_cancelled(served: Running, stream: bool) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 10_000, "ignore_eos": True, "stream": stream}).encode()
-    request = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    request = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     gate = Gate(served.llm)
     try:
         with closing(dial(served)) as to:

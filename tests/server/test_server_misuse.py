@@ -94,7 +94,7 @@ def test_bad_bodies_are_refused_in_words(http: httpx.Client, case: str) -> None:
     ("method", "path", "words"),
     [
         ("POST", "/api/chat", "Not Found; ask /v1/chat/completions, or GET /docs"),
-        ("POST", "/completion", "Not Found; ask /v1/completions, or GET /docs"),
+        ("POST", "/generate", "Not Found; ask /v1/completions, or GET /docs"),
         ("GET", "/api/tags", "Not Found; ask /v1/models, or GET /docs"),
         ("POST", "/v1/compleitons", "Not Found; ask /v1/completions, or GET /docs"),
         ("POST", "/nothing/like/it", "Not Found; GET /docs lists the paths"),

@@ -72,7 +72,16 @@ def test_an_answer_of_known_length_is_as_it_was_for_http_1_0(served: Running, li
 
 
 def test_curl_reads_a_stream_by_http_1_0(served: Running) -> None:
-    command = ["curl", "-sS", "--http1.0", "--data", json.dumps(ASKED), served.url + "/v1/completions"]
+    command = [
+        "curl",
+        "-sS",
+        "--http1.0",
+        "-H",
+        "Content-Type: application/json",
+        "--data",
+        json.dumps(ASKED),
+        served.url + "/v1/completions",
+    ]
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -85,7 +94,7 @@ def test_a_connection_is_kept_for_as_long_as_was_said(llm: LLM) -> None:
         parts = urlsplit(server.url)
         with closing(socket.create_connection((parts.hostname, parts.port), 20)) as to:
             for _ in range(2):
-                to.sendall(b"GET /live HTTP/1.1\r\nHost: here\r\n\r\n")
+                to.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert to.recv(65536).startswith(b"HTTP/1.1 200")
                 time.sleep(0.3)
             begin = time.monotonic()

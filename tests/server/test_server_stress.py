@@ -178,7 +178,7 @@ def test_a_client_within_its_body_hears_that_the_server_ends(llm: LLM, monkeypat
     with running(llm) as server:
         address = server.url.removeprefix("http://").split(":")
         with socket.create_connection((address[0], int(address[1])), timeout=30) as client:
-            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             wait_until(lambda: len(server.server.server_state.tasks) == 1)
             server.stop()
             answer = client.makefile("rb").read()

@@ -8,20 +8,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from sametoken.checkpoint import templating
+from sametoken.checkpoint.template_names import TEMPLATES
+from sametoken.checkpoint.template_process import ask
+from sametoken.checkpoint.templating import END, START
 from sametoken.errors import CheckpointError, RequestError, shown
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 Templates = Mapping[str, str]  # by name; the one that is used unless tools are given is "default"
 Message = Mapping[str, Any]  # "role", "content" and whatever else the template reads
-START, END = "_generation_start", "_generation_end"  # variables printed around `{% generation %}` blocks
 PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))  # code points without a meaning of their own
 
 
@@ -34,15 +32,19 @@ def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> Temp
 
 
 def read_template(given: str) -> str:
-    """A chat template from a file, or from its text: no file's name has the braces that every template needs.
+    """A chat template from a file, by llama.cpp's name for it, or from its text, which has braces or blanks.
 
     Raises:
         CheckpointError: the file cannot be read, or the template is not valid.
     """
-    text = given
-    if "{" not in given:
+    text = TEMPLATES.get(given, given)
+    if (
+        text is given
+        and "{" not in given
+        and (("\n" not in given and Path(given).is_file()) or " " not in given.strip())
+    ):
         text = _read(Path(given))
-    _compile(text)
+    _asked(text, None, {})
     return text
 
 
@@ -138,8 +140,6 @@ def render(templates: Templates, messages: Sequence[Message], variables: Mapping
         RequestError: there is no template or no message, or the template refuses the conversation.
         CheckpointError: the template itself is not valid.
     """
-    from jinja2 import TemplateError
-
     if not is_list(messages):
         raise RequestError(f"a conversation is {shown(messages)}, expected a list of messages with role and content")
     if not messages:
@@ -147,47 +147,29 @@ def render(templates: Templates, messages: Sequence[Message], variables: Mapping
     if wrong := [message for message in messages if not isinstance(message, Mapping) or "role" not in message]:
         raise RequestError(f"a message is {shown(wrong[0])}, expected an object with role and content")
     chosen = _choose(templates, with_tools=variables.get("tools") is not None)
-    template, present = _compile(chosen), [_present(message, chosen) for message in messages]
+    return _asked(chosen, messages, variables)
+
+
+def _asked(template: str, messages: Sequence[Message] | None, variables: Mapping[str, Any]) -> str:
+    """What a template says of messages; None only reads it."""
     try:
-        return template.render({"tools": None, "documents": None, **variables, "messages": present})
-    except TemplateError as error:
-        raise RequestError(f"the chat template refuses this conversation: {error}") from error
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise RequestError(f"the chat template cannot read this conversation ({error}); check its messages") from error
-
-
-def _present(message: Message, template: str) -> dict[str, Any]:
-    """A message without keys that hold nothing, which templates would print as None.
-
-    Clients send calls of functions with `"content": null`, an empty one or none; templates expect a text or null there.
-    """
-    present = {key: value for key, value in message.items() if value is not None}
-    if present.get("tool_calls") and not present.get("content"):
-        present["content"] = _content_of_calls(template)
-    return present
-
-
-@lru_cache(maxsize=16)
-def _content_of_calls(template: str) -> str | None:
-    """What a template expects as the content of a message that only calls functions.
-
-    An empty text or null: the one with which the template shows a call in the shorter text. (Templates that expect a
-    text print null as None; DeepSeek-R1's prints an empty text as an answer of its own.)
-    """
-    call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {}}}
-
-    def rendered(**said: Any) -> str | None:
-        messages = [{"role": "user", "content": "u"}, {"role": "assistant", **said}]
-        try:
-            return _compile(template).render(messages=messages, tools=None)
-        except Exception:  # templates raise whatever they like
-            return None
-
-    shown = {content: rendered(content=content, tool_calls=[call]) for content in ("", None)}
-    lengths = {
-        content: len(text) for content, text in shown.items() if text is not None and text != rendered(content=content)
-    }
-    return min(lengths, key=lengths.__getitem__, default="")
+        kind, said = ask(template, messages, variables)
+    except OSError as error:
+        raise RequestError(
+            f"no process could be started to render the conversation ({error.strerror})", advice="try again later"
+        ) from error
+    except RecursionError:
+        kind, said = templating.UNREADABLE, "it nests too deeply"
+    match kind:
+        case templating.TEXT:
+            return said
+        case templating.INVALID:
+            raise CheckpointError(f"the chat template is not valid: {said}; correct it")
+        case templating.REFUSED:
+            raise RequestError(f"the chat template refuses this conversation: {said}")
+        case templating.COSTLY:
+            raise RequestError(f"the chat template {said} for this conversation; shorten it, or use another template")
+    raise RequestError(f"the chat template cannot read this conversation ({said}); check its messages")
 
 
 def is_list(value: object) -> bool:
@@ -203,49 +185,3 @@ def _choose(templates: Templates, with_tools: bool) -> str:
     if templates:
         raise RequestError(f"the model has chat templates {', '.join(sorted(templates))} and none named default")
     raise RequestError("the model has no chat template; send a plain prompt, or put chat_template.jinja beside it")
-
-
-@lru_cache(maxsize=16)
-def _compile(text: str) -> Template:
-    """A template in a sandbox, since it comes from outside, with the names that chat templates expect."""
-    import jinja2
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.nodes import Name, Node, Output
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks what the assistant said, for training; unless asked for, only its body shows."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Parser) -> list[Node]:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            start, end = (Output([Name(name, "load")], lineno=line) for name in (START, END))
-            return [start, *body, end]
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        return environment.from_string(text)
-    except jinja2.TemplateSyntaxError as error:
-        raise CheckpointError(f"the chat template is not valid: line {error.lineno}: {error}; correct it") from error
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML signs, which models never saw."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

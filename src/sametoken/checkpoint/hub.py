@@ -5,15 +5,17 @@ Both libraries are imported inside functions: `import transformers` alone costs 
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sametoken.checkpoint.contents import of_directory, of_file, of_names
-from sametoken.checkpoint.gguf.published import chosen_file
+from sametoken.checkpoint.gguf.parts import models
+from sametoken.checkpoint.gguf.published import chosen_files, is_model
 from sametoken.checkpoint.hub_failures import failure_of, first_line, nearest_directory
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.quantised.scheme import KEYS, Scheme, read_scheme
@@ -26,6 +28,7 @@ from sametoken.model.unsupported import refused_architecture
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+LOG = logging.getLogger("sametoken")
 SMALL_FILES = (
     "config.json",
     "generation_config.json",
@@ -57,6 +60,7 @@ NOT_NEEDED = (
 )
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+(:[\w./-]+)?)?")
+GGUF_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+:[\w./-]+")  # with the kind or the name of a file
 
 
 def resolve(
@@ -79,7 +83,8 @@ def resolve(
 
     Args:
         model: a directory, a GGUF file, a Hub id such as "Qwen/Qwen3-0.6B", or one with the kind of a GGUF file, such
-            as "Qwen/Qwen3-0.6B-GGUF:Q8_0".
+            as "Qwen/Qwen3-0.6B-GGUF:Q8_0"; the usual kind is taken where a repository holds nothing else and none is
+            named.
         revision: branch, tag or commit of the Hub repository; by default its main branch.
         check: called with the directory of configuration and tokenizer before weights are downloaded, if any are to be;
             what it raises ends the download.
@@ -103,7 +108,7 @@ def resolve(
             return _opened(path)
         if path.exists():
             raise CheckpointError(f"{model} is a file, expected a directory: {of_file(path)}")
-        if path.suffix.lower() == ".gguf":
+        if path.suffix.lower() == ".gguf" and not GGUF_ID.fullmatch(str(model)):
             raise CheckpointError(f"there is no file {model}; expected the path of a GGUF file")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -121,19 +126,23 @@ def resolve(
         sizes = None if offline else _listed(model, revision, token)
         if sizes is None:  # the cache is all there is
             cached = fetch(SMALL_FILES)
-            sizes = {file.relative_to(cached).as_posix(): 0 for file in cached.rglob("*.gguf")}
-        file = chosen_file(model, kind, sizes)
-        _check_space(model, sizes[file])
-        return _opened(fetch((file,)) / file)
+            sizes = _cached(cached)
+        return _published(model, kind, sizes, fetch)
     directory = fetch(SMALL_FILES + (SAFETENSORS[1:] if index else ()))
     if not weights:
         return directory
     listed = None if offline else _listed(model, directory.name, token)
     if listed is None:  # the cache is all there is
         directory = fetch(SMALL_FILES + SAFETENSORS)
-        return directory if any(directory.glob("*.safetensors")) else fetch(SMALL_FILES + PICKLED)
+        if any(directory.glob("*.safetensors")):
+            return directory
+        directory = fetch(SMALL_FILES + PICKLED)
+        pickled = any(True for pattern in PICKLED for _ in directory.glob(pattern))
+        return directory if pickled or not _cached(directory) else _published(model, "", _cached(directory), fetch)
     wanted = SAFETENSORS if _matching(listed, ("*.safetensors",)) else PICKLED
     sizes = _matching(listed, wanted)
+    if not sizes and any(map(is_model, listed)):
+        return _published(model, "", listed, fetch)
     if not sizes or not (directory / "config.json").exists():
         what = "config.json" if sizes else "weights that can be read"
         raise CheckpointError(f"{model} has no {what}: {of_names(name for name in listed if '/' not in name)}")
@@ -148,8 +157,17 @@ def _only_file(directory: Path) -> Path:
     """The directory, or what stands for its GGUF file where there is one, and no config.json."""
     if (directory / "config.json").exists():
         return directory
-    files = [file for file in directory.iterdir() if file.suffix.lower() == ".gguf"]
-    return _opened(files[0]) if len(files) == 1 else directory
+    found = models(file.name for file in directory.iterdir() if file.suffix.lower() == ".gguf")
+    return _opened(directory / next(iter(found.values()))[0]) if len(found) == 1 else directory
+
+
+def _published(model: str, kind: str, sizes: Mapping[str, int], fetch: Callable[[tuple[str, ...]], Path]) -> Path:
+    """The directory that stands for the GGUF file of a kind, or for the one that people mean by none."""
+    files = chosen_files(model, kind, sizes)
+    if not kind:
+        LOG.info(f"{model} holds weights in GGUF: {files[0]} is taken; name another kind after a colon")
+    _check_space(model, sum(sizes[file] for file in files))
+    return _opened(fetch(tuple(files)) / files[0])
 
 
 def _opened(file: Path) -> Path:
@@ -157,6 +175,11 @@ def _opened(file: Path) -> Path:
     from sametoken.checkpoint.gguf.directory import directory_of
 
     return directory_of(file, opened_directory())
+
+
+def _cached(directory: Path) -> dict[str, int]:
+    """The GGUF files of a snapshot in the cache, which take no more room."""
+    return {file.relative_to(directory).as_posix(): 0 for file in directory.rglob("*.gguf")}
 
 
 def _matching(listed: dict[str, int], patterns: Iterable[str]) -> dict[str, int]:
@@ -278,7 +301,7 @@ def transformers_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
             "pip install 'sametoken[transformers]'"
         ) from None
     try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # its readers raise whatever their parsers raise
         raise CheckpointError(
             f"{directory}: transformers cannot load the tokenizer ({type(error).__name__}: {first_line(error)}); "

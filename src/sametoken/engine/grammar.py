@@ -1,17 +1,18 @@
 """Grammars over the tokens of one model, by llguidance: compiled once per request, forked for every path of a tree.
 
-What a grammar may cost is bounded twice: by llguidance's own limits, and by a time for each mask, whose overrun ends
-the one request.
+What a grammar may cost is bounded three times: by a trial in a process of its own, unless the grammar is small and
+simple; by llguidance's own limits; and by a time for each mask, whose overrun ends the one request.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from itertools import islice
@@ -21,25 +22,18 @@ import torch
 from torch import Tensor
 
 from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.engine.grammar_trial import LIMITS, STACK, needs_trial, source, trial
 from sametoken.errors import ConfigError, RequestError
 from sametoken.options.sampling import StructuredOutputs
 from sametoken.speculation.draft import PADDING
 
-# JSON is written as Python's json.dumps writes it: without free white space more tokens have no choice.
-JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 SENTINEL = "\x02"  # text before a piece, since tokenizers treat the beginning of a text differently
 MOST_CHARACTERS = 2**17  # of a grammar, as JSON: the work of compiling some grows with the square
-# Work that one grammar may cause, in llguidance's units: the same on every machine. The lexer's expressions bound the
-# first mask to some 0.2 s and literals to 100 kB; its states, of 1 to 2 kB each, bound memory.
-LIMITS = {
-    "initial_lexer_fuel": 100_000, "step_lexer_fuel": 100_000, "step_max_items": 50_000, "max_items_in_row": 10_000,
-    "max_lexer_states": 50_000,
-}  # fmt: skip
 MOST_FORCED = 2**14  # bytes that a grammar may leave no choice about: every mask goes through all that are left
 MASK_SECONDS = 0.05  # of this thread's time for the mask of one token, which other streams wait for
 DRAFT_SECONDS = 0.01  # for the masks of a row's draft in one step; nodes beyond are left to the next step
-# Bytes, taken as far as they are used: llguidance follows rules by recursion, and without room it ends the process.
-STACK = 2**29
+MOST_TRIED = 256  # outcomes of trials that are kept
+EMPTY = "NoExtensionBias"  # llguidance's word for a grammar that cannot begin
 STARTS = threading.Lock()  # the size of stacks is the process's
 
 
@@ -76,7 +70,11 @@ class Grammars:
         self._words: Any = None
         self._lock = threading.Lock()
         # Compiling takes at most half of the cores from the engine, however many grammars come at once.
-        self._compiling = threading.Semaphore(max(1, (os.cpu_count() or 1) // 2))
+        share = max(1, (os.cpu_count() or 1) // 2)
+        self._compiling = threading.Semaphore(share)
+        # Trials have places of their own: nothing of known cost waits for one.
+        self._trying = threading.Semaphore(share)
+        self._tried: OrderedDict[bytes, str | None] = OrderedDict()  # what trials found, by the grammar's digest
 
     def compile(self, asked: StructuredOutputs) -> TokenGrammar:
         """The grammar at its beginning, with its first mask; not for the thread that steps the engine.
@@ -90,22 +88,46 @@ class Grammars:
             if self._words is None:
                 self._words = self._read(library)
         try:
-            size = len(json.dumps(asdict(asked)))
+            form = asdict(asked)
+            spelled = json.dumps(form)
         except (ValueError, RecursionError) as error:
             raise _refusal(str(error)) from error
-        if size > MOST_CHARACTERS:
-            raise _refusal(f"the grammar has {size} characters, expected at most {MOST_CHARACTERS}")
+        if len(spelled) > MOST_CHARACTERS:
+            raise _refusal(f"the grammar has {len(spelled)} characters, expected at most {MOST_CHARACTERS}")
+        if needs_trial(spelled):
+            self._try(spelled)
         try:
             with self._compiling:
-                return _with_stack(lambda: self._compiled(library, asked))
+                return _with_stack(lambda: self._compiled(library, form))
         except RequestError:
             raise
         except (ValueError, RecursionError) as error:
             raise _refusal(str(error)) from error
 
-    def _compiled(self, library: Any, asked: StructuredOutputs) -> TokenGrammar:
-        source, limits = _source(library.LLMatcher, asked), library.LLParserLimits(verbose_errors=False, **LIMITS)
-        matcher = library.LLMatcher(self._words, source, log_level=0, limits=limits)
+    def _try(self, spelled: str) -> None:
+        """Refuses a grammar whose compilation fails or takes too much; what a trial found is kept."""
+        key = hashlib.sha256(spelled.encode()).digest()
+        with self._trying:
+            with self._lock:
+                known, found = key in self._tried, self._tried.get(key)
+            if not known:
+                special = [self._tokenizer.token_text(token) for token in self._tokenizer.special_ids]
+                try:
+                    found = trial(spelled, special, self._vocab_size)
+                except OSError as error:
+                    words = f"no process could be started to try the grammar ({error.strerror})"
+                    raise RequestError(words, field="structured_outputs", advice="try again later") from error
+        with self._lock:
+            self._tried[key] = found
+            self._tried.move_to_end(key)
+            if len(self._tried) > MOST_TRIED:
+                self._tried.popitem(last=False)
+        if found is not None:
+            raise _refusal(found)
+
+    def _compiled(self, library: Any, asked: Mapping[str, Any]) -> TokenGrammar:
+        made, limits = source(library.LLMatcher, asked), library.LLParserLimits(verbose_errors=False, **LIMITS)
+        matcher = library.LLMatcher(self._words, made, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         grammar = TokenGrammar(matcher, self._vocab_size)
@@ -246,22 +268,9 @@ def _with_stack(work: Callable[[], T]) -> T:
     return done.result()
 
 
-def _source(matcher: Any, asked: StructuredOutputs) -> str:
-    """The grammar in llguidance's own notation."""
-    if asked.json_object:
-        made = matcher.grammar_from_json_schema({"type": "object"}, JSON_FORM)
-    elif asked.json is not None:
-        made = matcher.grammar_from_json_schema(json.dumps(asked.json), JSON_FORM)
-    elif asked.regex is not None:
-        made = matcher.grammar_from_regex(asked.regex)
-    elif asked.choice is not None:
-        made = matcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in asked.choice))
-    else:
-        made = matcher.grammar_from_lark(asked.grammar)
-    return str(made)
-
-
 def _refusal(words: str) -> RequestError:
+    if EMPTY in words:
+        words = "no text satisfies it: its parts contradict each other, or its references or rules go round in a circle"
     words = " ".join(words.split())[:300]
     return RequestError(words, field="structured_outputs", advice="correct or simplify it")
 

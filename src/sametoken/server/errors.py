@@ -70,6 +70,7 @@ class ApiError(Exception):
         kind: OpenAI's `type`.
         param: the field at fault. `code`: a word for programs.
         headers: of the answer.
+        details: what llama-server's envelope has besides.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
+        self.details = dict(details or {})
         self.status, self.headers = status, dict(headers or {})
         self.body: ErrorReply = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -92,10 +95,20 @@ class ApiError(Exception):
         kind = ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.body["error"]["message"]}}
 
+    @property
+    def llama(self) -> dict[str, Any]:
+        """The same in llama-server's envelope, whose code is the status."""
+        said = self.body["error"]
+        return {"error": {"code": self.status, "message": said["message"], "type": said["type"], **self.details}}
 
-def reply(error: ApiError, path: str = "") -> JSONResponse:
-    """An error as an answer of this path, whose clients may expect Anthropic's envelope."""
-    body = error.anthropic if MESSAGES in path else error.body
+
+def reply(error: ApiError, path: str = "", llama: bool = False) -> JSONResponse:
+    """An error as an answer of this path, whose clients may expect Anthropic's envelope.
+
+    Args:
+        llama: other clients expect llama-server's.
+    """
+    body = error.anthropic if MESSAGES in path else error.llama if llama else error.body
     return JSONResponse(body, error.status, error.headers)
 
 
@@ -105,11 +118,18 @@ def refused(error: RequestError, fields: Mapping[str, str]) -> ApiError:
     Args:
         fields: what the caller called each field that the engine may name.
     """
-    code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+    code, details = None, dict[str, Any]()
+    if isinstance(error, PromptTooLongError):
+        code = "context_length_exceeded"
+        words = f"request ({error.tokens} tokens) exceeds the available context size ({error.context} tokens)"
+        details = {
+            "message": f"{words}, try increasing it", "type": "exceed_context_size_error",
+            "n_prompt_tokens": error.tokens, "n_ctx": error.context,
+        }  # fmt: skip
     field = fields.get(error.field, "")
-    words = str(error.about(field or error.field))
+    message = str(error.about(field or error.field))
     inner = error.place if field and error.place.startswith(".") else ""
-    return ApiError(400, shorten(words), param=field + inner or None, code=code)
+    return ApiError(400, shorten(message), param=field + inner or None, code=code, details=details)
 
 
 def misread(error: RequestError | RecursionError, field: str) -> ApiError:

@@ -26,22 +26,28 @@ from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
 from sametoken.options.declaration import SAME, declared
+from sametoken.options.json_types import MOST_LOGPROBS
 
 MOST_PROMPTS = 1024
 EXACT = 2**53  # up to which a float holds every integer
+WHOLE = -1  # of the number of alternatives: all of the vocabulary
 NO_LIMIT = -1  # of max_tokens: up to the end of the context
 PARTS = ("text", "input_text", "output_text", "refusal")  # a refusal is sent back as any other text
 
 
 def _with_whole_numbers(schema: Any) -> Any:
-    """A schema of pydantic's whose integers take whole numbers of any notation."""
+    """A schema of pydantic's whose integers take whole numbers of any notation, and whose lists have one error each.
+
+    All errors are collected though one is told: a list of a million wrong ids took seconds.
+    """
     if isinstance(schema, list | tuple):
         return type(schema)(map(_with_whole_numbers, schema))
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") == "int":
         return no_info_before_validator_function(_whole, schema)
-    return {key: _with_whole_numbers(value) for key, value in schema.items()}
+    once = {"fail_fast": True} if schema.get("type") == "list" else {}
+    return {key: _with_whole_numbers(value) for key, value in schema.items()} | once
 
 
 def _whole(given: object) -> object:
@@ -53,7 +59,13 @@ def _whole(given: object) -> object:
 class Body(BaseModel):
     """Base of every body and of the objects in it; a text below a field says what it means."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        defer_build=True,
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -162,6 +174,9 @@ Schema = Annotated[
     BeforeValidator(_schema),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "contentMediaType": "application/json"}]}),
 ]
+
+
+Alternatives = Annotated[int, Field(ge=WHOLE, le=MOST_LOGPROBS)]
 
 
 def field_names(body: type[Body]) -> Iterable[str]:

@@ -6,8 +6,10 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from ipaddress import ip_address
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +25,8 @@ CORS: dict[str, Any] = {
     "allow_headers": ["*"],
     "expose_headers": ["X-Request-Id"],
 }
+
+LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"  # what "localhost" stands for, as in llama-server
 
 
 @contextmanager
@@ -63,10 +67,9 @@ class BearerKeys:
         self._app, self._refused = app, refused
         self._keys = AcceptedKeys(keys)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or _is_open(scope["path"]) or self._keys.open(scope):
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         error = ApiError(
             401,
             "the API key is missing or wrong; send the header 'Authorization: Bearer KEY' with a key of this server",
@@ -75,7 +78,79 @@ class BearerKeys:
             headers={"WWW-Authenticate": "Bearer"},
         )
         self._refused(error)
-        await reply(error, scope["path"])(scope, receive, send)
+        return reply(error, scope["path"])(scope, receive, send)
+
+
+class KnownHosts:
+    """Lets requests pass that call the server by a name of its own.
+
+    A web page whose name was made to point to this machine could otherwise read whatever a server without a key
+    answers: to the browser it is the page's own server. Names that only this machine gives itself, and addresses,
+    cannot be made to point elsewhere.
+
+    Args:
+        app: what lies behind.
+        names: that clients may use besides `localhost` and IP addresses.
+        refused: called with every refusal.
+    """
+
+    def __init__(self, app: ASGIApp, names: Sequence[str], refused: Callable[[ApiError], None]) -> None:
+        self._app, self._refused = app, refused
+        self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        given = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"host"]
+        unknown = next((host for host in given if not self._knows(host)), None)
+        if scope["type"] != "http" or unknown is None:
+            return self._app(scope, receive, send)
+        error = ApiError(
+            403,
+            f"this server is not called {unknown[:100]!r}: without a key it answers to localhost and IP addresses; "
+            "give the name with --allowed-host, or a key with --api-key",
+            "permission_error",
+            code="unknown_host",
+        )
+        self._refused(error)
+        return reply(error, scope["path"])(scope, receive, send)
+
+    def _knows(self, host: str) -> bool:
+        found = HOST.fullmatch(host)
+        name = (found["name"] or found["address"] or "").lower().rstrip(".") if found else ""
+        return name in self._names or _is_address(name)
+
+
+HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]/@]*))(?::\d*)?")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine alone."""
+    return host.lower().rstrip(".") == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
+
+
+def check_content(headers: Mapping[str, str]) -> None:
+    """Refuses a body that a page of another origin may send without asking: all but JSON, and of unnamed types.
+
+    Raises:
+        ApiError: with what to do.
+    """
+    stated = headers.get("content-type")
+    kind = "" if stated is None else stated.partition(";")[0].strip().lower()
+    if JSON_TYPE.fullmatch(kind) or (stated is None and "origin" not in headers):
+        return
+    got = "no Content-Type" if stated is None else f"the Content-Type {stated[:100]!r}"
+    message = f"the body has {got}, which any web page may send; add -H 'Content-Type: application/json'"
+    raise ApiError(415, message, code="unsupported_content_type", headers={"Accept": "application/json"})
+
+
+JSON_TYPE = re.compile(r"application/(?:json|[a-z0-9.!#$&^_-]+\+json)")
 
 
 class AcceptedKeys:

@@ -7,6 +7,7 @@ stream that is cut short ends with an error event.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import ssl
 import threading
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -62,6 +64,8 @@ def bind(config: ServerConfig) -> socket.socket:
     Raises:
         ConfigError: the address cannot be had.
     """
+    if config.uds is not None:
+        return _bind_path(config.uds)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -82,8 +86,32 @@ def bind(config: ServerConfig) -> socket.socket:
     return bound
 
 
+def _bind_path(path: str) -> socket.socket:
+    """A Unix socket, in the place of one that nobody listens on any more."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if Path(path).is_socket() and bound.connect_ex(path) == errno.ECONNREFUSED:
+            Path(path).unlink()
+        bound.close()
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        bound.bind(path)
+    except OSError as error:
+        bound.close()
+        reason = error.strerror or error
+        raise ConfigError(f"cannot listen on {path}: {reason}; choose another --uds, or stop what uses it") from error
+    return bound
+
+
+def leave(config: ServerConfig) -> None:
+    """Removes the file of a Unix socket that nobody listens on any more."""
+    if config.uds is not None and Path(config.uds).is_socket():
+        Path(config.uds).unlink()
+
+
 def url_of(bound: socket.socket, config: ServerConfig) -> str:
     """Where clients find the server."""
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{config.uds}"
     host, port = bound.getsockname()[:2]
     scheme = "http" if config.ssl_certfile is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

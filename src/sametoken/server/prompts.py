@@ -1,24 +1,33 @@
 """From a request for text to the engine's requests: chat template, token ids, parameters, reader of the reply.
 
-Nothing here waits. A long request is made in a thread, others on the event loop.
+Conversations and long prompts are made in threads, others on the event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
+from sametoken.checkpoint.tokenizer import check_tokenisable
 from sametoken.engine.llm import LLM
 from sametoken.engine.llm_requests import Prompt
 from sametoken.engine.request import Request
-from sametoken.errors import RequestError
+from sametoken.errors import PromptTooLongError, RequestError
+from sametoken.options.json_types import MOST_BIAS
 from sametoken.options.sampling import SamplingParams
+from sametoken.options.server import ServerConfig
 from sametoken.server.errors import ApiError, misread
+from sametoken.server.fields import WHOLE
+from sametoken.server.llama.infill import find_marks, infill_ids
 from sametoken.server.reasoning import CONTENT, Splitter, Style, find_style
 from sametoken.server.speech import ReplyReader
-from sametoken.server.text_request import ChatTalk, TextRequest
+from sametoken.server.text_request import ChatTalk, Infill, Pieces, TextRequest
+from sametoken.server.threads import SideWork, aside
 from sametoken.server.tools import call_grammar
+
+MOST_SCORES = 2**20  # alternatives of one request that asks for all of the vocabulary
 
 
 class Made(NamedTuple):
@@ -32,12 +41,18 @@ class Prompts:
     """Makes requests for one engine.
 
     Args:
-        llm: makes what the engine takes. `parser`: how thinking is marked; see `find_style`.
+        llm: makes what the engine takes. `config`: what requests get that do not say otherwise.
+
+    Attributes:
+        defaults: sampling parameters of such requests.
     """
 
-    def __init__(self, llm: LLM, parser: str) -> None:
+    def __init__(self, llm: LLM, config: ServerConfig) -> None:
         self._llm, self._tokenizer = llm, llm.tokenizer
-        self._style = find_style(parser, self._tokenizer.chat_templates)
+        self.defaults = {**llm.default_sampling, **(config.default_sampling or {})}
+        self._template_options = config.default_template_options or {}
+        self._style = find_style(config.reasoning_parser, self._tokenizer.chat_templates)
+        self._marks = find_marks(self._tokenizer.token_id)
         self._specials = {self._tokenizer.token_text(token) for token in self._tokenizer.special_ids}
 
     def make(self, asked: TextRequest) -> Made:
@@ -46,23 +61,59 @@ class Prompts:
         Raises:
             ApiError, RequestError: the prompt or a parameter cannot be served.
         """
-        talk, prompts, reader = asked.conversation, asked.prompts, ReplyReader()
-        values = {**self._llm.default_sampling, **asked.values}
+        talk, reader = asked.conversation, ReplyReader()
+        values = {**self.defaults, **asked.values}
+        if values["max_tokens"] is None:
+            values["max_tokens"] = self.defaults.get("max_tokens")
         if talk is not None:
-            text, ids = self.render(talk, asked.special_tokens, asked.fields["prompt"])
-            prompts = [asked.cut(ids, self._llm.max_seq_len)]
+            text, ids = self.render(talk, asked.special_tokens, asked.fields["prompt"], whole=asked.keep is None)
+            prompts: list[Prompt] = [asked.cut(ids, self._llm.max_seq_len)]
             reader = self._reader(talk, text, values)
-        elif asked.keep is not None or not asked.special_tokens:
-            prompts = [self._cut(prompt, asked) for prompt in prompts]
-        return Made(self._llm.requests(prompts, SamplingParams.from_mapping(values)), reader)
+        else:
+            prompts = [self._plain(prompt, asked, values) for prompt in asked.prompts]
+        self._bias(values, asked)
+        whole = [name for name in ("logprobs", "prompt_logprobs") if values.get(name) == WHOLE]
+        values |= dict.fromkeys(whole, self._llm.config.vocab_size)
+        requests = self._llm.requests(prompts, SamplingParams.from_mapping(values))
+        for name in whole:
+            _check_scores(name, requests, self._llm.config.vocab_size)
+        return Made(requests, reader)
 
-    def render(self, talk: ChatTalk, special_tokens: bool, field: str) -> tuple[str, list[int]]:
+    def _plain(self, prompt: Prompt | Pieces | Infill, asked: TextRequest, values: dict[str, Any]) -> Prompt:
+        """A prompt as the engine takes it; adds to `values` what ends its reply."""
+        begin = self._tokenizer.encode("", asked.special_tokens)
+        if isinstance(prompt, Infill):
+            if self._marks is not None:
+                values["stop_token_ids"] = [*values.get("stop_token_ids", ()), *self._marks.end_ids]
+            return infill_ids(prompt, self._marks, self._encoded, begin, self._llm.max_seq_len)
+        if isinstance(prompt, Pieces):
+            first = isinstance(prompt.parts[0], str)
+            ids = [self._encoded(part) if isinstance(part, str) else [part] for part in prompt.parts]
+            return asked.cut([*(begin if first else ()), *chain.from_iterable(ids)], self._llm.max_seq_len)
+        if asked.keep is None and asked.special_tokens:
+            return prompt
+        return self._cut(prompt, asked)
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, False)
+
+    def _bias(self, values: dict[str, Any], asked: TextRequest) -> None:
+        """Adds to `values` the biases of texts and end tokens."""
+        if not asked.biases and not asked.forbids_end:
+            return
+        found: dict[int, float] = {}
+        for key, bias in asked.biases.items():
+            found |= dict.fromkeys([key] if isinstance(key, int) else self._encoded(key), bias)
+        eos_ids = self._tokenizer.eos_ids if asked.forbids_end else ()
+        values["logit_bias"] = found | dict.fromkeys(eos_ids, -float(MOST_BIAS))
+
+    def render(self, talk: ChatTalk, special_tokens: bool, field: str, *, whole: bool = False) -> tuple[str, list[int]]:
         """A conversation as the model reads it, and its tokens.
 
         Args:
-            field: what the client calls it.
+            field: what the client calls it. `whole`: whether all of it must fit the context.
         """
-        options = dict(talk.options)
+        options = {**self._template_options, **talk.options}
         if talk.tools.offered:
             if not self._tokenizer.renders_tools:
                 words = "tools: the chat template of this model has no place for them; expected a request without"
@@ -71,12 +122,25 @@ class Prompts:
         try:
             turns = [turn.for_template() for turn in talk.turns]
             text = self._tokenizer.apply_chat_template(turns, talk.begins, talk.continues, **options)
+            if whole:
+                self._llm.check_length(text)
+            check_tokenisable(text)
             return text, self._tokenizer.encode(text, add_special_tokens=special_tokens)
+        except PromptTooLongError:
+            raise
         except (RequestError, RecursionError) as error:
             raise misread(error, field) from error
 
+    async def rendered(self, talk: ChatTalk, special_tokens: bool, field: str) -> tuple[str, list[int]]:
+        """As `render`, without holding up the event loop."""
+        return await aside(SideWork.TEMPLATE, self.render, talk, special_tokens, field)
+
     def _cut(self, prompt: Prompt, asked: TextRequest) -> list[int]:
         try:
+            if isinstance(prompt, str):
+                if asked.keep is None:
+                    self._llm.check_length(prompt)
+                check_tokenisable(prompt)
             ids = self._tokenizer.encode(prompt, asked.special_tokens) if isinstance(prompt, str) else list(prompt)
         except RequestError as error:
             raise error.about("prompt") from error
@@ -108,3 +172,15 @@ class Prompts:
             return {}
         opens = begun.state == "begin" and style.opens and style.otherwise == CONTENT
         return {"after": style.after, "opens": style.opens} if opens else {"after": style.after}
+
+
+def _check_scores(name: str, requests: Sequence[Request], size: int) -> None:
+    """Refuses scores of a whole vocabulary for more tokens than the memory should hold for one request.
+
+    Args:
+        name: "logprobs" or "prompt_logprobs". `size`: of the vocabulary.
+    """
+    asked = sum(each.room if name == "logprobs" else len(each.prompt_ids) for each in requests)
+    if asked * size > MOST_SCORES:
+        words = f"-1 is the whole vocabulary, which is told for at most {MOST_SCORES // size} tokens; got {asked}"
+        raise RequestError(words, field=name, advice="ask for fewer tokens or alternatives")

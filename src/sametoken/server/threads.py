@@ -6,10 +6,14 @@ Python's own pool is joined when the loop closes and again at exit: one text of 
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -53,3 +57,24 @@ class DaemonPool(ThreadPoolExecutor):
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
+
+
+class SideWork(Enum):
+    """Jobs whose time is not known before they are done, with the number of threads of their own.
+
+    However many of them come at once, long prompts and /tokenize, which the loop's own pool does, do not wait for them.
+    """
+
+    GRAMMAR = 4  # most of them wait for a trial; see `engine.grammar_trial`
+    TEMPLATE = 2
+
+
+@cache
+def _pool(work: SideWork) -> DaemonPool:
+    return DaemonPool(work.value)
+
+
+async def aside(work: SideWork, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `asyncio.to_thread`, on threads that are kept for such work."""
+    call = partial(contextvars.copy_context().run, function, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_pool(work), call)

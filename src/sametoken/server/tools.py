@@ -218,16 +218,18 @@ def call_grammar(functions: Sequence[Mapping[str, Any]], tagged: bool, several: 
         tagged: between <tool_call> tags, otherwise as Llama 3 writes it.
     """
     key = "arguments" if tagged else "parameters"
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": each["name"]}, key: each.get("parameters") or {"type": "object"}},
-            "required": ["name", key],
-            "additionalProperties": False,
-        }
-        for each in functions
-    ]
-    schema = json.dumps({"x-guidance": JSON_FORM, "anyOf": calls})
-    one = f'"{OPEN}\\n" json "\\n{CLOSE}"' if tagged else "json"
-    more = f" ({json.dumps(chr(10) if tagged else '; ')} call)*" if several else ""
-    return f"start: call{more}\ncall: {one}\njson: %json {schema}"
+    before, after = (f"{OPEN}\n", f"}}\n{CLOSE}") if tagged else ("", "}")
+    more = f" ({_quoted(chr(10) if tagged else '; ')} call)*" if several else ""
+    rules = [f"start: call{more}", "call: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
+    for place, each in enumerate(functions):
+        # Each schema is a %json of its own, so that its references start at its own root.
+        schema = {**(each.get("parameters") or {"type": "object"}), "x-guidance": JSON_FORM}
+        head = f'{before}{{"name": {json.dumps(each["name"], ensure_ascii=False)}, "{key}": '
+        rules.append(f"call_{place}: {_quoted(head)} json_{place} {_quoted(after)}")
+        rules.append(f"json_{place}: %json {json.dumps(schema)}")
+    return "\n".join(rules)
+
+
+def _quoted(text: str) -> str:
+    """A text as a literal of Lark."""
+    return json.dumps(text, ensure_ascii=False)

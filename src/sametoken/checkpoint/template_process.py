@@ -1,0 +1,158 @@
+"""Processes that render chat templates, as this process sees them: each takes one conversation at a time.
+
+What a template may cost is bounded by the kernel (see `templating`): a process that exceeds its time is ended, and the
+next conversation gets another one. A conversation takes some 0.3 ms more than it would here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import marshal
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any, cast
+
+from sametoken.checkpoint.templating import COSTLY, HEADER, MOST_MEMORY, TEMPLATE_SECONDS, environment_of_child
+
+CHILD = "import sys; sys.path[:] = sys.argv[1:]; from sametoken.checkpoint.templating import main; main()"
+MOST_WAIT = 30.0  # seconds on the clock for an answer, for a machine that is busy
+KEPT = 2  # processes that wait for work
+
+
+class _Process:
+    """One process."""
+
+    def __init__(self) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, env=environment_of_child(),
+        )  # fmt: skip
+
+    def answer(self, job: bytes) -> bytes | None:
+        """What it says; None if it ended, or did not answer."""
+        given = cast(IO[bytes], self._child.stdin)
+        try:
+            given.write(len(job).to_bytes(HEADER, "little") + job)
+            given.flush()
+        except BrokenPipeError:
+            return None
+        last = time.monotonic() + MOST_WAIT
+        size = self._read(HEADER, last)
+        return None if size is None else self._read(int.from_bytes(size, "little"), last)
+
+    def _read(self, size: int, last: float) -> bytes | None:
+        handle, found = cast(IO[bytes], self._child.stdout).fileno(), bytearray()
+        ready = select.poll()
+        ready.register(handle, select.POLLIN)
+        while len(found) < size:
+            left = last - time.monotonic()
+            if left < 0 or not ready.poll(1000 * left):
+                return None
+            if not (piece := os.read(handle, min(size - len(found), 2**20))):
+                return None
+            found += piece
+        return bytes(found)
+
+    def end(self) -> int:
+        """Ends it, and returns its status."""
+        self._child.kill()
+        for pipe in (self._child.stdin, self._child.stdout):
+            with suppress(BrokenPipeError):
+                cast(IO[bytes], pipe).close()
+        return self._child.wait()
+
+
+class _Processes:
+    """Those of this process, begun when they are needed."""
+
+    def __init__(self) -> None:
+        self._lock, self._idle, self._owner = threading.Lock(), list[_Process](), os.getpid()
+        atexit.register(self._end)
+
+    def answer(self, job: bytes) -> tuple[str, str]:
+        """What one of them says about a job; the words of an error of the process are of the kind COSTLY."""
+        process, fresh = self._take()
+        if (said := process.answer(job)) is None and not fresh and process.end() != -signal.SIGPROF:
+            process, _ = self._begun()  # it had ended while it waited, or another one will end as this did
+            said = process.answer(job)
+        if said is None:
+            process.end()
+            words = f"takes more than {TEMPLATE_SECONDS:g} s or {MOST_MEMORY >> 20} MiB"
+            return COSTLY, words
+        kind, words = json.loads(said)
+        if kind == COSTLY:  # what it took may not have come back
+            process.end()
+        else:
+            self._keep(process)
+        return kind, words
+
+    def _take(self) -> tuple[_Process, bool]:
+        """A process, and whether it is new."""
+        with self._lock:
+            if self._owner != os.getpid():  # after a fork they belong to the other process
+                self._idle, self._owner = [], os.getpid()
+            if self._idle:
+                return self._idle.pop(), False
+        return self._begun()
+
+    @staticmethod
+    def _begun() -> tuple[_Process, bool]:
+        return _Process(), True
+
+    def _keep(self, process: _Process) -> None:
+        with self._lock:
+            if len(self._idle) < KEPT:
+                self._idle.append(process)
+                return
+        process.end()
+
+    def _end(self) -> None:
+        if self._owner == os.getpid():
+            while self._idle:
+                self._idle.pop().end()
+
+
+_PROCESSES = _Processes()
+
+
+def ask(template: str, messages: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> tuple[str, str]:
+    """A kind, as `templating` names them, and the text of a conversation or words about what went wrong.
+
+    Args:
+        messages: None only reads the template.
+
+    Raises:
+        OSError: no process could be started.
+        RecursionError: the values nest too deeply.
+    """
+    given: Any = (template, messages, variables)
+    try:
+        job = marshal.dumps(given)
+    except ValueError:  # of types that only resemble those of JSON
+        try:
+            job = marshal.dumps((template, _plain(messages), _plain(variables)))
+        except ValueError as error:
+            raise RecursionError("it nests too deeply") from error
+    return _PROCESSES.answer(job)
+
+
+def _plain(value: Any) -> Any:
+    """A value in the types of JSON; an object that has no such form becomes its text."""
+    if value is None or type(value) in (str, int, float, bool, bytes):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
+        return [_plain(each) for each in value]
+    for kind in (str, bool, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return str(value)

@@ -1,0 +1,154 @@
+"""A trial compilation of a grammar in a process of its own, whose processor time and memory the kernel limits.
+
+llguidance has limits for its lexer and its parser, but none for what comes before them: a conjunction of patterns,
+which a JSON schema states by `allOf`, `$ref` beside other keys or `patternProperties`, is first searched for a text
+that it allows. That takes time and memory that grow exponentially with the number of patterns (20 of them: 1.7 s and
+230 MB), in one call that no thread can end. A process can be ended. What passes the trial is compiled again where it is
+used.
+
+This module imports neither torch nor pydantic, so that the process begins within 0.1 s.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+# JSON is written as Python's json.dumps writes it: without free white space more tokens have no choice.
+JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+# Work that one grammar may cause, in llguidance's units: the same on every machine. The lexer's expressions bound the
+# first mask to some 0.2 s and literals to 100 kB; its states, of 1 to 2 kB each, bound memory.
+LIMITS = {
+    "initial_lexer_fuel": 100_000, "step_lexer_fuel": 100_000, "step_max_items": 50_000, "max_items_in_row": 10_000,
+    "max_lexer_states": 50_000,
+}  # fmt: skip
+# Bytes, taken as far as they are used: llguidance follows rules by recursion, and without room it ends the process.
+STACK = 2**29
+MOST_SECONDS = 1.2  # of processor time for a trial
+MOST_MEMORY = 2**28  # bytes of a trial, besides the stack and what the interpreter has
+MOST_WAIT = 20.0  # seconds on the clock, for a machine that is busy
+SMALL = 2**10  # characters of a grammar, as JSON, that needs no trial unless it has one of `CONJUNCTIONS`
+CONJUNCTIONS = ("allOf", "attern", "$ref", "oneOf", "not", "format", "if", "&", "~", "%")
+START = "import sys; sys.path[:] = sys.argv[1:]; from sametoken.engine.grammar_trial import main; main()"
+TOO_COSTLY = f"to compile the grammar takes more than {MOST_SECONDS:g} s or {MOST_MEMORY >> 20} MiB"
+
+
+def needs_trial(spelled: str) -> bool:
+    """Whether the cost of a grammar, given as JSON, is not known before it is compiled."""
+    return len(spelled) > SMALL or any(sign in spelled for sign in CONJUNCTIONS)
+
+
+def source(matcher: Any, asked: Mapping[str, Any]) -> str:
+    """The grammar in llguidance's own notation.
+
+    Args:
+        matcher: llguidance's class.
+        asked: the fields of `StructuredOutputs`.
+    """
+    if asked["json_object"]:
+        made = matcher.grammar_from_json_schema({"type": "object"}, JSON_FORM)
+    elif asked["json"] is not None:
+        made = matcher.grammar_from_json_schema(json.dumps(asked["json"]), JSON_FORM)
+    elif asked["regex"] is not None:
+        made = matcher.grammar_from_regex(asked["regex"])
+    elif asked["choice"] is not None:
+        made = matcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in asked["choice"]))
+    else:
+        made = matcher.grammar_from_lark(asked["grammar"])
+    return str(made)
+
+
+def trial(spelled: str, special: Sequence[str], vocab_size: int) -> str | None:
+    """Why a grammar cannot be compiled; None if it can.
+
+    Args:
+        spelled: the fields of `StructuredOutputs`, as JSON.
+        special: texts of the model's special tokens, which grammars may name.
+        vocab_size: ids below it may be named too.
+
+    Raises:
+        OSError: the process could not be started.
+    """
+    named = [text for text in special if text in spelled]
+    given = json.dumps({"grammar": spelled, "special": named, "vocab_size": vocab_size if "<[" in spelled else 0})
+    command = [sys.executable, "-c", START, *sys.path]
+    try:
+        done = subprocess.run(command, input=given.encode(), capture_output=True, timeout=MOST_WAIT, check=False)
+    except subprocess.TimeoutExpired:
+        return TOO_COSTLY
+    if done.returncode != 0:
+        return TOO_COSTLY
+    words: str | None = json.loads(done.stdout)
+    return words
+
+
+def main() -> None:
+    """What the process does: it reads a grammar from standard input and prints what is wrong with it, as JSON."""
+    given = json.load(sys.stdin)
+    # Processor time, not the time on the clock: a busy machine refuses the same grammars as an idle one. The signal's
+    # own effect is to end the process.
+    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+    import llguidance
+
+    most = _size() + STACK + MOST_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print(json.dumps(_with_stack(lambda: _tried(llguidance, given))))
+
+
+def _size() -> int:
+    """Bytes of this process's address space."""
+    with open("/proc/self/statm", encoding="ascii") as stated:
+        return int(stated.read().split()[0]) * resource.getpagesize()
+
+
+def _with_stack(work: Callable[[], str | None]) -> str | None:
+    """What `work` returns, on a thread with a large stack."""
+    done: list[str | None] = []
+    threading.stack_size(STACK)
+    thread = threading.Thread(target=lambda: done.append(work()))
+    thread.start()
+    thread.join()
+    return done[0]
+
+
+def _tried(library: Any, given: Mapping[str, Any]) -> str | None:
+    try:
+        asked = json.loads(given["grammar"])
+        tokens = _vocabulary(library, given["special"], given["vocab_size"])
+        limits = library.LLParserLimits(verbose_errors=False, **LIMITS)
+        matcher = library.LLMatcher(tokens, source(library.LLMatcher, asked), log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+            matcher.compute_ff_bytes()
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return str(matcher.get_error()) or None
+
+
+def _vocabulary(library: Any, special: Sequence[str], vocab_size: int) -> Any:
+    """Single bytes, with the special tokens and the ids that the grammar names: the cost does not lie in the rest."""
+    words = _Bytes(special, vocab_size)
+    return library.LLTokenizer(library.TokenizerWrapper(words), n_vocab=len(words.tokens))
+
+
+class _Bytes:
+    """A vocabulary as llguidance asks for it."""
+
+    bos_token_id = None
+
+    def __init__(self, special: Sequence[str], vocab_size: int) -> None:
+        named = [b"<end>", *(text.encode() for text in special)]
+        self.tokens = [bytes([byte]) for byte in range(256)] + named
+        self.tokens += [b""] * (vocab_size - len(self.tokens))
+        self.eos_token_id = 256
+        self.special_token_ids = list(range(256, 256 + len(named)))
+
+    def __call__(self, piece: bytes | str) -> list[int]:
+        return list(piece.encode() if isinstance(piece, str) else piece)
