@@ -148,3 +148,13 @@ def test_other_threads_take_no_signals():
     thread.join()
     assert not found[0]
     assert found[0].exit_code == 0
+
+
+def test_a_command_run_with_m_ends_with_130_where_text_was_executed(tmp_path):
+    """Python 3.11 ends by SIGINT where KeyboardInterrupt passed an exec of text, unless that mark is cleared."""
+    (tmp_path / "interrupted.py").write_text(
+        "from sametoken.cli import _guarded\n"
+        "def work():\n    exec('raise KeyboardInterrupt')\n"
+        "raise SystemExit(_guarded(work, False))\n"
+    )
+    assert subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, check=False).returncode == 130

@@ -303,7 +303,7 @@ def test_bad_conversations_in_a_row_end_the_run_only_before_the_first_answer(pla
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--api_key", "k"), "--api-key is for asking a server"),
+        (("embedded", "--api_key", "k"), "--api-key is for asking a server"),
         (("--url", "http://127.0.0.1:9", "--dtype", "float32"), "--dtype is for an engine"),
         (("--url", "nowhere"), "--url 'nowhere'"),
         (("--limit", "0"), "--limit 0: expected at least 1"),
@@ -334,9 +334,9 @@ def test_without_httpx_it_says_what_brings_it(place: Place, monkeypatch: pytest.
 
 def test_files_that_are_missing_or_the_same_are_refused(place: Place, run: Any) -> None:
     assert "--data is missing" in run("synthesize", "--output", "x").err
-    assert "in.jsonl is no file" in place().err
+    assert "in.jsonl is no file" in place("embedded").err
     write(place.data, talk("a", "one"))
-    assert "is the data" in run("synthesize", "--data", str(place.data), "--output", str(place.data)).err
+    assert "is the data" in run("synthesize", "embedded", "--data", str(place.data), "--output", str(place.data)).err
     assert read(place.data) == [talk("a", "one")]
 
 

@@ -46,7 +46,7 @@ _COMMON = {"decoding_type", "max_draft_len", "max_total_draft_tokens", "max_conc
 _MODEL = _COMMON | {"speculative_model_dir"}
 TRTLLM_SPECULATIVE = {
     "Eagle": _MODEL | {"use_dynamic_tree", "dynamic_tree_max_topK"},
-    "Draft_Target": _MODEL,
+    "DraftTarget": _MODEL,
     "NGram": _COMMON | {"max_matching_ngram_size", "is_keep_all", "is_use_oldest", "is_public_pool"},
     "SA": _COMMON | {"enable_global_pool", "global_pool_size"},
 }

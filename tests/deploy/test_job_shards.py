@@ -150,7 +150,7 @@ def test_nodes_take_ranges_and_the_largest_exit_code_is_the_jobs(run: Any, slurm
 
 
 def test_training_meets_at_the_first_node(run: Any, slurm: Path) -> None:
-    words = ("train", "--data", "prepared", "--job", "7", "--nodes", "n1,n3", "--gpus-per-node", "8")
+    words = ("train", "embedded", "--data", "prepared", "--job", "7", "--nodes", "n1,n3", "--gpus-per-node", "8")
     script = printed(run, *words, "--lr", "1e-5")
     assert "--nproc-per-node=8" in script
     assert '--nnodes="${#nodes[@]}"' in script
@@ -161,7 +161,7 @@ def test_training_meets_at_the_first_node(run: Any, slurm: Path) -> None:
 
 
 def test_directives_of_a_new_job(run: Any, slurm: Path) -> None:
-    words = ("prepare", "--data", "a.jsonl", "--output", "prepared", "--nodes", "4")
+    words = ("prepare", "embedded", "--data", "a.jsonl", "--output", "prepared", "--nodes", "4")
     script = printed(run, *words, "--sbatch-args", "-A account -t 120", "--srun-args=--container-image=x")
     assert {"#SBATCH --nodes=4", "#SBATCH --requeue", "#SBATCH -A account -t 120"} <= set(script.splitlines())
     assert "srun --overlap --container-image=x --nodes=" in script
@@ -173,13 +173,13 @@ def test_a_path_is_a_path(run: Any, slurm: Path) -> None:
     folder = slurm / "a b$(touch run)"
     words = ("--data", str(slurm / "data"), "--output", str(folder), "--job", "7", "--nodes", "n1,n3", "--start", "40")
     for command in ("synthesize", "prepare"):
-        script = printed(run, command, *words[: None if command == "synthesize" else -2])
+        script = printed(run, command, "embedded", *words[: None if command == "synthesize" else -2])
         assert f'#SBATCH --output="{folder}/logs/%x-%j.log"' in script.splitlines()
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=slurm)
         assert f"{folder}/logs" in done.stdout
     assert not (slurm / "run").exists()
     for name in ("it's", 'a"', "50%", "a\nb"):
-        answer = run("deploy", "slurm", "prepare", *words[:3], str(slurm / name), *words[4:8], "--dry-run")
+        answer = run("deploy", "slurm", "prepare", "embedded", *words[:3], str(slurm / name), *words[4:8], "--dry-run")
         assert answer.code == 2
         assert "another meaning" in answer.err
 
@@ -218,13 +218,22 @@ def test_wrong_calls_are_refused(
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("synthesize", "--data", "data", "--start", "40", "--output", "a.jsonl"), "a.jsonl is a file; expected a dir"),
-        (("synthesize", "--data", "data", "--output", "o", "--shards", "1000000000"), "999999"),
-        (("prepare", "--data", "a.jsonl", "--output", ""), "the directory to write is ''; expected --output DIR"),
-        (("prepare", "--data", "none.jsonl", "--output", "o"), "--data none.jsonl: no such file"),
-        (("prepare", "--data", "a.jsonl", "--output", "a.jsonl"), "a.jsonl is a file; expected a dir"),
-        (("train", "--data", "prepared", "--eval-data", "none", "--output-dir", "o"), "--eval-data none: no such file"),
-        (("train", "--data", "prepared", "--output-dir", "a.jsonl"), "a.jsonl is a file; expected a dir"),
+        (
+            ("synthesize", "embedded", "--data", "data", "--start", "40", "--output", "a.jsonl"),
+            "a.jsonl is a file; expected a dir",
+        ),
+        (("synthesize", "embedded", "--data", "data", "--output", "o", "--shards", "1000000000"), "999999"),
+        (
+            ("prepare", "embedded", "--data", "a.jsonl", "--output", ""),
+            "the directory to write is ''; expected --output DIR",
+        ),
+        (("prepare", "embedded", "--data", "none.jsonl", "--output", "o"), "--data none.jsonl: no such file"),
+        (("prepare", "embedded", "--data", "a.jsonl", "--output", "a.jsonl"), "a.jsonl is a file; expected a dir"),
+        (
+            ("train", "embedded", "--data", "prepared", "--eval-data", "none", "--output-dir", "o"),
+            "--eval-data none: no such file",
+        ),
+        (("train", "embedded", "--data", "prepared", "--output-dir", "a.jsonl"), "a.jsonl is a file; expected a dir"),
     ],
 )
 def test_files_of_a_job_are_looked_at_before_it(run: Any, slurm: Path, words: tuple[str, ...], problem: str) -> None:

@@ -22,6 +22,7 @@ from engine_flags import (
 )
 
 from sametoken import embedded
+from sametoken.deploy.plan.dynamo import INFRASTRUCTURE
 from sametoken.deploy.plan.engines import ENGINES
 from sametoken.deploy.plan.launch import Launch, Wanted
 from sametoken.deploy.plan.vllm import ranges
@@ -74,7 +75,7 @@ def test_trtllm_as_the_playbook_starts_it() -> None:
         "trtllm.yml": """max_batch_size: 1
 disable_overlap_scheduler: true
 speculative_config:
-  decoding_type: Draft_Target
+  decoding_type: DraftTarget
   max_draft_len: 4
   speculative_model_dir: org/head
 kv_cache_config:
@@ -117,7 +118,7 @@ METHODS: dict[str, dict[str, Any]] = {
 OF_ENGINE = {
     "vllm": ("eagle3", "draft_target", "ngram", "suffix", "eagle", "medusa"),
     "sglang": ("eagle3", "draft_target", "eagle"),
-    "trtllm": ("eagle3", "draft_target", "ngram", "suffix"),
+    "trtllm": ("eagle3", "draft_target", "ngram"),
 }
 
 
@@ -157,7 +158,7 @@ def test_sglang_knows_every_word(method: str) -> None:
 
 @pytest.mark.parametrize("method", OF_ENGINE["trtllm"])
 def test_trtllm_knows_every_word(method: str) -> None:
-    launch = plan("trtllm", method, **STATED, **({} if method == "suffix" else METHODS[method]))
+    launch = plan("trtllm", method, **STATED, **METHODS[method])
     assert flags(launch).keys() <= TRTLLM_FLAGS
     config = yaml.safe_load(launch.files["trtllm.yml"])
     assert config.keys() <= TRTLLM_KEYS
@@ -269,7 +270,7 @@ class TestCommand:
     @pytest.mark.parametrize(("words", "message"), [
         (("--engine", "llama"), "unknown engine 'llama'"),
         (("--target", "nomad"), "unknown target 'nomad'"),
-        (("--image", "mine"), "--image is for --target compose and kubernetes"),
+        (("--image", "mine"), "--image is for --target compose and kubernetes, and --engine trtllm"),
         (("--target", "compose", "--image", "a b"), "--image 'a b': expected a name such as registry/name:tag"),
         (("--target", "kubernetes", "--port", "0"), "--port 0 is any free port"),
         (("--out", "x"), "--out is for a head that another engine reads"),
@@ -292,11 +293,12 @@ class TestCommand:
         answer = run(
             "deploy", "plan", MODEL, "--target", "dynamo", "--api-key", "k", "--ssl-certfile", "x", "--host", "::"
         )
-        assert answer.out.splitlines()[3:5] == [
+        assert answer.out.splitlines()[4:6] == [
             "python -m dynamo.frontend --http-host=:: --http-port=8000 &",
             "DYN_SYSTEM_PORT=8081 python -m sametoken.deploy.dynamo \\",
         ]
         assert answer.err == (
+            f"note: {INFRASTRUCTURE}\n"
             "note: --ssl-certfile: left out, since Dynamo's frontend is the server\n"
             "note: Dynamo's frontend asks for no API key; put a proxy before it\n"
         )

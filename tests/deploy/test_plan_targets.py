@@ -151,6 +151,7 @@ def test_dynamo() -> None:
     assert (
         TARGETS["dynamo"](launch("vllm", cuda_graphs=False))
         == """#!/bin/bash
+# etcd (port 2379) and NATS (port 4222) must run; ETCD_ENDPOINTS and NATS_SERVER say where, if not on this host.
 set -e
 trap 'echo Cleaning up...; kill 0' EXIT
 python -m dynamo.frontend --http-host=127.0.0.1 --http-port=8000 &
@@ -194,11 +195,14 @@ def batch(tmp_path: Path, port: int, code: str) -> subprocess.Popen[str]:
     server = tmp_path / "server.py"
     server.write_text(code)
     srun = tmp_path / "srun"
-    srun.write_text(f"#!/bin/bash\nexec {sys.executable} {server} {port}\n")
+    srun.write_text(f"#!/bin/bash\necho $$ > {tmp_path}/server.pid\nexec {sys.executable} {server} {port}\n")
     srun.chmod(0o755)
+    scancel = tmp_path / "scancel"
+    scancel.write_text(f'#!/bin/bash\necho "$@" > {tmp_path}/scancelled\nkill -TERM "$(cat {tmp_path}/server.pid)"\n')
+    scancel.chmod(0o755)
     script = tmp_path / "job.sh"
     script.write_text(TARGETS["slurm"](launch("vllm", port=port)))
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = {**os.environ, "SLURM_JOB_ID": "41", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     return subprocess.Popen(
         ["bash", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -211,9 +215,59 @@ def test_a_batch_script_waits_and_ends_with_its_server(tmp_path: Path, free_port
     job.terminate()
     job.communicate(timeout=20)
     assert job.returncode == 7
+    assert (tmp_path / "scancelled").read_text() == "--signal=TERM 41.0\n", "a signal to srun would kill its tasks"
 
 
 def test_a_batch_script_ends_when_its_server_does_not_start(tmp_path: Path, free_port: int) -> None:
     job = batch(tmp_path, free_port, "raise SystemExit(3)")
     job.communicate(timeout=20)
     assert job.returncode == 3
+
+
+ACROSS = {
+    "sametoken": "srun --nodes=2 --ntasks-per-node=1 --kill-on-bad-exit=1 sametoken serve",
+    "trtllm": "srun --mpi=pmix --nodes=2 --ntasks-per-node=1 --kill-on-bad-exit=1 trtllm-llmapi-launch trtllm-serve",
+    "vllm": """bash -c 'exec "$@" --nnodes 2 --node-rank "$SLURM_PROCID" --master-addr "$first" """,
+    "sglang": """bash -c 'exec "$@" --nnodes 2 --node-rank "$SLURM_PROCID" --dist-init-addr "$first:20000"' serve""",
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_hosts_of_one_gpu_each(run: Any, engine: str) -> None:
+    words = ("org/target", "--engine", engine, "--tp-size", "2", "--target", "slurm")
+    device = ("--device", "cuda") if engine == "sametoken" else ()
+    one, two = (run("deploy", "plan", *words, *device, *more) for more in ((), ("--nodes", "2")))
+    assert {"#SBATCH --nodes=1", "#SBATCH --gpus=2"} <= set(one.out.splitlines())
+    asked = {f"#SBATCH --{words}=1" for words in ("ntasks-per-node", "gpus-per-node")}
+    assert {"#SBATCH --nodes=2", *asked} <= set(two.out.splitlines())
+    assert ACROSS[engine] in two.out
+    assert ACROSS[engine] not in one.out
+    assert subprocess.run(["bash", "-n"], input=two.out, text=True, check=False).returncode == 0
+
+
+def test_the_words_of_each_host_are_those_of_its_rank(run: Any, tmp_path: Path) -> None:
+    """What srun would start on the second of two nodes."""
+    words = ("--engine", "vllm", "--tp-size", "2", "--target", "slurm", "--nodes", "2")
+    said = run("deploy", "plan", "org/target", *words)
+    step = said.out.partition("--kill-on-bad-exit=1 ")[2].partition(" &\n")[0]
+    (tmp_path / "vllm").write_text('#!/bin/bash\necho "$@"\n')
+    (tmp_path / "vllm").chmod(0o755)
+    for rank, last in (("0", ""), ("1", " --headless")):
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_PROCID": rank, "first": "10.0.0.1"}
+        done = subprocess.run(["bash", "-c", step], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.endswith(f" --nnodes 2 --node-rank {rank} --master-addr 10.0.0.1{last}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--nodes", "2", "--target", "compose"), "--nodes is for --target slurm"),
+        (("--nodes", "2", "--target", "slurm", "--tp-size", "3"), "--nodes 2 cannot share --tp-size 3 equally"),
+        (("--nodes", "2", "--target", "slurm"), "--nodes 2 cannot share --tp-size 1 equally"),
+        (("--nodes", "0", "--target", "slurm"), "--nodes 0: expected at least 1"),
+    ],
+)
+def test_nodes_that_cannot_share_are_refused(run: Any, words: tuple[str, ...], problem: str) -> None:
+    said = run("deploy", "plan", "org/target", "--engine", "vllm", *words)
+    assert (said.code, said.out) == (2, "")
+    assert problem in said.err

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -138,6 +139,38 @@ def test_a_job_that_is_stopped_ends_its_servers(slurm: Cluster, tmp_path: Path) 
         process.communicate(timeout=60)
         assert process.returncode != 0
         wait_until(lambda: not [each for each in processes_of("n1", slurm.place) if serves(each)], str, 60)
+
+
+def test_a_plan_finishes_its_streams_when_its_time_is_over(slurm: Cluster, tmp_path: Path) -> None:
+    """The job ends well, and no stream is cut: the signal goes to the server, not to srun, which would kill it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    words = ("--target", "slurm", "--port", str(port), "--method", "none", "--drain-seconds", "60")
+    script = tmp_path / "job.sh"
+    script.write_text(slurm.run(*SAMETOKEN, "deploy", "plan", "embedded", *words).stdout)
+    environ = {**slurm.environ, "PATH": f"{Path(sys.executable).parent}:{slurm.environ['PATH']}"}
+    batch = ("sbatch", "--parsable", "--nodelist=n1", f"--chdir={tmp_path}", str(script))
+    job = slurm._replace(environ=environ).run(*batch).stdout.strip()
+    name = re.findall("--job-name=(.*)", script.read_text())[0]
+    log = tmp_path / f"{name}-{job}.log"
+    wait_until(lambda: log.exists() and "answers" in log.read_text(), lambda: log.read_text() if log.exists() else "")
+    asked = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 8}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as stream:
+        began = stream.readline()
+        slurm.run("scancel", "--batch", "--signal=TERM", job)  # as `#SBATCH --signal=B:TERM@90` does
+        rest = stream.read().decode()
+    assert began.startswith(b"data: {")
+    assert rest.endswith("data: [DONE]\n\n"), rest[-200:]
+    assert len(re.findall('"finish_reason": ?"length"', rest)) == 8, rest[-200:]
+
+    def state() -> str:
+        return slurm.run("scontrol", "show", "job", job).stdout
+
+    wait_until(lambda: "JobState=COMPLETED" in state(), state)
+    assert "ExitCode=0:0" in state()
 
 
 def test_no_job_and_no_controller_are_errors(slurm: Cluster, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ COMMON = titled(
         None,
         "where prompts come from: builtin, a file, or hf:org/name[:split[:column]]; without it: builtin.",
         "NAME",
+        ("--data", "--prompts", "--data_path", "--data-path"),
     ),
     Option(
         "limit",
@@ -51,8 +52,8 @@ COMMON = titled(
         "NAME",
     ),
     Option("temperature", TEMPERATURES, "0", "temperatures, separated by commas; 0 is greedy.", "LIST"),
-    Option("output_len", Positive, 64, "number of tokens of an output at most."),
-    Option("ignore_eos", bool, False, "go on after the model's own end tokens, up to output_len."),
+    Option("max_tokens", Positive, 64, "number of tokens of an output at most."),
+    Option("ignore_eos", bool, False, "go on after the model's own end tokens, up to --max-tokens."),
     Option(
         "repeat",
         Annotated[int, Field(ge=1, le=1000)],

@@ -19,7 +19,6 @@ from sametoken.commands.options import THREADS, Argument, Option, Values, settin
 from sametoken.errors import ConfigError
 from sametoken.options.declaration import Positive
 from sametoken.options.engine import EngineConfig
-from sametoken.options.training import DATA_PATH
 
 if TYPE_CHECKING:
     from sametoken.train.evaluate import Evaluation
@@ -36,7 +35,6 @@ OPTIONS = (
         None,
         "file of conversations, or MT-Bench's or Spec-Bench's own file, whose prompts are answered.",
         "FILE",
-        DATA_PATH,
     ),
     Option(
         "max_draft_len",
@@ -46,7 +44,7 @@ OPTIONS = (
         None,
         ("--steps",),
     ),
-    Option("osl", MOST, 64, "number of tokens of each answer at most."),
+    Option("max_tokens", MOST, 64, "number of tokens of each answer at most."),
     Option("num_samples", MOST, 80, "number of conversations: the first of the file that fit."),
     Option("temperature", float, 0.0, "randomness of the draw; 0 is greedy."),
     Option("seed", int, 0, "seed of the draw, where it is not greedy."),
@@ -81,7 +79,7 @@ def command(head: str, values: Values) -> int:
 
     from sametoken.train.evaluate import Asked, evaluate, open_llm, read_questions
 
-    asked = Asked(values["max_draft_len"], values["osl"], values["temperature"], values["seed"], engine)
+    asked = Asked(values["max_draft_len"], values["max_tokens"], values["temperature"], values["seed"], engine)
     llm = open_llm(values["target"], head, asked)
     questions = read_questions(values["data"], llm, values["num_samples"], asked.tokens)
     if values["write_tree"] is not None:

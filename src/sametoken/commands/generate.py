@@ -29,7 +29,7 @@ OPTIONS = (
             "TEXT",
         ),
         Option(
-            "prompts",
+            "data",
             str,
             None,
             "file of JSON lines, each with `prompt` or `messages`; '-' reads standard input.",
@@ -46,7 +46,7 @@ EXAMPLES = {
     "complete a prompt with the pair of models that comes with the package": 'sametoken generate --prompt "Hi!"',
     "ask a question, greedily, with n-gram drafts":
         'sametoken generate MODEL --chat --prompt "What is a KV cache?" --temperature 0 --method ngram',
-    "complete a file of prompts as JSON lines": "sametoken generate MODEL --draft DRAFT --prompts prompts.jsonl --json",
+    "complete a file of prompts as JSON lines": "sametoken generate MODEL --draft DRAFT --data prompts.jsonl --json",
 }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def command(model: str | None, values: Values) -> int:
     """
     if values["json"] and values["stream"]:
         raise ConfigError("--json writes whole completions and --stream writes pieces; leave one of them out")
-    sources = given_prompts(values["prompt"] or (), values["prompts"], values["chat"])
+    sources = given_prompts(values["prompt"] or (), values["data"], values["chat"])
     sampling_of(values)  # a wrong value is refused before a model is loaded
     llm = open_llm(model, values)
     params = sampling_of(values, llm.default_sampling)

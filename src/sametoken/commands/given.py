@@ -11,11 +11,11 @@ from sametoken.prompts.sources import STDIN, Source, as_turn, nonempty_text
 
 
 def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[Source]:
-    """The prompts of `--prompt` or `--prompts`, whichever was given.
+    """The prompts of `--prompt` or `--data`, whichever was given.
 
     Args:
         texts: `--prompt`, each a prompt; "-" is all of standard input as one.
-        file: `--prompts`, see `first_turns`.
+        file: `--data`, see `first_turns`.
         chat: take texts as the user's turn of a conversation.
 
     Raises:
@@ -23,8 +23,8 @@ def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[So
     """
     if bool(texts) == (file is not None):
         raise ConfigError(
-            f"got {'both --prompt and --prompts' if texts else 'no prompt'}; expected --prompt TEXT (repeatable), "
-            "or --prompts FILE.jsonl; '-' is standard input for either"
+            f"got {'both --prompt and --data' if texts else 'no prompt'}; expected --prompt TEXT (repeatable), "
+            "or --data FILE.jsonl; '-' is standard input for either"
         )
     if file is not None:
         if chat:
@@ -36,12 +36,12 @@ def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[So
 
 
 def first_turns(file: str) -> list[Source]:
-    """The prompts of `--prompts`; what the user says in later turns is not asked, and standard error says so.
+    """The prompts of `--data`; what the user says in later turns is not asked, and standard error says so.
 
     Raises:
         ConfigError: the file cannot be read or is empty. RequestError: a line is not a prompt, with its number.
     """
-    items = read_items(file, "--prompts")
+    items = read_items(file, "--data")
     if longer := sum(bool(item.later) for item in items):
         print(
             f"{file}: {longer} of {len(items)} prompts have more than one turn; only the first is asked",

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from sametoken.engine.llm import LLM
 
 
-def open_llm(model: str | None, values: Values) -> LLM:
+def open_llm(model: str | None, values: Values, *, calibrated: bool = True) -> LLM:
     """The engine that the options describe; no model, or "embedded", is the pair that comes with the package.
+
+    Args:
+        calibrated: measure what drafts cost now, so that the first request need not.
 
     Raises:
         SametokenError: a setting is refused, or the models cannot be loaded together.
@@ -40,7 +43,7 @@ def open_llm(model: str | None, values: Values) -> LLM:
         draft_revision=values["draft_revision"],
         **engine.model_dump(),
     )
-    if speculative.adaptive:
+    if calibrated and speculative.adaptive:
         llm.engine.calibrate()
     return llm
 

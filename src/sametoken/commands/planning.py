@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from sametoken.commands.models import model_names
 from sametoken.commands.options import Chosen, Option, Values, settings_of, titled
-from sametoken.commands.resolution import resolve
+from sametoken.commands.resolution import ROUNDING, resolve
 from sametoken.dialects.flags import FLAGS
 from sametoken.dialects.rules import NoEffect
+from sametoken.dialects.vllm_door import STATED
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.kinds import named
 from sametoken.options.declaration import declared
@@ -62,7 +63,8 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
     check_engine(values)
     engine = values["engine"]
     passed = _passed(engine, values)
-    resolution = resolve(model, Chosen(values, values.given - passed.keys()))
+    unsaid = {name: None for name in passed if name == ROUNDING}
+    resolution = resolve(model, Chosen({**values, **unsaid}, values.given - passed.keys()))
     found, notes = resolution.values, list(resolution.notes)
     speculative = SpeculativeConfig(**settings_of(SpeculativeConfig, found))
     target, draft = model_names(model, found["draft"], speculative.method)
@@ -74,11 +76,12 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
     }
     keys = "api_key" in resolution.origins
     notes += check_target(target, engine, found["tensor_parallel_size"])
+    layers: tuple[int, ...] = ()
     if engine != OURS:
         if method == AUTO:
             raise ConfigError(f"--method auto: only sametoken mixes drafters; choose one for {engine}")
         if draft is not None:
-            draft, method, placed = place_draft(draft, method, engine, target, values["out"])
+            draft, method, placed, layers = place_draft(draft, method, engine, target, values["out"])
             notes += placed
         elif values["out"] is not None:
             raise ConfigError("--out is for a head; give --draft, or leave --out out")
@@ -94,7 +97,8 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
         passed |= {name: values[name] for name in ("threads", "cpus") if values[name] is not None}
     extra = shlex.split(values["engine_args"] or "")
     extra = [*(word for name, value in passed.items() for word in _spoken(name, value)), *extra]
-    wanted = Wanted(target, draft, method, speculative, stated, keys, tuple(extra))
+    image = values.get("image") or ""
+    wanted = Wanted(target, draft, method, speculative, stated, keys, tuple(extra), image, layers)
     launch = TRANSLATIONS[engine](wanted)
     return launch, [*notes, *launch.notes]
 
@@ -102,7 +106,8 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
 def _passed(engine: str, values: Chosen) -> dict[str, object]:
     """Options of the engine's own server that mean nothing here, which it gets as they are."""
     server = SERVERS.get(engine)
-    return {
+    format_of_files = {ROUNDING: values[ROUNDING]} if engine == "vllm" and values[ROUNDING] in STATED else {}
+    return format_of_files | {
         name: values[name]
         for name, flag in FLAGS.items()
         if name in values.given and flag.server == server and isinstance(flag.rule, NoEffect)

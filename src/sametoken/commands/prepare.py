@@ -22,7 +22,6 @@ from sametoken.errors import ConfigError
 from sametoken.learning.modes import MODES, TRAINED
 from sametoken.options.declaration import Count, Positive
 from sametoken.options.engine import EngineConfig
-from sametoken.options.training import DATA_PATH
 from sametoken.parallel.place import place_of, started
 
 if TYPE_CHECKING:
@@ -88,7 +87,6 @@ OPTIONS = (
         None,
         "file of conversations, .jsonl or .json; may be given several times.",
         "FILE",
-        DATA_PATH,
     ),
     Option("output", str, None, "directory for the samples; if it is begun, the command goes on with it.", "DIR"),
     Option(

@@ -16,7 +16,7 @@ from sametoken.commands.terminal import open_progress
 from sametoken.errors import ConfigError, unknown_name
 from sametoken.interrupt import stop_at_signals
 from sametoken.options.declaration import Positive
-from sametoken.options.training import DATA_PATH, GroupSize, RoundedFormat
+from sametoken.options.training import GroupSize, RoundedFormat
 
 if TYPE_CHECKING:
     from sametoken.quantise.report import HeadReport, Report
@@ -32,7 +32,6 @@ OPTIONS = (
         None,
         "file of JSON lines with conversations, texts or prompts; every third one is held out; without it: our own.",
         "FILE",
-        DATA_PATH,
     ),
     Option("calibration_tokens", Positive, 8192, "number of tokens that scales are chosen with, at most."),
     Option("held_out_tokens", Positive, 4096, "number of tokens that the loss is measured on, at most."),
@@ -46,7 +45,7 @@ OPTIONS = (
     Option("draft", str, None, "draft model or head, whose acceptance is measured before and after.", "DRAFT"),
     Option("target", str, None, "MODEL is a head for this target; the head's acceptance is measured.", "TARGET"),
     Option("max_draft_len", Positive, 5, "number of tokens of a draft in that measurement, at most."),
-    Option("osl", Positive, 64, "number of tokens of each answer in that measurement, at most."),
+    Option("max_tokens", Positive, 64, "number of tokens of each answer in that measurement, at most."),
     Option("overwrite", bool, False, "replace DIR if it is there."),
     Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; without it: its main branch."),
     AS_JSON,
@@ -174,7 +173,7 @@ def _write_head(name: str, directory: Path, output: Path, values: Values) -> Hea
     longest = ModelConfig.from_hf(read_config(target)).max_position
     most = values["calibration_tokens"], values["held_out_tokens"]
     documents = read_documents(values["data"], load_tokenizer(target), longest, most)
-    asked = Asked(values["max_draft_len"], values["osl"])
+    asked = Asked(values["max_draft_len"], values["max_tokens"])
     with new_directory(output, replace=values["overwrite"]) as place:
         written = place / "head"
         layers = quantise_head(
@@ -236,7 +235,7 @@ def _with_acceptance(report: Report, name: str, written: Path, prompts: list[lis
     from sametoken.quantise.report import DraftAcceptance, accepted
     from sametoken.train.evaluate import Asked
 
-    asked = Asked(values["max_draft_len"], values["osl"])
+    asked = Asked(values["max_draft_len"], values["max_tokens"])
     before, after = (accepted(target, values["draft"], prompts, asked) for target in (name, written))
     lengths = before.acceptance_length, after.acceptance_length
     found = DraftAcceptance(values["draft"], *lengths, before.prompts, asked.max_draft_len, asked.tokens)

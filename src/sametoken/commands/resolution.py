@@ -16,11 +16,13 @@ from sametoken.dialects.llama_server import ALONE
 from sametoken.dialects.rules import Given, Translation, spelled
 from sametoken.dialects.trtllm_yaml import read_file
 from sametoken.dialects.vllm import read_json
+from sametoken.dialects.vllm_door import STATED
 from sametoken.errors import ConfigError, found_wrong
+from sametoken.options.server import ServerConfig
 from sametoken.options.serving import OPTIONS
 from sametoken.options.speculation import SpeculativeConfig
 
-FILE, JSON = "extra_llm_api_options", "speculative_config"
+FILE, JSON, ROUNDING = "extra_llm_api_options", "speculative_config", "quantization"
 HINTS = {name: option.hint for name, option in OPTIONS.items()}
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -62,8 +64,12 @@ def resolve(model: str | None, chosen: Chosen) -> Resolution:
     Raises:
         ConfigError: a key or value is unknown or not possible here, or two options contradict each other.
     """
+    notes = []
+    if (stated := chosen[ROUNDING]) in STATED:
+        chosen = Chosen({**chosen, ROUNDING: OPTIONS[ROUNDING].field.default}, chosen.given - {ROUNDING})
+        notes = [f"{spelled(ROUNDING)} {stated} has no effect here: the checkpoint states how it is quantised"]
     options, file = _said_by_options(chosen), _said_by_file(chosen)
-    notes = [*file.notes, *options.notes]
+    notes += [*file.notes, *options.notes]
     for name in sorted(file.settings.keys() & options.settings.keys()):
         (ours, origin), (theirs, place) = options.settings[name], file.settings[name]
         if ours != theirs:
@@ -96,7 +102,8 @@ def _said_by_options(chosen: Chosen) -> Translation:
     result = read_flags({name: chosen[name] for name in FLAGS if name in chosen.given})
     if chosen[JSON] is not None:
         result.add(read_json(chosen[JSON]))
-    ours = {**chosen, **settings_of(SpeculativeConfig, chosen)}  # tables as tables
+    tables = settings_of(SpeculativeConfig, chosen) | settings_of(ServerConfig, chosen)
+    ours = {**chosen, **tables}
     for name in sorted(chosen.given - FLAGS.keys() - {FILE, JSON}):
         result.set(name, ours[name], spelled(name))
     return result

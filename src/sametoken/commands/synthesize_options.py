@@ -9,7 +9,6 @@ from pydantic import Field
 from sametoken.commands.options import AS_JSON, Option, sampling_options, titled
 from sametoken.options.declaration import Count, Positive, declared
 from sametoken.options.sampling import SamplingParams
-from sametoken.options.training import DATA_PATH
 
 Threads = Annotated[int, Field(ge=1, le=65_536)]
 SAMPLING = declared(SamplingParams)
@@ -18,7 +17,7 @@ LIMIT = Option(
 )
 COMMON = titled(
     "The conversations and their answers",
-    Option("data", str, None, "file of conversations to answer, .jsonl or .json.", "FILE", DATA_PATH),
+    Option("data", str, None, "file of conversations to answer, .jsonl or .json.", "FILE"),
     Option(
         "output",
         str,

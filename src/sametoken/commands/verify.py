@@ -35,7 +35,7 @@ OPTIONS = (
             "METHOD",
         ),
         Option(
-            "prompts",
+            "data",
             str,
             None,
             "file of JSON lines, each with `prompt` or `messages`; without it: the built-in prompts.",
@@ -52,7 +52,7 @@ OPTIONS = (
 EXAMPLES = {
     "prove it for the pair of models that comes with the package": "sametoken verify",
     "prove it for a model and its draft": "sametoken verify MODEL --draft DRAFT",
-    "prove it for your own prompts": "sametoken verify MODEL --draft DRAFT --prompts prompts.jsonl --num-prompts 20",
+    "prove it for your own prompts": "sametoken verify MODEL --draft DRAFT --data prompts.jsonl --num-prompts 20",
 }
 
 
@@ -61,7 +61,7 @@ def command(model: str | None, values: Values) -> int:
     for method in values["method"] or ():
         if method not in METHODS:
             raise ConfigError(unknown_name("method", method, METHODS))
-    sources = first_turns(values["prompts"]) if values["prompts"] else None
+    sources = first_turns(values["data"]) if values["data"] else None
     params = SamplingParams(max_tokens=values["max_tokens"], seed=values["seed"])
     chosen = {key: value for key, value in values.items() if key != "method"}
     llm = open_llm(model, chosen)

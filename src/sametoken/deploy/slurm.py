@@ -56,7 +56,7 @@ echo "${{nodes[*]}}: logs in $logs"
 ended "$step"
 """
 # Nodes meet at the first; a node's address may be another word than its name.
-MEETING = """first=$(scontrol show node "${nodes[0]}" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+FIRST_ADDRESS = """first=$(scontrol show node "${nodes[0]}" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 """
 
 
@@ -132,7 +132,7 @@ def train_script(where: Allocation, python: str, words: Sequence[str], gpus: int
     # torchrun reads options from variables of this form too.
     command = f"bash -c 'PET_NODE_RANK=$SLURM_PROCID exec \"$@\"' train {launch}"
     stated = ["--requeue"] + [f"--gpus-per-node={gpus}"] * bool(gpus)
-    return _everywhere(where, "train", command, output, *stated, before=MEETING)
+    return _everywhere(where, "train", command, output, *stated, before=FIRST_ADDRESS)
 
 
 def _everywhere(where: Allocation, name: str, command: str, output: Path, *directives: str, before: str = "") -> str:

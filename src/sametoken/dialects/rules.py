@@ -127,8 +127,14 @@ class Translation:
     notes: list[str] = field(default_factory=list)
 
     def set(self, setting: str, value: Any, origin: str) -> None:
-        """Notes a value; raises `ConfigError` where another place says something else."""
+        """Notes a value; raises `ConfigError` where another place says something else.
+
+        Objects with different keys are parts of one.
+        """
         known = self.settings.setdefault(setting, Given(value, origin))
+        if isinstance(value, dict) and isinstance(known.value, dict) and not value.keys() & known.value.keys():
+            self.settings[setting] = Given({**known.value, **value}, f"{known.origin} and {origin}")
+            return
         if known.value is not value and known.value != value:  # NaN is not even itself
             raise ConfigError(
                 f"{known.origin} and {origin} both set {setting}, to {known.value!r} and {value!r}; give one of them"

@@ -79,7 +79,7 @@ EAGLE = MIXED | table(
     elsewhere("trtllm", "Eagle"),
     {
         "drafts are drawn with the target's noise, at every temperature": "greedy_sampling=true",
-        FILES: "num_eagle_layers:int",
+        FILES: "num_eagle_layers:int eagle3_layers_to_capture:list",
         "dynamic_tree_max_topK limits how many nodes are expanded": "max_non_leaves_per_layer:int",
         ALWAYS: "eagle3_one_model=true",
     },
@@ -87,7 +87,6 @@ EAGLE = MIXED | table(
         "expected true, with dynamic_tree_max_topK, or false for a chain": "use_dynamic_tree=true|false",
         "trees of fixed shape are not supported; set use_dynamic_tree and dynamic_tree_max_topK": "eagle_choices",
         "it would change the output; leave it out": "posterior_threshold",
-        f"{FILES}; leave it out": "eagle3_layers_to_capture",
         "only heads of Llama's layout are loaded": "eagle3_model_arch=llama3",
     },
 )  # fmt: skip

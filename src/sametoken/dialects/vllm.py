@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from sametoken import kinds
@@ -89,31 +90,34 @@ OF_METHODS: dict[str, Table] = {
 }
 
 
-def read_json(text: str) -> Translation:
+def read_json(text: str, origin: str = OPTION) -> Translation:
     """What the value of `--speculative-config` says.
+
+    Args:
+        origin: what the value was given as.
 
     Raises:
         ConfigError: it is not JSON, or a key or value is not possible here.
     """
     try:
-        stated = json.loads(text, object_pairs_hook=_once)
+        stated = json.loads(text, object_pairs_hook=partial(_once, origin))
     except ConfigError:
         raise
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
-        raise ConfigError(f"{OPTION} is not JSON: {error}; expected for example " + '{"method": "ngram"}') from error
+        raise ConfigError(f"{origin} is not JSON: {error}; expected for example " + '{"method": "ngram"}') from error
     if not isinstance(stated, Mapping):
-        raise ConfigError(f"{OPTION} {text}: expected an object, for example " + '{"method": "ngram"}')
+        raise ConfigError(f"{origin} {text}: expected an object, for example " + '{"method": "ngram"}')
     if stated.get("method") is None and stated.get("model") is None:
-        raise ConfigError(f"{OPTION} {text}: expected method, or model with the draft; got neither")
+        raise ConfigError(f"{origin} {text}: expected method, or model with the draft; got neither")
     named = stated.get("method")
     ours = METHODS.get(named) if isinstance(named, str) else None
     company = {key: f"is for method {other}" for other, table in OF_METHODS.items() for key in table}
-    return translate(stated, {**COMMON, **OF_METHODS.get(ours or "", {})}, f"{OPTION} ", company)
+    return translate(stated, {**COMMON, **OF_METHODS.get(ours or "", {})}, f"{origin} ", company)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(origin: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{OPTION}: the key {name!r} occurs twice; leave one of them out")
+            raise ConfigError(f"{origin}: the key {name!r} occurs twice; leave one of them out")
     return dict(pairs)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from threading import RLock
 from typing import Any, Self, Unpack
 
@@ -13,6 +15,7 @@ import torch
 
 from sametoken.checkpoint.chat import Message, is_list
 from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.dialects.keywords import Keywords, read_keywords
 from sametoken.engine.build import build_engine, default_method
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.engine import Engine
@@ -23,11 +26,13 @@ from sametoken.engine.report import StepReport
 from sametoken.engine.request import Emission, Request
 from sametoken.errors import NO_WINDOWS, ConfigError, EngineError, RequestError, shown
 from sametoken.options.engine import MOST_THREADS, EngineConfig, KVCacheConfig
-from sametoken.options.keywords import EngineOptions
+from sametoken.options.keywords import Options
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.serving import CACHE
 from sametoken.options.speculation import SpeculativeConfig
 from sametoken.parallel.follow import join
+
+LOG = logging.getLogger("sametoken")
 
 
 class LLM:
@@ -48,7 +53,8 @@ class LLM:
         draft_revision: the same for the draft.
         threads: number of threads that compute in this process, all engines of it included; None leaves it as it is.
         engine: keys of `EngineConfig` (dtype, device, max_batch_size, max_num_tokens, max_seq_len, ...), and of
-            `KVCacheConfig` as the command line writes them: kv_cache_dtype, ...
+            `KVCacheConfig` as the command line writes them: kv_cache_dtype, ... vLLM's keywords (max_model_len,
+            max_num_seqs, gpu_memory_utilization, speculative_config, ...) are what they are to `sametoken vllm serve`.
 
     As a context manager it is closed at the end, which gives its memory back.
 
@@ -70,11 +76,18 @@ class LLM:
         revision: str | None = None,
         draft_revision: str | None = None,
         threads: int | None = None,
-        **engine: Unpack[EngineOptions],
+        **engine: Unpack[Options],
     ) -> None:
         if sys.platform == "win32":
             raise ConfigError(NO_WINDOWS)
-        given: dict[str, Any] = dict(engine)
+        asked = read_keywords(engine)
+        given = asked.engine
+        draft, draft_revision = _models(asked, draft=draft, draft_revision=draft_revision)
+        if speculative is not None and asked.speculative:
+            raise ConfigError("speculative and speculative_config are the same setting; give one of them")
+        os.environ.update(asked.env)
+        for note in asked.notes:
+            LOG.warning("%s", note)
         cache = _cache_config(kv_cache, {name: given.pop(name) for name in list(given) if name.startswith(CACHE)})
         config = EngineConfig(**given)
         if threads is not None:
@@ -82,7 +95,7 @@ class LLM:
                 raise ConfigError(f"threads is {threads!r}, expected 1 to {MOST_THREADS}; leave it out for all cores")
             torch.set_num_threads(threads)
         join(os.environ, config.tensor_parallel_size)
-        self.speculative = SpeculativeConfig.of(speculative)
+        self.speculative = SpeculativeConfig.of(asked.speculative or speculative)
         loaded = load_models(model, draft, (revision, draft_revision), config, self.speculative)
         self.method = default_method(self.speculative, loaded.draft)
         self.tokenizer: Tokenizer = loaded.tokenizer
@@ -165,10 +178,12 @@ class LLM:
 
     def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> Iterator[Chunk]:
         """The same as `generate`, step by step; closing the iterator cancels what is not finished."""
-        for emission in self._run(self.requests(prompts, params)):
-            yield Chunk.of(emission)
+        # Closed with this iterator, not when its frame is collected: Python 3.12.3 keeps the frame.
+        with closing(self._run(self.requests(prompts, params))) as emissions:
+            for emission in emissions:
+                yield Chunk.of(emission)
 
-    def _run(self, requests: Sequence[Request]) -> Iterator[Emission]:
+    def _run(self, requests: Sequence[Request]) -> Generator[Emission]:
         """Steps the engine until these requests end; yields what each of them got, in their order."""
         going = {request.id for request in requests}
         got: dict[int, Emission] = {}
@@ -226,10 +241,22 @@ class LLM:
         self._opened_engine()
         return self._maker.make(prompt, params, index)
 
+    def check_length(self, text: str) -> None:
+        """Refuses a prompt that cannot fit, before it is tokenised; see `RequestMaker.check_length`."""
+        self._maker.check_length(text)
+
     @property
     def methods(self) -> tuple[str, ...]:
         """The drafters that any request may choose; not those that go with what a request brings."""
         return self._maker.methods
+
+
+def _models(asked: Keywords, **stated: str | None) -> Iterator[str | None]:
+    """The draft and its version, which only one of two places may say."""
+    for name, value in stated.items():
+        if value is not None and asked.models.get(name) is not None:
+            raise ConfigError(f"{name} and speculative_config both name the draft; give one of them")
+        yield value if value is not None else asked.models.get(name)
 
 
 def _cache_config(kv_cache: KVCacheConfig | Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> KVCacheConfig:

@@ -84,6 +84,8 @@ class RequestMaker:
         """
         if not isinstance(prompt, str) and not is_list(prompt):
             raise RequestError(f"a prompt is {shown(prompt)}, expected a text or a list of token ids")
+        if isinstance(prompt, str):
+            self.check_length(prompt)
         try:
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         except RequestError as error:
@@ -158,16 +160,20 @@ class RequestMaker:
         mask[list(params.allowed_token_ids)] = True
         return AllowedTokens(mask, grammar)
 
+    def check_length(self, text: str) -> None:
+        """Refuses a text that cannot fit the context, by its length alone.
+
+        Raises:
+            PromptTooLongError: it is too long.
+        """
+        self.tokenizer.check_length(text, self.max_seq_len, self._remedy)
+
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if not ids:
             words = "the prompt is empty: it has no tokens; expected text or at least one token id"
             raise RequestError(words, field="prompt")
         if len(ids) >= self.max_seq_len:
-            raise PromptTooLongError(
-                f"the prompt has {len(ids)} tokens, the context holds {self.max_seq_len} with at least one of output",
-                field="prompt",
-                advice=f"shorten the prompt or {self._remedy}",
-            )
+            raise PromptTooLongError.of(len(ids), self.max_seq_len, self._remedy)
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
                 expected = f"integers 0 .. {self.vocab_size - 1}"

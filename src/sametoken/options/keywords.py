@@ -5,7 +5,7 @@ The declarations in `options.engine` decide what each means; a test compares nam
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from sametoken.options.engine import DType, KVDType, Quantization
 
@@ -32,5 +32,21 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_tokens_per_block: int
     kv_cache_enable_block_reuse: bool
     kv_cache_max_tokens: int | None
-    kv_cache_free_memory_fraction: float
+    kv_cache_free_memory_fraction: float | None
     kv_cache_dtype: KVDType
+
+
+class Options(EngineOptions, total=False):
+    """Those of `EngineOptions`, and vLLM's that most programs give; `dialects.keywords` reads these and all others."""
+
+    max_model_len: int | str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float
+    enable_prefix_caching: bool
+    enforce_eager: bool
+    block_size: int
+    seed: int | None
+    swap_space: float
+    trust_remote_code: bool
+    speculative_config: dict[str, Any]

@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sametoken.options.declaration import Positive, Settings, Shown
+from sametoken.options.declaration import Positive, Settings
 from sametoken.options.engine import MOST_THREADS
 
-DATA_PATH = ("--data_path", "--data-path")  # what scripts of others call --data
 ROW = 512  # tokens of a row where nothing else is said
 LONGEST = 2048  # tokens that conversations are cut at where nothing else is said
 
@@ -170,7 +169,7 @@ class DataSettings(Settings):
     All but `data` is for files of conversations; prepared data have their own.
     """
 
-    data: Annotated[str | None, Shown(DATA_PATH)] = None
+    data: str | None = None
     """file of conversations, or a directory that `sametoken prepare` made."""
     draft_vocab_size: Positive | None = None
     """for eagle3: number of tokens that the head can propose; without it: all of the target's."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 from sametoken.deploy.plan.launch import Launch
 from sametoken.deploy.plan.text import command, here_documents
 
+INFRASTRUCTURE = (
+    "etcd (port 2379) and NATS (port 4222) must run first, as `docker compose -f deploy/docker-compose.yml up -d` in "
+    "Dynamo's repository starts them. On one host DYN_DISCOVERY_BACKEND=file DYN_REQUEST_PLANE=tcp DYN_EVENT_PLANE=zmq "
+    "needs neither"
+)
 SCRIPT = """#!/bin/bash
+# etcd (port 2379) and NATS (port 4222) must run; ETCD_ENDPOINTS and NATS_SERVER say where, if not on this host.
 set -e
 trap 'echo Cleaning up...; kill 0' EXIT
 {files}python -m dynamo.frontend --http-host={host} --http-port={port} &
@@ -14,11 +20,12 @@ wait -n
 """
 
 
-def left_out(launch: Launch) -> list[str]:
-    """What a worker has no option for, because the frontend is the server, a sentence each."""
+def notes_of(launch: Launch) -> list[str]:
+    """What must run, and what a worker has no option for because the frontend is the server, a sentence each."""
     kept = ("--host", "--port", "--served_model_name")
     lost = [word for word in launch.server if word.startswith("--") and word not in kept]
     found = [f"{', '.join(lost)}: left out, since Dynamo's frontend is the server"] if lost else []
+    found = [INFRASTRUCTURE, *found]
     return found + ["Dynamo's frontend asks for no API key; put a proxy before it"] * bool(launch.secrets)
 
 

@@ -29,11 +29,13 @@ class Placed(NamedTuple):
     Attributes:
         place: directory or Hub id. method: our name of its kind.
         notes: what was done and what was not checked, a sentence each.
+        layers: the target's blocks whose outputs it reads; () is none, or not known.
     """
 
     place: str
     method: str
     notes: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
 
 
 def place_draft(draft: str, method: str | None, engine: str, target: str, out: str | None) -> Placed:
@@ -61,7 +63,8 @@ def place_draft(draft: str, method: str | None, engine: str, target: str, out: s
     dtype = stored_dtype(directory)
     loaded = read_head(directory, facts, dtype, "cpu", pack=False)
     kind = head_kind(loaded.config)
-    placed = _agreed(Placed(str(directory) if local else draft, loaded.config.kind), draft, method)
+    placed = Placed(str(directory) if local else draft, loaded.config.kind, layers=loaded.config.taps)
+    placed = _agreed(placed, draft, method)
     files = Files.of(directory)
     apart = [
         _apart(files, kind.lay_out(loaded.module, facts, layout, target)._asdict())

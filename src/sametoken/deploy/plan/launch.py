@@ -28,6 +28,8 @@ class Wanted(NamedTuple):
         stated: the other options that a user stated, by our names; speculation is among them, API keys are not.
         keys: whether clients need an API key.
         extra: words for the engine, as they are.
+        image: the container image that was asked for, "" for the engine's own.
+        layers: the target's blocks whose outputs the draft reads; () is none, or not known.
     """
 
     model: str
@@ -37,6 +39,8 @@ class Wanted(NamedTuple):
     stated: Mapping[str, Any]
     keys: bool = False
     extra: tuple[str, ...] = ()
+    image: str = ""
+    layers: tuple[int, ...] = ()
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -68,7 +72,8 @@ class Launch:
         files: contents by name; the options name them without a folder.
         secrets: environment variables that hold API keys.
         port: where it answers. metrics: path of its Prometheus metrics, "" for none.
-        gpus: how many it computes on; 0 is the CPU.
+        gpus: how many it computes on; 0 is the CPU. ranks: how many parts each of its models has.
+        nodes: on how many hosts.
         served: what clients call the model.
         places: model and draft.
         notes: what to know, a sentence each.
@@ -89,6 +94,8 @@ class Launch:
     files: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    ranks: int = 1
+    nodes: int = 1
 
     @property
     def words(self) -> tuple[str, ...]:

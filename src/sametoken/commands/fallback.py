@@ -1,0 +1,45 @@
+"""Commands without a model: the embedded one takes its place and the first line says so, but never with user's data."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+from sametoken import embedded
+from sametoken.commands.options import Chosen
+from sametoken.errors import ConfigError
+
+BUILT_IN = "builtin"  # the workload that comes with the package
+
+
+def note_of(command: str, module: ModuleType, model: str | None, values: Chosen) -> str | None:
+    """A sentence where the embedded model takes the place of one that was not named; None on further ranks.
+
+    Raises:
+        ConfigError: the data are the user's, of which the embedded model knows nothing.
+    """
+    if not falls_back(module, model, values):
+        return None
+    name = "MODEL" if takes_model(module) else "--target MODEL"
+    data = values.get("data") or next((each for each in values.get("workload") or () if each != BUILT_IN), None)
+    if data is not None:
+        place = f"sametoken {command} {name}" if name == "MODEL" else f"{name} beside the head"
+        raise ConfigError(
+            f"got data and no {name}; expected {place}; '{embedded.NAME}' is the small model that comes with the "
+            "package"
+        )
+    first = os.environ.get("RANK", "0") == "0"
+    return f"no {name} given: using '{embedded.NAME}', the small model that comes with the package" if first else None
+
+
+def falls_back(module: ModuleType, model: str | None, values: Chosen) -> bool:
+    """Whether a command computes with the embedded model although nobody named it."""
+    if takes_model(module):
+        asks_server = isinstance(values.get("url"), str)  # which knows its model
+        return model is None and values.get("model") is None and not asks_server
+    return values.get("target") == embedded.NAME and "target" not in values.given and model != embedded.NAME
+
+
+def takes_model(module: ModuleType) -> bool:
+    """Whether what a command takes without a name is its model."""
+    return not hasattr(module, "ARGUMENT") or (module.ARGUMENT is not None and module.ARGUMENT.metavar == "MODEL")

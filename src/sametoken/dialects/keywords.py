@@ -1,0 +1,128 @@
+"""Keywords of vLLM's `LLM` as those of ours, read by the table of `vllm serve`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+
+from sametoken.dialects.peers import Passage, table, take
+from sametoken.dialects.rules import Translation
+from sametoken.dialects.vllm import read_json
+from sametoken.dialects.vllm_door import RULES
+from sametoken.errors import ConfigError, found_wrong, unknown_name
+from sametoken.options.engine import EngineConfig, KVCacheConfig, ModelSettings
+from sametoken.options.serving import CACHE, OPTIONS
+from sametoken.options.speculation import SpeculativeConfig
+
+ENGINE = {*EngineConfig.model_fields, *(CACHE + name for name in KVCacheConfig.model_fields)}
+GROUPS = (ENGINE, {*ModelSettings.model_fields}, {*SpeculativeConfig.model_fields})
+ROWS = {name[2:].replace("-", "_"): row for row in table("vllm") for name in row.names if name.startswith("--")}
+
+
+class Keywords(NamedTuple):
+    """Keywords of `LLM` in our words.
+
+    Attributes:
+        engine: keys of `EngineConfig` and of the cache. `models`: the draft and its version.
+        speculative: how drafts are made.
+        env: variables that the process needs.
+        notes: what was given and has no effect, a line each.
+    """
+
+    engine: dict[str, Any]
+    models: dict[str, Any]
+    speculative: dict[str, Any]
+    env: dict[str, str]
+    notes: list[str]
+
+
+def read_keywords(given: Mapping[str, Any]) -> Keywords:
+    """Our keywords as they are, and vLLM's as what they are here.
+
+    Raises:
+        ConfigError: a keyword is unknown, would change texts, or is given twice; or its value is not possible here.
+    """
+    said, passage = Translation(), Passage()
+    for name, value in given.items():
+        if name in ENGINE and not _is_theirs(name, value):
+            said.set(name, value, name)
+        elif name not in ROWS:
+            raise ConfigError(unknown_name("LLM keyword", name, ENGINE | ROWS.keys()))
+        elif isinstance(value, int | float) or value:
+            _take(name, value, passage)
+            said.add(_settings(passage, f"{name}={value!r}"))
+    passage.finish()
+    said.add(_settings(passage, "speculative_config"))
+    settings = {name: each.value for name, each in said.settings.items()}
+    notes = [*said.notes, *([f"no effect here: {', '.join(passage.idle)}"] if passage.idle else [])]
+    engine, models, speculative = ({name: settings[name] for name in settings if name in group} for group in GROUPS)
+    return Keywords(engine, models, speculative, passage.env, notes)
+
+
+def _is_theirs(name: str, value: Any) -> bool:
+    """Whether a keyword that both have has a value that only vLLM has, such as dtype="half"."""
+    hint = OPTIONS[name].field.annotation
+    return name in ROWS and get_origin(hint) is Literal and value not in get_args(hint)
+
+
+def _take(name: str, value: Any, passage: Passage) -> None:
+    """Adds one of vLLM's keywords as the command line would say it."""
+    row = ROWS[name]
+    said: str | None = name
+    if not row.value and not value:
+        said = row.names[0] if row.negates(name) else row.off
+    if said is None:  # a switch that cannot be turned off
+        return
+    several = row.value.startswith("+") and _is_list(value)
+    words = [] if not row.value else [*map(_word, value)] if several else [_word(value)]
+    take(row, said, words, RULES, passage, f"{name}={value!r}")
+
+
+def _settings(passage: Passage, origin: str) -> Translation:
+    """What the words of a passage set here; takes them out of it."""
+    result = Translation()
+    for option, stated in _pairs(passage.words):
+        if option == "speculative_config":
+            result.add(read_json(stated, option))
+        elif any(option in group for group in GROUPS):
+            result.set(option, _typed(option, stated, origin), origin)
+        else:
+            raise ConfigError(f"{origin}: {option} is an option of servers; leave it out")
+    passage.words = []
+    return result
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _word(value: Any) -> str:
+    """A value as the command line has it."""
+    if value is True:
+        return "on"
+    try:
+        return value if isinstance(value, str) else json.dumps(value)
+    except (TypeError, ValueError):  # an object of vLLM's or torch's
+        return str(value).removeprefix("torch.")
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options of ours and their values in words of a command line."""
+    left = list(words)
+    while left:
+        name, equals, stated = left.pop(0).partition("=")
+        name = name.lstrip("-").replace("-", "_")
+        if equals or (left and not left[0].startswith("--")):
+            yield name, stated if equals else left.pop(0)
+        else:
+            yield (name.removeprefix("no_"), "false") if name.startswith("no_") else (name, "true")
+
+
+def _typed(option: str, stated: str, origin: str) -> Any:
+    try:
+        return TypeAdapter(OPTIONS[option].hint).validate_python(stated)
+    except ValidationError as error:
+        raise ConfigError(f"{origin}: {found_wrong(error.errors()[0])}") from error
