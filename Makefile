@@ -7,6 +7,8 @@ TORCH ?= torch
 VENV_OPTIONS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# GGUF files that make support loads too, to put them on its page.
+PUBLISHED ?=
 DEMO_OPTIONS ?=
 TEST_OPTIONS ?=
 SERVE_OPTIONS ?=
@@ -123,6 +125,7 @@ test-arm: $(INSTALLED)
 support: $(INSTALLED)
 	SAMETOKEN_WRITE_SUPPORT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/model/test_support_matrix.py \
 		tests/checkpoint/test_support_formats.py -k 'test_cell or test_format'
+	$(if $(PUBLISHED),$(BIN)/python scripts/published_files.py $(PUBLISHED))
 	$(BIN)/python scripts/support_page.py
 
 big-models: $(INSTALLED)
@@ -215,6 +218,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check src tests conformance scripts benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/project/test_factories.py
 
 # The site needs neither torch nor the package: mkdocstrings reads the sources.
 docs: .docs/.installed

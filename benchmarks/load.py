@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.checkpoint import rounded
+from sametoken.checkpoint import weight_cache
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.config import config_of
 from sametoken.checkpoint.gguf.container import read_container
@@ -71,7 +71,7 @@ class Case(NamedTuple):
         make: its weight's tensors by the last part of their names, from [out, in]; None where the file is GGUF.
         blocks: GGUF's type of each projection's blocks.
         quantization: what `--quantization` says.
-        again: whether an earlier start has quantised it.
+        again: whether an earlier start has packed it.
     """
 
     make: Callable[[int, int], Parts] | None
@@ -258,7 +258,7 @@ def load(place: Path, quantization: str) -> dict[str, float]:
     begun = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     clock, processor = time.perf_counter(), time.process_time()
-    decoder = load_decoder(place, torch.bfloat16, "cpu", None, quantization)
+    decoder = load_decoder(place, torch.bfloat16, "cpu", None, quantization, cache=True)
     found = {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - processor}
     found["peak"] = memory("VmHWM") - begun
     found["held"] = memory("VmRSS") - begun
@@ -301,7 +301,7 @@ def forget(files: list[Path]) -> None:
 
 def child(cache: Path, *arguments: str) -> dict[str, float]:
     """One measurement in a process of its own."""
-    environment = {**os.environ, rounded.CACHE_VARIABLE: str(cache)}
+    environment = {**os.environ, weight_cache.CACHE_VARIABLE: str(cache)}
     command = [sys.executable, __file__, "", "--child", *arguments]
     ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
@@ -317,7 +317,7 @@ def measure(place: Path, cache: Path, case: Case, options: argparse.Namespace) -
     whole = [str(file) for file in (pool if case.again else files)]
     loads, reads, skims = [], [], []
     for _ in range(options.rounds):
-        if case.quantization != "none" and not case.again:
+        if not case.again:
             shutil.rmtree(cache, ignore_errors=True)
         for done, arguments in ((loads, load_arguments), (reads, ("read", *whole)), (skims, ("skim", *whole))):
             if options.cold:

@@ -67,6 +67,7 @@ COMMAND_GROUPS = {
     },
 }
 COMMANDS = {name: purpose for group in COMMAND_GROUPS.values() for name, purpose in group.items()}
+DOORS = ("llama-server", "vllm serve")  # other programs, whose whole command lines are taken
 # Commands of Ollama, llama.cpp, transformers and vLLM, and what is near here.
 ELSEWHERE = {"run": "chat", "complete": "generate", "start": "serve", "benchmark": "bench", "convert": "export"}
 EXAMPLES = {
@@ -80,13 +81,35 @@ LESS_MEMORY = (
     "use smaller batches, a shorter context, less of the memory for the cache (--kv-cache-free-memory-fraction) or "
     "weights in fewer bits; `sametoken doctor MODEL` says what fits"
 )
+SHORT = re.compile(r"-[A-Za-z]{2}[\w-]*")
 DEBUG = typer.Option("--debug", help="Show the traceback of an error.")
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and raises SystemExit; `arguments` are those of the process unless given."""
-    build_app()(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="sametoken")
+    words = [str(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    debug = [word for word in words[:1] if word == "--debug"]
+    for program in DOORS:
+        if words[len(debug) :][: (length := len(program.split()))] == program.split():
+            words = _through_door(program, [*words[len(debug) + length :], *debug])
+            break
+    build_app()(args=words, prog_name="sametoken")
+
+
+def _through_door(program: str, arguments: Sequence[str]) -> list[str]:
+    """The words of `serve` for another program's command line."""
+    found: list[str] = []
+
+    def translate() -> int:
+        from sametoken.commands.doors import through_door
+
+        found.extend(through_door(program, arguments))
+        return 0
+
+    if code := _guarded(translate, debug="--debug" in arguments):
+        raise SystemExit(code)
+    return found
 
 
 class CommandList(TyperGroup):
@@ -136,7 +159,32 @@ class Command(TyperCommand):
         """Reads the arguments; an option of several words may have them one by one."""
         from sametoken.commands.options import joined_words
 
-        return super().parse_args(ctx, joined_words(args, import_module(module_name(self.name or "")).OPTIONS))
+        words = joined_words(args, import_module(module_name(self.name or "")).OPTIONS)
+        if (unknown := self._unknown_short(ctx, words)) and not ctx.resilient_parsing:
+            ctx.fail(f"No such option: {unknown}")
+        return super().parse_args(ctx, words)
+
+    def _unknown_short(self, ctx: Any, words: Sequence[str]) -> str | None:
+        """The first word of one dash and several letters that is no option; it is not read as that of its first."""
+        takes = {
+            spelling: not getattr(parameter, "is_flag", True)
+            for parameter in self.params
+            for spelling in (*parameter.opts, *parameter.secondary_opts)
+        }
+        value = False
+        for word in words:
+            name = word.partition("=")[0]
+            if name.startswith("--"):
+                name = f"--{ctx.token_normalize_func(name[2:])}"
+            if value:
+                value = False
+            elif name == "--":
+                return None
+            elif name in takes:
+                value = takes[name] and "=" not in word
+            elif SHORT.fullmatch(name):
+                return name
+        return None
 
 
 def build_app() -> typer.Typer:
@@ -186,12 +234,15 @@ def _function(module: ModuleType) -> Callable[..., None]:
     def run(
         context: typer.Context, argument: Any = None, named: str | None = None, debug: bool = False, **values: Any
     ) -> None:
+        from sametoken.commands.fallback import note_of
         from sametoken.commands.options import Chosen, refuse_beyond, spelled_as_option
 
         def call() -> int:
             refuse_beyond(module.OPTIONS, values)
             if argument is not None and named is not None:
                 raise ConfigError(f"got the model twice, {argument} and --model {named}; leave one of them out")
+            chosen, model = Chosen(values, given), argument if named is None else named
+            note = note_of(context.info_name or "", module, model, chosen)
             computes = "threads" in values  # doctor only plans ranks
             if (
                 computes and getattr(module, "computes", bool)(values) and values.get("tensor_parallel_size", 1) > 1
@@ -199,14 +250,16 @@ def _function(module: ModuleType) -> Callable[..., None]:
                 from sametoken.commands.models import join_ranks
 
                 join_ranks(values, values.get("data_parallel_size", 1))
+            if note is not None:
+                print(note, file=sys.stderr, flush=True)
             try:
-                code: int = module.command(argument if named is None else named, Chosen(values, given))
+                code: int = module.command(model, chosen)
             except ConfigError as error:
                 raise spelled_as_option(error, module.OPTIONS) from error
             return code
 
         sources = {name: context.get_parameter_source(name) for name in values}
-        given = (name for name, source in sources.items() if source is not None and source.name != "DEFAULT")
+        given = frozenset(name for name, source in sources.items() if source is not None and source.name != "DEFAULT")
         raise SystemExit(_guarded(call, debug or bool(context.find_root().params.get("debug"))))
 
     signature = _signature(_arguments(module), module.OPTIONS)
@@ -243,6 +296,7 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
         print(f"error: memory ran out: {first}; {LESS_MEMORY}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        exec("")  # clears Python's mark of one that passed an exec of text, by which `python -m` would end with SIGINT
         return 130
     except BrokenPipeError:
         _drop_output()

@@ -55,7 +55,7 @@ class Kind:
         words: parts of the names of architectures that only files of this kind have.
             Of kinds of models, other than the usual draft model, one of either chooses the kind for a draft.
         aliases: its names elsewhere, by tool: "vllm", "sglang", "trtllm", "llama-server", "speculators";
-            "trtllm-pytorch" is what TensorRT-LLM's PyTorch backend has and calls it now; "train" is
+            "trtllm-1.2" and "trtllm-1.3" are what the PyTorch backend of these versions of TensorRT-LLM has; "train" is
             `sametoken train --mode`, and "embedded" the names of drafts that come with the package.
         taps: whether it reads blocks of the target that may be chosen, rather than the last hidden state.
         settings: the fields of `SpeculativeConfig` that this kind reads and not every kind reads.

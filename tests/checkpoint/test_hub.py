@@ -103,8 +103,7 @@ def test_the_kind_of_a_gguf_file_after_a_colon_brings_that_file_alone(
     assert room.resolve("owner/tiny-GGUF:q8_0", offline=True, quiet=True) == directory
     hub.down = False
     assert "it has F16, Q8_0" in refused("owner/tiny-GGUF:Q4_K_M")
-    with pytest.raises(CheckpointError, match="owner/name:Q4_K_M"):
-        room.resolve("owner/tiny-GGUF", quiet=True)
+    assert room.resolve("owner/tiny-GGUF", quiet=True) == directory, "Q4_K_M is not there, Q8_0 comes next"
 
 
 def weights_asked(hub: Hub) -> list[str]:
@@ -187,8 +186,6 @@ def test_what_is_on_the_disk_already_needs_no_space(hub: Hub, tiny_llm_dir: Path
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"model-Q4_K_M.gguf": WEIGHTS, "README.md": b""}, "has no weights that can be read: .* GGUF"),
-        ({"config.json": CONFIG, "model.gguf": WEIGHTS}, "has no weights that can be read: .* GGUF"),
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS}, "has no weights .* a LoRA adapter"),
         ({"model.safetensors": WEIGHTS, "README.md": b""}, "has no config.json: .*weights without"),
         ({"train.parquet": WEIGHTS}, "a data set"),

@@ -127,14 +127,22 @@ def test_every_spelling_is_read_and_one_is_shown(run: Any, command: str) -> None
         assert not words & {each for pair in others for each in pair}
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [("generate", "max_tokens"), ("bench", "output_len"), ("evaluate", "osl"), ("synthesize", "max_tokens")],
-)
+@pytest.mark.parametrize("command", ["generate", "bench", "evaluate", "synthesize", "verify", "quantize"])
 @pytest.mark.parametrize("spelling", ["--max-tokens", "--output-len", "--osl", "--max-new-tokens", "--output_len"])
-def test_the_length_of_an_output_has_every_tools_name(command: str, name: str, spelling: str) -> None:
+def test_the_length_of_an_output_has_every_tools_name(command: str, spelling: str) -> None:
     said = build_command(command).make_context(command, [*NEEDED.get(command, ()), spelling, "7"])
-    assert said.params[name] == 7
+    assert said.params["max_tokens"] == 7
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["generate", "verify", "evaluate", "synthesize", "prepare", "train", "quantize", "bench", "deploy slurm synthesize",
+     "deploy slurm train", "deploy ray prepare"],
+)  # fmt: skip
+@pytest.mark.parametrize("spelling", ["--data", "--prompts", "--data_path", "--data-path"])
+def test_a_file_of_conversations_has_every_tools_name(command: str, spelling: str) -> None:
+    said = build_command(command).make_context(command, [*NEEDED.get(command, ()), spelling, "file"])
+    assert said.params["workload" if command == "bench" else "data"] in ("file", ["file"])
 
 
 @pytest.mark.parametrize(
@@ -285,7 +293,7 @@ MISSING = "/no/such/directory"
 USAGE = [
     (["generate", MISSING, "--prompt", "hi"], "there is no directory /no/such/directory"),
     (["generate", "MODEL"], "got no prompt"),
-    (["generate", "MODEL", "--prompt", "a", "--prompts", "b"], "both --prompt and --prompts"),
+    (["generate", "MODEL", "--prompt", "a", "--prompts", "b"], "both --prompt and --data"),
     (["generate", "MODEL", "--prompt", ""], "the prompt is ''"),
     (["generate", "MODEL", "--prompt", "x" * 200], "the prompt has 200 tokens"),
     (["generate", "MODEL", "--prompt", "a", "--max-tokens", "0"], "max_tokens: got 0"),
@@ -384,7 +392,7 @@ def test_an_interrupt_is_exit_code_130(run: Any, monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sametoken.commands.generate.command", interrupted)
-    assert run("generate", "--prompt", "hi") == Answer(130, "", "")
+    assert run("generate", "embedded", "--prompt", "hi") == Answer(130, "", "")
 
 
 def test_a_closed_pipe_is_quiet(pair: Pair) -> None:
@@ -395,3 +403,11 @@ def test_a_closed_pipe_is_quiet(pair: Pair) -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 141
+
+
+@pytest.mark.parametrize("words", [["vllm", "serve", "no/such/directory"], ["llama-server", "-m", "no/such/directory"]])
+def test_debug_may_stand_before_another_programs_name(run: Any, words: list[str]) -> None:
+    said = run("--debug", *words)
+    assert said.code == 2
+    assert "Traceback" in said.err
+    assert "there is no directory no/such/directory" in said.err

@@ -129,6 +129,29 @@ def test_vllms_options() -> None:
     assert "token-abc123" not in repr(info) + "".join(serve.described(info))
 
 
+@pytest.mark.parametrize("spelling", ["--quantization=modelopt", "--quantization modelopt_fp4"])
+def test_the_quantization_of_a_checkpoint_is_taken_with_a_note(
+    capfd: pytest.CaptureFixture[str], spelling: str
+) -> None:
+    """As the document says for the server that writes training data of a model that ModelOpt quantised."""
+    name = spelling.replace("=", " ").split()[1]
+    words = (
+        "deploy",
+        "plan",
+        "org/model",
+        "--api-key",
+        "token-abc123",
+        *spelling.replace("-q ", "--quantization=").split(),
+    )
+    said = call(capfd, *words)
+    assert said.err == f"note: --quantization {name} has no effect here: the checkpoint states how it is quantised\n"
+    assert "quantization" not in said.out
+    assert f"--quantization {name}" in call(capfd, *words, "--engine", "vllm").out
+    assert "quantization" not in call(capfd, *words[:3], *words[5:], "--engine", "trtllm").out
+    values = resolve("embedded", chosen(quantization=name)).values
+    assert values["quantization"] == "none"
+
+
 LLAMA = (
     "-c 4096 -np 4 --spec-type draft-simple --draft-max 8 --draft-min 2 -ub 256 -ctk q8_0 -ctv q8_0 -fa on -cb "
     "-ngl 99 -t 2 -a gpt,four --port 8080"
@@ -154,7 +177,6 @@ def test_llama_servers_command(capfd: pytest.CaptureFixture[str]) -> None:
     ("words", "refusal"),
     [
         ("-fa off", "--flash-attn = 'off': .*write -fa auto"),
-        ("--temp 0.3", "--temp = '0.3': each request says it"),
         ("-ctk q8_0 -ctv f16", "--cache-type-k and --cache-type-v both set kv_cache_dtype"),
         ("--spec-type draft-mtp", "--spec-type = 'draft-mtp': expected one of none, draft-simple"),
         ("-np 0", "--parallel = 0: expected a value greater"),

@@ -17,9 +17,10 @@ FOLDERS = {kind.drafts.partition(":")[0].rpartition(".")[0] for kind in kinds.ki
 OWN = {*FOLDERS, "sametoken.heads.eagle", "sametoken.drafters.kinds"}
 # A mode of `sametoken train` that is a common word too.
 NAMES = {kind.name for kind in kinds.kinds()} | set(kinds.aliases("train")) - {"draft"}
-# The field `prediction` of a request, which is spelled like the kind that it chooses.
+# The fields `prediction` and `suffix` of a request, which are spelled like a kind.
 FIELDS = {("sametoken.engine.llm_requests", "prediction"), ("sametoken.server.replies", "prediction"),
-          ("sametoken.server.schema", "prediction")}  # fmt: skip
+          ("sametoken.server.schema", "prediction"),
+          ("sametoken.server.llama.infill", "suffix"), ("sametoken.server.schema", "suffix")}  # fmt: skip
 
 
 def within(module: str, places: set[str]) -> bool:

@@ -40,7 +40,8 @@ def commands(text: str = README.partition("## Train a head")[0]) -> list[str]:
 def requests() -> list[str]:
     """Every curl of the documents that sends something to a server, with what stands on further lines."""
     texts = [block for document in DOCUMENTS for block in blocks("sh", document.read_text(encoding="utf-8"))]
-    return [found for text in texts for found in re.findall(r"^curl http://localhost:8000/\S+ -d '[^']*'", text, re.M)]
+    sent = r"^curl http://localhost:8000/\S+ -H '[^']*' -d '[^']*'"
+    return [found for text in texts for found in re.findall(sent, text, re.M)]
 
 
 def test_the_readme_has_examples() -> None:
@@ -57,8 +58,8 @@ def served(one_thread: None) -> Iterator[Running]:
 
 @pytest.mark.parametrize("request_", requests())
 def test_requests_of_the_documents_are_answered(served: Running, request_: str) -> None:
-    _, url, _, body = shlex.split(request_)
-    as_curl = {"Content-Type": "application/x-www-form-urlencoded"}
+    _, url, _, header, _, body = shlex.split(request_)
+    as_curl = dict([header.split(": ")])
     reply = served.client.post(url.replace("http://localhost:8000", served.url), content=body, headers=as_curl)
     assert reply.status_code == 200, reply.text
     choice = reply.json()["choices"][0]
@@ -69,7 +70,10 @@ def test_requests_of_the_documents_are_answered(served: Running, request_: str) 
     assert json.loads(body).get("speculative", {}).get("report", False) == ("speculative" in choice)
 
 
-@pytest.mark.parametrize("code", blocks("python"))
+FROM_VLLM = (ROOT / "docs" / "from-vllm.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("code", [*blocks("python"), *blocks("python", FROM_VLLM)])
 def test_python_of_the_readme_runs(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out.strip()
@@ -107,6 +111,15 @@ def test_a_head_is_trained_as_the_readme_says(
         assert done.code == 0, done.err
     assert (tmp_path / "run" / "curves.png").exists()
     assert (tmp_path / "head-for-vllm" / "model.safetensors").exists()
+
+
+def test_the_first_screen_has_make() -> None:
+    first = README.splitlines()[:24]
+    made = [line.split()[1] for line in first if line.startswith("make ")]
+    assert {"demo", "test"} <= set(made)
+    assert README.index("make test") < README.index("PYTORCH_CPU_INDEX")
+    known = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(made) <= set(known)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

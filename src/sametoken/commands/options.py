@@ -5,10 +5,11 @@ One source, so an option cannot drift from the field that it sets, nor be accept
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -20,8 +21,9 @@ from sametoken.options.serving import CACHE, GROUPS
 from sametoken.options.speculation import SpeculativeConfig
 
 MOST_NUMBERS = 64  # of one option
-# Names of the number of tokens of an output, each of which every command takes: ours, AIPerf's and transformers'.
-OUTPUT_LENGTH = ("max_tokens", "output_len", "osl", "max_new_tokens")
+# Names of one thing, each of which every command takes, ours first: tokens of an output (vLLM's, AIPerf's and
+# transformers' names), a file of conversations.
+SYNONYMS = (("max_tokens", "output_len", "osl", "max_new_tokens"), ("data", "prompts", "data_path"))
 PREFIXES = {owner.__name__: prefix for owner, prefix in GROUPS}  # of the names of options, by class of settings
 Values = Mapping[str, Any]  # what the user chose, by option name
 
@@ -78,7 +80,7 @@ class Option(NamedTuple):
         if self.kind is bool:
             pairs = (f"--{dashed}/--no-{dashed}", f"--{plain}/--no_{plain}")
             return (*(pairs if dashed != plain else pairs[:1]), *self.aliases)
-        others = [each for each in OUTPUT_LENGTH if self.name in OUTPUT_LENGTH]
+        others = [each for names in SYNONYMS if self.name in names for each in names]
         also = (f"--{each}" for name in others for each in (name.replace("_", "-"), name))
         return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *self.aliases, *also)))
 
@@ -188,7 +190,7 @@ def sampling_of(values: Values, recommended: Mapping[str, Any] | None = None) ->
 def settings_of(owner: type[Settings], values: Values, prefix: str = "") -> dict[str, Any]:
     """Keys and values of a group of settings that are among the options."""
     return {
-        name: _table(prefix + name, values[prefix + name]) if _is_table(option) else values[prefix + name]
+        name: _tables(option)(prefix + name, values[prefix + name]) if _is_table(option) else values[prefix + name]
         for name, option in declared(owner).items()
         if prefix + name in values
     }
@@ -312,6 +314,8 @@ def _spoken(hint: Any) -> tuple[Any, str | None]:
     if origin is Literal:
         return type(inner[0]), "|".join(map(str, inner))
     if isinstance(origin, type) and issubclass(origin, Mapping):
+        if inner[0] is str:
+            return str, "JSON"
         return (list[str], "ID=BIAS") if inner[1] is float else (str, "SIZE:LENGTH,...")
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return list[inner[0]], "ID" if inner[0] is int else "TEXT"  # type: ignore[valid-type]
@@ -322,6 +326,25 @@ def _is_table(option: Declared) -> bool:
     return any(
         isinstance(kind := get_origin(each), type) and issubclass(kind, Mapping) for each in members(option.hint)
     )
+
+
+def _tables(option: Declared) -> Callable[[str, Any], dict[Any, Any] | None]:
+    """What reads the text of a table."""
+    (kind,) = (each for each in members(option.hint) if get_origin(each) is not None)
+    return _object if get_args(kind)[0] is str else _table
+
+
+def _object(name: str, given: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """An object from JSON; a table stays one."""
+    if given is None or isinstance(given, Mapping):
+        return None if given is None else dict(given)
+    try:
+        found = json.loads(given)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--{name.replace('_', '-')} {given!r}: expected a JSON object")
+    return found
 
 
 def _table(name: str, given: str | Mapping[int, int] | None) -> dict[int, int] | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from sametoken.commands import planning
+from sametoken.commands.doors import notes_of_start
 from sametoken.commands.models import join_ranks, model_names, open_llm, use_cpus
 from sametoken.commands.options import (
     Chosen,
@@ -31,6 +34,8 @@ from sametoken.options.serving import CACHE
 from sametoken.options.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from sametoken.engine.llm import LLM
 
 # What options of the engine are here: prompts get a share of the time with which streams take less than twice as long
@@ -61,6 +66,7 @@ OPTIONS: tuple[Option, ...] = (
     *STARTED,
 )
 KEYS_VARIABLE = "SAMETOKEN_API_KEY"
+KEYS_VARIABLES = (KEYS_VARIABLE, "VLLM_API_KEY", "LLAMA_API_KEY")
 FRACTION, VISIBLE = f"{CACHE}free_memory_fraction", "CUDA_VISIBLE_DEVICES"
 LOG = logging.getLogger("sametoken")
 PREFIXES = {"kv_cache": CACHE}  # of the names of options, by group of the resolved configuration
@@ -70,7 +76,10 @@ EXAMPLES = {
         "sametoken serve MODEL --draft DRAFT --host 0.0.0.0 --api-key KEY",
     "use a file of TensorRT-LLM's keys": "sametoken serve MODEL --extra-llm-api-options options.yaml",
 }  # fmt: skip
-NOTE = "The options of trtllm-serve, vllm serve and llama-server work too; docs/server.md lists what each does here."
+NOTE = (
+    "Common options of trtllm-serve, vllm serve and llama-server work too; docs/server.md lists what each does here. "
+    "`sametoken llama-server ...` and `sametoken vllm serve ...` take those programs' whole command lines."
+)
 
 
 def command(model: str | None, values: Chosen) -> int:
@@ -86,20 +95,17 @@ def command(model: str | None, values: Chosen) -> int:
     planning.check_engine(values)
     refuse_given((*planning.OPTIONS, *STARTED), values, "another engine: give --engine too")
     resolution = resolve(model, values)
+    resolution.notes[:0] = notes_of_start()
     server = server_config(resolution.values)
     info = resolved(model, resolution, server)
     try:
-        from sametoken.server.listen import bind, check
+        from sametoken.server.listen import bind, check, leave
         from sametoken.server.logs import configure
 
         if server.data_parallel_size > 1:
             from sametoken.replicas.run import serve_replicas
-        else:
-            from sametoken.server.run import serve
     except ImportError as error:
-        raise ConfigError(
-            f"{error.name} is not installed; the server needs it: pip install 'sametoken[server]'"
-        ) from None
+        raise lacking(error) from None
     configure(server.log_level, server.log_format)
     join_ranks(resolution.values, server.data_parallel_size)  # where only the file says how many
     check(server)
@@ -108,11 +114,44 @@ def command(model: str | None, values: Chosen) -> int:
     for note in resolution.notes:
         LOG.warning(note)
     with bind(server) as bound:
-        if server.data_parallel_size > 1:
-            serve_replicas(partial(open_replica, model, resolution, server.data_parallel_size), bound, server, info)
-        else:
-            serve(open_engine(model, resolution), bound, server, info)
+        try:
+            if server.data_parallel_size > 1:
+                open_one = partial(open_replica, model, resolution, server.data_parallel_size)
+                serve_replicas(open_one, bound, server, info)
+            else:
+                serve_one(model, resolution, bound, server, info)
+        finally:
+            leave(server)
     return 0
+
+
+def serve_one(
+    model: str | None, resolution: Resolution, bound: socket, server: ServerConfig, info: Mapping[str, Any]
+) -> None:
+    """Serves with one engine; a thread imports the server while the model is loaded."""
+    use_cpus(resolution.values["cpus"], resolution.values["threads"])
+
+    # Whole before the thread starts: no two threads import one module.
+    import sametoken.engine.llm  # noqa: F401
+
+    ahead = Thread(target=_import_server, daemon=True)
+    ahead.start()
+    llm = open_engine(model, resolution)
+    ahead.join()
+    try:
+        from sametoken.server.run import serve
+    except ImportError as error:
+        raise lacking(error) from None
+    serve(llm, bound, server, info)
+
+
+def _import_server() -> None:
+    with suppress(ImportError):  # raised again where it is needed
+        import sametoken.server.run  # noqa: F401
+
+
+def lacking(error: ImportError) -> ConfigError:
+    return ConfigError(f"{error.name} is not installed; the server needs it: pip install 'sametoken[server]'")
 
 
 def computes(values: Values) -> bool:
@@ -130,7 +169,7 @@ def start_engine(model: str | None, values: Chosen) -> int:
     words = launch.words
     if values["engine_python"] is not None:
         words = (*launch.module(values["engine_python"]), *launch.options, *launch.server)
-    for note in notes:
+    for note in (*notes_of_start(), *notes):
         print(f"note: {note}", file=sys.stderr)
 
     from sametoken.deploy.start import start
@@ -143,7 +182,7 @@ def start_engine(model: str | None, values: Chosen) -> int:
 
 def open_engine(model: str | None, resolution: Resolution) -> LLM:
     """The engine of the server."""
-    llm = open_llm(model, resolution.values)
+    llm = open_llm(model, resolution.values, calibrated=False)  # the engine's thread does it once the server listens
     check_choice(resolution, llm.method)
     return llm
 
@@ -156,12 +195,15 @@ def open_replica(model: str | None, resolution: Resolution, count: int, number: 
     """
     import torch
 
+    from sametoken.runtime.memory import default_share
+
     values = {**resolution.values}
     use_cpus(values["cpus"], values["threads"], number, count)
     values["cpus"] = None  # done
     values["threads"] = max(1, torch.get_num_threads() // count)
     if values["device"] == "cpu" or not torch.cuda.device_count():
-        values[FRACTION] /= count  # of the memory of the machine, which they share
+        share = values[FRACTION] or default_share(torch.device("cpu"))
+        values[FRACTION] = share / count  # of the memory of the machine, which they share
     else:
         os.environ[VISIBLE] = own_gpu(os.environ.get(VISIBLE), torch.cuda.device_count(), number, count)
     return open_engine(model, resolution._replace(values=values))
@@ -191,7 +233,15 @@ def server_config(values: Values) -> ServerConfig:
         ConfigError: a value is refused.
     """
     chosen = settings_of(ServerConfig, values)
-    given = [*(chosen["api_key"] or ()), *filter(None, map(str.strip, os.environ.get(KEYS_VARIABLE, "").split(",")))]
+    given = list(chosen["api_key"] or ())
+    for name in KEYS_VARIABLES:
+        stated = os.environ.get(name, "")
+        keys = [key for key in map(str.strip, stated.split(",")) if key]
+        if stated and not keys:
+            raise ConfigError(
+                f"{name} is {stated!r}, which has no key; set it to keys with commas between, or unset it"
+            )
+        given += keys
     for key in given:
         check_text(key, f"--api-key or {KEYS_VARIABLE}")
     return ServerConfig(**{**chosen, "api_key": given})

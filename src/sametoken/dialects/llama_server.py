@@ -6,6 +6,7 @@ for options of ours stand at the options. Its short names have one dash, however
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from sametoken import kinds
@@ -47,16 +48,28 @@ def rows(stated: int) -> int | None:
     return None if stated == -1 else stated
 
 
+def sampling(name: str, stated: Any) -> dict[str, Any] | None:
+    """A sampling parameter for requests that do not say otherwise; None for llama.cpp's own words for that."""
+    if name in ("seed", "max_tokens") and stated in (-1, 2**32 - 1):
+        return None
+    return {name: stated}
+
+
 def names(stated: str) -> list[str]:
     """Names that commas separate."""
     return [name.strip() for name in stated.split(",")]
 
 
+SAMPLING = (
+    ("temp/temperature", "temperature", float), ("top_k", "top_k", int), ("top_p", "top_p", float),
+    ("min_p", "min_p", float), ("seed/-s", "seed", int), ("repeat_penalty", "repetition_penalty", float),
+    ("presence_penalty", "presence_penalty", float), ("frequency_penalty", "frequency_penalty", float),
+    ("predict/-n/n_predict", "max_tokens", int),
+)  # fmt: skip
 ALONE = {"flash_attn": "on"}  # values of options that were switches in older releases
 ON_DEVICE = "a model is on one device as a whole; --device cpu or --device cuda says which"
 THREADS = "--threads is the number for everything that is computed"
 CACHE_OF_DRAFT = "the draft's KV cache has the dtype of the target's, which --kv-cache-dtype sets"
-REQUEST = "each request says it, or generation_config.json of the model; leave it out"
 # Names that are spelled as `keys` of `rules` reads them, and what they set.
 SET: dict[str, Sets] = {
     "ctx_size/-c:int": Sets(
@@ -67,6 +80,10 @@ SET: dict[str, Sets] = {
     "alias/-a:str": Sets("served_model_name", names),
     "cors_origins:str": Sets("cors_origin", names),
     "reasoning_format:str": Sets("reasoning_parser", reasoning, "for none, auto and deepseek"),
+    **{
+        f"{words}:{kind.__name__}": Sets("default_sampling", partial(sampling, name), "for requests that do not say it")
+        for words, name, kind in SAMPLING
+    },
     **{
         f"cache_type_{plane}/-ct{plane}:str": Sets(
             "kv_cache_dtype", cache_type, "keys and values have one dtype, q8_0 is int8"
@@ -84,19 +101,17 @@ NO_EFFECT: dict[str, str] = {
         "draft_p_split/spec_draft_p_split:float",
     CACHE_OF_DRAFT: "cache_type_k_draft/-ctkd/spec_draft_type_k cache_type_v_draft/-ctvd/spec_draft_type_v",
     "drafts are made up to the end of the target's context": "ctx_size_draft/-cd:int",
-    "each request says it as max_tokens": "predict/-n/n_predict=-1",
     "--max-num-tokens, which -ub sets, is the number of tokens of a step": "batch_size/-b:int",
     "--request-timeout cancels requests, --keep-alive closes connections that have none": "timeout/-to:int",
     "weights are read at the start and stay in memory": "mmap=true mlock=false",
     "set --cpus, or start the server with numactl": "numa",
     "/v1/embeddings is always served": "embedding=true embeddings=true",
     METRICS: "metrics=true",
-    NO_PART: "slots=false props=false warmup:bool cache_reuse=0",
-    ALWAYS: "cont_batching/-cb=true kv_unified/-kvu=true jinja=true ui=true webui=true",
+    NO_PART: "props=false warmup:bool cache_reuse=0",
+    ALWAYS: "cont_batching/-cb=true kv_unified/-kvu=true jinja=true",
 }  # fmt: skip
 REFUSED: dict[str, str] = {
     f"{KERNELS}; write -fa auto, or leave it out": "flash_attn/-fa=on|auto",
-    REQUEST: "temp/temperature top_k top_p min_p seed/-s repeat_penalty presence_penalty frequency_penalty",
     "each request says it as response_format or guided_grammar; leave it out": "grammar grammar_file json_schema/-j",
     "each request says it as chat_template_kwargs; leave it out": "chat_template_kwargs",
     "each request says it as reasoning_effort; leave it out": "reasoning_budget=-1",
@@ -105,7 +120,7 @@ REFUSED: dict[str, str] = {
     "export HF_HUB_OFFLINE=1 instead": "offline=false",
     "give -hf OWNER/NAME:FILE.gguf instead": "hf_file/-hff",
     "download the file and give its path": "model_url/-mu docker_repo/-dr",
-    "set --log-level instead: debug, info, warning or error": "verbose/-v=false log_disable=false verbosity/-lv",
+    "set --log-level instead: debug, info, warning or error": "log_disable=false verbosity/-lv",
     "set --tensor-parallel-size instead": "split_mode/-sm=none tensor_split/-ts rpc",
     "set CUDA_VISIBLE_DEVICES instead": "main_gpu/-mg",
     f"{ON_DEVICE}; leave it out": "cpu_moe/-cmoe=false n_cpu_moe/-ncmoe override_tensor/-ot",

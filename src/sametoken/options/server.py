@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from sametoken.errors import RequestError
 from sametoken.options.declaration import Elsewhere, Names, Settings, Shown
+from sametoken.options.sampling import SamplingParams
 
 
 def _path(given: str) -> str:
@@ -35,6 +37,8 @@ class ServerConfig(Settings):
     """address to listen on; 0.0.0.0 is every interface of this machine."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """port to listen on; 0 takes a free one."""
+    uds: str | None = None
+    """path of a Unix socket to listen on in the place of host and port; without it: none."""
     data_parallel_size: Annotated[int, Field(ge=1, le=MOST_REPLICAS), Shown(("--dp", "-dp", "--dp-size"))] = 1
     """number of replicas behind the port. Each is a process with a copy of the model, its share of the threads and of
     the memory for the KV cache, and on CUDA a GPU of its own. A request goes to the replica that has most of its prompt
@@ -42,8 +46,28 @@ class ServerConfig(Settings):
     api_key: Names = ()
     """a key that clients must send as a bearer token; may be given several times; without it: everyone may ask.
     SAMETOKEN_API_KEY holds further keys, separated by commas."""
+    allowed_host: Names = ()
+    """further name by which clients may call this server where it listens on a loopback address and has no key; may be
+    given several times; without it: `localhost` and IP addresses alone, so that no web page can reach it by a name of
+    its own."""
     served_model_name: Names = ()
     """name by which clients call the model; may be given several times, replies use the first; without it: MODEL."""
+    any_model: bool = False
+    """answer requests whatever model they name, in the words of llama-server; its paths without /v1 always do."""
+    default_sampling: Annotated[dict[str, Any] | None, Shown(("--override-generation-config",))] = None
+    """sampling parameters of requests that do not say otherwise, as JSON; they win over the model's
+    generation_config.json."""
+    default_template_options: Annotated[dict[str, Any] | None, Shown(("--default-chat-template-kwargs",))] = None
+    """variables of the chat template for requests that do not say otherwise, as JSON."""
+    model_tags: Names = ()
+    """tag of the model, for people, which GET /models shows; may be given several times; without it: none."""
+    ui: Annotated[bool, Shown(("--webui/--no-webui",))] = True
+    """serve the playground at /."""
+    slots: bool = True
+    """show the places of the batch at GET /slots, as llama-server does."""
+    verbose: bool = False
+    """add `__verbose` to replies in llama-server's words: the prompt as the model read it, and the reply in the form of
+    /completion."""
     max_queue: Annotated[int, Field(ge=0)] = 256
     """number of sequences that may wait for a place in the batch; if more would wait, a request is refused with 429."""
     request_timeout: Annotated[float, Field(gt=0)] | None = None
@@ -59,7 +83,8 @@ class ServerConfig(Settings):
     """how the model marks its reasoning. Replies have the reasoning in a field of its own. "auto" finds the marks in
     the chat template, "none" leaves the reasoning in the text."""
     cors_origin: Names = ()
-    """web origin whose pages may call this server; may be given several times; "*" is every one; without it: none."""
+    """web origin whose pages may call this server; may be given several times; "*" is every one, "localhost" every
+    page of this machine; without it: none."""
     keep_alive: Annotated[float, Field(ge=0)] = 75.0
     """seconds that a connection without a request stays open. It must be longer than the idle timeout of a proxy in
     front of the server, which could otherwise send a request into a connection that is being closed."""
@@ -83,6 +108,15 @@ class ServerConfig(Settings):
     otlp_traces_endpoint: Collector | None = None
     """URL of a collector that is sent a trace of every request by OTLP over HTTP, for example http://localhost:4318;
     without it: off. Needs the extra `otel`."""
+
+    @field_validator("default_sampling")
+    @classmethod
+    def _known_sampling(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        try:
+            SamplingParams.from_mapping(given or {})
+        except RequestError as error:
+            raise ValueError(str(error)) from error
+        return given
 
     @model_validator(mode="after")
     def _certificates(self) -> Self:

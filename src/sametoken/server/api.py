@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from sametoken.server.body_size import LONG_BODY, check
 from sametoken.server.errors import CLIENT_GONE, ApiError, invalid
 from sametoken.server.fields import Body, field_names
+from sametoken.server.http import check_content
 from sametoken.server.prompts import Prompts
 from sametoken.server.worker import Worker
 
@@ -27,14 +30,16 @@ class Api:
     def __init__(self, worker: Worker, names: Sequence[str]) -> None:
         self._worker, self._names = worker, tuple(names)
         self._tokenizer, self._most = worker.llm.tokenizer, worker.config.max_body
-        self._prompts = Prompts(worker.llm, worker.config.reasoning_parser)
+        self._prompts = Prompts(worker.llm, worker.config)
 
     async def _read(self, request: Request, kind: type[B]) -> B:
         """The body of a request as checked fields; its model is one that is served.
 
         Raises:
-            ApiError: it is too large, compressed, no JSON, or not what `kind` says.
+            ApiError: it is too large, compressed, of another type, no JSON, or not what `kind` says.
         """
+        if not self._worker.config.api_key:
+            check_content(request.headers)
         if (packed := request.headers.get("content-encoding", "identity").lower()) not in ("", "identity"):
             message = f"the body is said to be compressed (Content-Encoding: {packed[:40]}); send it as it is"
             raise ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "identity"})
@@ -49,15 +54,16 @@ class Api:
                     raise _too_large("more than that", self._most)
         except ClientDisconnect as error:
             raise ApiError(CLIENT_GONE, "the client went away within its request", code="client_gone") from error
-        try:
-            body = kind.model_validate_json(bytes(received))
-        except ValidationError as error:
-            raise invalid(error, field_names(kind), bytes(received)) from error
+        request.state.is_long = len(received) > LONG_BODY
+        if request.state.is_long:
+            body = await asyncio.to_thread(_parsed, kind, bytes(received))
+        else:
+            body = _parsed(kind, bytes(received))
         self._check_model(cast(Any, body).model)  # every body has this field
         return body
 
     def _check_model(self, model: str | None) -> None:
-        if model is not None and model not in self._names:
+        if model is not None and model not in self._names and not self._worker.config.any_model:
             raise ApiError(
                 404,
                 f"the model {model[:100]!r} is not served here; available: {', '.join(self._names)}",
@@ -65,6 +71,16 @@ class Api:
                 param="model",
                 code="model_not_found",
             )
+
+
+def _parsed(kind: type[B], received: bytes) -> B:
+    """A body as checked fields; what takes long about it happens here, its error too."""
+    if len(received) > LONG_BODY:
+        check(received)
+    try:
+        return kind.model_validate_json(received)
+    except ValidationError as error:
+        raise invalid(error, field_names(kind), received) from error
 
 
 def _too_large(got: str, most: int) -> ApiError:

@@ -22,7 +22,8 @@ from sametoken.server.chat_schema import ChatRequest, DetokenizeRequest, Tokeniz
 from sametoken.server.embedding_api import EmbeddingApi, EmbeddingsRequest
 from sametoken.server.errors import AnthropicError, ApiError, failed, reply
 from sametoken.server.hints import of_path
-from sametoken.server.http import CORS, BearerKeys
+from sametoken.server.http import CORS, LOCAL_ORIGINS, BearerKeys, KnownHosts, is_loopback
+from sametoken.server.llama.api import llama_routes, speaks_llama
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.openapi import BODY_REFUSALS, TEXT_REFUSALS, Operation, describe
 from sametoken.server.responses_schema import ResponsesRequest
@@ -41,21 +42,27 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     """
     app = FastAPI(title="sametoken", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     about = AboutApi(worker, names, info)
+    for method, path, endpoint in llama_routes(worker, names, info):  # the first route of a path answers
+        app.api_route(path, methods=[method], include_in_schema=False)(endpoint)
     operations = _operations(TextApi(worker, names), TokenApi(worker, names), EmbeddingApi(worker, names), about)
     for method, path, endpoint, *_ in operations:
         app.api_route(path, methods=[method])(endpoint)
         if method == "GET":
             app.head(path, include_in_schema=False)(endpoint)  # what load balancers ask
-    for path in (*playground.PATHS, playground.SLASHED):
+    pages = (*playground.PATHS, playground.SLASHED)
+    for path in pages if worker.config.ui else filter(playground.is_reference, pages):
         app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)(about.page)
     describe(app, operations, worker.config.root_path)
     _word_errors(app, worker)
     config = worker.config
     if config.api_key:
         app.add_middleware(BearerKeys, keys=config.api_key, refused=worker.count)
+    elif config.uds is None and is_loopback(config.host):
+        app.add_middleware(KnownHosts, names=config.allowed_host, refused=worker.count)
     if config.cors_origin:
         # The outermost, since a browser's preflight carries no key.
-        app.add_middleware(CORSMiddleware, allow_origins=list(config.cors_origin), **CORS)
+        local = LOCAL_ORIGINS if "localhost" in config.cors_origin else None
+        app.add_middleware(CORSMiddleware, allow_origins=list(config.cors_origin), allow_origin_regex=local, **CORS)
     return app
 
 
@@ -107,7 +114,8 @@ def _word_errors(app: FastAPI, worker: Worker) -> None:
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         worker.count(error)
-        return reply(error, request.url.path)
+        path = request.url.path
+        return reply(error, path, llama=worker.config.any_model or speaks_llama(path))
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

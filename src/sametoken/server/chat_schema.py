@@ -8,8 +8,7 @@ from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_va
 from pydantic.config import JsonDict
 
 from sametoken.errors import RequestError
-from sametoken.options.json_types import Logprobs
-from sametoken.server.fields import NO_LIMIT, Body, Limit, Off, Spoken
+from sametoken.server.fields import NO_LIMIT, Alternatives, Body, Limit, Off, Spoken
 from sametoken.server.inert import InertOfCall, InertOfFunction, InertOfMessage
 from sametoken.server.schema import Generation
 from sametoken.server.text_request import Call, ChatTalk, ToolUse, Turn
@@ -163,8 +162,8 @@ class ChatRequest(Generation):
     """the same under OpenAI's newer name."""
     logprobs: bool | None = None
     """report log-probabilities of the reply's tokens."""
-    top_logprobs: Logprobs | None = None
-    """number of alternatives that are reported per token; only with `logprobs`."""
+    top_logprobs: Alternatives | None = None
+    """number of alternatives that are reported per token, -1 for the whole vocabulary; only with `logprobs`."""
     chat_template_kwargs: TemplateOptions | None = None
     """values for the chat template, such as `enable_thinking`."""
     reasoning_effort: Effort | None = None

@@ -7,9 +7,9 @@ from typing import Any
 
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.server.chat_schema import ChatRequest
-from sametoken.server.replies import Usage, chat_logprobs, prompt_logprobs, report, total_usage
+from sametoken.server.replies import Numbered, Usage, chat_logprobs, prompt_logprobs, report, total_usage
 from sametoken.server.speech import Message
-from sametoken.server.words import Event, Progress, Source, end
+from sametoken.server.words import Event, Progress, Source, end, parts
 
 
 class ChatWords:
@@ -18,33 +18,44 @@ class ChatWords:
     def __init__(self, body: ChatRequest, source: Source) -> None:
         self._body, self._reports = body, body.reports
         self._head, self._tokenizer, self._requests, self._reader = source
+        self._scores = Numbered(self._tokenizer) if body.return_tokens_as_token_ids else self._tokenizer
         self._progress = Progress(body, source.requests)
         self._begin = self._head.of("chat.completion.chunk")  # of every event
         self._messages = [Message() for _ in source.requests]
 
     def first(self) -> list[Event]:
         role = {"role": "assistant", "content": ""}
-        usage = {"usage": None} if self._progress.at_end else {}
-        choices = ({"index": index, "delta": role, "finish_reason": None} for index in range(len(self._requests)))
-        return [{**self._begin, "choices": [choice], **usage} for choice in choices]
+        ids = self._requests[0].prompt_ids if self._body.return_token_ids else None
+        begun = {**self._begin, "prompt_token_ids": ids}
+        events: list[Event] = []
+        for place in range(len(self._requests)):
+            choice = {"index": place, "delta": role, "logprobs": None, "finish_reason": None}
+            events.append({**begun, "choices": [choice], **self._progress.usage(place)})
+        return events
 
     def delta(self, chunk: Chunk) -> list[Event]:
+        pieces = self._reader.feed(chunk.choice, chunk.text, chunk.completion is not None)
+        said = self._messages[chunk.choice].add(pieces)
+        if not said or chunk.completion is None:
+            return [self._event(chunk, said)]
+        rest, ended = parts(chunk)
+        return [self._event(rest, said), self._event(ended, {})]
+
+    def _event(self, chunk: Chunk, delta: dict[str, Any]) -> dict[str, Any]:
+        """The event of a chunk; `delta` is what its text adds to the message."""
         body, request = self._body, self._requests[chunk.choice]
-        message = self._messages[chunk.choice]
-        delta = message.add(self._reader.feed(chunk.choice, chunk.text, chunk.completion is not None))
-        choice: dict[str, Any] = {"index": chunk.choice, "delta": delta}
-        choice["logprobs"] = chat_logprobs(self._tokenizer, chunk.logprobs or []) if body.logprobs else None
+        choice: dict[str, Any] = {"index": chunk.choice, "delta": delta, "logprobs": None}
+        if body.logprobs and chunk.logprobs:
+            choice["logprobs"] = chat_logprobs(self._scores, chunk.logprobs)
         if self._reports:
             choice["speculative"] = report(self._tokenizer, chunk, chunk.completion)
-        end(choice, chunk.completion, message.calls)
+        end(choice, chunk.completion, self._messages[chunk.choice].calls)
+        choice["token_ids"] = chunk.token_ids if body.return_token_ids else None
         event = {**self._begin, "choices": [choice]}
-        if body.return_token_ids:
-            choice["token_ids"] = chunk.token_ids
-            event |= {} if self._progress.tokens else {"prompt_token_ids": request.prompt_ids}
         if body.prompt_logprobs is not None and chunk.choice == 0 and 0 not in self._progress.tokens:
             event["prompt_logprobs"] = prompt_logprobs(self._tokenizer, request.prompt_logprobs, body.prompt_logprobs)
         self._progress.count(event, chunk.choice, len(chunk.token_ids))
-        return [event]
+        return event
 
     def last(self, completions: Sequence[Completion]) -> list[Event]:
         if not self._progress.at_end:
@@ -53,24 +64,22 @@ class ChatWords:
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         choices = [self._whole_choice(completion) for completion in completions]
-        reply = {**self._head.of("chat.completion"), "choices": choices, "usage": self._usage(completions)}
+        scores, ids = None, completions[0].prompt_token_ids if self._body.return_token_ids else None
         if self._body.prompt_logprobs is not None:
             items = completions[0].prompt_logprobs or []
-            reply["prompt_logprobs"] = prompt_logprobs(self._tokenizer, items, self._body.prompt_logprobs)
-        if self._body.return_token_ids:
-            reply["prompt_token_ids"] = completions[0].prompt_token_ids
-        return reply
+            scores = prompt_logprobs(self._tokenizer, items, self._body.prompt_logprobs)
+        reply = {**self._head.of("chat.completion"), "choices": choices, "usage": self._usage(completions)}
+        return {**reply, "prompt_logprobs": scores, "prompt_token_ids": ids}
 
     def _whole_choice(self, completion: Completion) -> dict[str, Any]:
         message = Message()
         message.add(self._reader.feed(completion.choice, completion.text, True))
         choice: dict[str, Any] = {"index": completion.choice, "message": message.to_json()}
         scored = self._body.logprobs
-        choice["logprobs"] = chat_logprobs(self._tokenizer, completion.logprobs or []) if scored else None
+        choice["logprobs"] = chat_logprobs(self._scores, completion.logprobs or []) if scored else None
         if self._reports:
             choice["speculative"] = report(self._tokenizer, completion, completion)
-        if self._body.return_token_ids:
-            choice["token_ids"] = completion.token_ids
+        choice["token_ids"] = completion.token_ids if self._body.return_token_ids else None
         return end(choice, completion, message.calls)
 
     def _usage(self, completions: Sequence[Completion]) -> Usage:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import Request
-from sametoken.server.replies import Usage, prompt_logprobs, report, text_logprobs, total_usage
+from sametoken.server.replies import Numbered, Usage, prompt_logprobs, report, text_logprobs, total_usage
 from sametoken.server.schema import CompletionRequest
 from sametoken.server.words import Event, Progress, Source, end
 
@@ -19,6 +19,7 @@ class CompletionWords:
     def __init__(self, body: CompletionRequest, source: Source) -> None:
         self._body, self._drawn, self._reports = body, body.drawn, body.reports
         _, self._tokenizer, self._requests, _ = source
+        self._scores = Numbered(self._tokenizer) if body.return_tokens_as_token_ids else self._tokenizer
         self._progress = Progress(body, source.requests)
         self._begin = source.head.of("text_completion")  # of every object
         self._characters: dict[int, int] = {}  # of the text so far, by place of the choice
@@ -35,7 +36,7 @@ class CompletionWords:
         if body.logprobs is not None:
             offset = self._characters.get(place, 0)
             items = [*(request.prompt_logprobs if first and body.echo else ()), *self._kept(chunk.logprobs or [])]
-            words = text_logprobs(self._tokenizer, choice.pop("scored"), items, body.logprobs, offset)
+            words = text_logprobs(self._scores, choice.pop("scored"), items, body.logprobs, offset)
             choice["logprobs"] = words
             self._characters[place] = offset + sum(map(len, words["tokens"]))
         choice.pop("scored", None)
@@ -82,8 +83,8 @@ class CompletionWords:
         if first and body.echo:
             prompt = request.prompt if request.prompt is not None else self._decoded(request)
             choice |= {"text": prompt + text, "scored": [*request.prompt_ids, *shown]}
-        if body.return_token_ids:
-            choice |= {"token_ids": shown, **({"prompt_token_ids": request.prompt_ids} if first else {})}
+        choice["token_ids"] = shown if body.return_token_ids else None
+        choice["prompt_token_ids"] = request.prompt_ids if body.return_token_ids and first else None
         if first and body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, request.prompt_logprobs, body.prompt_logprobs)
         return choice
@@ -94,12 +95,12 @@ class CompletionWords:
     def _whole_choice(self, place: int, completion: Completion) -> dict[str, Any]:
         request = self._requests[completion.index * self._drawn + completion.choice]
         choice = self._choice(request, completion.token_ids, completion.text, first=True)
-        choice["index"] = place
+        choice = {**choice, "index": place, "prompt_logprobs": choice.get("prompt_logprobs")}
         scored = choice.pop("scored")
         if self._body.logprobs is not None:
             echoed = (completion.prompt_logprobs or ()) if self._body.echo else ()
             items = [*echoed, *self._kept(completion.logprobs or [])]
-            choice["logprobs"] = text_logprobs(self._tokenizer, scored, items, self._body.logprobs, 0)
+            choice["logprobs"] = text_logprobs(self._scores, scored, items, self._body.logprobs, 0)
         if self._reports:
             choice["speculative"] = report(self._tokenizer, self._shown(completion), completion)
         return end(choice, completion)

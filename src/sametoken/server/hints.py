@@ -7,17 +7,13 @@ from collections.abc import Iterable, Mapping
 
 from sametoken.errors import unknown_name
 
-# Paths of Ollama, llama.cpp, TGI and SGLang, and of clients that were given an address without /v1.
+# Paths of Ollama, TGI and SGLang, and of clients that were given an address without /v1.
 PATHS = {
-    **dict.fromkeys(
-        ("/api/generate", "/completion", "/completions", "/generate", "/generate_stream"), "/v1/completions"
-    ),
-    **dict.fromkeys(("/api/chat", "/chat/completions", "/v1/chat"), "/v1/chat/completions"),
-    **dict.fromkeys(("/api/embed", "/api/embeddings", "/embedding", "/embeddings"), "/v1/embeddings"),
-    **dict.fromkeys(("/api/tags", "/models", "/v1"), "/v1/models"),
+    **dict.fromkeys(("/api/generate", "/generate", "/generate_stream"), "/v1/completions"),
+    **dict.fromkeys(("/api/chat", "/v1/chat"), "/v1/chat/completions"),
+    **dict.fromkeys(("/api/embed", "/api/embeddings", "/embedding"), "/v1/embeddings"),
+    **dict.fromkeys(("/api/tags", "/v1"), "/v1/models"),
     "/messages": "/v1/messages",
-    "/responses": "/v1/responses",
-    "/props": "/server_info",
 }
 # Fields of Ollama, llama.cpp, transformers, TGI and vLLM.
 FIELDS: Mapping[str, str] = {

@@ -103,6 +103,10 @@ class Metrics(Collector):
             each = (request.finished - request.first_token) / (tokens - 1)
             self._add("request_time_per_output_token_seconds", each)
 
+    def seconds(self, name: str) -> float:
+        """The sum of a histogram of seconds."""
+        return self._tallies[name].total
+
     def _add(self, name: str, value: float) -> None:
         self._tallies[name].add(value)
 

@@ -6,7 +6,7 @@ TypedDicts: mypy checks what is sent against what is documented, without a cost 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NotRequired, Protocol
+from typing import Any, NamedTuple, NotRequired, Protocol
 
 from typing_extensions import TypedDict
 
@@ -14,6 +14,7 @@ from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import TokenLogprob
 from sametoken.engine.step_tree import StepTree
 from sametoken.kinds import coming_with
+from sametoken.server.fields import WHOLE
 
 PREDICTION = coming_with("prediction")
 
@@ -161,8 +162,19 @@ def _step(tokenizer: Spells, step: StepTree) -> StepEntry:
     }
 
 
+class Numbered(NamedTuple):
+    """A tokenizer whose tokens are told by number, as vLLM's `return_tokens_as_token_ids` asks."""
+
+    tokenizer: Spells
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.tokenizer.token_bytes(token)
+
+
 def spelled(tokenizer: Spells, token: int) -> str:
     """A token as text; a part of a character as "bytes:\\xe2\\x82", so that different tokens differ."""
+    if isinstance(tokenizer, Numbered):
+        return f"token_id:{token}"
     raw = tokenizer.token_bytes(token)
     try:
         return raw.decode()
@@ -197,7 +209,7 @@ def text_logprobs(
 
     Args:
         tokens, items: of the same length.
-        top: alternatives to show, which an item may have more of.
+        top: alternatives to show, of which an item may have more.
         offset: character at which their text begins.
     """
     said: TextLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
@@ -213,8 +225,13 @@ def text_logprobs(
 
 def _alternatives(tokenizer: Spells, item: TokenLogprob, text: str, top: int) -> dict[str, float]:
     """By text, best first; the token itself too where it is not among the best."""
-    best = {spelled(tokenizer, token): _finite(logprob) for token, logprob in item.top[:top]}
+    best = {spelled(tokenizer, token): _finite(logprob) for token, logprob in _best(item, top)}
     return {**best, text: _finite(item.logprob)}
+
+
+def _best(item: TokenLogprob, top: int) -> Sequence[tuple[int, float]]:
+    """The alternatives to show, of which an item may have more."""
+    return item.top if top == WHOLE else item.top[:top]
 
 
 def prompt_logprobs(
@@ -226,7 +243,7 @@ def prompt_logprobs(
         if item is None:
             said.append(None)
             continue
-        ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(item.top[:top], start=1)]
+        ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(_best(item, top), start=1)]
         said.append(
             {
                 str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": spelled(tokenizer, token)}

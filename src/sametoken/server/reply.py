@@ -21,14 +21,16 @@ class EventStream(Response):
         job: what the engine does for it. `words`: how that is said.
         fields: what the client calls each field that an error may name.
         anthropic: errors have Anthropic's envelope, and no mark ends a stream.
+        marked: whether OpenAI's mark ends the stream of others.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, job: Job, words: Words, fields: Mapping[str, str], anthropic: bool) -> None:
+    def __init__(self, job: Job, words: Words, fields: Mapping[str, str], anthropic: bool, marked: bool = True) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._job, self._words, self._fields, self._anthropic = job, words, fields, anthropic
+        self._mark = DONE if marked and not anthropic else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events of a chunk as soon as it is there."""
@@ -50,7 +52,7 @@ class EventStream(Response):
                     job.worker.count(refusal)
                     last = [refusal.anthropic if self._anthropic else refusal.body]
                 job.close()  # before the end is out: whoever has it may ask for what was counted
-                await send(part_of(last, b"" if self._anthropic else DONE, more=False))
+                await send(part_of(last, self._mark, more=False))
         finally:
             job.close()
 

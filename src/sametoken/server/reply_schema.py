@@ -29,9 +29,9 @@ class CompletionChoice(TypedDict):
     logprobs: TextLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None
-    prompt_logprobs: NotRequired[PromptLogprobs]
-    token_ids: NotRequired[list[int]]
-    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: PromptLogprobs | None
+    token_ids: list[int] | None
+    prompt_token_ids: list[int] | None
     speculative: NotRequired[SpeculationReport]
 
 
@@ -63,7 +63,8 @@ class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    reasoning_content: NotRequired[str]
+    reasoning: str | None
+    reasoning_content: str | None
     tool_calls: NotRequired[list[MadeCall]]
 
 
@@ -73,7 +74,7 @@ class ChatChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"]
     stop_reason: str | int | None
-    token_ids: NotRequired[list[int]]
+    token_ids: list[int] | None
     speculative: NotRequired[SpeculationReport]
 
 
@@ -86,8 +87,8 @@ class ChatReply(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: NotRequired[PromptLogprobs]
-    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
 
 
 class OutputText(TypedDict):
@@ -232,6 +233,7 @@ class TokenizeReply(TypedDict):
 
 class DetokenizeReply(TypedDict):
     prompt: str
+    content: NotRequired[str]
 
 
 class TokenizerInfoReply(TypedDict):

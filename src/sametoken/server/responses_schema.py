@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from sametoken.errors import RequestError
-from sametoken.options.json_types import Logprobs
 from sametoken.server.chat_schema import (
     MOST_TOOLS,
     Effort,
@@ -20,7 +19,7 @@ from sametoken.server.chat_schema import (
     TemplateOptions,
     effort_options,
 )
-from sametoken.server.fields import NO_LIMIT, Body, Limit, Off, Spoken
+from sametoken.server.fields import NO_LIMIT, Alternatives, Body, Limit, Off, Spoken
 from sametoken.server.inert import InertOfItem
 from sametoken.server.schema import Generation
 from sametoken.server.text_request import Call, ChatTalk, ToolUse, Turn
@@ -227,8 +226,8 @@ class ResponsesRequest(Generation):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     """what to add: log-probabilities of the reply's tokens. `reasoning.encrypted_content` has no effect: items of type
     `reasoning` have their text, and may be sent back unchanged."""
-    top_logprobs: Logprobs | None = None
-    """number of alternatives that are reported per token."""
+    top_logprobs: Alternatives | None = None
+    """number of alternatives that are reported per token; -1 is the whole vocabulary."""
     truncation: Literal["disabled"] | None = None
     """only `disabled`: an input that is longer than the context is an error."""
     background: Off | None = None

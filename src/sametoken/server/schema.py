@@ -13,11 +13,11 @@ from pydantic.config import JsonDict
 
 from sametoken.errors import RequestError
 from sametoken.options.declaration import declared
-from sametoken.options.json_types import Choices, Logprobs, Text
+from sametoken.options.json_types import Choices, Text
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
-from sametoken.server.fields import NO_LIMIT, Body, Off, Prompts, Schema, Spoken, view
+from sametoken.server.fields import NO_LIMIT, WHOLE, Alternatives, Body, Off, Prompts, Schema, Spoken, view
 from sametoken.server.inert import Inert
-from sametoken.server.text_request import ChatTalk, TextBody, TextRequest
+from sametoken.server.text_request import ChatTalk, Infill, TextBody, TextRequest
 
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 SAMPLED = declared(SamplingParams).keys() - {"speculative"}
@@ -27,10 +27,10 @@ FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex",
 class StreamOptions(Body):
     """What a stream says besides text."""
 
-    include_usage: bool = False
+    include_usage: bool | None = False
     """end with a chunk that has `usage` and no choices."""
-    continuous_usage_stats: bool = False
-    """have `usage` in every chunk."""
+    continuous_usage_stats: bool | None = False
+    """have the `usage` of its choice in every chunk; only with `include_usage`."""
     include_obfuscation: Off = False
     """only false; chunks are not padded."""
 
@@ -159,8 +159,10 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
     """add special tokens such as BOS to the prompt; without it: true for a text and false for a conversation."""
     return_token_ids: bool | None = None
     """add `token_ids` to every choice and chunk, and `prompt_token_ids`."""
-    return_tokens_as_token_ids: Off | None = None
-    """only false."""
+    return_tokens_as_token_ids: bool | None = None
+    """write the tokens of log-probabilities as `token_id:N`, which tells tokens apart that are parts of a character."""
+    prompt_logprobs: Alternatives | None = None
+    """number of alternatives that are reported per prompt token; 0 is the token alone, -1 the whole vocabulary."""
     use_beam_search: Off | None = None
     """only false."""
     request_id: Annotated[str, Field(pattern="^[!-~]{1,128}$")] | None = None
@@ -268,10 +270,21 @@ class CompletionRequest(Generation):
     """number of completions to draw; the `n` with the highest log-probability are returned. Not with `stream`."""
     echo: bool | None = None
     """put the prompt before the text; with `logprobs` the prompt is scored too."""
-    logprobs: Logprobs | None = None
-    """number of alternatives that are reported per token; 0 is the chosen token alone, null is off."""
-    suffix: None = None
-    """only null: inserting text before a suffix is not supported."""
+    logprobs: Alternatives | None = None
+    """number of alternatives that are reported per token; 0 is the chosen token alone, -1 the whole vocabulary, null is
+    off."""
+    suffix: str | None = None
+    """text after the completion, for models whose vocabulary has marks for a gap in a text. Not with `echo` or token
+    ids."""
+
+    @model_validator(mode="after")
+    def _gap(self) -> Self:
+        """Makes each prompt the text before a gap."""
+        if self.suffix:
+            if self.echo or not all(isinstance(prompt, str) for prompt in self.prompt):
+                raise RequestError("excludes echo and token ids", field="suffix", advice="leave one of them out")
+            self._request = self._request.with_prompts([Infill(prompt, self.suffix) for prompt in self.prompt])
+        return self
 
     @property
     def drawn(self) -> int:
@@ -291,10 +304,10 @@ class CompletionRequest(Generation):
             raise RequestError(words, field="max_tokens")
         most = {None: COMPLETION_TOKENS, NO_LIMIT: None, 0: 1}.get(self.max_tokens, self.max_tokens)
         scored = 0 if self.drawn > self.choices else None  # best_of ranks by log-probability
-        echoed = self.logprobs if self.echo else None
+        counts = [count for count in (self.logprobs if self.echo else None, self.prompt_logprobs) if count is not None]
         return {
             "n": self.drawn,
             "max_tokens": most,
             "logprobs": self.logprobs if self.logprobs is not None else scored,
-            "prompt_logprobs": self.prompt_logprobs if echoed is None else max(echoed, self.prompt_logprobs or 0),
+            "prompt_logprobs": WHOLE if WHOLE in counts else max(counts, default=None),
         }

@@ -10,6 +10,9 @@ from sametoken.server.reasoning import CALL, CONTENT, REASONING, Counted, Piece,
 from sametoken.server.replies import Spells
 from sametoken.server.tools import CallReader
 
+# What a message calls its texts: vLLM had the second name of the reasoning before the first, and clients read either.
+NAMES = {CONTENT: ("content",), REASONING: ("reasoning", "reasoning_content")}
+
 
 class ReplyReader:
     """Reads the replies to one request.
@@ -93,8 +96,8 @@ class Message:
         for kind, text, _ in pieces:
             if kind in self._texts:
                 self._texts[kind] += text
-                name = "content" if kind == CONTENT else "reasoning_content"
-                delta[name] = delta.get(name, "") + text
+                for name in NAMES[kind]:
+                    delta[name] = delta.get(name, "") + text
             elif kind == CALL:
                 about = {"id": new_call_id(), "type": "function"}
                 begun = {**about, "function": {"name": text, "arguments": ""}}
@@ -112,8 +115,7 @@ class Message:
         """The whole message."""
         content = self._texts[CONTENT] or (None if self.calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if self._texts[REASONING]:
-            message["reasoning_content"] = self._texts[REASONING]
+        message |= dict.fromkeys(NAMES[REASONING], self._texts[REASONING] or None)
         return {**message, "tool_calls": self.calls} if self.calls else message
 
 

@@ -20,10 +20,13 @@ from sametoken.server.completion_words import CompletionWords
 from sametoken.server.errors import CLIENT_GONE, refused, worded
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.messages_words import MessagesWords
+from sametoken.server.prompts import Made
 from sametoken.server.reply import EventStream, completions
 from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.responses_words import ResponsesWords
 from sametoken.server.schema import CompletionRequest
+from sametoken.server.text_request import TextRequest
+from sametoken.server.threads import aside
 from sametoken.server.words import ReplyHead, Source, Words
 
 LOG = logging.getLogger("sametoken.server")
@@ -37,14 +40,16 @@ class ApiFormat(NamedTuple):
         body: what a request has. `prefix`: of the ids of replies.
         words: word the reply.
         anthropic: errors have Anthropic's envelope.
+        marked: whether a stream ends with OpenAI's mark.
     """
 
     name: str
     purpose: str
-    body: type[CompletionRequest | ChatRequest | ResponsesRequest | MessagesRequest]
+    body: type[Any]
     prefix: str
     words: Callable[[Any, Source], Words]
     anthropic: bool = False
+    marked: bool = True
 
 
 COMPLETIONS = ApiFormat("completions", "Continue a prompt.", CompletionRequest, "cmpl", CompletionWords)
@@ -68,8 +73,7 @@ class TextApi(Api):
             asked = body.request
             worker.admit(asked.sequences)
             try:
-                make = self._prompts.make
-                made = await asyncio.to_thread(make, asked) if asked.is_long else make(asked)
+                made = await self._made(asked, request.state.is_long)
             except RequestError as error:
                 raise refused(error, asked.fields) from error
             job = worker.take(made.requests)
@@ -85,7 +89,7 @@ class TextApi(Api):
                 job.close()  # or its sequences would keep their places for ever
                 raise
             if body.stream:
-                return EventStream(job, words, asked.fields, api.anthropic)
+                return EventStream(job, words, asked.fields, api.anthropic, api.marked)
             try:
                 done = await completions(job, request.receive)
             except Exception as error:
@@ -97,9 +101,15 @@ class TextApi(Api):
         answer.__name__, answer.__doc__ = api.name, api.purpose
         return answer
 
+    async def _made(self, asked: TextRequest, is_long: bool) -> Made:
+        """The engine's requests; the event loop makes only those of a short prompt."""
+        if asked.work is not None:
+            return await aside(asked.work, self._prompts.make, asked)
+        return await asyncio.to_thread(self._prompts.make, asked) if is_long else self._prompts.make(asked)
+
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens a conversation in Anthropic's form has as a prompt."""
         asked = (await self._read(request, CountRequest)).request
         assert asked.conversation is not None
-        _, ids = await asyncio.to_thread(self._prompts.render, asked.conversation, asked.special_tokens, "messages")
+        _, ids = await self._prompts.rendered(asked.conversation, asked.special_tokens, "messages")
         return JSONResponse({"input_tokens": len(ids)})

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pydantic import PrivateAttr
 
-from sametoken.checkpoint.tokenizer import LONG_TEXT
 from sametoken.engine.llm_requests import Prompt
 from sametoken.errors import RequestError
 from sametoken.server.fields import Body
+from sametoken.server.threads import SideWork
 
 ROLES = {"developer": "system", "function": "tool"}  # by what templates call them
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # of Qwen's templates, of newer ones, of gpt-oss
-TURN_COST = 50  # characters that take as long to tokenise as a turn to be rendered
 Function = Mapping[str, Any]  # name, description and parameters (a JSON schema)
+
+
+class Pieces(NamedTuple):
+    """A prompt of texts and token ids, one after the other; only the first one may get a begin token."""
+
+    parts: tuple[str | int, ...]
+
+
+class Infill(NamedTuple):
+    """A prompt for a gap in a text.
+
+    Attributes:
+        prefix, suffix: what stands before and after the gap. `begun`: the beginning of what fills it.
+        files: other files, each with its name.
+    """
+
+    prefix: str
+    suffix: str
+    begun: str = ""
+    files: tuple[tuple[str, str], ...] = ()
 
 
 class Call(NamedTuple):
@@ -136,17 +155,29 @@ class TextRequest:
         keep: tokens of each prompt that are kept, the last ones or, with `keeps_first`, the first ones; None keeps all,
             -1 what fits the context beside the reply.
         id: the client's, a part of the reply's. `user`: who asks, for the log.
+        biases: numbers that are added to the scores of tokens, by id, or by a text for all of its tokens.
+        forbids_end: whether no token that ends a reply may be drawn.
     """
 
     values: Mapping[str, Any]
     fields: Mapping[str, str]
-    prompts: Sequence[Prompt] = ()
+    prompts: Sequence[Prompt | Pieces | Infill] = ()
     conversation: ChatTalk | None = None
     special_tokens: bool = False
     keep: int | None = None
     keeps_first: bool = False
     id: str | None = None
     user: str | None = None
+    biases: Mapping[int | str, float] = field(default_factory=dict)
+    forbids_end: bool = False
+
+    def with_biases(self, biases: Mapping[int | str, float], *, forbids_end: bool) -> TextRequest:
+        """The request with these biases."""
+        return replace(self, biases=biases, forbids_end=forbids_end)
+
+    def with_prompts(self, prompts: Sequence[Prompt | Pieces | Infill]) -> TextRequest:
+        """The request with these prompts."""
+        return replace(self, prompts=prompts)
 
     @property
     def sequences(self) -> int:
@@ -154,14 +185,12 @@ class TextRequest:
         return max(1, len(self.prompts)) * int(self.values.get("n", 1))
 
     @property
-    def is_long(self) -> bool:
-        """Whether the event loop must not wait until its prompts are tokens and its grammar is compiled."""
-        talk, speculative = self.conversation, self.values.get("speculative", {})
-        if "structured_outputs" in self.values or (talk is not None and talk.tools.required):
-            return True
-        turns = () if talk is None else talk.turns
-        size = sum(len(text) for text in (*self.prompts, *speculative.values()) if isinstance(text, str))
-        return size + sum(TURN_COST + len(turn.content or "") for turn in turns) > LONG_TEXT
+    def work(self) -> SideWork | None:
+        """What has to be done for it that takes a time unknown before: a grammar, or a chat template."""
+        talk, form = self.conversation, self.values.get("structured_outputs")
+        if (form is not None and not form.get("json_object")) or (talk is not None and talk.tools.required):
+            return SideWork.GRAMMAR
+        return None if talk is None and form is None else SideWork.TEMPLATE
 
     def cut(self, ids: list[int], context: int) -> list[int]:
         """What is kept of a prompt; `context` is how many tokens prompt and reply may have together."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from sametoken.checkpoint.tokenizer import check_tokenisable
 from sametoken.errors import RequestError
 from sametoken.server.api import Api
 from sametoken.server.chat_schema import DetokenizeRequest, TokenizeRequest
 from sametoken.server.errors import ApiError, misread
+
+PART = 2**16  # values that are spelled at once
 
 
 class TokenApi(Api):
@@ -18,20 +24,32 @@ class TokenApi(Api):
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a prompt or of a conversation."""
-        body = await self._read(request, TokenizeRequest)
-        ids = await asyncio.to_thread(self._tokens, body)
-        strings = [self._tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
-        return JSONResponse(
-            {"count": len(ids), "max_model_len": self._worker.llm.max_seq_len, "tokens": ids, "token_strs": strings}
-        )
+        return await self._said(await self._read(request, TokenizeRequest))
 
-    def _tokens(self, body: TokenizeRequest) -> list[int]:
+    async def _said(self, body: TokenizeRequest) -> Response:
         if body.messages is not None:
-            return self._prompts.render(body.talk, bool(body.add_special_tokens), "messages")[1]
+            _, ids = await self._prompts.rendered(body.talk, bool(body.add_special_tokens), "messages")
+        else:
+            ids = await asyncio.to_thread(self._ids, body.prompt or "", body.add_special_tokens is not False)
+        return await asyncio.to_thread(self._reply, ids, body.return_token_strs)
+
+    def _reply(self, ids: list[int], strings: bool) -> Response:
+        texts = [self._tokenizer.token_text(token) for token in ids] if strings else None
+        size = self._worker.llm.max_seq_len
+        return long_reply({"count": len(ids), "max_model_len": size, "tokens": ids, "token_strs": texts})
+
+    def _ids(self, text: str, special_tokens: bool) -> list[int]:
         try:
-            return self._tokenizer.encode(body.prompt or "", body.add_special_tokens is not False)
+            check_tokenisable(text)
+            return self._tokenizer.encode(text, special_tokens)
         except RequestError as error:
             raise misread(error, "prompt") from error
+
+    def _text(self, ids: Sequence[int]) -> str:
+        size = self._worker.llm.config.vocab_size
+        if (wrong := next((token for token in ids if token >= size), None)) is not None:
+            raise ApiError(400, f"tokens: got {wrong}, expected token ids 0 .. {size - 1}", param="tokens")
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     async def tokenizer_info(self) -> Response:
         """Special tokens, sizes and the chat template, as vLLM says it."""
@@ -40,8 +58,27 @@ class TokenApi(Api):
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids, marks included."""
         body = await self._read(request, DetokenizeRequest)
-        size = self._worker.llm.config.vocab_size
-        if wrong := [token for token in body.tokens if token >= size]:
-            raise ApiError(400, f"tokens: got {wrong[0]}, expected token ids 0 .. {size - 1}", param="tokens")
-        text = await asyncio.to_thread(self._tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return JSONResponse({"prompt": text})
+        text = await asyncio.to_thread(self._text, body.tokens)
+        names = ("prompt", "content") if self._worker.config.any_model else ("prompt",)  # vLLM's, and llama-server's
+        return JSONResponse(dict.fromkeys(names, text))
+
+
+def long_reply(content: Mapping[str, Any]) -> Response:
+    """An object with long lists as an answer; for a thread, in which it lets others run."""
+    spelled = ",".join(f"{json.dumps(name)}:{''.join(_spelled(value))}" for name, value in content.items())
+    return Response(f"{{{spelled}}}", media_type="application/json")
+
+
+def _spelled(value: Any) -> Iterator[str]:
+    """A value as JSON, in parts: to spell a million numbers at once would hold Python's lock for 0.1 s."""
+    if not isinstance(value, list):
+        yield _spell(value)
+        return
+    yield "["
+    for start in range(0, len(value), PART):
+        yield ("," if start else "") + _spell(value[start : start + PART])[1:-1]
+    yield "]"
+
+
+def _spell(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

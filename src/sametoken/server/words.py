@@ -6,7 +6,7 @@ An object is made for one request, and asked for the events of a stream, or at t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from sametoken.engine.completion import Chunk, Completion
@@ -77,17 +77,33 @@ class Progress:
 
     def __init__(self, body: Generation, requests: Sequence[Request]) -> None:
         asked = body.counted
-        self.at_end, self._always = asked.include_usage, asked.continuous_usage_stats
-        self._prompts = sum(len(request.prompt_ids) for request in requests if request.choice == 0)
+        self.at_end = bool(asked.include_usage)
+        self._always = self.at_end and bool(asked.continuous_usage_stats)
+        self._prompts = [len(request.prompt_ids) for request in requests]
+        self._silent = {"usage": None} if self.at_end else {}
         self.tokens: dict[int, int] = {}  # generated so far, by place of the choice
 
     def count(self, event: dict[str, Any], place: int, tokens: int) -> None:
         """Adds the tokens of an event, and puts usage into it where that is asked for."""
         self.tokens[place] = self.tokens.get(place, 0) + tokens
-        if self._always:
-            event["usage"] = usage(self._prompts, sum(self.tokens.values()))
-        elif self.at_end:
-            event["usage"] = None
+        event |= self.usage(place) if self._always else self._silent
+
+    def usage(self, place: int) -> dict[str, Any]:
+        """The usage of one choice so far, as vLLM has it in every chunk, or OpenAI's null where only the end has it."""
+        if not self._always:
+            return self._silent
+        return {"usage": usage(self._prompts[place], self.tokens.get(place, 0))}
+
+
+def parts(chunk: Chunk) -> tuple[Chunk, Chunk]:
+    """The last chunk of a choice as one with all that it says, and an empty one that ends the choice.
+
+    Clients stop at the reason that a choice ended, and would miss text beside it.
+    """
+    nothing = replace(
+        chunk, text="", token_ids=[], origins=[], rejected=[], logprobs=None, steps=None if chunk.steps is None else []
+    )
+    return replace(chunk, completion=None), nothing
 
 
 def end(choice: dict[str, Any], completion: Completion | None, calls: Sequence[Any] = ()) -> dict[str, Any]:

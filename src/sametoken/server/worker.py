@@ -42,6 +42,7 @@ class Worker:
         self._idle.set()
         self._done = Totals(SpeculationStats(""), 0, 0, 0)
         self._seconds = 1.0  # of a request, on average
+        self.longest = 0  # tokens of a request that ended, prompt and output
         metrics.watch(self)
 
     @property
@@ -107,6 +108,7 @@ class Worker:
         self._jobs.remove(job)
         self._done = _sum(self._done, job.requests)
         self.metrics.saw_end(job.requests)
+        self.longest = max(self.longest, *(len(request.tokens) for request in job.requests))
         self._seconds = _RECENT * self._seconds + (1 - _RECENT) * (time.perf_counter() - job.requests[0].arrived)
         if not self._jobs:
             self._idle.set()
@@ -125,6 +127,11 @@ class Worker:
 
     def load(self) -> EngineLoad:
         return self.llm.engine.load
+
+    @property
+    def requests(self) -> list[Request]:
+        """Sequences that are being served or wait."""
+        return [request for job in self._jobs for request in job.requests if request.finished is None]
 
     @property
     def open_requests(self) -> int:

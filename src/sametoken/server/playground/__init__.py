@@ -31,6 +31,11 @@ SLASHED = "/docs/"  # asked for by people; the page is at /docs
 LINK = re.compile(rb'((?:href|src)=")(?=playground/|docs)')
 
 
+def is_reference(path: str) -> bool:
+    """Whether a path belongs to the page of the API rather than to the playground."""
+    return path.startswith("/docs")
+
+
 def file_reply(path: str, root: str = "") -> Response:
     """The file of one of the paths.
 

@@ -1,0 +1,184 @@
+"""llama-server's whole command line and its variables as words of `sametoken serve`; its options are in a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from sametoken.dialects.peers import (
+    Passage,
+    Rule,
+    each_of,
+    noted,
+    read,
+    sampling_rule,
+    table,
+    template_rule,
+    variable,
+)
+from sametoken.errors import ConfigError
+
+SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}  # where nobody says otherwise
+# What switches a sampler off that `--samplers` leaves out, by its names.
+SAMPLERS: dict[tuple[str, ...], dict[str, float]] = {
+    ("penalties",): {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    ("top_k", "top-k"): {"top_k": 0},
+    ("top_p", "top-p", "nucleus"): {"top_p": 1.0},
+    ("min_p", "min-p"): {"min_p": 0.0},
+    ("temperature", "temp"): {"temperature": 1.0},
+}
+# Samplers that are off unless another option, which is refused, turns them on.
+OFF = ("dry", "top_n_sigma", "top-n-sigma", "typ_p", "typical_p", "typ-p", "typical", "xtc", "infill", "adaptive_p")
+LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}  # of --sampler-seq
+LEVELS = ("error", "error", "warning", "info", "debug", "debug")  # of the log, by llama-server's verbosity
+DEVICES = re.compile(r"cpu|auto|cuda(:\d+)?")  # ours
+
+
+def llama_server(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
+    """What llama-server's command line and variables come to.
+
+    Raises:
+        ConfigError: an option would change texts or what is served, or its value makes no sense.
+    """
+    to = Passage(words=["--any-model"], sampling=dict(SAMPLING), seen={"--port": "8080", "origins": "*"})
+    kept = {name: value for name, value in environ.items() if name not in ("HF_TOKEN", "LLAMA_API_KEY")}  # read later
+    read(table("llama_server"), arguments, kept, RULES, to)
+    _join(to)
+    to.finish()
+    return to
+
+
+def _join(to: Passage) -> None:
+    """Adds the options that several words make."""
+    seen = to.seen
+    context, slots = int(seen.get("context", 0)), int(seen.get("parallel", -1))
+    if slots > 0:
+        to.set("--max-batch-size", str(slots))
+        if "unified" not in seen:
+            context //= slots
+    if context > 0:
+        to.set("--max-seq-len", str(context))
+    if "model" in seen:
+        name, given = seen["model"], ":" in seen["model"].rpartition("/")[2]
+        file = seen.get("hf_file")
+        to.words[:0] = ["--model", f"{name.rpartition(':')[0] if given else name}:{file}" if file else name]
+    if "--port" in seen:
+        to.set("--port", seen["--port"])
+    for origin in filter(None, map(str.strip, seen["origins"].split(","))):
+        to.set("--cors-origin", origin)
+
+
+def _host(to: Passage, value: str, _: str) -> None:
+    first, *others = value.split(",")
+    to.set("--uds" if first.endswith(".sock") else "--host", first)
+    to.idle += [f"--host {each} (one address is served)" for each in others]
+
+
+def _key_file(to: Passage, value: str, spelling: str) -> None:
+    try:
+        with open(value, encoding="utf-8") as opened:
+            keys = [line.strip() for line in opened if line.strip() and not line.startswith("#")]
+    except OSError as error:
+        raise ConfigError(f"{spelling} {value}: {error.strerror}; give a file with a key in each line") from error
+    if not keys:
+        raise ConfigError(f"{spelling} {value}: no key in it; put one in each line, or leave the option out")
+    for key in keys:
+        to.set("--api-key", key)
+
+
+def _keys(to: Passage, value: str, spelling: str) -> None:
+    if not value.replace(",", "").strip():
+        raise ConfigError(f"{spelling} {value!r}: no key in it; give keys separated by commas, or leave it out")
+    each_of("--api-key")(to, value, spelling)
+
+
+def _whole(name: str) -> Rule:
+    def take(to: Passage, value: str, spelling: str) -> None:
+        if not re.fullmatch(r"-?\d+", value):
+            raise ConfigError(f"{spelling} {value}: expected a whole number")
+        to.seen[name] = value
+
+    return take
+
+
+def _switch(*words: str) -> Rule:
+    def take(to: Passage, _: str, spelling: str) -> None:
+        if not spelling.startswith("--no-"):
+            to.words += words
+
+    return take
+
+
+def _unified(to: Passage, _: str, spelling: str) -> None:
+    if not spelling.lstrip("-").startswith("no-"):
+        to.seen["unified"] = "on"
+
+
+def _verbosity(to: Passage, value: str, spelling: str) -> None:
+    _whole("verbosity")(to, value, spelling)
+    to.set("--log-level", LEVELS[max(0, min(int(value), len(LEVELS) - 1))])
+
+
+def _device(to: Passage, value: str, spelling: str) -> None:
+    if value == "none" or DEVICES.fullmatch(value):
+        to.set("--device", "cpu" if value == "none" else value)
+    else:
+        to.idle.append(f"{spelling} {value}")
+
+
+def _thinking(to: Passage, value: str, spelling: str) -> None:
+    if value not in ("on", "off", "auto"):
+        raise ConfigError(f"{spelling} {value}: expected on, off or auto")
+    if value != "auto":
+        to.template["enable_thinking"] = value == "on"
+
+
+def _budget(to: Passage, value: str, spelling: str) -> None:
+    if value not in ("-1", "0"):
+        advice = "expected -1 (no limit) or 0 (no reasoning); a request limits its tokens with max_tokens"
+        raise ConfigError(f"{spelling} {value}: {advice}")
+    if value == "0":
+        to.template["enable_thinking"] = False
+
+
+def _effort(to: Passage, value: str, _: str) -> None:
+    if value != "default":
+        to.template["reasoning_effort"] = value
+
+
+def _format(to: Passage, value: str, spelling: str) -> None:
+    if value == "deepseek-legacy":
+        raise ConfigError(f"{spelling} {value}: reasoning is in one place; give none, auto or deepseek")
+    to.set("--reasoning-format", value)
+
+
+def _log_format(to: Passage, value: str, _: str) -> None:
+    to.set("--log-format", "json" if value == "json" else "text")
+
+
+def _samplers(to: Passage, value: str, spelling: str) -> None:
+    named = [name.strip().lower() for name in re.split("[;,]", value) if name.strip()]
+    ours = [name for names in SAMPLERS for name in names]
+    if unknown := [name for name in named if name not in ours and name not in OFF]:
+        raise ConfigError(f"{spelling} {value}: no sampler {unknown[0]!r}; expected some of {', '.join(ours)}")
+    for names, off in SAMPLERS.items():
+        if not set(names) & set(named):
+            to.sampling.update(off)
+    if without := [name for name in named if name in OFF]:
+        to.idle.append(f"{spelling} {';'.join(without)} (off)")
+
+
+def _letters(to: Passage, value: str, spelling: str) -> None:
+    _samplers(to, ";".join(LETTERS.get(letter, "dry") for letter in value), spelling)
+
+
+RULES: Mapping[str, Rule] = {
+    "model": noted("model"), "hf_file": noted("hf_file"), "context": _whole("context"), "parallel": _whole("parallel"),
+    "unified": _unified, "host": _host, "names": each_of("--served-model-name"), "tags": each_of("--model-tags"),
+    "keys": _keys, "key_file": _key_file, "origins": noted("origins"), "verbose": _switch("--verbose"),
+    "quiet": _switch("--log-level", "error"), "jsonl": _switch("--log-format", "json"), "verbosity": _verbosity,
+    "offline": variable("HF_HUB_OFFLINE", "1"), "hf_token": variable("HF_TOKEN"), "device": _device,
+    "thinking": _thinking, "budget": _budget, "effort": _effort, "template": template_rule, "sampling": sampling_rule,
+    "format": _format, "samplers": _samplers, "letters": _letters,
+    "quiet_slots": _switch("--no-slots"), "log_format": _log_format,
+}  # fmt: skip

@@ -1,0 +1,252 @@
+"""llama-server's endpoints: its own, and OpenAI's without /v1, which answer any model name."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sametoken.errors import RequestError
+from sametoken.options.sampling import SamplingParams
+from sametoken.server.api import Api
+from sametoken.server.embedding_api import EmbeddingApi
+from sametoken.server.errors import ApiError, misread
+from sametoken.server.llama.schema import (
+    ApplyTemplateRequest,
+    InfillRequest,
+    LlamaChatRequest,
+    LlamaCompletionRequest,
+    LlamaTokenizeRequest,
+    NativeRequest,
+)
+from sametoken.server.llama.words import BUILD, LlamaWords, NativeWords, settings
+from sametoken.server.responses_schema import ResponsesRequest
+from sametoken.server.text_api import CHAT, COMPLETIONS, RESPONSES, ApiFormat, TextApi
+from sametoken.server.token_api import TokenApi, long_reply
+from sametoken.server.worker import Worker
+
+NATIVE = ApiFormat(
+    "completion", "Continue a prompt, in llama-server's form.", NativeRequest, "cmpl", NativeWords, marked=False
+)
+INFILL = ApiFormat(
+    "infill", "Fill a gap in a text, in llama-server's form.", InfillRequest, "cmpl", NativeWords, marked=False
+)
+BODIES = {CHAT.name: LlamaChatRequest, COMPLETIONS.name: LlamaCompletionRequest}
+# Paths whose errors are in llama-server's envelope.
+PATHS = (
+    "/completion",
+    "/completions",
+    "/infill",
+    "/chat/completions",
+    "/responses",
+    "/apply-template",
+    "/props",
+    "/slots",
+)
+Endpoint = Callable[..., Awaitable[Response]]
+
+
+def llama_format(api: ApiFormat, verbose: bool) -> ApiFormat:
+    """An API of OpenAI's with llama-server's fields and what it adds to replies."""
+
+    def words(body: Any, source: Any) -> LlamaWords:
+        return LlamaWords(api.words(body, source), body, source, verbose)
+
+    return api._replace(body=BODIES.get(api.name, api.body), words=words)
+
+
+class AnyModel(Api):
+    """Endpoints that answer whatever model a request names."""
+
+    def _check_model(self, model: str | None) -> None:
+        """Nothing: there is one model."""
+
+
+class LlamaText(AnyModel, TextApi):
+    """What continues a prompt or a conversation."""
+
+    def plain(self, api: ApiFormat) -> ApiFormat:
+        """An API of OpenAI's in llama-server's words."""
+        return llama_format(api, self._worker.config.verbose)
+
+    def formats(self) -> Mapping[str, ApiFormat]:
+        """OpenAI's APIs that have a path without /v1."""
+        return {"/chat/completions": self.plain(CHAT), "/responses": self.plain(RESPONSES)}
+
+    async def response_tokens(self, request: Request) -> Response:
+        """How many tokens the input of a response has as a prompt."""
+        asked = (await self._read(request, ResponsesRequest)).request
+        assert asked.conversation is not None
+        _, ids = await self._prompts.rendered(asked.conversation, asked.special_tokens, "input")
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+    async def input_tokens(self, request: Request) -> Response:
+        """How many tokens a conversation has as a prompt."""
+        body = await self._read(request, LlamaChatRequest)
+        _, ids = await self._prompts.rendered(body.talk, body.request.special_tokens, "messages")
+        return JSONResponse({"input_tokens": len(ids)})
+
+    async def apply_template(self, request: Request) -> Response:
+        """A conversation as the model reads it."""
+        body = await self._read(request, ApplyTemplateRequest)
+        text, _ = await self._prompts.rendered(body.talk, body.request.special_tokens, "messages")
+        return JSONResponse({"prompt": text})
+
+
+class LlamaTokens(AnyModel, TokenApi):
+    """What the tokenizer does, for llama-server's clients and vLLM's."""
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of llama-server's `content`, or of vLLM's prompt or conversation."""
+        body = await self._read(request, LlamaTokenizeRequest)
+        if body.content is None:
+            Api._check_model(self, body.model)
+            return await self._said(body)
+        return await asyncio.to_thread(self._content_reply, body)
+
+    def _content_reply(self, body: LlamaTokenizeRequest) -> Response:
+        ids = self._content(body)
+        tokens = [{"id": token, "piece": self._piece(token)} for token in ids] if body.with_pieces else ids
+        return long_reply({"tokens": tokens})
+
+    def _content(self, body: LlamaTokenizeRequest) -> list[int]:
+        parts = [body.content] if isinstance(body.content, str) else body.content
+        ids: list[int] = []
+        try:
+            for place, part in enumerate(parts):
+                begins = body.add_special and place == 0
+                ids += self._tokenizer.encode(part, begins) if isinstance(part, str) else [part]
+        except RequestError as error:
+            raise misread(error, "content") from error
+        return ids
+
+    def _piece(self, token: int) -> str | list[int]:
+        data = self._tokenizer.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return list(data)
+
+
+class LlamaAbout(AnyModel):
+    """What can be known about the server.
+
+    Args:
+        worker, names: see `Api`.
+        info: the resolved configuration.
+    """
+
+    def __init__(self, worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> None:
+        super().__init__(worker, names)
+        self._info, self._created = info, int(time.time())
+
+    async def health(self) -> Response:
+        """200 while requests are taken, 503 while the server stops or if the engine failed."""
+        ready = self._worker.ready
+        return JSONResponse({"status": "ok" if ready else "stopping"}, 200 if ready else 503)
+
+    async def models(self) -> Response:
+        """The one model with all of its names."""
+        llm, names = self._worker.llm, sorted(self._names)
+        config = llm.config
+        model = {
+            "id": names[0], "aliases": names, "tags": sorted(self._worker.config.model_tags), "object": "model",
+            "created": self._created, "owned_by": "sametoken",
+            "meta": {"n_vocab": config.vocab_size, "n_ctx": llm.max_seq_len, "n_ctx_train": config.max_position,
+                     "n_embd": config.hidden_size},
+        }  # fmt: skip
+        about = {"name": names[0], "model": names[0], "type": "model", "capabilities": ["completion"]}
+        return JSONResponse({"models": [about], "object": "list", "data": [model]})
+
+    async def props(self) -> Response:
+        """What llama-server tells of itself: the template, the slots, default parameters."""
+        worker, config, tokenizer = self._worker, self._worker.config, self._tokenizer
+        info = tokenizer.info()
+        return JSONResponse({
+            "default_generation_settings": {"params": self._defaults(), "n_ctx": worker.llm.max_seq_len},
+            "total_slots": worker.llm.engine.max_batch_size,
+            "model_alias": sorted(self._names)[0],
+            "model_path": self._info["model"],
+            "modalities": {"vision": False, "video": False, "audio": False},
+            "endpoint_slots": config.slots, "endpoint_props": False, "endpoint_metrics": True,
+            "ui": config.ui,
+            "chat_template": info.get("chat_template") or "",
+            "bos_token": info.get("bos_token") or "", "eos_token": info.get("eos_token") or "",
+            "build_info": BUILD,
+            "is_sleeping": False,
+        })  # fmt: skip
+
+    def _defaults(self) -> dict[str, Any]:
+        values = {"max_tokens": None, **self._prompts.defaults}
+        (request,) = self._worker.llm.requests([[0]], SamplingParams.from_mapping(values))
+        return settings(request)
+
+    async def slots(self) -> Response:
+        """The places of the batch, and which of them work."""
+        if not self._worker.config.slots:
+            raise not_supported("this server does not show its slots; start it without --no-slots")
+        llm = self._worker.llm
+        busy = {request.row: request for request in self._worker.requests if request.row is not None}
+        found = []
+        for slot in range(llm.engine.max_batch_size):
+            request = busy.get(slot)
+            about: dict[str, Any] = {"id": slot, "n_ctx": llm.max_seq_len, "speculative": llm.method != "none",
+                     "is_processing": request is not None}  # fmt: skip
+            if request is not None:
+                about["id_task"] = request.id
+                about["next_token"] = [{"n_remain": -1, "n_decoded": len(request.tokens) - len(request.prompt_ids)}]
+            found.append(about)
+        return JSONResponse(found)
+
+    async def change_slot(self, request: Request) -> Response:
+        """Nothing of a slot can be saved: a 501."""
+        raise not_supported("slots cannot be saved, restored or erased; the prefix cache finds a prompt by its tokens")
+
+    async def change_props(self, request: Request) -> Response:
+        """No property can be changed: a 501."""
+        raise not_supported("properties cannot be changed while the server runs; give options at its start")
+
+
+def not_supported(message: str) -> ApiError:
+    """llama-server's error for what is switched off or not there."""
+    return ApiError(501, message, "not_supported_error")
+
+
+class LlamaEmbedding(AnyModel, EmbeddingApi):
+    """Embeddings."""
+
+
+def llama_routes(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> list[tuple[str, str, Endpoint]]:
+    """Method, path and what answers of llama-server's own paths, and of OpenAI's where all is in its words."""
+    text, tokens, about = LlamaText(worker, names), LlamaTokens(worker, names), LlamaAbout(worker, names, info)
+    embedding = LlamaEmbedding(worker, names)
+    routes: list[tuple[str, str, Endpoint]] = [
+        ("POST", "/completion", text.endpoint(NATIVE)),
+        ("POST", "/completions", text.endpoint(NATIVE)),
+        ("POST", "/infill", text.endpoint(INFILL)),
+        ("POST", "/apply-template", text.apply_template),
+        ("POST", "/tokenize", tokens.tokenize),
+        ("GET", "/props", about.props),
+        ("POST", "/props", about.change_props),
+        ("GET", "/slots", about.slots),
+        ("POST", "/slots/{slot}", about.change_slot),
+        ("POST", "/v1/chat/completions/input_tokens", text.input_tokens),
+    ]
+    for front in ("", "/v1") if worker.config.any_model else ("",):
+        routes += [("POST", f"{front}{path}", text.endpoint(api)) for path, api in text.formats().items()]
+        routes += [("GET", f"{front}/models", about.models), ("POST", f"{front}/embeddings", embedding.embeddings)]
+        routes += [("POST", f"{front}/responses/input_tokens", text.response_tokens)]
+    if worker.config.any_model:
+        routes.append(("POST", "/v1/completions", text.endpoint(text.plain(COMPLETIONS))))
+    routes.append(("POST", "/chat/completions/input_tokens", text.input_tokens))
+    routes.append(("GET", "/v1/health", about.health))
+    return routes
+
+
+def speaks_llama(path: str) -> bool:
+    """Whether a path is llama-server's alone."""
+    return path in PATHS or path.startswith(tuple(f"{each}/" for each in PATHS))

@@ -1,0 +1,95 @@
+"""Prompts for a gap in a text: marks of the vocabulary around what stands before and after it.
+
+Source: llama.cpp's format_infill (server-common.cpp), which finds marks by the same names (llama-vocab.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from sametoken.errors import RequestError
+from sametoken.server.text_request import Infill
+
+BUDGET = 2048  # tokens of the file around the gap, at most: three quarters before it, one behind
+SNIPPET = "\n\n--- snippet ---\n\n"
+# Names of marks in vocabularies: before the prefix, before the suffix, before the middle.
+PREFIX = (
+    "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
+    "<|code_prefix|>", "[PREFIX]",
+)  # fmt: skip
+SUFFIX = (
+    "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
+    "<|code_suffix|>", "[SUFFIX]",
+)  # fmt: skip
+MIDDLE = (
+    "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>", "[MIDDLE]",
+)  # fmt: skip
+REPOSITORY = ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>")
+FILE = ("<|file_sep|>", "<|file_separator|>")
+PAD = ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>")
+
+
+class Marks(NamedTuple):
+    """Token ids of a vocabulary's marks; None where it has none.
+
+    Attributes:
+        end_ids: marks that end a reply.
+    """
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int | None
+    file: int | None
+    end_ids: tuple[int, ...]
+
+
+def find_marks(token_id: Callable[[str], int | None]) -> Marks | None:
+    """The marks of a vocabulary, which `token_id` looks up; None where a text cannot be filled in."""
+
+    def first(names: Sequence[str]) -> int | None:
+        return next((token for token in map(token_id, names) if token is not None), None)
+
+    prefix, suffix, middle = first(PREFIX), first(SUFFIX), first(MIDDLE)
+    if prefix is None or suffix is None or middle is None:
+        return None
+    repository, file = first(REPOSITORY), first(FILE)
+    end_ids = tuple(mark for mark in (first(PAD), repository, file) if mark is not None)
+    return Marks(prefix, suffix, middle, repository, file, end_ids)
+
+
+def infill_ids(
+    asked: Infill, marks: Marks | None, encode: Callable[[str], list[int]], begin: Sequence[int], context: int
+) -> list[int]:
+    """The prompt of a gap.
+
+    Args:
+        encode: the tokens of a text, without BOS. `begin`: BOS, where the model wants it.
+        context: tokens of prompt and reply together.
+
+    Raises:
+        RequestError: the vocabulary has no marks.
+    """
+    if marks is None:
+        raise RequestError(
+            "this model's vocabulary has no marks for a gap in a text; expected a prompt without a suffix",
+            field="suffix",
+            advice="use a model that was trained to fill in the middle",
+        )
+    budget = min(BUDGET, context // 2)
+    before, after, begun = encode(asked.prefix), encode(asked.suffix), encode(asked.begun)
+    before = before[max(0, len(before) - 3 * budget // 4) :]
+    after = after[: max(0, budget // 4 - 2 - len(begun))]
+    middle = [marks.prefix, *before, *begun, marks.suffix, *after, marks.middle]
+    others = _others(asked, marks, encode) if asked.files else []
+    room = max(0, context - len(middle) - len(begin) - budget)
+    return [*begin, *others[max(0, len(others) - room) :], *middle]
+
+
+def _others(asked: Infill, marks: Marks, encode: Callable[[str], list[int]]) -> list[int]:
+    ids = [] if marks.repository is None else [marks.repository, *encode("myproject\n")]
+    for name, text in asked.files:
+        ids += encode(SNIPPET) if marks.file is None else [marks.file, *encode(f"{name}\n")]
+        ids += encode(text)
+    return ids if marks.file is None else [*ids, marks.file, *encode("filename\n")]

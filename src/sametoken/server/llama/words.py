@@ -1,0 +1,236 @@
+"""llama-server's replies: its own form of /completion, and what it adds to OpenAI's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sametoken import __version__
+from sametoken.engine.completion import Chunk, Completion
+from sametoken.engine.request import Request, TokenLogprob
+from sametoken.server.llama.schema import LlamaFields, NativeRequest, nested
+from sametoken.server.llama.timings import progress, timings
+from sametoken.server.words import Event, Source, Words
+
+BUILD = f"b0-sametoken-{__version__}"  # where llama-server has its build; clients look for the "b"
+STOPS = {"length": "limit", "abort": "none", "error": "none"}
+SAMPLER_NAMES = ("penalties", "top_k", "top_p", "min_p", "temperature")  # that there are here
+
+
+def settings(request: Request) -> dict[str, Any]:
+    """The parameters of a request as `generation_settings`; samplers that are not here are off."""
+    params = request.params
+    most = -1 if params.max_tokens is None else params.max_tokens
+    bias = [{"token": token, "bias": None if value <= -100 else value} for token, value in _biases(request).items()]
+    return {
+        "seed": params.seed if params.seed is not None else -1,
+        "temperature": params.temperature, "dynatemp_range": 0.0, "dynatemp_exponent": 1.0,
+        "top_k": max(0, params.top_k), "top_p": params.top_p, "min_p": params.min_p, "top_n_sigma": -1.0,
+        "xtc_probability": 0.0, "xtc_threshold": 0.1, "typical_p": 1.0, "repeat_last_n": -1,
+        "repeat_penalty": params.repetition_penalty, "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty, "dry_multiplier": 0.0, "dry_base": 1.75,
+        "dry_allowed_length": 2, "dry_penalty_last_n": -1, "dry_sequence_breakers": [], "mirostat": 0,
+        "mirostat_tau": 5.0, "mirostat_eta": 0.1, "adaptive_target": -1.0, "adaptive_decay": 0.9,
+        "stop": list(params.stop or ()), "max_tokens": most, "n_predict": most, "n_keep": 0, "n_discard": 0,
+        "ignore_eos": params.ignore_eos, "stream": False, "logit_bias": bias, "n_probs": params.logprobs or 0,
+        "min_keep": 0, "grammar": "", "samplers": list(SAMPLER_NAMES), "speculative.types": request.method,
+        "timings_per_token": False, "post_sampling_probs": False, "lora": [],
+    }  # fmt: skip
+
+
+def _biases(request: Request) -> Mapping[int, float]:
+    return request.params.logit_bias or {}
+
+
+class NativeWords:
+    """/completion and /infill.
+
+    Args:
+        body: of the request. `source`: see `Source`.
+    """
+
+    def __init__(self, body: NativeRequest, source: Source) -> None:
+        self._body, self._head = body, source.head
+        self._tokenizer, self._requests = source.tokenizer, source.requests
+        self._choices = source.requests[0].params.n
+        self._begun: set[int] = set()
+        self._slots: dict[int, int] = {}
+        self._ids: dict[int, list[int]] = {}
+
+    def first(self) -> list[Event]:
+        """Nothing: the first event has text."""
+        return []
+
+    def delta(self, chunk: Chunk) -> list[Event]:
+        """An event with what a chunk adds, before the first one the progress of the prompt, and at the end the cost."""
+        place = chunk.index * self._choices + chunk.choice
+        request, events = self._requests[place], list[Event]()
+        if request.row is not None:
+            self._slots[place] = request.row
+        if self._body.return_progress and place not in self._begun:
+            events += [self._progress(place, request, read) for read in (False, True)]
+        self._begun.add(place)
+        self._ids.setdefault(place, []).extend(chunk.token_ids)
+        if chunk.text or chunk.token_ids:
+            event = {**self._part(place, request), "content": chunk.text, "tokens": list(chunk.token_ids)}
+            if self._body.n_probs and chunk.logprobs:
+                event["completion_probabilities"] = [self._probability(item) for item in chunk.logprobs]
+            if self._body.timings_per_token:
+                event["timings"] = timings(request)
+            events.append(event)
+        if chunk.completion is not None:
+            events.append(self._whole(place, chunk.completion, streamed=True))
+        return events
+
+    def last(self, completions: Sequence[Completion]) -> list[Event]:
+        """Nothing: the last event of each choice has all."""
+        return []
+
+    def whole(self, completions: Sequence[Completion]) -> Any:
+        """One object, or a list of them where there are several prompts or choices."""
+        found = [self._whole(place, completion) for place, completion in enumerate(completions)]
+        return found[0] if len(found) == 1 else found
+
+    def _part(self, place: int, request: Request) -> dict[str, Any]:
+        return {
+            "index": place, "content": "", "tokens": [], "stop": False, "id_slot": self._slots.get(place, 0),
+            "tokens_predicted": len(self._ids.get(place, ())), "tokens_evaluated": len(request.prompt_ids),
+        }  # fmt: skip
+
+    def _progress(self, place: int, request: Request, read: bool) -> Event:
+        idle = {name: 0 if isinstance(value, int) else 0.0 for name, value in timings(request).items()}
+        event = {**self._part(place, request), "prompt_progress": progress(request, read)}
+        if self._body.timings_per_token:
+            event["timings"] = {**timings(request), "predicted_n": 0, "predicted_ms": 0.0} if read else idle
+        return event
+
+    def _whole(self, place: int, completion: Completion, streamed: bool = False) -> dict[str, Any]:
+        body, request = self._body, self._requests[place]
+        reply = native_reply(self._tokenizer, self._head.model, place, request, completion)
+        if streamed:
+            reply |= {"content": "", "tokens": []}
+        elif not body.return_tokens:
+            reply["tokens"] = []
+        reply["id_slot"] = self._slots.get(place, 0)
+        reply["generation_settings"] |= {"stream": bool(body.stream), "n_probs": body.n_probs or 0}
+        if body.n_probs and not streamed:
+            reply["completion_probabilities"] = [self._probability(item) for item in completion.logprobs or ()]
+        return nested(reply, body.response_fields) if body.response_fields else reply
+
+    def _probability(self, item: TokenLogprob) -> dict[str, Any]:
+        after, most = self._body.post_sampling_probs, self._body.n_probs or 0
+        entry = self._entry(item.token_id, item.logprob, bool(after))
+        top = [self._entry(token, value, bool(after)) for token, value in item.top[:most]]
+        if after:
+            top = [each for each in top if each["prob"] > 0]
+        return {**entry, "top_probs" if after else "top_logprobs": top}
+
+    def _entry(self, token: int, logprob: float, after: bool) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token)
+        entry = {"id": token, "token": data.decode(errors="replace"), "bytes": list(data)}
+        value = max(logprob, -9999.0)
+        return entry | ({"prob": math.exp(value)} if after else {"logprob": value})
+
+
+def native_reply(tokenizer: Any, model: str, place: int, request: Request, completion: Completion) -> dict[str, Any]:
+    """A whole reply in the form of /completion."""
+    reason, stopped = completion.finish_reason, completion.stop_reason
+    kind = STOPS.get(reason) or ("word" if isinstance(stopped, str) else "eos")
+    most = request.params.max_tokens
+    cut = reason == "length" and (most is None or len(completion.token_ids) < most)
+    return {
+        "index": place,
+        "content": completion.text,
+        "tokens": list(completion.token_ids),
+        "id_slot": 0,
+        "stop": True,
+        "model": model,
+        "tokens_predicted": len(completion.token_ids),
+        "tokens_evaluated": len(request.prompt_ids),
+        "generation_settings": settings(request),
+        "prompt": b"".join(map(tokenizer.token_bytes, request.prompt_ids)).decode(errors="replace"),
+        "has_new_line": "\n" in completion.text,
+        "truncated": cut,
+        "stop_type": kind,
+        "stopping_word": stopped if isinstance(stopped, str) else "",
+        "tokens_cached": len(request.prompt_ids) + len(completion.token_ids),
+        "timings": timings(request),
+    }
+
+
+class LlamaWords:
+    """OpenAI's forms with what llama-server adds: the build, timings, progress, and the reply in its own form.
+
+    Args:
+        words: of OpenAI's form. `body`, `source`: they are made from.
+        verbose: whether every reply has `__verbose`, unless its request says otherwise.
+    """
+
+    def __init__(self, words: Words, body: Any, source: Source, verbose: bool) -> None:
+        self._words, self._source, self._began = words, source, set[int]()
+        fields = body if isinstance(body, LlamaFields) else None
+        self._each = bool(fields and fields.timings_per_token)
+        self._progress = bool(fields and fields.return_progress)
+        self._verbose = verbose if fields is None or fields.verbose is None else fields.verbose
+        self._choices = source.requests[0].params.n
+
+    def first(self) -> list[Event]:
+        """The events of OpenAI's form, in which the content of a role is null."""
+        return [self._named(event) for event in self._words.first()]
+
+    def delta(self, chunk: Chunk) -> list[Event]:
+        """The events of a chunk; the last one of a choice has timings."""
+        place = chunk.index * self._choices + chunk.choice
+        request = self._source.requests[place]
+        events = [self._named(event) for event in self._words.delta(chunk)]
+        if events and (self._each or chunk.completion is not None):
+            events[-1]["timings"] = timings(request)
+        if chunk.completion is not None and self._verbose and events:
+            events[-1]["__verbose"] = self._native(place, chunk.completion)
+        if self._progress and place not in self._began and events:
+            parts = [{**events[0], "prompt_progress": progress(request, read)} for read in (False, True)]
+            events = [_without_text(part) for part in parts] + events
+        self._began.add(place)
+        return list(events)
+
+    def last(self, completions: Sequence[Completion]) -> list[Event]:
+        """The events after the last chunk, with timings."""
+        events = [self._named(event) for event in self._words.last(completions)]
+        if events:
+            events[-1]["timings"] = timings(self._source.requests[0])
+        return list(events)
+
+    def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
+        """The whole reply."""
+        reply = self._named(self._words.whole(completions))
+        reply["timings"] = timings(self._source.requests[0])
+        if self._verbose:
+            reply["__verbose"] = self._native(0, completions[0])
+        return reply
+
+    def _native(self, place: int, completion: Completion) -> dict[str, Any]:
+        head, tokenizer, requests, _ = self._source
+        return native_reply(tokenizer, head.model, place, requests[place], completion)
+
+    @staticmethod
+    def _named(event: Mapping[str, Any]) -> dict[str, Any]:
+        named = dict(event)
+        if str(named.get("object", "")).startswith(("chat.completion", "text_completion")):
+            named["system_fingerprint"] = BUILD
+        for choice in named.get("choices", ()):
+            delta = choice.get("delta", {})
+            if delta.get("role") == "assistant" and delta.get("content") == "":
+                delta["content"] = None
+        return named
+
+
+def _without_text(event: dict[str, Any]) -> dict[str, Any]:
+    """An event with progress alone."""
+    kept = {name: value for name, value in event.items() if name not in ("timings", "__verbose", "usage")}
+    if "choices" in kept:
+        kept["choices"] = [
+            {"index": each["index"], "delta": {}, "finish_reason": None} if "delta" in each
+            else {**each, "text": "", "finish_reason": None} for each in kept["choices"]
+        ]  # fmt: skip
+    return kept

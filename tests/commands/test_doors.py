@@ -1,0 +1,114 @@
+"""Whole command lines of llama-server and `vllm serve`: no option of theirs is unknown."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sametoken.checkpoint.chat import read_template
+from sametoken.commands import serve
+from sametoken.commands.options import variants
+from sametoken.dialects.llama_door import llama_server
+from sametoken.dialects.peers import PeerOption, table
+from sametoken.dialects.vllm_door import vllm
+from sametoken.errors import ConfigError
+
+DOORS = {"llama_server": llama_server, "vllm": vllm}
+ROWS = [(peer, row) for peer in DOORS for row in table(peer) if row.names[0].startswith("-")]
+# A value that each rule takes; "1" for the others.
+VALUES = {
+    "template": "{}", "sampling": "{}", "origins": '["*"]', "key_file": "/dev/null", "samplers": "top_k;temperature",
+    "dtype": "half", "thinking": "on", "budget": "-1", "effort": "low", "device": "none",
+}  # fmt: skip
+OURS = {spelling for option in serve.OPTIONS for each in option.spellings for spelling in each.split("/")} | {
+    f"--{each}" for each in variants(serve.OPTIONS)
+}
+
+
+@pytest.mark.parametrize(("peer", "row"), ROWS, ids=[f"{peer}{row.names[0]}" for peer, row in ROWS])
+def test_an_option_is_taken_or_refused_with_advice(peer: str, row: PeerOption) -> None:
+    value = VALUES.get(row.what.partition(":")[0], "1")
+    assert row.kind in ("set", "none", "refused")
+    for name in row.names:
+        words = [name, value] if row.value else [name]
+        try:
+            passage = DOORS[peer](words, {})
+        except ConfigError as error:
+            said = str(error)
+            passage = None
+        if passage is None:
+            assert name in said
+            assert len(said.split()) > 4
+            continue
+        unknown = [word for word in passage.words if word.startswith("--") and word.partition("=")[0] not in OURS]
+        assert unknown in ([], ["--model"])
+
+
+def test_what_llama_server_means() -> None:
+    said = [
+        "-m",
+        "x.gguf",
+        "-c",
+        "512",
+        "-np",
+        "2",
+        "--alias",
+        "b,a",
+        "--api-key",
+        "k,l",
+        "--temp",
+        "0.5",
+        "-s",
+        "-1",
+        "-fa",
+        "off",
+        "--kv-cache-max-tokens",
+        "9",
+    ]
+    passage = llama_server(said, {"LLAMA_ARG_PORT": "99", "LLAMA_ARG_TOP_K": "7", "LLAMA_ARG_TEMPERATURE": "2"})
+    words = " ".join(passage.words)
+    for part in ("--any-model", "--max-seq-len 256", "--served-model-name b", "--served-model-name a",
+                 "--api-key k", "--api-key l", "--port 99", "--kv-cache-max-tokens 9", "--max-batch-size 2",
+                 "--cors-origin *"):  # fmt: skip
+        assert part in words
+    sampling = json.loads(passage.words[passage.words.index("--default-sampling") + 1])
+    assert sampling == {"temperature": 0.5, "top_k": 7, "top_p": 0.95, "min_p": 0.05}
+    assert passage.idle == ["-fa off"]
+    assert "--port 8080" in " ".join(llama_server([], {}).words)
+
+
+def test_what_vllm_means() -> None:
+    said = ["m", "--max-model-len", "4k", "--seed", "0", "--served-model-name", "a", "b", "--dtype", "half"]
+    passage = vllm([*said, "--override-generation-config", '{"top_k": 3}', "--compilation-config.mode", "3"], {})
+    words = " ".join(passage.words)
+    for part in ("m ", "--max-seq-len 4000", "--served-model-name a --served-model-name b", '{"top_k": 3}'):
+        assert part in words
+    assert passage.idle[0] == "--seed 0"
+    assert any("compilation" in each for each in passage.idle)
+
+
+@pytest.mark.parametrize("words", [["-ag"], ["--lora", "x"], ["-c", "much"], ["--temp", "warm"], ["--port"]])
+def test_refusals_of_llama_server(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=words[0]):
+        llama_server(words, {})
+
+
+@pytest.mark.parametrize("page", ["from-llama-server", "from-vllm"])
+def test_commands_of_the_pages(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    commands = [
+        shlex.split(each) for each in re.findall(r"`(sametoken (?:llama-server|vllm serve) [^`]*-[^`]+)`", text)
+    ]
+    assert len(commands) >= 4
+    for _, door, *words in commands:
+        passage = llama_server(words, {}) if door == "llama-server" else vllm(words[1:], {})
+        assert passage.words
+
+
+def test_templates_by_name() -> None:
+    assert "<|im_start|>" in read_template("chatml")
+    assert read_template("This is not a template, it is a text") == "This is not a template, it is a text"

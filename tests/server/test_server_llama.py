@@ -1,0 +1,205 @@
+"""llama-server's paths, fields and replies; texts equal those of OpenAI's paths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from cli_checks import Pair
+from sametoken import LLM
+from sametoken.errors import RequestError
+from sametoken.server.llama.infill import find_marks, infill_ids
+from sametoken.server.llama.schema import lark_of, nested
+from sametoken.server.text_request import Infill
+from server_checks import MODEL, Running, running, with_template
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+ASKED: dict[str, Any] = {"prompt": "the quick brown fox", "seed": 4, "n_predict": 12}
+SAID: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "seed": 4, "n_predict": 12}
+
+
+@pytest.fixture(scope="module")
+def served(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Running]:
+    target = with_template(tiny_pair.target, tmp_path_factory.mktemp("target"), TEMPLATE)
+    llm = LLM(target, tiny_pair.draft, speculative={"max_draft_len": 4, "adaptive": False})
+    names = {"served_model_name": ["b", "a"], "model_tags": ["small"]}
+    with running(llm, any_model=True, default_sampling={"top_k": 5}, **names) as server:
+        yield server
+
+
+def post(served: Running, path: str, status: int = 200, **fields: Any) -> Any:
+    reply = httpx.post(served.url + path, json=fields, timeout=60)
+    assert reply.status_code == status, reply.text
+    return reply.json()
+
+
+def events(served: Running, path: str, **fields: Any) -> list[Any]:
+    with httpx.stream("POST", served.url + path, json={**fields, "stream": True}, timeout=60) as reply:
+        lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def test_completion_equals_openais_form(served: Running) -> None:
+    own = post(served, "/completion", **ASKED, return_tokens=True)
+    theirs = post(served, "/v1/completions", **{**ASKED, "max_tokens": 12}, return_token_ids=True)
+    assert own["content"] == theirs["choices"][0]["text"]
+    assert own["tokens"] == theirs["choices"][0]["token_ids"]
+    assert own["stop"] is True
+    assert own["stop_type"] == "limit"
+    assert own["tokens_predicted"] == own["timings"]["predicted_n"] == 12
+    assert own["generation_settings"] | {"top_k": 5, "n_predict": 12, "seed": 4} == own["generation_settings"]
+    assert own["timings"]["cache_n"] + own["timings"]["prompt_n"] == own["tokens_evaluated"]
+    assert own["timings"]["draft_n"] >= own["timings"]["draft_n_accepted"]
+    assert post(served, "/completion", **ASKED)["tokens"] == []
+
+
+def test_a_stream_adds_up_to_the_whole(served: Running) -> None:
+    whole = post(served, "/completion", **ASKED, return_tokens=True)
+    parts = events(served, "/completion", **ASKED, n_probs=2, timings_per_token=True, return_progress=True)
+    assert "".join(part["content"] for part in parts) == whole["content"]
+    assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
+    assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1]["generation_settings"]["stream"] is True
+    progress = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
+    assert progress[-1]["processed"] == progress[-1]["total"] == whole["tokens_evaluated"]
+    probabilities = [each for part in parts for each in part.get("completion_probabilities", ())]
+    assert [each["id"] for each in probabilities] == whole["tokens"]
+    assert all(len(each["top_logprobs"]) == 2 for each in probabilities)
+
+
+def test_prompts_of_every_form(served: Running) -> None:
+    ids = post(served, "/tokenize", content=ASKED["prompt"])["tokens"]
+    whole = post(served, "/completion", **ASKED)["content"]
+    asked = {**ASKED, "prompt": [ids, {"prompt_string": ASKED["prompt"]}]}
+    assert [each["content"] for each in post(served, "/completion", **asked)] == [whole, whole]
+    mixed = post(served, "/completion", **{**ASKED, "prompt": [*ids[:2], "ox", ids[3]]})
+    assert mixed["tokens_evaluated"] > 3
+    refused = post(served, "/completion", 400, **{**ASKED, "prompt": {"prompt_string": "x", "multimodal_data": ["y"]}})
+    assert "text only" in refused["error"]["message"]
+
+
+def test_fields_choose_the_reply(served: Running) -> None:
+    reply = post(served, "/completion", **ASKED, response_fields=["content", "generation_settings/n_predict", "nope"])
+    assert reply.keys() == {"content", "generation_settings/n_predict"}
+    assert nested({"a": {"b": 1}}, ["a/b", "a/c", "d"]) == {"a/b": 1}
+
+
+def test_probabilities_after_sampling(served: Running) -> None:
+    reply = post(served, "/completion", **ASKED, n_probs=3, post_sampling_probs=True)
+    for each in reply["completion_probabilities"]:
+        assert 0 < each["prob"] <= 1
+        assert all(0 < top["prob"] <= 1 for top in each["top_probs"])
+
+
+def test_biases_of_texts_and_ends(served: Running) -> None:
+    first = post(served, "/completion", **ASKED, return_tokens=True)["tokens"][0]
+    banned = post(served, "/completion", **ASKED, logit_bias=[[first, False]], return_tokens=True)
+    assert first not in banned["tokens"]
+    text = post(served, "/detokenize", tokens=[first])["content"]
+    if post(served, "/tokenize", content=text)["tokens"] == [first]:
+        assert post(served, "/completion", **ASKED, logit_bias={text: -100}, return_tokens=True) | {"timings": 0} == (
+            banned | {"timings": 0}
+        )
+    endless = post(served, "/completion", **ASKED, ignore_eos=True)
+    assert {each["bias"] for each in endless["generation_settings"]["logit_bias"]} == {None}
+
+
+def test_grammars(served: Running) -> None:
+    assert post(served, "/completion", **ASKED, grammar='root ::= "a"{5,5}')["content"] == "aaaaa"
+    chat = post(served, "/chat/completions", **SAID, json_schema={"const": "42"})
+    assert json.loads(chat["choices"][0]["message"]["content"]) == "42"
+    beside = post(served, "/chat/completions", **SAID, response_format={"type": "json_object", "schema": {"const": 7}})
+    assert beside["choices"][0]["message"]["content"] == "7"
+    post(served, "/completion", 400, **ASKED, grammar="root ::= this is (not valid GBNF")
+    post(served, "/chat/completions", 400, **SAID, response_format={"type": "json_object", "schema": 123})
+
+
+@pytest.mark.parametrize("gbnf", ["(" * 20_000, 'x ::= "a"', "root", "a" * 200_000], ids=lambda g: g[:9])
+def test_no_grammar(gbnf: str) -> None:
+    with pytest.raises(RequestError):
+        lark_of(gbnf)
+
+
+def test_chat_in_its_words(served: Running) -> None:
+    reply = post(served, "/chat/completions", **SAID, model="gpt-4", verbose=True, cache_prompt=True, id_slot=0)
+    assert reply["system_fingerprint"].startswith("b")
+    assert reply["model"] == "b"
+    assert reply["__verbose"]["prompt"] == "user: hi assistant:"
+    assert reply["timings"]["predicted_n"] == reply["usage"]["completion_tokens"]
+    first, *_, last = events(served, "/v1/chat/completions", **SAID)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert last["timings"]["predicted_n"] == 12
+    begun = [*SAID["messages"], {"role": "assistant", "content": "Wh"}]
+    gone_on = post(served, "/chat/completions", **{**SAID, "messages": begun}, verbose=True)
+    assert gone_on["__verbose"]["prompt"] == "user: hi assistant: Wh"
+    post(served, "/chat/completions", 400, **{**SAID, "messages": [*begun, begun[-1]]})
+    assert post(served, "/chat/completions", **SAID, tools=[])["choices"] == reply["choices"]
+
+
+def test_errors_in_its_envelope(served: Running) -> None:
+    error = post(served, "/completion", 400, prompt="a" * 5000)["error"]
+    assert error["code"] == 400
+    assert error["type"] == "exceed_context_size_error"
+    assert error["n_prompt_tokens"] > error["n_ctx"]
+    assert post(served, "/completion", 400, **ASKED, mirostat=2)["error"]["type"] == "invalid_request_error"
+    assert post(served, "/slots/0?action=save", 501)["error"]["type"] == "not_supported_error"
+
+
+def test_templates_tokens_and_counts(served: Running) -> None:
+    prompt = post(served, "/apply-template", messages=SAID["messages"])["prompt"]
+    assert prompt == "user: hi assistant:"
+    ids = post(served, "/tokenize", content=prompt)["tokens"]
+    assert post(served, "/chat/completions/input_tokens", messages=SAID["messages"])["input_tokens"] == len(ids)
+    assert post(served, "/detokenize", tokens=ids)["content"] == prompt
+    pieces = post(served, "/tokenize", content=prompt, with_pieces=True)["tokens"]
+    assert [piece["id"] for piece in pieces] == ids
+    assert post(served, "/tokenize", prompt=prompt, add_special_tokens=False)["tokens"] == ids  # vLLM's fields
+
+
+def test_about_the_server(served: Running) -> None:
+    props = httpx.get(f"{served.url}/props").json()
+    slots = httpx.get(f"{served.url}/slots").json()
+    assert props["total_slots"] == len(slots)
+    assert props["default_generation_settings"]["params"]["top_k"] == 5
+    assert not any(slot["is_processing"] for slot in slots)
+    (model,) = httpx.get(f"{served.url}/models").json()["data"]
+    assert (model["id"], model["aliases"], model["tags"]) == ("a", ["a", "b"], ["small"])
+    assert httpx.get(f"{served.url}/v1/health").json() == {"status": "ok"}
+    text = httpx.get(f"{served.url}/metrics").text
+    values = dict(line.split() for line in text.splitlines() if line.startswith("llamacpp:"))
+    assert float(values["llamacpp:tokens_predicted_total"]) > 0
+    assert values["llamacpp:requests_processing"] == "0"
+
+
+def test_paths_of_others_stay_strict(tiny_pair: Pair, one_thread: None) -> None:
+    with running(LLM(tiny_pair.target)) as server:
+        post(server, "/v1/completions", 404, prompt="x", model="gpt-4")
+        assert post(server, "/completion", prompt="x", model="gpt-4", n_predict=2)["model"] == MODEL
+
+
+VOCABULARY = {"<|fim_prefix|>": 1000, "<|fim_suffix|>": 1001, "<|fim_middle|>": 1002, "<|file_sep|>": 1003}
+
+
+def test_a_gap_stands_between_marks() -> None:
+    marks = find_marks(lambda name: VOCABULARY.get(name))
+    assert marks is not None
+    assert marks.end_ids == (1003,)
+
+    def encode(text: str) -> list[int]:
+        return list(text.encode())
+
+    asked = Infill("before", "after", "be", (("a.h", "x"),))
+    ids = infill_ids(asked, marks, encode, [1], 4096)
+    files = [1003, *b"a.h\n", *b"x", 1003, *b"filename\n"]
+    assert ids == [1, *files, 1000, *b"before", *b"be", 1001, *b"after", 1002]
+    short = infill_ids(Infill("b" * 500, "a" * 500), marks, encode, [], 100)
+    assert short == [1000, *b"b" * 37, 1001, *b"a" * 10, 1002]
+    with pytest.raises(RequestError, match="no marks"):
+        infill_ids(asked, find_marks(lambda name: None), encode, [], 100)
