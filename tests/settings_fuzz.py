@@ -163,10 +163,11 @@ def draw_round(luck: random.Random) -> Round:
         "max_num_tokens": luck.choice([2, 5, 16, 64, 512]),
         "max_mixed_prefill_tokens": luck.choice([1, 3, 64]), "max_prefill_share": luck.choice([0.1, 0.5, 1.0]),
         "max_seq_len": luck.choice([None, 100, 110, 128]),
+        "weight_cache": luck.random() < 0.5,
     }  # fmt: skip
     cache = {
         "tokens_per_block": luck.choice([1, 3, 8, 16, 32]), "enable_block_reuse": luck.random() < 0.7,
-        "max_tokens": luck.choice([None, 180, 256, 700]), "free_memory_fraction": luck.choice([0.5, 0.9]),
+        "max_tokens": luck.choice([None, 180, 256, 700]), "free_memory_fraction": luck.choice([None, 0.5, 0.9]),
         "dtype": luck.choice(["auto", "bfloat16", "int8", "fp8"]),
     }  # fmt: skip
     return Round(draft, speculative, engine, cache)

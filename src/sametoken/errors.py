@@ -157,16 +157,17 @@ def found_wrong(problem: Mapping[str, Any]) -> str:
     return f"expected {'a value ' if expected.startswith(('greater ', 'less ')) else ''}{expected}"
 
 
-def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
+def unknown_name(kind: str, got: str, known: Iterable[str], others: Iterable[str] = ()) -> str:
     """Words for an unknown option, with the nearest valid name first.
 
     Args:
         kind: what was being named, for example "sampling parameter".
         got: the name as the user wrote it.
         known: all valid names.
+        others: further valid names, of a peer: too many to list.
     """
     names = sorted(known)
-    close = difflib.get_close_matches(got, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(got, [*names, *others], n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"unknown {kind} {got!r}: {hint}valid: {', '.join(names)}"
 

@@ -76,7 +76,7 @@ def test_memory_that_runs_out_is_one_line() -> None:
 
 
 def test_another_runtime_error_is_not_taken_for_it(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **options: object) -> None:
         raise RuntimeError("shapes differ")
 
     monkeypatch.setattr(load, "load_decoder", fail)

@@ -50,7 +50,7 @@ def read_keywords(given: Mapping[str, Any]) -> Keywords:
         if name in ENGINE and not _is_theirs(name, value):
             said.set(name, value, name)
         elif name not in ROWS:
-            raise ConfigError(unknown_name("LLM keyword", name, ENGINE | ROWS.keys()))
+            raise ConfigError(unknown_name("LLM keyword", name, ENGINE, ROWS))
         elif isinstance(value, int | float) or value:
             _take(name, value, passage)
             said.add(_settings(passage, f"{name}={value!r}"))

@@ -23,6 +23,7 @@ class EngineOptions(TypedDict, total=False):
     deterministic: bool | None
     quantization: Quantization
     draft_quantization: Quantization
+    weight_cache: bool
     cuda_graphs: bool
     tensor_parallel_size: int
     tensor_parallel_check: bool
